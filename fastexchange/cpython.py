@@ -1,0 +1,193 @@
+"""What native code needs of CPython: reference counts, errors, object layouts, and the vectorcall type.
+
+Every offset used here is either asked of the interpreter (``__basicsize__``, ``__flags__``) or checked against it at
+import by :func:`verify`; what fails the check is listed in :data:`UNVERIFIED`, and its user takes a safer way.
+"""
+
+import ctypes
+import sys
+import types as python_types
+
+from numba import types
+
+from ._abi import ffi
+from .native import external, global_address, load, native
+
+CDEF = """
+typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
+typedef struct { fx_object ob_base; double ob_fval; } fx_float;
+typedef struct { fx_object ob_base; double real; double imag; } fx_complex;
+typedef struct { fx_object ob_base; int64_t ob_size; void *ob_item[1]; } fx_tuple;
+typedef struct { fx_object ob_base; uintptr_t vectorcall; uintptr_t context; } fx_callable;
+"""
+
+POINTER = types.intp  # an address, or a count of Py_ssize_t
+INT = types.int32
+
+OB_TYPE = ffi.offsetof("fx_object", "ob_type")
+OB_FVAL = ffi.offsetof("fx_float", "ob_fval")
+OB_SIZE = ffi.offsetof("fx_tuple", "ob_size")
+OB_ITEM = ffi.offsetof("fx_tuple", "ob_item")
+CALLABLE_VECTORCALL = ffi.offsetof("fx_callable", "vectorcall")
+CALLABLE_CONTEXT = ffi.offsetof("fx_callable", "context")
+NUMPY_SCALAR_VALUE = ffi.sizeof("fx_object")  # NumPy's scalars of up to 16 bytes: the value follows the object's head
+
+Py_IncRef = external("Py_IncRef", types.void, POINTER)
+Py_DecRef = external("Py_DecRef", types.void, POINTER)
+PyErr_Occurred = external("PyErr_Occurred", POINTER)
+PyErr_Clear = external("PyErr_Clear", types.void)
+PyErr_ExceptionMatches = external("PyErr_ExceptionMatches", INT, POINTER)
+PyErr_SetNone = external("PyErr_SetNone", types.void, POINTER)
+PyErr_SetString = external("PyErr_SetString", types.void, POINTER, POINTER)
+PyErr_Fetch = external("PyErr_Fetch", types.void, POINTER, POINTER, POINTER)
+PyErr_NormalizeException = external("PyErr_NormalizeException", types.void, POINTER, POINTER, POINTER)
+PyErr_Restore = external("PyErr_Restore", types.void, POINTER, POINTER, POINTER)
+PyException_SetTraceback = external("PyException_SetTraceback", INT, POINTER, POINTER)
+PyEval_SaveThread = external("PyEval_SaveThread", POINTER)
+PyEval_RestoreThread = external("PyEval_RestoreThread", types.void, POINTER)
+PyGILState_Ensure = external("PyGILState_Ensure", INT)
+PyGILState_Release = external("PyGILState_Release", types.void, INT)
+Py_IsInitialized = external("Py_IsInitialized", INT)
+PyMem_RawMalloc = external("PyMem_RawMalloc", POINTER, POINTER)
+PyMem_RawFree = external("PyMem_RawFree", types.void, POINTER)
+PyLong_AsLongLongAndOverflow = external("PyLong_AsLongLongAndOverflow", types.int64, POINTER, POINTER)
+PyLong_AsUnsignedLongLong = external("PyLong_AsUnsignedLongLong", types.uint64, POINTER)
+PyLong_FromSsize_t = external("PyLong_FromSsize_t", POINTER, POINTER)
+PyObject_VectorcallMethod = external("PyObject_VectorcallMethod", POINTER, POINTER, POINTER, POINTER, POINTER)
+PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, POINTER)
+PyObject_CallFunctionObjArgs = external("PyObject_CallFunctionObjArgs", POINTER, POINTER, POINTER, POINTER)
+PyImport_ImportModule = external("PyImport_ImportModule", POINTER, POINTER)
+PyTuple_GetItem = external("PyTuple_GetItem", POINTER, POINTER, POINTER)
+PyTuple_Size = external("PyTuple_Size", POINTER, POINTER)
+PyCapsule_IsValid = external("PyCapsule_IsValid", INT, POINTER, POINTER)
+PyCapsule_GetPointer = external("PyCapsule_GetPointer", POINTER, POINTER, POINTER)
+PyCapsule_SetName = external("PyCapsule_SetName", INT, POINTER, POINTER)
+PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
+
+VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
+
+
+@native
+def Py_TYPE(ob):
+    """The type of `ob`, borrowed."""
+    return load(ob + OB_TYPE)
+
+
+@native
+def Py_None():
+    """The address of None, borrowed."""
+    return global_address("_Py_NoneStruct")
+
+
+@native
+def py_exception(slot):
+    """The exception class in the C variable at `slot` (``PyExc_TypeError`` is a pointer to the class)."""
+    return load(slot)
+
+
+# ---- verification --------------------------------------------------------------------------------------------------
+
+
+def _word(address: int) -> int:
+    return ctypes.c_ssize_t.from_address(address).value
+
+
+def _double(address: int) -> float:
+    return ctypes.c_double.from_address(address).value
+
+
+def verify() -> dict[str, bool]:
+    """Compare each layout that native code relies on with objects of this interpreter."""
+    pair = (object(), object())
+    z = complex(1.5, -2.5)
+    float_value = 1234.5678
+    return {
+        "object": object.__basicsize__ == ffi.sizeof("fx_object") and _word(id(pair) + OB_TYPE) == id(tuple),
+        "float": float.__basicsize__ == ffi.sizeof("fx_float") and _double(id(float_value) + OB_FVAL) == float_value,
+        "complex": (_double(id(z) + OB_FVAL), _double(id(z) + OB_FVAL + 8)) == (z.real, z.imag),
+        "tuple": _word(id(pair) + OB_SIZE) == 2
+        and (_word(id(pair) + OB_ITEM), _word(id(pair) + OB_ITEM + 8)) == (id(pair[0]), id(pair[1])),
+    }
+
+
+# ---- the callable type ---------------------------------------------------------------------------------------------
+
+_TPFLAGS_HAVE_VECTORCALL = 1 << 11
+_TPFLAGS_DEFAULT = (1 << 18) if sys.version_info < (3, 12) else 0  # HAVE_VERSION_TAG, until 3.12
+_TPFLAGS_BASETYPE = 1 << 10
+_TPFLAGS_IMMUTABLETYPE = 1 << 8
+_TP_CALL, _TP_DESCR_GET, _TP_MEMBERS = 50, 54, 72  # typeslots.h; these numbers are part of the stable ABI
+_T_PYSSIZET, _READONLY = 19, 1  # structmember.h
+
+
+class _Slot(ctypes.Structure):
+    _fields_ = [("slot", ctypes.c_int), ("pfunc", ctypes.c_void_p)]
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p), ("basicsize", ctypes.c_int), ("itemsize", ctypes.c_int),
+        ("flags", ctypes.c_uint), ("slots", ctypes.POINTER(_Slot)),
+    ]  # fmt: skip
+
+
+class _Member(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p), ("type", ctypes.c_int), ("offset", ctypes.c_ssize_t),
+        ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
+    ]  # fmt: skip
+
+
+def _make_callable_type():
+    """``NativeCallable``: two words, ``_vectorcall`` and ``_context``, and the type slots that make it a function.
+
+    It has no dict, no weakrefs and takes no part in garbage collection: a Python subclass adds those, so that CPython's
+    own code frees them. Members are set by plain attribute assignment; the shim reads them at fixed offsets.
+    """
+    members = (_Member * 4)(
+        _Member(b"_vectorcall", _T_PYSSIZET, CALLABLE_VECTORCALL, 0, b"address of the vectorcall function"),
+        _Member(b"_context", _T_PYSSIZET, CALLABLE_CONTEXT, 0, b"address of the kernel's fx_context"),
+        _Member(b"__vectorcalloffset__", _T_PYSSIZET, CALLABLE_VECTORCALL, _READONLY, None),
+    )
+    get_slot = ctypes.pythonapi.PyType_GetSlot
+    get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
+    slots = (_Slot * 4)(
+        _Slot(_TP_CALL, ctypes.cast(ctypes.pythonapi.PyVectorcall_Call, ctypes.c_void_p)),
+        _Slot(_TP_DESCR_GET, get_slot(python_types.FunctionType, _TP_DESCR_GET)),
+        _Slot(_TP_MEMBERS, ctypes.addressof(members)),
+    )
+    flags = _TPFLAGS_DEFAULT | _TPFLAGS_BASETYPE | _TPFLAGS_IMMUTABLETYPE | _TPFLAGS_HAVE_VECTORCALL
+    spec = _Spec(b"fastexchange.NativeCallable", ffi.sizeof("fx_callable"), 0, flags, slots)
+    from_spec = ctypes.pythonapi.PyType_FromSpec
+    from_spec.restype, from_spec.argtypes = ctypes.py_object, [ctypes.POINTER(_Spec)]
+    made = from_spec(ctypes.byref(spec))
+    return made, (members, slots, spec)  # CPython keeps pointers into them
+
+
+NativeCallable, _kept = _make_callable_type()
+
+
+def _find_flags_offset() -> int | None:
+    """The offset of ``tp_flags`` in a type object: the only word that equals ``__flags__`` in every type tried."""
+    tried = [int, list, dict, type, BaseException, NativeCallable, type("Tried", (), {})]
+    offsets = range(0, type.__basicsize__ - 8, 8)
+    hits = [at for at in offsets if all(_word(id(t) + at) == t.__flags__ for t in tried)]
+    return hits[0] if len(hits) == 1 else None
+
+
+_FLAGS_OFFSET = _find_flags_offset()
+
+
+def enable_vectorcall(cls: type) -> bool:
+    """Set the vectorcall flag of a subclass of :data:`NativeCallable`; True if calls of it go straight to the shim.
+
+    From CPython 3.12 on subclasses inherit the flag. On 3.10 and 3.11 its one bit is set here, in a type that nobody
+    has called yet, unless the class overrides ``__call__``. Without it calls take ``tp_call``, slower and just as right.
+    """
+    if any("__call__" in vars(base) for base in cls.__mro__ if issubclass(base, NativeCallable) and base is not NativeCallable):
+        return False
+    if not cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL and sys.version_info < (3, 12) and _FLAGS_OFFSET is not None:
+        byte = ctypes.c_uint8.from_address(id(cls) + _FLAGS_OFFSET + 1)
+        byte.value |= _TPFLAGS_HAVE_VECTORCALL >> 8
+    return bool(cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL)
+

@@ -1,0 +1,287 @@
+"""From a type to the way its instances take: found once per type, filed where native code looks it up by address.
+
+What is known of a type: one of the ``PATH_*`` names, the functions of its exchange table, and why it takes no faster way.
+A new producer is one more file in ``producers/`` and one more line in :data:`_RULES`.
+
+Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dlpack_c_exchange_api__``.
+"""
+
+import ctypes
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+
+from ._abi import ffi
+from .dispatch import layout
+from .dispatch.state import runtime
+from .dtypes import dtype_field, field_itemsize
+from .producers import dunder
+
+__all__ = ["EXCHANGE_ATTRIBUTE", "PATH_BUFFER", "Discovery", "discover", "learn"]
+
+EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
+CAPSULE_NAME = b"dlpack_exchange_api"
+MAJOR = 1
+MAX_TABLES = 64  # how far a chain of older tables is followed
+
+PATH_EXCHANGE = "c-exchange"
+PATH_NDARRAY = "ndarray"
+PATH_DUNDER = "dunder"
+PATH_SCALAR = "scalar"
+PATH_TUPLE = "tuple"
+PATH_NUMBA = "numba"
+PATH_BUFFER = "buffer"
+
+
+@dataclass
+class Discovery:
+    """How instances of a type become kernel arguments."""
+
+    path: str
+    """One of ``c-exchange``, ``ndarray``, ``dunder``, ``scalar``, ``tuple``, ``numba``."""
+    entry: dict[str, int]
+    """The fields of the type's ``fx_entry``."""
+    notes: list[str] = field(default_factory=list)
+    """Why no faster path was taken."""
+    holder: object = None
+    """What has to stay alive with the type: the capsule."""
+
+
+class Omitted:
+    """The type of :data:`OMITTED`."""
+
+    def __repr__(self):
+        return "<omitted>"
+
+
+OMITTED = Omitted()
+"""Stands in an argument list for a parameter left at its default."""
+
+_serial = itertools.count(1)
+
+
+# ---- exchange tables -----------------------------------------------------------------------------------------------
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+_REQUIRED = (
+    "managed_tensor_allocator",
+    "managed_tensor_from_py_object_no_sync",
+    "managed_tensor_to_py_object_no_sync",
+    "current_work_stream",
+)
+
+
+def _table_in(capsule, notes: list[str]):
+    """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
+    if type(capsule).__name__ != "PyCapsule" or not _is_valid(capsule, CAPSULE_NAME):
+        notes.append(f"its {EXCHANGE_ATTRIBUTE} is {capsule!r}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
+        return None
+    header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
+    newest = f"{header.version.major}.{header.version.minor}"
+    for _ in range(MAX_TABLES):
+        if header.version.major == MAJOR:
+            table = ffi.cast("DLPackExchangeAPI *", header)
+            missing = [name for name in _REQUIRED if getattr(table, name) == ffi.NULL]
+            if not missing:
+                return table
+            notes.append(f"its exchange table lacks {', '.join(missing)}")
+            return None
+        if header.prev_api == ffi.NULL:
+            break
+        header = header.prev_api
+    notes.append(f"its exchange table is of DLPack version {newest}, with none of major version {MAJOR} behind it")
+    return None
+
+
+def _defining_class(cls: type, name: str) -> int | None:
+    """The index in the MRO of the class that defines `name`."""
+    for index, base in enumerate(cls.__mro__):
+        if name in vars(base):
+            return index
+    return None
+
+
+def _exchange(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with an exchange table of its own or inherited."""
+    capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
+    if capsule is None:
+        return None
+    capsule_at, dunder_at = _defining_class(cls, EXCHANGE_ATTRIBUTE), _defining_class(cls, "__dlpack__")
+    if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
+        notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
+        return None
+    table = _table_in(capsule, notes)
+    if table is None:
+        return None
+    view = int(ffi.cast("intptr_t", table.dltensor_from_py_object_no_sync))
+    managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
+    kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
+    if not view:
+        notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
+    return Discovery(PATH_EXCHANGE, {"kind": kind, "borrow": view, "managed": managed}, notes, capsule)
+
+
+def _dunder(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with the array API's two methods."""
+    if not hasattr(cls, "__dlpack__"):
+        return None
+    if not hasattr(cls, "__dlpack_device__"):
+        notes.append("it has __dlpack__ but no __dlpack_device__")
+        return None
+    if not any(EXCHANGE_ATTRIBUTE in note or "exchange table" in note for note in notes):
+        notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
+    managed = dunder.managed_tensor_from_py_object_no_sync.address
+    return Discovery(PATH_DUNDER, {"kind": layout.KIND_MANAGED, "borrow": 0, "managed": managed}, notes)
+
+
+# ---- NumPy, scalars, tuples ----------------------------------------------------------------------------------------
+
+
+def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
+    """``numpy.ndarray`` and its subclasses, which Numba treats as it does their base."""
+    if not issubclass(cls, np.ndarray):
+        return None
+    if issubclass(cls, np.ma.MaskedArray) or hasattr(cls, "__numba_array_subtype_dispatch__"):
+        notes.append("Numba has rules of its own for this subclass of ndarray")
+        return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+    if "ndarray" in runtime().unverified:
+        notes.append("this NumPy's array struct is not as declared: each call calls __dlpack__")
+        return None
+    return Discovery(PATH_NDARRAY, {"kind": layout.KIND_NDARRAY}, notes)
+
+
+_PYTHON_SCALARS = {
+    float: layout.KIND_FLOAT,
+    int: layout.KIND_INT,
+    bool: layout.KIND_BOOL,
+    complex: layout.KIND_COMPLEX,
+    type(None): layout.KIND_NONE,
+    Omitted: layout.KIND_OMITTED,
+}
+
+
+def _scalar(cls: type, notes: list[str]) -> Discovery | None:
+    """Python's and NumPy's own scalar types, exactly: a subclass may mean something else by its value."""
+    if cls in _PYTHON_SCALARS:
+        return Discovery(PATH_SCALAR, {"kind": _PYTHON_SCALARS[cls]})
+    if not issubclass(cls, np.generic) or not cls.__module__.startswith("numpy"):
+        return None
+    try:
+        dtype = np.dtype(cls)
+    except TypeError:
+        return None
+    if dtype.kind not in "?biufc" or dtype.type is not cls or not _scalar_reads_as_declared(dtype):
+        return None
+    element = dtype_field(dtype)
+    if element is None:
+        return None
+    kind = layout.KIND_NUMPY_SCALAR
+    if dtype.kind == "c":
+        kind = layout.KIND_NUMPY_COMPLEX64 if dtype.itemsize == 8 else layout.KIND_NUMPY_COMPLEX128
+    return Discovery(PATH_SCALAR, {"kind": kind, "key": layout.KIND_SCALAR | element << layout.DTYPE_SHIFT})
+
+
+def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
+    """Whether a NumPy scalar's value follows the object's head: looked at in one whose bytes are all different."""
+    expected = bytes([1]) if dtype.kind == "b" else bytes(range(1, dtype.itemsize + 1))
+    if dtype.itemsize > 16 or dtype.type.__basicsize__ < 16 + max(8, dtype.itemsize):
+        return False
+    value = np.frombuffer(expected, dtype)[0]
+    return ctypes.string_at(id(value) + 16, dtype.itemsize) == expected
+
+
+def _tuple(cls: type, notes: list[str]) -> Discovery | None:
+    """Tuples and named tuples, whose items are leaves of their own."""
+    if not issubclass(cls, tuple):
+        return None
+    if not hasattr(cls, "_asdict"):
+        return Discovery(PATH_TUPLE, {"kind": layout.KIND_TUPLE})
+    serial = next(_serial)
+    runtime().name(serial, cls)
+    return Discovery(
+        PATH_TUPLE, {"kind": layout.KIND_NAMED_TUPLE, "key": layout.KIND_NAMED_TUPLE | serial << layout.SERIAL_SHIFT}
+    )
+
+
+def _constant(cls: type, notes: list[str]) -> Discovery | None:
+    """Jitted functions: each is a type of its own to Numba."""
+    from .kernel import FastKernel
+
+    if not issubclass(cls, (Dispatcher, FastKernel)):
+        return None
+    return Discovery(PATH_SCALAR, {"kind": layout.KIND_CONSTANT})
+
+
+def _numba(cls: type, notes: list[str]) -> Discovery:
+    """All else is for Numba's own dispatcher to accept or refuse."""
+    notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher unboxes it, and with it the whole call")
+    return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+
+
+_RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _dunder, _numba)
+
+
+def discover(cls: type) -> Discovery:
+    """The way that instances of `cls` take. Nothing is filed."""
+    notes: list[str] = []
+    return next(found for rule in _RULES if (found := rule(cls, notes)) is not None)
+
+
+# ---- filing --------------------------------------------------------------------------------------------------------
+
+
+def learn(value) -> bool:
+    """File what native code has to know to read `value`: its type, a tuple's items, a dtype. True if that was news."""
+    entries = runtime().entries
+    cls = type(value)
+    news = cls not in entries
+    if news:
+        found = discover(cls)
+        entries.add(cls, found.holder, **found.entry)
+    if issubclass(cls, tuple):
+        return any([learn(item) for item in value]) or news
+    if issubclass(cls, np.ndarray):
+        return _learn_dtype(value.dtype) or news
+    if issubclass(cls, Dispatcher) or hasattr(cls, "dispatcher"):
+        return _learn_constant(value) or news
+    return news
+
+
+def _learn_dtype(dtype: np.dtype) -> bool:
+    entries = runtime().entries
+    if dtype in _plain_dtypes or dtype_is_filed(dtype):
+        return False
+    element = dtype_field(dtype)
+    if element is None:
+        entries.add_kept(dtype, kind=layout.KIND_NUMBA)
+    else:
+        entries.add_kept(dtype, kind=layout.KIND_DTYPE, key=element, size=field_itemsize(element))
+    return True
+
+
+def dtype_is_filed(dtype: np.dtype) -> bool:
+    """Whether this very dtype object is known to native code."""
+    return dtype in runtime().entries
+
+
+_plain_dtypes = frozenset(np.dtype(character) for character in "?bBhHiIlLqQefdFD")
+
+
+def _learn_constant(value) -> bool:
+    from numba import typeof
+
+    entries = runtime().entries
+    if value in entries:
+        return False
+    serial = next(_serial)
+    runtime().name(serial, value, typeof(value))
+    entries.add(value, kind=layout.KIND_CONSTANT, key=layout.KIND_CONSTANT | serial << layout.SERIAL_SHIFT)
+    return True
+
+

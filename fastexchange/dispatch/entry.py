@@ -1,0 +1,200 @@
+"""The machine code between flat words and a compiled kernel: trampolines, boxes and the raising of errors.
+
+A *trampoline* loads a kernel's arguments from 8-byte words, one per leaf of Numba's argument list, and calls the kernel
+through its address. It knows types only as LLVM sees them, so one trampoline serves every kernel with the same list.
+A *box* makes a Python object of what a kernel returned; one per Numba return type. Both are cached on disk.
+
+The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its function type, its argument order, its
+return codes and its error values are taken from it, not restated here.
+"""
+
+import hashlib
+import itertools
+import os
+import time
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.pythonapi import EnvironmentManager
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
+
+from ..native import code_cache
+from .layout import RESULT_BYTES
+
+_VOID_POINTER = ir.IntType(8).as_pointer()
+_serial = itertools.count()
+_INT32, _WORD = ir.IntType(32), ir.IntType(64)
+
+
+class UnsupportedEntry(Exception):
+    """A signature that only Numba's own dispatcher can call: an argument wider than a word, a result it cannot box."""
+
+
+def _context():
+    """A target context that can box: one taken from a cache-loaded kernel would have reference counting disabled."""
+    target = cpu_target.target_context
+    target.refresh()
+    rtsys.initialize(target)
+    return target.subtarget(enable_nrt=True)
+
+
+class _Function:
+    """An LLVM function under construction in a code library of its own."""
+
+    def __init__(self, context, key: tuple, result, arguments):
+        # The number tells types apart that print alike; it is part of cached code too, which keeps its symbol.
+        digest = hashlib.sha256(repr((key, next(_serial), os.getpid(), time.time_ns())).encode()).hexdigest()
+        self.symbol = f"fastexchange.{key[0]}.{digest[:32]}"
+        self.library = context.codegen().create_library(self.symbol)
+        self.library.enable_object_caching()
+        self.module = self.library.create_ir_module(self.symbol)
+        self.function = ir.Function(self.module, ir.FunctionType(result, arguments), self.symbol)
+        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+
+    def finish(self, extra=None):
+        self.library.add_ir_module(self.module)
+        self.library.add_linking_library(rtsys.library)
+        self.library.finalize()
+        return self.library, self.symbol, extra
+
+
+def _as_word_sized(llvm_type):
+    """The type as a trampoline loads it: all pointers alike, so that more signatures share one trampoline."""
+    if isinstance(llvm_type, ir.PointerType):
+        return _VOID_POINTER
+    if isinstance(llvm_type, (ir.FloatType, ir.DoubleType, ir.HalfType)):
+        return llvm_type
+    if isinstance(llvm_type, ir.IntType) and llvm_type.width <= 64:
+        return llvm_type
+    raise UnsupportedEntry(f"an argument of LLVM type {llvm_type} is wider than a word")
+
+
+def trampoline(given: tuple, taken: tuple) -> int:
+    """The address of ``int (*)(kernel, result, excinfo, words)`` for a kernel with argument types `taken`.
+
+    `given` are the Numba types of the words. Where they differ (an explicit signature that takes float64 and is given
+    an int), the value is cast as Numba's dispatcher casts it. The result is Numba's return code.
+    """
+    context = _context()
+    leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
+    if given == taken:
+        key: tuple = ("trampoline", tuple(str(leaf) for leaf in leaves))
+    else:
+        key = ("casting-trampoline", repr(given), repr(taken))
+    return code_cache.get(key, lambda: _build_trampoline(context, key, leaves, given, taken))[0]
+
+
+def _build_trampoline(context, key, leaves, given, taken):
+    function = _Function(context, key, _INT32, [_VOID_POINTER] * 4)
+    kernel, result, excinfo, words = function.function.args
+    builder = function.builder
+    words = builder.bitcast(words, _WORD.as_pointer())
+    loaded = []
+    for index, leaf in enumerate(leaves):
+        word = builder.gep(words, [ir.Constant(_INT32, index)])
+        loaded.append(builder.load(builder.bitcast(word, leaf.as_pointer())))
+    if given != taken:
+        packer = context.call_conv._get_arg_packer(given)
+        loaded = [
+            builder.bitcast(value, wanted) if isinstance(wanted, ir.PointerType) else value
+            for value, wanted in zip(loaded, packer.argument_types, strict=True)
+        ]
+        values = packer.from_arguments(builder, loaded)
+        values = [
+            context.cast(builder, value, source, target) if source != target else value
+            for value, source, target in zip(values, given, taken, strict=True)
+        ]
+        loaded = list(context.call_conv._get_arg_packer(taken).as_arguments(builder, values))
+    signature = ir.FunctionType(_INT32, [_VOID_POINTER, _VOID_POINTER, *(value.type for value in loaded)])
+    builder.ret(builder.call(builder.bitcast(kernel, signature.as_pointer()), [result, excinfo, *loaded]))
+    return function.finish()
+
+
+class _Constants(EnvironmentManager):
+    """The Python objects that boxing code refers to: a plain list, and at run time an array of pointers to them."""
+
+    def __init__(self, pyapi, pointers):
+        self.pyapi = pyapi
+        self.pointers = pointers
+        self.objects: list[object] = []
+
+    def add_const(self, const):
+        for index, known in enumerate(self.objects):
+            if known is const:
+                return index
+        self.objects.append(const)
+        return len(self.objects) - 1
+
+    def read_const(self, index):
+        builder = self.pyapi.builder
+        return builder.load(builder.gep(self.pointers, [ir.Constant(_INT32, index)]))
+
+
+def box(return_type) -> tuple[int, tuple]:
+    """The address of ``PyObject *(*)(result, constants)`` for a Numba return type, and the constants, Python objects.
+
+    The native value is consumed; the object is a new reference, or NULL with an exception set. (0, ()) for ``none``.
+    """
+    if return_type == types.none:
+        return 0, ()
+    context = _context()
+    size = context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
+    if size > RESULT_BYTES:
+        raise UnsupportedEntry(f"a result of {size} bytes")
+    key = ("box", return_type)
+    return code_cache.get(key, lambda: _build_box(context, key, return_type), persist=_is_plain(return_type))
+
+
+def _is_plain(numba_type) -> bool:
+    """Whether the type's name says all about it, in any process."""
+    if isinstance(numba_type, types.Optional):
+        return _is_plain(numba_type.type)
+    if isinstance(numba_type, types.Array):
+        return _is_plain(numba_type.dtype)
+    if isinstance(numba_type, (types.Tuple, types.UniTuple)):
+        return all(map(_is_plain, numba_type.types))
+    return isinstance(numba_type, (types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, types.UnicodeType))
+
+
+def _build_box(context, key, return_type):
+    function = _Function(context, key, _VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer()])
+    result, constants = function.function.args
+    builder = function.builder
+    api = context.get_python_api(builder)
+    manager = _Constants(api, constants)
+    pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
+    with context.push_code_library(function.library):
+        value = context.get_returned_value(builder, return_type, builder.load(pointer))
+        boxed_type = return_type.type if isinstance(return_type, types.Optional) else return_type
+        try:
+            builder.ret(api.from_native_return(boxed_type, value, manager))
+        except Exception as error:  # Numba's boxers raise anything for what they cannot box without a kernel around
+            raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
+    return function.finish(tuple(manager.objects))
+
+
+def raise_error() -> int:
+    """The address of ``void (*)(code, excinfo)``: sets the Python exception that a kernel's return code stands for."""
+    context = _context()
+    key = ("raise",)
+    return code_cache.get(key, lambda: _build_raise_error(context, key))[0]
+
+
+def _build_raise_error(context, key):
+    from numba.core.callconv import excinfo_ptr_t
+
+    function = _Function(context, key, ir.VoidType(), [_WORD, _VOID_POINTER])
+    code, excinfo = function.function.args
+    builder = function.builder
+    api = context.get_python_api(builder)
+    convention = context.call_conv
+    status = convention._get_return_status(
+        builder, builder.trunc(code, _INT32), builder.bitcast(excinfo, excinfo_ptr_t)
+    )
+    with context.push_code_library(function.library):
+        convention.raise_error(builder, api, status)
+    builder.ret_void()
+    return function.finish()
+
+

@@ -1,0 +1,183 @@
+"""The structs that the dispatch shim reads, and the 64-bit keys that name a call's shape.
+
+A *key* says everything about one leaf (an array, a scalar, a ``None`` …) on which compiled code depends, and nothing
+else: two calls with equal key sequences run the same machine code. A tuple is a key of its own, followed by its leaves.
+
+====  ==================================================================
+bits  meaning
+====  ==================================================================
+0-7   the kind of the leaf, one of ``KIND_*``
+8-31  array, scalar: the dtype (``dtypes.dtype_field``)
+32-39 array: ``ndim``
+40-43 array: ``LAYOUT_*`` (2 bits), ``WRITEABLE``, ``ALIGNED``
+32-63 tuple: its length; named tuple, constant: its serial number
+====  ==================================================================
+"""
+
+from ..native import sizeof, struct_at
+
+CDEF = """
+/* One thing found by address: a type, or a NumPy dtype object. */
+typedef struct {
+    int64_t address;            /* 0: free, 1: removed */
+    int64_t kind;               /* KIND_* */
+    int64_t key;                /* what becomes of the leaf's key; dtypes: the dtype field */
+    int64_t size;               /* scalars, dtypes: bytes of one element */
+    int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
+    int64_t managed;            /* managed_tensor_from_py_object_no_sync */
+    int64_t guard_object;       /* offset in the Python object of a pointer to the tensor's implementation … */
+    int64_t guard_word;         /* … in which the word at this offset … */
+    int64_t guard_mask;         /* … must have none of these bits; 0: no guard */
+    int64_t guard_pointer;      /* … and the word at this offset must be 0; 0: no such guard */
+    int64_t reserved[6];
+} fx_entry;
+
+typedef struct fx_frame fx_frame;
+
+/* One per process. */
+typedef struct {
+    int64_t entries;            /* fx_entry[entries_mask + 1], open addressing, linear probing */
+    int64_t entries_mask;
+    int64_t frames;             /* free fx_frames, linked */
+    int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
+    int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
+    int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
+    int64_t cpu_readable;       /* bit d: a CPU reads device type d */
+} fx_runtime;
+
+/* One compiled signature of one kernel. */
+typedef struct {
+    int64_t next;               /* in its bucket */
+    int64_t hash;
+    int64_t key_count;
+    int64_t keys;               /* int64_t[key_count] */
+    int64_t trampoline;         /* 0: only Numba's own dispatcher can make this call */
+    int64_t kernel;             /* address of the compiled kernel */
+    int64_t box;                /* from the result's bytes to a Python object; 0: the kernel returns None */
+    int64_t box_constants;      /* PyObject *[], what the boxing code needs */
+} fx_overload;
+
+/* One per kernel. */
+typedef struct {
+    int64_t runtime;
+    int64_t overloads;          /* fx_overload *[overloads_mask + 1] */
+    int64_t overloads_mask;
+    int64_t parameter_count;    /* without *args */
+    int64_t required_count;
+    int64_t positional_only;    /* parameters whose name is no keyword */
+    int64_t variadic;           /* the kernel has *args */
+    int64_t names;              /* PyObject *[parameter_count], interned */
+    int64_t omitted;            /* the object that stands for an omitted default */
+    int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
+    int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
+    int64_t release_gil;        /* the kernel runs without the GIL, so it holds owning exports */
+    int64_t raise_error;        /* void (int code, excinfo *) */
+    int64_t calls;              /* calls that reached a kernel without Python */
+} fx_context;
+
+/* An array argument of the call in progress. */
+typedef struct {
+    int64_t object;             /* borrowed */
+    int64_t managed;            /* DLManagedTensorVersioned * that this call owns, or 0 */
+    int64_t export;             /* managed_tensor_from_py_object_no_sync of its type; 0 for ndarray */
+    int64_t reserved;
+} fx_array;
+
+/* A managed tensor exported for the call in progress. */
+typedef struct { int64_t object; int64_t managed; } fx_export;
+
+/* The working memory of one call; taken from a list of free ones, so that calls may nest. */
+struct fx_frame {
+    int64_t next;
+    int64_t words, word_capacity;       /* the kernel's arguments, 8 bytes a leaf */
+    int64_t keys, key_capacity, key_count;
+    int64_t arrays, array_capacity, array_count;
+    int64_t meminfos;                   /* NRT_MemInfo *[array_capacity], one for each array of a call */
+    int64_t exports, export_capacity, export_count;
+    int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
+    int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
+    int64_t hash;
+    int64_t position;                   /* index of the top-level argument at which the walk stopped */
+    int64_t object;                     /* the leaf at which it stopped, borrowed */
+    int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
+};
+
+/* What `attempt` tells Python. */
+typedef struct {
+    int64_t status;             /* as returned; here too for when an exception is raised on the way back */
+    int64_t position;
+    int64_t object;
+    int64_t key_count;
+    int64_t key_capacity;
+    int64_t keys;               /* int64_t[key_capacity], the caller's */
+    int64_t result;
+    int64_t tensor[8];
+} fx_report;
+"""
+
+# The kind of an entry and, up to KIND_CONSTANT, of a key.
+KIND_ARRAY = 1
+KIND_SCALAR = 2
+KIND_NONE = 3
+KIND_OMITTED = 4
+KIND_TUPLE = 5
+KIND_NAMED_TUPLE = 6
+KIND_CONSTANT = 7  # typed by identity: a jitted function. Its type has an entry, and so has each object
+# Kinds of entries only: how the leaf is read.
+KIND_NDARRAY = 16  # NumPy's struct
+KIND_EXCHANGE = 17  # a borrowed view through the type's exchange table
+KIND_MANAGED = 18  # an owning export through the type's exchange table
+KIND_FLOAT = 19
+KIND_INT = 20
+KIND_BOOL = 21
+KIND_COMPLEX = 22
+KIND_NUMPY_SCALAR = 23
+KIND_NUMPY_COMPLEX64 = 24
+KIND_NUMPY_COMPLEX128 = 25
+KIND_NUMBA = 26  # only Numba's own dispatcher reads it
+KIND_DTYPE = 27  # a NumPy dtype object, not a type
+
+DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
+LAYOUT_SHIFT = 40
+LAYOUT_A, LAYOUT_C, LAYOUT_F = 0, 1, 2
+WRITEABLE = 1 << 42
+ALIGNED = 1 << 43
+
+# What a walk over the arguments ends with. From STATUS_NULL_DATA on: an argument is refused.
+STATUS_OK = 0
+STATUS_ERROR = 1  # a producer set a Python exception
+STATUS_GROW = 2  # the frame is too small
+STATUS_EXPORT = 3  # owning exports have to be made first
+STATUS_UNKNOWN_TYPE = 4
+STATUS_UNKNOWN_DTYPE = 5
+STATUS_UNKNOWN_SHAPE = 6  # no overload for these keys
+STATUS_NUMBA = 7  # an argument, or this shape of call, is for Numba's dispatcher
+STATUS_CHECK = 8  # the tensor is not plain: ask its framework
+STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
+STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
+STATUS_BIG_INT = 11  # an int beyond uint64
+STATUS_NULL_DATA = 32
+STATUS_DEVICE = 33
+STATUS_DTYPE = 34
+STATUS_NDIM = 35
+STATUS_SHAPE = 36
+STATUS_OVERFLOW = 37
+STATUS_VERSION = 38
+STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
+STATUS_BYTE_ORDER = 40
+
+MAX_NDIM = 64  # NumPy's
+MAX_TUPLE_DEPTH = 8
+RESULT_BYTES = 4096
+
+ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
+
+ENTRY_SIZE = sizeof("fx_entry")
+entry_at = struct_at("fx_entry")
+runtime_at = struct_at("fx_runtime")
+overload_at = struct_at("fx_overload")
+context_at = struct_at("fx_context")
+array_at = struct_at("fx_array")
+export_at = struct_at("fx_export")
+frame_at = struct_at("fx_frame")
+report_at = struct_at("fx_report")

@@ -1,0 +1,77 @@
+"""From the keys of a call to Numba types: what a call's shape means to the compiler.
+
+The keys alone decide, not the arguments: whatever native code saw is what gets compiled, so an argument that changes
+between two looks can never meet machine code made for another type.
+"""
+
+from numba.core import types
+
+from ..dtypes import field_to_dtype, field_to_numba
+from .layout import (
+    ALIGNED, DTYPE_SHIFT, KIND_ARRAY, KIND_CONSTANT, KIND_NAMED_TUPLE, KIND_NONE, KIND_OMITTED, KIND_SCALAR, KIND_TUPLE,
+    LAYOUT_C, LAYOUT_F, LAYOUT_SHIFT, NDIM_SHIFT, SERIAL_SHIFT, WRITEABLE,
+)  # fmt: skip
+
+_LAYOUTS = {LAYOUT_C: "C", LAYOUT_F: "F", 0: "A"}
+
+
+class UnknownDtype(Exception):
+    """A key's dtype is none that NumPy and Numba know. `position`: of the argument. `field`: code and bits."""
+
+    def __init__(self, position: int, field: int):
+        super().__init__(position, field)
+        self.position, self.field = position, field
+
+
+def numba_types(keys, defaults: dict[int, object], serials) -> tuple:
+    """The Numba types of a call's arguments, ``*args`` folded into one tuple type, as Numba's dispatcher folds them.
+
+    `keys`: the key sequence. `defaults`: by parameter index, what an omitted argument stands for. `serials`: from serial
+    number to a function that returns the named tuple class, or the Numba type of a constant.
+    """
+    stream = iter(keys)
+    decoded: list[object] = []
+    for key in stream:
+        position = len(decoded)
+        decoded.append(_decode(key, stream, position, defaults, serials))
+    return tuple(decoded)
+
+
+def _decode(key: int, stream, position: int, defaults, serials):
+    kind = key & 0xFF
+    if kind == KIND_ARRAY:
+        return _array_type(key, position)
+    if kind == KIND_SCALAR:
+        return field_to_numba(_known_field(key, position))
+    if kind == KIND_NONE:
+        return types.none
+    if kind == KIND_OMITTED:
+        return types.Omitted(defaults[position])
+    if kind in (KIND_TUPLE, KIND_NAMED_TUPLE):
+        number = key >> SERIAL_SHIFT
+        cls = serials[number]() if kind == KIND_NAMED_TUPLE else None
+        length = len(cls._fields) if cls is not None else number
+        items = [_decode(next(stream), stream, position, defaults, serials) for _ in range(length)]
+        return types.BaseTuple.from_types(items, cls)
+    if kind == KIND_CONSTANT:
+        return serials[key >> SERIAL_SHIFT]()
+    raise AssertionError(f"key {key:#x} of an unknown kind")
+
+
+def _known_field(key: int, position: int) -> int:
+    field = (key >> DTYPE_SHIFT) & 0xFFFFFF
+    try:
+        field_to_dtype(field)
+    except KeyError:
+        raise UnknownDtype(position, field) from None
+    return field
+
+
+def _array_type(key: int, position: int):
+    return types.Array(
+        field_to_numba(_known_field(key, position)),
+        (key >> NDIM_SHIFT) & 0xFF,
+        _LAYOUTS[(key >> LAYOUT_SHIFT) & 3],
+        readonly=not key & WRITEABLE,
+        aligned=bool(key & ALIGNED),
+    )

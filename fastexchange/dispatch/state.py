@@ -1,0 +1,180 @@
+"""The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
+
+import functools
+import weakref
+from collections.abc import Callable
+
+from numba import types
+
+from .. import cpython
+from .._abi import ffi
+from ..dlpack import CPU_READABLE_MASK
+from ..dtypes import plain_fields_by_type_number
+from ..native import cfunction
+from ..producers import ndarray
+from . import shim
+
+FREE, REMOVED = 0, 1
+_FIRST_CAPACITY = 256
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+class EntryTable:
+    """The native table from an object's address (a type, a dtype, a constant) to what is known of it.
+
+    Entries of objects that can die are removed by a weak reference's callback, before their address can be used again.
+    Dtype objects cannot be weakly referenced: the last :data:`DTYPES_KEPT` are kept alive.
+    """
+
+    DTYPES_KEPT = 1024
+
+    def __init__(self, runtime):
+        self._runtime = runtime
+        self._fields: dict[int, dict[str, int]] = {}
+        self._holders: dict[int, object] = {}
+        self._kept: dict[int, object] = {}
+        self._rebuild(_FIRST_CAPACITY)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __contains__(self, thing) -> bool:
+        return id(thing) in self._fields
+
+    def add(self, thing, holder=None, **fields: int) -> None:
+        """File the type or constant `thing`, until it dies. `holder` is kept alive as long."""
+        address = id(thing)
+        if address in self._fields:
+            self.remove(address)
+        table = weakref.ref(self)
+
+        def forget(_reference, address=address, table=table):
+            self = table()
+            if self is not None:
+                self.remove(address)
+
+        self._holders[address] = (weakref.ref(thing, forget), holder)
+        self._insert(address, fields)
+
+    def add_kept(self, thing, **fields: int) -> None:
+        """File a dtype object, kept alive until many others have been filed."""
+        if id(thing) in self._fields:
+            return
+        if len(self._kept) >= self.DTYPES_KEPT:
+            self.remove(next(iter(self._kept)))
+        self._kept[id(thing)] = thing
+        self._insert(id(thing), fields)
+
+    def remove(self, address: int) -> None:
+        """Forget what lies at `address`."""
+        if self._fields.pop(address, None) is None:
+            return
+        self._holders.pop(address, None)
+        self._kept.pop(address, None)
+        self._entries[self._slot(address)].address = REMOVED
+
+    def _insert(self, address: int, fields: dict[str, int]) -> None:
+        self._fields[address] = fields
+        if 2 * (self._used + 1) > len(self._entries):
+            self._rebuild(max(_FIRST_CAPACITY, 4 * len(self._fields)))
+        else:
+            self._write(address, fields)
+
+    def _slot(self, address: int) -> int:
+        mask = len(self._entries) - 1
+        slot = self._start(address, mask)
+        while self._entries[slot].address not in (address, FREE):
+            slot = (slot + 1) & mask
+        return slot
+
+    @staticmethod
+    def _start(address: int, mask: int) -> int:
+        return (((address >> 4) * _GOLDEN & (1 << 64) - 1) >> 40) & mask
+
+    def _write(self, address: int, fields: dict[str, int]) -> None:
+        entry = self._entries[self._slot(address)]
+        if entry.address == FREE:
+            self._used += 1
+        for name, value in fields.items():
+            setattr(entry, name, value)
+        entry.address = address  # last: the entry is complete when it can be found
+
+    def _rebuild(self, capacity: int) -> None:
+        size = 1 << (capacity - 1).bit_length()
+        self._entries = ffi.new("fx_entry[]", size)
+        self._used = 0
+        for address, fields in self._fields.items():
+            self._write(address, fields)
+        self._runtime.entries_mask = size - 1
+        self._runtime.entries = int(ffi.cast("intptr_t", self._entries))
+
+
+@cfunction(types.intp)
+def new_meminfo():
+    """A new NRT memory block: its address."""
+    return shim.NRT_MemInfo_alloc(0)
+
+
+@cfunction(types.void, types.intp)
+def release_meminfo(address):
+    """Drop one reference of an NRT memory block."""
+    shim.NRT_MemInfo_release(address)
+
+
+def _verify_meminfo() -> bool:
+    """Whether Numba's memory block begins with reference count, destructor, destructor's argument, as the shim assumes."""
+    calls = []
+
+    @ffi.callback("void(void *, size_t, void *)")
+    def dtor(data, size, info):
+        calls.append(int(ffi.cast("intptr_t", info)))
+
+    address = int(ffi.cast("intptr_t", dtor))
+    make = ffi.cast("intptr_t (*)()", new_meminfo.address)
+    drop = ffi.cast("void (*)(intptr_t)", release_meminfo.address)
+    block = make()
+    words = ffi.cast("intptr_t *", block)
+    if words[0] != 1 or words[1] != 0 or words[2] != 0:
+        return False
+    words[1], words[2] = address, 4711
+    drop(block)
+    return calls == [4711]
+
+
+class Runtime:
+    """What all kernels of a process share. ``unverified`` names the layouts that are not as native code assumes."""
+
+    def __init__(self):
+
+        self.native = ffi.new("fx_runtime *")
+        self.native.cpu_readable = CPU_READABLE_MASK
+        for number, field in enumerate(plain_fields_by_type_number()):
+            self.native.dtype_fields[number] = field
+        self.entries = EntryTable(self.native)
+        self.serials: dict[int, Callable[[], object]] = {}
+        checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo())
+        self.unverified = [name for name, holds in checks.items() if not holds]
+        self.native.release_owner = shim.release_owner.address
+        self.native.release_managed = shim.release_managed.address
+
+    def name(self, serial: int, thing, meaning=None) -> None:
+        """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""
+        self.serials[serial] = weakref.ref(thing) if meaning is None else lambda: meaning
+        weakref.finalize(thing, self.serials.pop, serial, None).atexit = False
+
+    @property
+    def address(self) -> int:
+        """The address of the ``fx_runtime``."""
+        return int(ffi.cast("intptr_t", self.native))
+
+
+@functools.cache
+def runtime() -> Runtime:
+    """The process's runtime, made when the first kernel is."""
+    from numba.core.registry import cpu_target
+    from numba.core.runtime import rtsys
+
+    rtsys.initialize(cpu_target.target_context)
+    return Runtime()
+
+

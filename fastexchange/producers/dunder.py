@@ -1,0 +1,160 @@
+"""Any type with ``__dlpack__`` and ``__dlpack_device__``: the array API's protocol, as an exchange table.
+
+``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then take the managed export,
+here :data:`managed_tensor_from_py_object_no_sync`, which calls the two methods.
+
+Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..cpython import OB_ITEM
+from ..dlpack import CPU_READABLE_MASK, VERSION, DLDeviceType
+from ..native import call_word, cfunction, cstring, global_address, load, native, offset_of, sizeof, stack, static_array, store, struct_at
+
+managed_at = struct_at("DLManagedTensorVersioned")
+legacy_at = struct_at("DLManagedTensor")
+DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
+LEGACY_DL_TENSOR = offset_of("DLManagedTensor", "dl_tensor")
+DL_TENSOR_WORDS = sizeof("DLTensor") // 8
+MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
+_CPU_READABLE = CPU_READABLE_MASK
+
+
+@cfunction(types.void, types.intp)
+def delete_legacy(managed):
+    """Deleter of a DLManagedTensorVersioned that wraps a legacy DLManagedTensor, its ``manager_ctx``."""
+    legacy = managed_at(managed).manager_ctx
+    deleter = legacy_at(legacy).deleter
+    if deleter != 0:
+        call_word(deleter, (legacy,))
+    c.PyMem_RawFree(managed)
+
+
+@native
+def wrap_legacy(legacy, deleter):
+    """An owning DLManagedTensorVersioned of the DLManagedTensor at `legacy`, whose ownership it takes; 0 without memory."""
+    at = c.PyMem_RawMalloc(MANAGED_BYTES)
+    if at == 0:
+        return 0
+    managed = managed_at(at)
+    managed.version.major = 1
+    managed.version.minor = 0
+    managed.manager_ctx = legacy
+    managed.deleter = deleter
+    managed.flags = 0
+    for i in range(DL_TENSOR_WORDS):
+        store(at + DL_TENSOR + 8 * i, load(legacy + LEGACY_DL_TENSOR + 8 * i))
+    return at
+
+
+@native
+def python_side():
+    """The address of the items of ``PYTHON_SIDE``, looked up on the first call; 0 with an exception set."""
+    slot = static_array("dunder_state", 1)
+    state = load(slot)
+    if state == 0:
+        module = c.PyImport_ImportModule(cstring("fastexchange.producers.dunder"))
+        if module == 0:
+            return 0
+        state = c.PyObject_GetAttrString(module, cstring("PYTHON_SIDE"))
+        c.Py_DecRef(module)
+        if state == 0:
+            return 0
+        store(slot, state)
+    return state + OB_ITEM
+
+
+@native
+def is_readable(device):
+    """Whether the result of ``__dlpack_device__`` names memory that a CPU reads; False also if it is no pair of ints."""
+    if c.PyTuple_Size(device) != 2:
+        c.PyErr_Clear()
+        return False
+    kind = c.PyLong_AsSsize_t(c.PyTuple_GetItem(device, 0))
+    if kind == -1:
+        c.PyErr_Clear()
+        return False
+    return 0 <= kind and kind < 63 and (_CPU_READABLE >> kind) & 1 != 0
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Fill the pointer at `out` with an owning export of `py_object`; the caller calls its deleter, once.
+
+    Asks ``__dlpack_device__`` first and refuses memory that a CPU cannot read, then calls
+    ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. The capsule is consumed: renamed to
+    ``used_…``. Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
+    """
+    side = python_side()
+    if side == 0:
+        return types.int32(-1)
+    arguments = stack(2)
+    store(arguments, py_object)
+    device = c.PyObject_VectorcallMethod(load(side), arguments, 1, 0)
+    if device == 0:
+        return types.int32(-1)
+    if not is_readable(device):
+        refused = c.PyObject_CallFunctionObjArgs(load(side + 32), device, 0)
+        c.Py_DecRef(device)
+        if refused != 0:
+            c.Py_DecRef(refused)
+        return types.int32(-1)
+    c.Py_DecRef(device)
+    store(arguments + 8, load(side + 16))
+    capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, load(side + 24))
+    if capsule == 0:
+        if c.PyErr_ExceptionMatches(load(global_address("PyExc_TypeError"))) == 0:
+            return types.int32(-1)
+        c.PyErr_Clear()
+        capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, 0)
+        if capsule == 0:
+            return types.int32(-1)
+    managed = 0
+    if c.PyCapsule_IsValid(capsule, cstring("dltensor_versioned")) != 0:
+        managed = c.PyCapsule_GetPointer(capsule, cstring("dltensor_versioned"))
+        c.PyCapsule_SetName(capsule, cstring("used_dltensor_versioned"))
+    elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
+        legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
+        managed = wrap_legacy(legacy, c.PyLong_AsSsize_t(load(side + 48)))
+        if managed != 0:
+            c.PyCapsule_SetName(capsule, cstring("used_dltensor"))
+        else:
+            c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+    else:
+        refused = c.PyObject_CallFunctionObjArgs(load(side + 40), capsule, 0)
+        if refused != 0:
+            c.Py_DecRef(refused)
+    c.Py_DecRef(capsule)
+    if managed == 0:
+        return types.int32(-1)
+    store(out, managed)
+    return types.int32(0)
+
+
+def _refuse_device(device):
+    """Raise for what ``__dlpack_device__`` returned, a new `device`."""
+    try:
+        kind, index = device
+        name = DLDeviceType(kind).name
+    except (TypeError, ValueError):
+        raise BufferError(f"__dlpack_device__ returned {device!r}, not a pair (DLPack device type, index)") from None
+    raise BufferError(f"its memory is on device {name}:{index}, which a CPU kernel cannot read; copy it to the CPU first")
+
+
+def _refuse_capsule(result):
+    """Raise for what ``__dlpack__`` returned instead of an unconsumed DLPack capsule."""
+    kind = type(result).__name__
+    detail = repr(result) if kind == "PyCapsule" else f"an object of type {kind}"
+    raise BufferError(f"__dlpack__ returned {detail}, not an unconsumed capsule named 'dltensor_versioned' or 'dltensor'")
+
+
+def __getattr__(name):
+    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item compiles a deleter)."""
+    if name != "PYTHON_SIDE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return (
+        "__dlpack_device__", "__dlpack__", VERSION, ("max_version",), _refuse_device, _refuse_capsule,
+        delete_legacy.address,
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""What is wrong with a tensor, in words: the messages for the ways in which the walk refuses an argument."""
+
+import numpy as np
+
+from ._abi import ffi
+from .dispatch import layout
+from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
+
+
+def device_name(device) -> str:
+    """A ``DLDevice`` as ``kDLCUDA:0``."""
+    try:
+        return f"{DLDeviceType(int(device.device_type)).name}:{device.device_id}"
+    except ValueError:
+        return f"{int(device.device_type)}:{device.device_id} (unknown to DLPack 1.3)"
+
+
+def dtype_name(code: int, bits: int, lanes: int = 1) -> str:
+    """A DLPack data type in words, for example ``kDLBfloat of 16 bits``."""
+    known = code in DLDataTypeCode._value2member_map_
+    name = DLDataTypeCode(code).name if known else f"code {code} (unknown to DLPack 1.3)"
+    return f"{name} of {bits} bits" + (f" in {lanes} lanes" if lanes != 1 else "")
+
+
+def wording(status: int, tensor) -> str:
+    """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
+    if status == layout.STATUS_DEVICE:
+        return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
+    if status == layout.STATUS_NULL_DATA:
+        return "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy)"
+    if status == layout.STATUS_DTYPE:
+        dtype = tensor.dtype
+        return f"its element type {dtype_name(dtype.code, dtype.bits, dtype.lanes)} has no NumPy dtype; convert it first"
+    if status == layout.STATUS_NDIM:
+        return f"it has {tensor.ndim} dimensions; from 0 to {layout.MAX_NDIM} are supported"
+    if status == layout.STATUS_SHAPE:
+        return "its shape is missing or has a negative extent"
+    if status == layout.STATUS_OVERFLOW:
+        return "its number of elements or its strides do not fit into 64 bits"
+    if status == layout.STATUS_VERSION:
+        return "it was exported with a DLPack ABI of another major version than 1"
+    if status == layout.STATUS_CHANGED:
+        return "it changed while another argument's producer ran Python code"
+    raise AssertionError(f"status {status} is no refusal")
+
+
+def swapped_dtype(value) -> np.dtype | None:
+    """The dtype of `value` if it is an array, or in a tuple of arrays, that is not in native byte order."""
+    from .dtypes import is_native_order
+
+    if isinstance(value, np.ndarray):
+        return None if is_native_order(value.dtype) else value.dtype
+    if isinstance(value, tuple):
+        return next((dtype for item in value if (dtype := swapped_dtype(item)) is not None), None)
+    return None
+
+
+def status_of(tensor) -> int:
+    """The status with which the walk would refuse a ``DLTensor *`` that Python is about to view; 0 if it would not."""
+    if not is_readable_by_cpu(int(tensor.device.device_type)):
+        return layout.STATUS_DEVICE
+    if tensor.dtype.lanes != 1:
+        return layout.STATUS_DTYPE
+    if not 0 <= tensor.ndim <= layout.MAX_NDIM:
+        return layout.STATUS_NDIM
+    if tensor.ndim and tensor.shape == ffi.NULL:
+        return layout.STATUS_SHAPE
+    shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    if any(extent < 0 for extent in shape):
+        return layout.STATUS_SHAPE
+    count = 1
+    for extent in shape:
+        count *= extent
+    if count > 1 << 55:
+        return layout.STATUS_OVERFLOW
+    address = int(ffi.cast("uintptr_t", tensor.data)) + tensor.byte_offset
+    return layout.STATUS_NULL_DATA if count and not address else 0
