@@ -11,7 +11,7 @@ import types as python_types
 from numba import types
 
 from ._abi import ffi
-from .native import external, global_address, load, native
+from .native import external, load, native_inline
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -67,22 +67,10 @@ PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
 
 
-@native
+@native_inline
 def Py_TYPE(ob):
     """The type of `ob`, borrowed."""
     return load(ob + OB_TYPE)
-
-
-@native
-def Py_None():
-    """The address of None, borrowed."""
-    return global_address("_Py_NoneStruct")
-
-
-@native
-def py_exception(slot):
-    """The exception class in the C variable at `slot` (``PyExc_TypeError`` is a pointer to the class)."""
-    return load(slot)
 
 
 # ---- verification --------------------------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
 from .discovery import OMITTED, PATH_DUNDER, PATH_EXCHANGE, discover, learn
 from .dispatch import entry, layout, shim
+from .dispatch.leaves import GOLDEN
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
+from .dispatch.walk import FLAG_TRUSTED
 from .refusal import dtype_name, swapped_dtype, wording
 
 __all__ = ["FastKernel", "KernelStats", "fast_args"]
@@ -57,6 +59,10 @@ class _Native:
         self.retired: list[Any] = []
         context = self.context = ffi.new("fx_context *")
         context.runtime = self.shared.address
+        # Stands for the last call before there was one: no key is 0, no call has -1 keys.
+        self.nothing = ffi.new("int64_t[]", 1), ffi.new("fx_overload *")
+        self.nothing[1].keys, self.nothing[1].key_count = _address(self.nothing[0]), -1
+        context.last = _address(self.nothing[1])
         context.overloads, context.overloads_mask = _address(self.buckets), len(self.buckets) - 1
         context.parameter_count, context.required_count = len(names), required
         context.positional_only, context.variadic = positional_only, variadic
@@ -75,7 +81,7 @@ class _Native:
 
     def add(self, keys: tuple[int, ...], trampoline=0, kernel=0, box=0, constants: tuple = (), keep: Any = None) -> None:
         """File an overload; with ``trampoline=0`` one that only Numba's dispatcher can call."""
-        key_words = ffi.new("int64_t[]", list(keys) or [0])
+        key_words = ffi.new("int64_t[]", [*keys, 0])
         pointers = ffi.new("intptr_t[]", [id(constant) for constant in constants] or [0])
         overload = ffi.new("fx_overload *")
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), _address(key_words)
@@ -96,7 +102,7 @@ class _Native:
             self._link(overload)
 
     def _link(self, overload) -> None:
-        index = ((overload.hash * shim.GOLDEN & (1 << 64) - 1) >> 40) & (len(self.buckets) - 1)
+        index = ((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & (len(self.buckets) - 1)
         overload.next = self.buckets[index]
         self.buckets[index] = _address(overload)
 
@@ -106,7 +112,7 @@ def _address(cdata) -> int:
 
 
 def _hash(keys) -> int:
-    """The hash of a key sequence, as :func:`shim.walk` computes it in wrapping 64-bit arithmetic."""
+    """The hash of a key sequence, as :func:`shim.look_up` computes it in wrapping 64-bit arithmetic."""
     value = 0
     for key in keys:
         value = _signed(value << 5) ^ (value >> 59) ^ key
@@ -206,7 +212,7 @@ class FastKernel(NativeCallable):
             elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
                 return self._call_numba(bound)
             elif status == layout.STATUS_CHECK:
-                flags |= shim.FLAG_TRUSTED
+                flags |= FLAG_TRUSTED
             elif status == layout.STATUS_NO_ERROR_SET:
                 self._refuse(report.position, bound, "its producer failed to export it and did not say why")
             else:

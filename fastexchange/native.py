@@ -29,14 +29,18 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "CodeCache", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "numpy_dtype",
+    "CodeCache", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "native_inline",
+    "numpy_dtype",
     "offset_of", "sizeof", "stack", "static_array", "store", "struct_at",
 ]  # fmt: skip
 
 native = functools.partial(
     numba.njit, error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
-"""Decorator of a helper that native functions call; compiled into each of them, on first use."""
+"""Decorator of a helper that native functions call: a function of its own in their machine code, for what is rare."""
+
+native_inline = functools.partial(native, forceinline=True)
+"""Decorator of a helper that becomes part of the native function that calls it, for what every call runs."""
 
 
 # ---- C structs -----------------------------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class CFunction:
         return code_cache.get(key, self._compile)[0]
 
     def _compile(self):
-        options = {"nopython": True, "error_model": "numpy", "boundscheck": False}
+        options = {"nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True}
         cres = CFunc(self._python_function, self._signature, locals={}, options=options)._compile_uncached()
         cres.library.enable_object_caching()  # before it is finalised
         return cres.library, cres.fndesc.llvm_cfunc_wrapper_name, None

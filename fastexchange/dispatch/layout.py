@@ -9,7 +9,7 @@ bits  meaning
 0-7   the kind of the leaf, one of ``KIND_*``
 8-31  array, scalar: the dtype (``dtypes.dtype_field``)
 32-39 array: ``ndim``
-40-43 array: ``LAYOUT_*`` (2 bits), ``WRITEABLE``, ``ALIGNED``
+40-50 array: ``C_ORDER``, ``F_ORDER``, ``ALIGNED``, ``WRITEABLE``, at the distances that NumPy's flags have
 32-63 tuple: its length; named tuple, constant: its serial number
 ====  ==================================================================
 """
@@ -42,6 +42,9 @@ typedef struct {
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
+    int64_t release;            /* void (fx_runtime *, fx_frame *) */
+    int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
+    int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cpu_readable;       /* bit d: a CPU reads device type d */
 } fx_runtime;
 
@@ -60,6 +63,7 @@ typedef struct {
 /* One per kernel. */
 typedef struct {
     int64_t runtime;
+    int64_t last;               /* fx_overload * of the last call: tried first */
     int64_t overloads;          /* fx_overload *[overloads_mask + 1] */
     int64_t overloads_mask;
     int64_t parameter_count;    /* without *args */
@@ -77,9 +81,10 @@ typedef struct {
 
 /* An array argument of the call in progress. */
 typedef struct {
+    int64_t meminfo;            /* NRT_MemInfo *, the frame's, lent to each array in this place */
     int64_t object;             /* borrowed */
-    int64_t managed;            /* DLManagedTensorVersioned * that this call owns, or 0 */
-    int64_t export;             /* managed_tensor_from_py_object_no_sync of its type; 0 for ndarray */
+    int64_t source;             /* 0: an ndarray. Odd: 1 + the DLManagedTensorVersioned * that the call owns.
+                                   Else a borrowed view: managed_tensor_from_py_object_no_sync of its type */
     int64_t reserved;
 } fx_array;
 
@@ -89,14 +94,13 @@ typedef struct { int64_t object; int64_t managed; } fx_export;
 /* The working memory of one call; taken from a list of free ones, so that calls may nest. */
 struct fx_frame {
     int64_t next;
-    int64_t words, word_capacity;       /* the kernel's arguments, 8 bytes a leaf */
+    int64_t words, words_limit;         /* the kernel's arguments, 8 bytes a leaf; where array arguments have to end */
     int64_t keys, key_capacity, key_count;
-    int64_t arrays, array_capacity, array_count;
-    int64_t meminfos;                   /* NRT_MemInfo *[array_capacity], one for each array of a call */
+    int64_t arrays, array_count;        /* fx_array[key_capacity] */
     int64_t exports, export_capacity, export_count;
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
-    int64_t hash;
+    int64_t is_last;                    /* the keys are those of context.last, as far as these go */
     int64_t position;                   /* index of the top-level argument at which the walk stopped */
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
@@ -138,10 +142,9 @@ KIND_NUMBA = 26  # only Numba's own dispatcher reads it
 KIND_DTYPE = 27  # a NumPy dtype object, not a type
 
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
-LAYOUT_SHIFT = 40
-LAYOUT_A, LAYOUT_C, LAYOUT_F = 0, 1, 2
-WRITEABLE = 1 << 42
-ALIGNED = 1 << 43
+FLAGS_SHIFT = 40
+C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400  # NumPy's values, so that its flags need no work
+KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 
 # What a walk over the arguments ends with. From STATUS_NULL_DATA on: an argument is refused.
 STATUS_OK = 0

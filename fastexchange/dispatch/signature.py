@@ -8,11 +8,9 @@ from numba.core import types
 
 from ..dtypes import field_to_dtype, field_to_numba
 from .layout import (
-    ALIGNED, DTYPE_SHIFT, KIND_ARRAY, KIND_CONSTANT, KIND_NAMED_TUPLE, KIND_NONE, KIND_OMITTED, KIND_SCALAR, KIND_TUPLE,
-    LAYOUT_C, LAYOUT_F, LAYOUT_SHIFT, NDIM_SHIFT, SERIAL_SHIFT, WRITEABLE,
+    ALIGNED, C_ORDER, DTYPE_SHIFT, F_ORDER, FLAGS_SHIFT, KIND_ARRAY, KIND_CONSTANT, KIND_NAMED_TUPLE, KIND_NONE, KIND_OMITTED, KIND_SCALAR, KIND_TUPLE,
+    NDIM_SHIFT, SERIAL_SHIFT, WRITEABLE,
 )  # fmt: skip
-
-_LAYOUTS = {LAYOUT_C: "C", LAYOUT_F: "F", 0: "A"}
 
 
 class UnknownDtype(Exception):
@@ -68,10 +66,11 @@ def _known_field(key: int, position: int) -> int:
 
 
 def _array_type(key: int, position: int):
+    flags = key >> FLAGS_SHIFT
     return types.Array(
         field_to_numba(_known_field(key, position)),
         (key >> NDIM_SHIFT) & 0xFF,
-        _LAYOUTS[(key >> LAYOUT_SHIFT) & 3],
-        readonly=not key & WRITEABLE,
-        aligned=bool(key & ALIGNED),
+        "C" if flags & C_ORDER else "F" if flags & F_ORDER else "A",
+        readonly=not flags & WRITEABLE,
+        aligned=bool(flags & ALIGNED),
     )

@@ -12,7 +12,7 @@ from ..dlpack import CPU_READABLE_MASK
 from ..dtypes import plain_fields_by_type_number
 from ..native import cfunction
 from ..producers import ndarray
-from . import shim
+from . import frame, shim
 
 FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
@@ -112,13 +112,13 @@ class EntryTable:
 @cfunction(types.intp)
 def new_meminfo():
     """A new NRT memory block: its address."""
-    return shim.NRT_MemInfo_alloc(0)
+    return frame.NRT_MemInfo_alloc(0)
 
 
 @cfunction(types.void, types.intp)
 def release_meminfo(address):
     """Drop one reference of an NRT memory block."""
-    shim.NRT_MemInfo_release(address)
+    frame.NRT_MemInfo_release(address)
 
 
 def _verify_meminfo() -> bool:
@@ -154,8 +154,11 @@ class Runtime:
         self.serials: dict[int, Callable[[], object]] = {}
         checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo())
         self.unverified = [name for name, holds in checks.items() if not holds]
-        self.native.release_owner = shim.release_owner.address
-        self.native.release_managed = shim.release_managed.address
+        self.native.release = shim.release_any.address
+        self.native.refuse = shim.refuse_argument.address
+        self.native.vectorcall_any = shim.vectorcall_any.address
+        self.native.release_owner = frame.release_owner.address
+        self.native.release_managed = frame.release_managed.address
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""

@@ -1,0 +1,191 @@
+"""A call's working memory: frames, and giving back what a call took.
+
+A frame belongs to one call at a time. Free frames form a list in the runtime; a call takes the first and gives it back,
+so that calls may nest (a kernel that calls Python that calls a kernel) and run side by side (kernels without the GIL).
+
+Every array of a call gets one of the frame's memory blocks (``NRT_MemInfo``), so that Numba's reference counting works on
+it as on any array. After the call the count tells whether the kernel kept the array; then the block is handed an owner
+(:func:`let_escape`) and the frame gets a new one. An array that nobody kept costs a load and a compare.
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..native import call_int, call_word, cfunction, external, global_address, load, native, native_inline, sizeof, stack, store, struct_at
+from . import layout
+
+NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # bytes of data behind it: none here
+NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
+MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified at set-up (state)
+
+managed_at = struct_at("DLManagedTensorVersioned")
+FRAME_BYTES = sizeof("fx_frame")
+ARRAY_BYTES = sizeof("fx_array")
+EXPORT_BYTES = sizeof("fx_export")
+DEFAULT_KEYS = 64
+ARRAY_WORDS_PER_KEY = 12
+
+
+@native
+def new_frame(keys):
+    """A frame for calls of up to `keys` leaves; 0 when memory is out.
+
+    Behind ``words_limit``, which arrays respect, there is room for two words of every leaf: what is no array needs no
+    check of its own.
+    """
+    words = keys * ARRAY_WORDS_PER_KEY
+    size = FRAME_BYTES + layout.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + 8) + 64
+    at = c.PyMem_RawMalloc(size)
+    if at == 0:
+        return 0
+    frame = layout.frame_at(at)
+    frame.next = 0
+    frame.result = (at + FRAME_BYTES + 15) & -16
+    frame.words = frame.result + layout.RESULT_BYTES
+    frame.words_limit = frame.words + 8 * words
+    frame.keys = frame.words_limit + 16 * keys
+    frame.key_capacity = keys
+    frame.arrays = frame.keys + 8 * keys
+    frame.exports = frame.arrays + ARRAY_BYTES * keys
+    frame.export_capacity = keys
+    frame.bound = frame.exports + EXPORT_BYTES * keys
+    frame.bound_capacity = keys
+    frame.key_count = 0
+    frame.array_count = 0
+    frame.export_count = 0
+    for i in range(keys):
+        meminfo = NRT_MemInfo_alloc(0)
+        if meminfo == 0:
+            for j in range(i):
+                NRT_MemInfo_release(layout.array_at(frame.arrays + ARRAY_BYTES * j).meminfo)
+            c.PyMem_RawFree(at)
+            return 0
+        layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo = meminfo
+    return at
+
+
+@native_inline
+def take_frame(runtime):
+    """A free frame, or a new one; 0 with MemoryError set."""
+    at = runtime.frames
+    if at != 0:
+        runtime.frames = layout.frame_at(at).next
+        return at
+    at = new_frame(DEFAULT_KEYS)
+    if at == 0:
+        c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+    return at
+
+
+@native_inline
+def give_frame(runtime, at):
+    layout.frame_at(at).next = runtime.frames
+    runtime.frames = at
+
+
+@native
+def grow_frame(runtime, at, keys):
+    """A larger frame that takes over the exports of the frame at `at`, which is free again; 0 with MemoryError set."""
+    old = layout.frame_at(at)
+    larger = new_frame(max(2 * old.key_capacity, keys))
+    if larger == 0:
+        c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+        return 0
+    new = layout.frame_at(larger)
+    for i in range(2 * old.export_count):
+        store(new.exports + 8 * i, load(old.exports + 8 * i))
+    new.export_count = old.export_count
+    old.export_count = 0
+    give_frame(runtime, at)
+    return larger
+
+
+@native
+def delete_managed(managed):
+    """Call the deleter of a managed tensor, keeping the pending exception, if any, out of its way. Needs the GIL."""
+    deleter = managed_at(managed).deleter
+    if deleter == 0:
+        return
+    error = stack(3)
+    c.PyErr_Fetch(error, error + 8, error + 16)
+    call_word(deleter, (managed,))
+    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+
+
+@native
+def let_escape(runtime, frame, i):
+    """The kernel, or what it called, kept the i-th array: hand its memory block an owner, and the frame a new block."""
+    array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+    meminfo = array.meminfo
+    managed = 0
+    if array.source & 1 != 0:
+        managed = array.source - 1
+        for j in range(frame.export_count):
+            export = layout.export_at(frame.exports + EXPORT_BYTES * j)
+            if export.managed == managed:
+                export.managed = 0
+    elif array.source != 0:
+        # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
+        out = stack(1)
+        error = stack(3)
+        store(out, 0)
+        c.PyErr_Fetch(error, error + 8, error + 16)
+        if call_int(array.source, (array.object, out)) == 0:
+            managed = load(out)
+        c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+    if managed != 0:
+        store(meminfo + MEMINFO_DTOR, runtime.release_managed)
+        store(meminfo + MEMINFO_DTOR_INFO, managed)
+    else:
+        c.Py_IncRef(array.object)
+        store(meminfo + MEMINFO_DTOR, runtime.release_owner)
+        store(meminfo + MEMINFO_DTOR_INFO, array.object)
+    NRT_MemInfo_release(meminfo)
+    array.meminfo = NRT_MemInfo_alloc(0)
+    if array.meminfo == 0:
+        frame.key_capacity = i  # out of memory: the frame serves smaller calls from now on
+
+
+@native_inline
+def is_anything_kept(frame):
+    """Whether somebody still holds an array of the call: the kernel returned it, or stored it."""
+    at = frame.arrays
+    end = at + ARRAY_BYTES * frame.array_count
+    while at < end:
+        if load(layout.array_at(at).meminfo + MEMINFO_REFCOUNT) != 1:
+            return True
+        at += ARRAY_BYTES
+    return False
+
+
+@native
+def release(runtime, frame):
+    """Give back everything that the call took: escaped arrays get their owners, managed tensors their deleters' call."""
+    for i in range(frame.array_count):
+        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+            let_escape(runtime, frame, i)
+    frame.array_count = 0
+    count = frame.export_count
+    frame.export_count = 0
+    for i in range(count):
+        managed = layout.export_at(frame.exports + EXPORT_BYTES * i).managed
+        if managed != 0:
+            delete_managed(managed)
+
+
+@cfunction(types.void, types.intp, types.intp, types.intp)
+def release_owner(data, size, owner):
+    """NRT destructor: drop the Python reference that kept an escaped array's memory. Any thread, GIL or not."""
+    if c.Py_IsInitialized() != 0:
+        state = c.PyGILState_Ensure()
+        c.Py_DecRef(owner)
+        c.PyGILState_Release(state)
+
+
+@cfunction(types.void, types.intp, types.intp, types.intp)
+def release_managed(data, size, managed):
+    """NRT destructor: call the deleter of an escaped array's managed tensor. Any thread, GIL or not."""
+    if c.Py_IsInitialized() != 0:
+        state = c.PyGILState_Ensure()
+        delete_managed(managed)
+        c.PyGILState_Release(state)

@@ -1,0 +1,206 @@
+"""One tensor into a kernel's words: an ndarray read in place, or the DLTensor that an exchange table filled.
+
+Both write Numba's array struct (meminfo, parent, number of items, item size, data, shape, strides in bytes) and return
+the leaf's key. The first word is the caller's to fill.
+"""
+
+from numba import types
+
+from ..native import load, native, native_inline, offset_of, sizeof, store
+from ..producers.ndarray import SWAPPED, descr_at, dl_tensor_at, ndarray_at
+from . import layout
+
+DL_TENSOR_WORDS = sizeof("DLTensor") // 8
+NDIM_OFFSET = offset_of("DLTensor", "ndim")
+MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+@native_inline
+def slot_of(address, mask):
+    """Where the search for `address` starts in a table of `mask` + 1 entries."""
+    return ((address >> 4) * GOLDEN >> 40) & mask
+
+
+@native_inline
+def find(runtime, address):
+    """The address of the fx_entry of the type or dtype object at `address`, 0 if there is none."""
+    mask = runtime.entries_mask
+    slot = slot_of(address, mask)
+    while True:
+        entry = runtime.entries + slot * layout.ENTRY_SIZE
+        found = layout.entry_at(entry).address
+        if found == address:
+            return entry
+        if found == 0:
+            return 0
+        slot = (slot + 1) & mask
+
+
+@native_inline
+def dtype_entry(runtime, descr_address):
+    """(field << DTYPE_SHIFT | KIND_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if there is none."""
+    descr = descr_at(descr_address)
+    type_num = types.intp(descr.type_num)
+    field = runtime.dtype_fields[type_num & 63] if type_num < 64 else 0
+    if field != 0 and descr.byteorder != SWAPPED:
+        return layout.KIND_ARRAY | field << layout.DTYPE_SHIFT, field >> 11
+    known = find(runtime, descr_address)
+    if known == 0:
+        return 0, layout.STATUS_UNKNOWN_DTYPE
+    if layout.entry_at(known).kind != layout.KIND_DTYPE:
+        return 0, layout.STATUS_NUMBA
+    return layout.KIND_ARRAY | layout.entry_at(known).key << layout.DTYPE_SHIFT, layout.entry_at(known).size
+
+
+@native_inline
+def pack_ndarray(ob, word, limit, dtype_key, itemsize):
+    """Write the words of the ndarray `ob` at `word`. Returns (key, the words' end), or (0, STATUS_GROW)."""
+    array = ndarray_at(ob)
+    ndim = types.intp(array.nd)
+    shape = word + 8 * layout.ARRAY_HEAD_WORDS
+    strides = shape + 8 * ndim
+    end = strides + 8 * ndim
+    if end > limit:
+        return 0, layout.STATUS_GROW
+    dimensions = array.dimensions
+    byte_strides = array.strides
+    count = 1
+    if ndim == 1:
+        count = load(dimensions)
+        store(shape, count)
+        store(strides, load(byte_strides))
+    else:
+        i = 0
+        while i < 8 * ndim:
+            extent = load(dimensions + i)
+            count *= extent
+            store(shape + i, extent)
+            store(strides + i, load(byte_strides + i))
+            i += 8
+    store(word + 8, ob)
+    store(word + 16, count)
+    store(word + 24, itemsize)
+    store(word + 32, array.data)
+    flags = types.intp(array.flags) & layout.KEY_FLAGS
+    return dtype_key | ndim << layout.NDIM_SHIFT | flags << layout.FLAGS_SHIFT, end
+
+
+@native
+def check_sizes(tensor, itemsize):
+    """Whether a DLTensor's extents, strides and number of elements are sound: a STATUS_*. The exact, slow test."""
+    count = 1
+    for i in range(tensor.ndim):
+        extent = load(tensor.shape + 8 * i)
+        if extent < 0:
+            return layout.STATUS_SHAPE
+        if extent != 0 and count > MAX_ELEMENTS // extent:
+            return layout.STATUS_OVERFLOW
+        count *= extent
+        if tensor.strides != 0:
+            stride = load(tensor.strides + 8 * i)
+            if stride > MAX_ELEMENTS or stride < -MAX_ELEMENTS:
+                return layout.STATUS_OVERFLOW
+    return layout.STATUS_OK
+
+
+@native
+def refusal(runtime, tensor):
+    """Which of the plain checks of :func:`pack_tensor` a DLTensor fails: a STATUS_*."""
+    device = types.intp(tensor.device.device_type)
+    if device < 0 or device > 62 or (runtime.cpu_readable >> device) & 1 == 0:
+        return layout.STATUS_DEVICE
+    if tensor.dtype.lanes != 1:
+        return layout.STATUS_DTYPE
+    if tensor.ndim < 0 or tensor.ndim > layout.MAX_NDIM:
+        return layout.STATUS_NDIM
+    if tensor.ndim > 0 and tensor.shape == 0:
+        return layout.STATUS_SHAPE
+    return layout.STATUS_OK
+
+
+@native_inline
+def pack_tensor(runtime, at, word, limit, writeable):
+    """Validate the DLTensor at `at` and write its words at `word`. Returns (key, or 0 and the status), the words' end.
+
+    Nothing that a producer says is trusted: device, rank, shape, sizes and data pointer are checked here, the dtype when
+    its key is looked up (an unknown one has no overload). The common case is tested cheaply; what does not pass that is
+    tested exactly.
+    """
+    tensor = dl_tensor_at(at)
+    # ndim, code, bits and lanes are one word of the struct
+    described = load(at + NDIM_OFFSET)
+    ndim = described & 0xFFFFFFFF
+    field = (described >> 32) & 0xFFFF
+    itemsize = field >> 11
+    if tensor.device.device_type != 1 or described >> 48 != 1 or ndim > layout.MAX_NDIM or tensor.shape == 0:
+        status = refusal(runtime, tensor)
+        if status != layout.STATUS_OK:
+            return 0, status
+    if word + 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim) > limit:
+        return 0, layout.STATUS_GROW
+    data = tensor.data + types.intp(tensor.byte_offset)
+    shape = word + 8 * layout.ARRAY_HEAD_WORDS
+    strides = shape + 8 * ndim
+    given_strides = tensor.strides
+    count = 1
+    scattered = 0  # nonzero: some stride is not that of C order
+    odd = 0  # nonzero: negative or large numbers, to be looked at exactly
+    addresses = data
+    expected = itemsize
+    i = 8 * ndim
+    while i > 0:  # from the last dimension, as C order counts
+        i -= 8
+        extent = load(tensor.shape + i)
+        odd |= (extent | count) >> 31
+        stride = expected
+        if given_strides != 0:
+            elements = load(given_strides + i)
+            odd |= (elements ^ (elements >> 63)) >> 40
+            stride = elements * itemsize
+        if extent != 1:
+            scattered |= stride ^ expected
+            addresses |= stride
+        expected *= extent
+        count *= extent
+        store(shape + i, extent)
+        store(strides + i, stride)
+    if odd != 0:
+        status = check_sizes(tensor, itemsize)
+        if status != layout.STATUS_OK:
+            return 0, status
+    if data == 0 and count != 0:
+        return 0, layout.STATUS_NULL_DATA
+    flags = layout.C_ORDER | layout.F_ORDER if ndim < 2 or count == 0 else layout.C_ORDER
+    if scattered != 0 and count != 0:
+        flags = layout.F_ORDER if ndim > 1 and is_f_contiguous(shape, strides, ndim, itemsize) else 0
+    store(word + 8, 0)
+    store(word + 16, count)
+    store(word + 24, itemsize)
+    store(word + 32, data)
+    alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize  # a complex number is aligned as its parts
+    if addresses & (alignment - 1) == 0 or count == 0:
+        flags |= layout.ALIGNED
+    if writeable:
+        flags |= layout.WRITEABLE
+    key = layout.KIND_ARRAY | field << layout.DTYPE_SHIFT | ndim << layout.NDIM_SHIFT | flags << layout.FLAGS_SHIFT
+    return key, strides + 8 * ndim
+
+
+@native
+def is_f_contiguous(shape, strides, ndim, itemsize):
+    """Whether strides (in bytes) are those of Fortran order; extents of 1 do not count, as in NumPy."""
+    expected = itemsize
+    for i in range(ndim):
+        extent = load(shape + 8 * i)
+        if extent != 1 and load(strides + 8 * i) != expected:
+            return False
+        expected *= extent
+    return True
+
+
+@native
+def keep_tensor(frame, at):
+    """Copy the refused DLTensor at `at` into the frame, for the message."""
+    for i in range(DL_TENSOR_WORDS):
+        frame.tensor[i] = load(at + 8 * i)

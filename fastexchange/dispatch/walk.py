@@ -1,0 +1,320 @@
+"""The walk over a call's arguments: each leaf read once, its words and its key appended to the frame.
+
+The order inside a call keeps borrowed views safe: producers that may run Python code (owning exports) go first, in
+:func:`export_managed`; then :func:`walk` takes all borrowed views, and no Python code runs until the kernel has returned.
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..cpython import Py_TYPE, PyErr_Occurred
+from ..native import call_int, global_address, load, native, native_inline, offset_of, stack, store
+from ..producers.ndarray import ndarray_at
+from . import layout
+from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
+from .layout import KIND_SCALAR, DTYPE_SHIFT
+from .leaves import DL_TENSOR_WORDS, dtype_entry, find, keep_tensor, pack_ndarray, pack_tensor
+
+DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
+OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
+PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
+
+SCALAR_FLOAT64 = KIND_SCALAR | (2 | 64 << 8) << DTYPE_SHIFT
+SCALAR_INT64 = KIND_SCALAR | (0 | 64 << 8) << DTYPE_SHIFT
+SCALAR_UINT64 = KIND_SCALAR | (1 | 64 << 8) << DTYPE_SHIFT
+SCALAR_BOOL = KIND_SCALAR | (6 | 8 << 8) << DTYPE_SHIFT
+SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
+
+FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
+
+
+@native_inline
+def is_flagged(entry, ob):
+    """Whether the guard of `ob`'s type says that the tensor is not plain."""
+    implementation = load(ob + entry.guard_object)
+    if load(implementation + entry.guard_word) & entry.guard_mask != 0:
+        return True
+    return entry.guard_pointer != 0 and load(implementation + entry.guard_pointer) != 0
+
+
+@native_inline
+def walk(context, runtime, frame, args, nargs, flags, may_own):
+    """Read all arguments into `frame`: words, keys, arrays. Returns a STATUS_*.
+
+    One loop for everything: a tuple pushes what remains of its parent and goes on with its own items. With
+    ``may_own=False``, a constant, the code for owning exports is left out: an argument that needs one ends the walk.
+    """
+    word = frame.words
+    limit = frame.words_limit
+    key_at = frame.keys
+    key_end = key_at + 8 * frame.key_capacity
+    array_address = frame.arrays
+    exports = 0
+    # The keys of the last call, compared on the way; the pointer rests where they first differ.
+    expected = layout.overload_at(context.last).keys
+    is_last = 1
+    has_views = False
+    status = layout.STATUS_OK
+    pending = stack(PENDING_WORDS)
+    view = stack(DL_TENSOR_WORDS)
+    overflow = stack(1)
+    depth = 0
+    items = args
+    left = context.parameter_count
+    variadic = context.variadic
+    last_type = 0
+    last_descr = 0
+    entry_address = 0
+    kind = 0
+    dtype_key = 0
+    itemsize = 0
+    ob = 0
+    key = 0
+    while True:
+        if left == 0:
+            if depth > 0:
+                depth -= 1
+                items = load(pending + 16 * depth)
+                left = load(pending + 16 * depth + 8)
+                continue
+            if variadic == 0:
+                break
+            if key_at >= key_end:
+                status = layout.STATUS_GROW
+                break
+            variadic = 0
+            left = nargs - context.parameter_count
+            key = layout.KIND_TUPLE | left << layout.SERIAL_SHIFT
+            store(key_at, key)
+            key_at += 8
+            is_last &= types.intp(load(expected) == key)
+            expected += is_last << 3
+            continue
+        if key_at >= key_end:
+            status = layout.STATUS_GROW
+            break
+        ob = load(items)
+        items += 8
+        left -= 1
+        ob_type = Py_TYPE(ob)
+        if ob_type != last_type:
+            entry_address = find(runtime, ob_type)
+            if entry_address == 0:
+                status = layout.STATUS_UNKNOWN_TYPE
+                break
+            last_type = ob_type
+            kind = layout.entry_at(entry_address).kind
+        if kind == layout.KIND_NDARRAY:
+            descr = ndarray_at(ob).descr
+            if descr != last_descr:
+                dtype_key, itemsize = dtype_entry(runtime, descr)
+                if dtype_key == 0:
+                    status = itemsize
+                    break
+                last_descr = descr
+            key, end = pack_ndarray(ob, word, limit, dtype_key, itemsize)
+            if key == 0:
+                status = end
+                break
+            array = layout.array_at(array_address)
+            array.object = ob
+            array.source = 0
+            store(word, array.meminfo)
+            array_address += ARRAY_BYTES
+            word = end
+        elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
+            entry = layout.entry_at(entry_address)
+            if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
+                status = layout.STATUS_CHECK
+                break
+            source = entry.managed
+            writeable = True
+            if kind == layout.KIND_MANAGED or context.release_gil != 0:
+                if not may_own:
+                    status = layout.STATUS_EXPORT
+                    break
+                if exports == frame.export_count:
+                    status = layout.STATUS_EXPORT
+                    break
+                export = layout.export_at(frame.exports + EXPORT_BYTES * exports)
+                exports += 1
+                if export.object != ob:
+                    status = layout.STATUS_CHANGED
+                    break
+                managed = export.managed
+                if managed_at(managed).version.major != 1:
+                    status = layout.STATUS_VERSION
+                    break
+                writeable = managed_at(managed).flags & 1 == 0
+                tensor = managed + DL_TENSOR
+                source = managed + 1
+            else:
+                tensor = view
+                has_views = True
+                if call_int(entry.borrow, (ob, tensor)) != 0:
+                    status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+                    break
+            key, end = pack_tensor(runtime, tensor, word, limit, writeable)
+            if key == 0:
+                status = end
+                keep_tensor(frame, tensor)
+                break
+            array = layout.array_at(array_address)
+            array.object = ob
+            array.source = source
+            store(word, array.meminfo)
+            array_address += ARRAY_BYTES
+            word = end
+            last_type = 0  # foreign code ran: should it have changed the table of types, look again
+        elif kind == layout.KIND_FLOAT:
+            store(word, load(ob + OB_FVAL))
+            word += 8
+            key = SCALAR_FLOAT64
+        elif kind == layout.KIND_INT:
+            value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
+            key = SCALAR_INT64
+            if value == -1 and load(overflow) & 0xFFFFFFFF != 0:
+                value = types.int64(c.PyLong_AsUnsignedLongLong(ob))
+                key = SCALAR_UINT64
+                if value == -1 and PyErr_Occurred() != 0:
+                    c.PyErr_Clear()
+                    status = layout.STATUS_BIG_INT
+                    break
+            store(word, value)
+            word += 8
+        elif kind == layout.KIND_BOOL:
+            store(word, types.intp(ob == global_address("_Py_TrueStruct")))
+            word += 8
+            key = SCALAR_BOOL
+        elif kind == layout.KIND_NUMPY_SCALAR:
+            store(word, load(ob + SCALAR_VALUE))
+            word += 8
+            key = layout.entry_at(entry_address).key
+        elif kind == layout.KIND_NUMPY_COMPLEX128:
+            store(word, load(ob + SCALAR_VALUE))
+            store(word + 8, load(ob + SCALAR_VALUE + 8))
+            word += 16
+            key = layout.entry_at(entry_address).key
+        elif kind == layout.KIND_NONE:
+            store(word, ob)
+            word += 8
+            key = layout.KIND_NONE
+        elif kind == layout.KIND_OMITTED:
+            key = layout.KIND_OMITTED
+        elif kind == layout.KIND_COMPLEX:
+            store(word, load(ob + OB_FVAL))
+            store(word + 8, load(ob + OB_FVAL + 8))
+            word += 16
+            key = SCALAR_COMPLEX128
+        elif kind == layout.KIND_NUMPY_COMPLEX64:
+            value = load(ob + SCALAR_VALUE)
+            store(word, value & 0xFFFFFFFF)
+            store(word + 8, (value >> 32) & 0xFFFFFFFF)
+            word += 16
+            key = layout.entry_at(entry_address).key
+        elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
+            if depth == layout.MAX_TUPLE_DEPTH:
+                status = layout.STATUS_NUMBA
+                break
+            store(pending + 16 * depth, items)
+            store(pending + 16 * depth + 8, left)
+            depth += 1
+            items = ob + OB_ITEM
+            left = load(ob + OB_SIZE)
+            key = layout.entry_at(entry_address).key if kind == layout.KIND_NAMED_TUPLE else layout.KIND_TUPLE | left << layout.SERIAL_SHIFT
+        elif kind == layout.KIND_CONSTANT:
+            known = find(runtime, ob)
+            if known == 0:
+                status = layout.STATUS_UNKNOWN_TYPE
+                break
+            store(word, ob)
+            word += 8
+            key = layout.entry_at(known).key
+        else:
+            status = layout.STATUS_NUMBA
+            break
+        store(key_at, key)
+        key_at += 8
+        is_last &= types.intp(load(expected) == key)
+        expected += is_last << 3
+    if status == layout.STATUS_OK and has_views and PyErr_Occurred() != 0:
+        status = layout.STATUS_ERROR
+    if may_own and status == layout.STATUS_OK and exports != frame.export_count:
+        status = layout.STATUS_CHANGED
+    frame.array_count = (array_address - frame.arrays) // ARRAY_BYTES
+    frame.key_count = (key_at - frame.keys) >> 3
+    frame.is_last = is_last
+    if status != layout.STATUS_OK:
+        outer = load(pending) if depth > 0 else items
+        frame.position = ((outer - args) >> 3) - 1
+        frame.object = ob
+    return status
+
+
+@native
+def export_managed(context, runtime, frame, args, nargs, flags):
+    """Make every owning export of the call, in the order in which :func:`walk` will ask for them. Returns a STATUS_*.
+
+    Python code may run here: in a producer's ``__dlpack__``, and in what that sets free.
+    """
+    pending = stack(PENDING_WORDS)
+    out = stack(1)
+    depth = 0
+    items = args
+    left = nargs
+    status = layout.STATUS_OK
+    ob = 0
+    made = 0
+    while True:
+        if left == 0:
+            if depth == 0:
+                break
+            depth -= 1
+            items = load(pending + 16 * depth)
+            left = load(pending + 16 * depth + 8)
+            continue
+        ob = load(items)
+        items += 8
+        left -= 1
+        at = find(runtime, Py_TYPE(ob))
+        if at == 0:
+            status = layout.STATUS_UNKNOWN_TYPE
+            break
+        entry = layout.entry_at(at)
+        kind = entry.kind
+        if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and context.release_gil != 0):
+            if made < frame.export_count:  # by an earlier round, in a frame that was too small
+                made += 1
+                continue
+            if frame.export_count == frame.export_capacity:
+                status = layout.STATUS_GROW
+                break
+            if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
+                status = layout.STATUS_CHECK
+                break
+            store(out, 0)
+            failed = call_int(entry.managed, (ob, out)) != 0
+            if failed or PyErr_Occurred() != 0 or load(out) == 0:
+                if not failed and load(out) != 0:
+                    delete_managed(load(out))
+                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+                break
+            export = layout.export_at(frame.exports + EXPORT_BYTES * frame.export_count)
+            export.object = ob
+            export.managed = load(out)
+            frame.export_count += 1
+            made += 1
+        elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
+            if depth == layout.MAX_TUPLE_DEPTH:
+                status = layout.STATUS_NUMBA
+                break
+            store(pending + 16 * depth, items)
+            store(pending + 16 * depth + 8, left)
+            depth += 1
+            items = ob + OB_ITEM
+            left = load(ob + OB_SIZE)
+    if status != layout.STATUS_OK:
+        outer = load(pending) if depth > 0 else items
+        frame.position = ((outer - args) >> 3) - 1
+        frame.object = ob
+    return status

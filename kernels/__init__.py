@@ -1,0 +1,23 @@
+"""This repository's own kernels: small, real, and checked against PyTorch and NumPy.
+
+They show how a kernel for ``@fast_args`` is written, and the tests, the benchmarks and the notebooks call them. The folder
+is not installed with the package: import it from the repository's root.
+
+========================  ==============================================================
+``axpy.axpy``             ``out = a * x + y`` of vectors
+``softmax.softmax``       softmax of each row of a matrix
+``layer_norm.layer_norm``  layer normalisation of each row of a matrix
+``histogram.histogram``   counts of a vector's values in bins of equal width
+``heat.heat_step``        one time step of the 2-D heat equation, five-point stencil
+========================  ==============================================================
+
+Rules that all of them keep:
+
+- A kernel writes into its argument ``out`` and returns None. Inputs are only read.
+- Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.
+- What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes that
+  do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the kernel's
+  aliasing rule does not allow (see ``overlap``). The message is constant and begins with the argument's name.
+- An array of the wrong number of dimensions is a ValueError or one of Numba's compile errors.
+- Compiled code is cached on disk.
+"""

@@ -1,0 +1,45 @@
+"""``out = a * x + y`` of vectors: the update called axpy in the BLAS.
+
+Source: C. L. Lawson, R. J. Hanson, D. R. Kincaid and F. T. Krogh, "Basic Linear Algebra Subprograms for Fortran Usage", ACM
+TOMS 5 (1979); there ``y`` is overwritten, which is ``axpy(a, x, y, y)`` here.
+
+Tested in ``tests/test_kernels.py`` against ``torch.add(y, x, alpha=a)`` and NumPy's ``a * x + y``.
+"""
+
+from fastexchange import fast_args
+
+from .overlap import apart_or_same, injective
+
+
+# Serial: three memory streams and two flops an element; a second thread gains nothing until far beyond the caches.
+@fast_args(cache=True)
+def axpy(a, x, y, out):
+    """Write ``a * x + y`` into `out`.
+
+    Parameters
+    ----------
+    a : a real or complex number.
+    x, y : shape (n,), any real or complex dtypes.
+    out : shape (n,), floating or complex. Written.
+
+    The sum is computed in the common type of `a`, the elements of `x` and those of `y` (float64, for a Python float and
+    float32 arrays), and rounded once, to the dtype of `out`. Complex values do not go into a real `out`: Numba's compile error.
+
+    Aliasing: `out` may be `x`, `y` or both; it must not overlap them otherwise, nor itself.
+
+    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 1:
+        raise ValueError("out: must have one dimension")
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    if y.shape != out.shape:
+        raise ValueError("y: its shape must be that of out")
+    if out.dtype.kind != "f" and out.dtype.kind != "c":
+        raise ValueError("out: its dtype must be floating or complex")
+    if not injective(out):
+        raise ValueError("out: each element must have memory of its own")
+    if not (apart_or_same(x, out) and apart_or_same(y, out)):
+        raise ValueError("out: overlaps x or y without being the same view")
+    for i in range(out.shape[0]):
+        out[i] = a * x[i] + y[i]

@@ -1,0 +1,90 @@
+"""Layer normalisation: each row of a matrix shifted to mean 0, scaled to variance 1, then ``weight`` and ``bias`` applied.
+
+Source: J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization" (arXiv:1607.06450), equation 4, with ``eps`` added to the
+variance as in ``torch.nn.functional.layer_norm``. The variance is the biased one: divided by the number of features.
+
+The mean and the variance are computed in two passes, in float64: the one-pass formula "mean of squares minus square of the
+mean" cancels when the mean is large against the deviation.
+
+Tested in ``tests/test_kernels.py`` against ``torch.nn.functional.layer_norm`` and the same formula in NumPy.
+"""
+
+import math
+
+from numba import njit, prange
+
+from fastexchange import fast_args
+
+from .overlap import apart, apart_or_same, injective
+
+_WORTH_THREADS = 1 << 14  # elements; below it, waking the threads takes longer than they save
+
+
+@njit(cache=True, error_model="numpy")
+def _layer_norm_row(x, weight, bias, out, eps):
+    features = x.shape[0]
+    mean = 0.0
+    for j in range(features):
+        mean += x[j]
+    mean /= features
+    variance = 0.0
+    for j in range(features):
+        deviation = x[j] - mean
+        variance += deviation * deviation
+    variance /= features
+    scale = 1.0 / math.sqrt(variance + eps)
+    for j in range(features):
+        value = (x[j] - mean) * scale
+        if weight is not None:
+            value *= weight[j]
+        if bias is not None:
+            value += bias[j]
+        out[j] = value
+
+
+@fast_args(parallel=True, cache=True, error_model="numpy")
+def layer_norm(x, weight, bias, out, eps=1e-5):
+    """Write each row of `x`, normalised, into `out`: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+    Parameters
+    ----------
+    x : shape (rows, features), any real dtype.
+    weight, bias : shape (features,), any real dtype; or None for all ones, all zeros.
+    out : shape (rows, features), floating. Written. No features: nothing is written.
+    eps : added to the variance, in its unit: the square of that of `x`.
+
+    All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN or an infinity becomes NaN, as in PyTorch.
+
+    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `weight` or `bias`.
+
+    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 2:
+        raise ValueError("out: must have two dimensions")
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    rows, features = out.shape
+    if out.dtype.kind != "f":
+        raise ValueError("out: its dtype must be floating")
+    if not injective(out):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart_or_same(x, out):
+        raise ValueError("out: overlaps x without being the same view")
+    if weight is not None:
+        if weight.shape != (features,):
+            raise ValueError("weight: its shape must be (features,)")
+        if not apart(weight, out):
+            raise ValueError("out: overlaps weight")
+    if bias is not None:
+        if bias.shape != (features,):
+            raise ValueError("bias: its shape must be (features,)")
+        if not apart(bias, out):
+            raise ValueError("out: overlaps bias")
+    if features == 0:
+        return
+    if rows * features < _WORTH_THREADS:
+        for i in range(rows):
+            _layer_norm_row(x[i], weight, bias, out[i], eps)
+    else:
+        for i in prange(rows):
+            _layer_norm_row(x[i], weight, bias, out[i], eps)

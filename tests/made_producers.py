@@ -1,0 +1,255 @@
+"""Producers of tensors made for the tests: honest ones that count what they export, and the means to make dishonest ones.
+
+Every managed tensor made here is entered in a :class:`Ledger` and crossed out by its deleter, so a test can say that each
+was given back exactly once. All of them share the memory of a NumPy array.
+"""
+
+import ctypes
+
+import numpy as np
+
+from fastexchange.dlpack import ffi
+
+TABLE_CAPSULE = b"dlpack_exchange_api"
+
+_capsule_new = ctypes.pythonapi.PyCapsule_New
+_capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_names: dict[bytes, ctypes.c_char_p] = {}  # a capsule keeps a pointer to its name
+
+
+def address_of(cdata) -> int:
+    return int(ffi.cast("intptr_t", cdata))
+
+
+def capsule(cdata, name: bytes):
+    """A PyCapsule without a destructor around the pointer `cdata`."""
+    return _capsule_new(address_of(cdata), _names.setdefault(name, ctypes.c_char_p(name)), None)
+
+
+def capsule_name(thing) -> bytes:
+    return _capsule_name(thing)
+
+
+class Ledger:
+    """Which managed tensors are out, and whether one came back twice."""
+
+    def __init__(self):
+        self.made = 0
+        self.deleted = 0
+        self.deleted_twice = 0
+        self._out: dict[int, tuple] = {}
+
+    @property
+    def out(self) -> int:
+        """Managed tensors not yet given back."""
+        return len(self._out)
+
+    def enter(self, managed, keep) -> None:
+        self.made += 1
+        self._out[address_of(managed)] = (managed, keep)
+        _ledgers[address_of(managed)] = self
+
+    def cross_out(self, address: int) -> None:
+        if self._out.pop(address, None) is None:
+            self.deleted_twice += 1
+        else:
+            self.deleted += 1
+
+    def check(self, made: int) -> None:
+        """Everything that was exported, `made` tensors in all, was given back once."""
+        assert (self.made, self.deleted, self.deleted_twice, self.out) == (made, made, 0, 0)
+
+
+_ledgers: dict[int, Ledger] = {}
+
+
+@ffi.callback("void(DLManagedTensorVersioned *)")
+def delete_versioned(managed):
+    _ledgers[address_of(managed)].cross_out(address_of(managed))
+
+
+@ffi.callback("void(DLManagedTensor *)")
+def delete_legacy(managed):
+    _ledgers[address_of(managed)].cross_out(address_of(managed))
+
+
+def fill(tensor, array: np.ndarray, **lies):
+    """Describe `array` in the ``DLTensor`` `tensor`, some fields set to other values. Returns what has to stay alive.
+
+    Lies: ``data``, ``ndim``, ``byte_offset``, ``code``, ``bits``, ``lanes``, ``device_type``, ``device_id`` (ints),
+    ``shape`` and ``strides`` (sequences, or None for NULL).
+    """
+    shape = lies.get("shape", array.shape)
+    strides = lies.get("strides", tuple(stride // array.itemsize for stride in array.strides))
+    shape_words = ffi.new("int64_t[]", list(shape) or [0]) if shape is not None else ffi.NULL
+    stride_words = ffi.new("int64_t[]", list(strides) or [0]) if strides is not None else ffi.NULL
+    tensor.data = ffi.cast("void *", lies.get("data", array.ctypes.data))
+    tensor.device.device_type = lies.get("device_type", 1)
+    tensor.device.device_id = lies.get("device_id", 0)
+    tensor.ndim = lies.get("ndim", array.ndim)
+    tensor.dtype.code = lies.get("code", _DLPACK_CODES.get(array.dtype.kind, 3))
+    tensor.dtype.bits = lies.get("bits", 8 * array.itemsize)
+    tensor.dtype.lanes = lies.get("lanes", 1)
+    tensor.shape, tensor.strides = shape_words, stride_words
+    tensor.byte_offset = lies.get("byte_offset", 0)
+    return array, shape_words, stride_words
+
+
+def export_versioned(ledger: Ledger, array: np.ndarray, **lies):
+    """A new ``DLManagedTensorVersioned *`` that its deleter crosses out. More lies: ``version``, ``flags``, ``deleter``."""
+    managed = ffi.new("DLManagedTensorVersioned *")
+    managed.version.major, managed.version.minor = lies.get("version", (1, 3))
+    managed.flags = lies.get("flags", 0 if array.flags.writeable else 1)
+    managed.deleter = lies.get("deleter", delete_versioned)
+    ledger.enter(managed, fill(managed.dl_tensor, array, **lies))
+    return managed
+
+
+def export_legacy(ledger: Ledger, array: np.ndarray, **lies):
+    """A new ``DLManagedTensor *`` that its deleter crosses out."""
+    managed = ffi.new("DLManagedTensor *")
+    managed.deleter = lies.get("deleter", delete_legacy)
+    ledger.enter(managed, fill(managed.dl_tensor, array, **lies))
+    return managed
+
+
+class Dunder:
+    """A tensor with ``__dlpack__`` and ``__dlpack_device__`` in Python, of DLPack 1."""
+
+    def __init__(self, array: np.ndarray, ledger: Ledger | None = None, **lies):
+        self.array, self.ledger, self.lies = array, ledger or Ledger(), lies
+        self.asked: list[object] = []
+        self.capsules: list[object] = []
+
+    def __dlpack_device__(self):
+        return self.lies.get("device", (1, 0))
+
+    def __dlpack__(self, *, max_version=None):
+        self.asked.append(max_version)
+        return self._capsule(export_versioned, b"dltensor_versioned")
+
+    def _capsule(self, export, name: bytes):
+        made = capsule(export(self.ledger, self.array, **self.lies), name)
+        self.capsules.append(made)
+        return made
+
+
+class Legacy(Dunder):
+    """A tensor of the years before DLPack 1: ``__dlpack__`` knows no ``max_version``, its capsules no version."""
+
+    def __dlpack__(self):
+        self.asked.append("nothing")
+        return self._capsule(export_legacy, b"dltensor")
+
+
+class Ignorant(Dunder):
+    """A tensor whose ``__dlpack__`` accepts ``max_version`` and ignores it."""
+
+    def __dlpack__(self, *, max_version=None):
+        self.asked.append(max_version)
+        return self._capsule(export_legacy, b"dltensor")
+
+
+# ---- exchange tables -----------------------------------------------------------------------------------------------
+
+
+def _object_at(pointer):
+    return ctypes.cast(address_of(pointer), ctypes.py_object).value
+
+
+_borrowed: dict[int, object] = {}  # by object: the shape and strides that its last borrowed view points to
+
+
+@ffi.callback("int(void *, DLTensor *)")
+def borrow(py_object, out):
+    thing = _object_at(py_object)
+    thing.borrows += 1
+    _borrowed[id(thing)] = fill(out, thing.array, **thing.lies)
+    return 0
+
+
+@ffi.callback("int(void *, DLManagedTensorVersioned **)")
+def export(py_object, out):
+    thing = _object_at(py_object)
+    out[0] = export_versioned(thing.ledger, thing.array, **thing.lies)
+    return 0
+
+
+@ffi.callback("int(DLTensor *, DLManagedTensorVersioned **, void *, void(*)(void *, char *, char *))")
+def allocate(prototype, out, error_ctx, set_error):
+    return -1
+
+
+@ffi.callback("int(DLManagedTensorVersioned *, void **)")
+def to_py_object(tensor, out):
+    return -1
+
+
+@ffi.callback("int(DLDeviceType, int32_t, void **)")
+def current_work_stream(device_type, device_id, out):
+    out[0] = ffi.NULL
+    return 0
+
+
+FUNCTIONS = {
+    "managed_tensor_allocator": allocate,
+    "managed_tensor_from_py_object_no_sync": export,
+    "managed_tensor_to_py_object_no_sync": to_py_object,
+    "dltensor_from_py_object_no_sync": borrow,
+    "current_work_stream": current_work_stream,
+}
+
+_tables: list[object] = []  # exchange tables live for ever, as those of real frameworks do
+
+
+def exchange_table(version=(1, 3), prev=None, **functions):
+    """A new ``DLPackExchangeAPI *``; `functions` (cffi callbacks, addresses, or None for NULL) replace the honest ones."""
+    table = ffi.new("DLPackExchangeAPI *")
+    table.header.version.major, table.header.version.minor = version
+    if prev is not None:
+        table.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", prev)
+    for name, function in {**FUNCTIONS, **functions}.items():
+        if function is None:
+            continue
+        field = dict(ffi.typeof("DLPackExchangeAPI").fields)[name]
+        setattr(table, name, ffi.cast(field.type, function))
+    _tables.append((table, functions))
+    return table
+
+
+class _Tabled:
+    """What the tensor types of :func:`tabled_type` have in common."""
+
+    def __init__(self, array: np.ndarray, ledger: Ledger | None = None, **lies):
+        self.array, self.ledger, self.lies = array, ledger or Ledger(), lies
+        self.borrows = 0
+
+
+def tabled_type(name="Tabled", bases=(_Tabled,), attributes=None, **changes) -> type:
+    """A new tensor type with an exchange table of its own, changed as :func:`exchange_table` says."""
+    own = capsule(exchange_table(**changes), TABLE_CAPSULE)
+    return type(name, bases, {"__dlpack_c_exchange_api__": own, **(attributes or {})})
+
+
+Tabled = tabled_type()
+
+
+class WithMethods:
+    """A base for tabled types that can also be exchanged by ``__dlpack__``, and count it."""
+
+    dunder_calls = 0
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, *, max_version=None):
+        self.dunder_calls += 1
+        return capsule(export_versioned(self.ledger, self.array), b"dltensor_versioned")
+
+
+def tabled_type_with_methods(**changes) -> type:
+    return tabled_type("TabledWithMethods", (WithMethods, _Tabled), **changes)
