@@ -1,0 +1,21 @@
+"""Fresh interpreters, for tests of what happens at start, at exit, or at a crash."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import fastexchange
+
+
+def run_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+    """Run `code` in a fresh interpreter that finds this package and these tests."""
+    paths = [str(Path(fastexchange.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], capture_output=True, text=True, env=env, timeout=240
+    )
+    if check:
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done

@@ -1,0 +1,61 @@
+"""The oracle of the suite: plain ``@njit`` on NumPy views of the same memory; and what a call must leave as it was."""
+
+import contextlib
+import gc
+import sys
+
+import numpy as np
+
+
+def is_same(got, want) -> bool:
+    """Whether two results are equal in type and value, arrays down to where their memory lies when it is shared."""
+    if isinstance(want, np.ndarray):
+        return (
+            type(got) is type(want) and got.dtype == want.dtype and got.shape == want.shape
+            and np.array_equal(got, want, equal_nan=want.dtype.kind in "fcmM")
+        )  # fmt: skip
+    if isinstance(want, (tuple, list)):
+        return type(got) is type(want) and len(got) == len(want) and all(map(is_same, got, want))
+    if isinstance(want, (float, complex, np.generic)) and want != want:
+        return type(got) is type(want) and got != got
+    return type(got) is type(want) and got == want
+
+
+def check_same_as_njit(kernel, arguments: tuple, views: tuple | None = None, native: bool = True):
+    """The kernel gives for `arguments` what its plain ``@njit`` dispatcher gives for `views`, for the same Numba types.
+
+    `views`: the same arguments as plain Numba takes them; the arguments themselves if not given. `native`: the second call
+    of its kind is made without Python.
+    """
+    got = kernel(*arguments)
+    known = list(kernel.signatures)
+    want = kernel.dispatcher(*(arguments if views is None else views))
+    assert kernel.signatures == known, f"@njit infers {kernel.signatures[-1]}, @fast_args {known[-1]}"
+    assert is_same(got, want), f"@njit gives {want!r}, @fast_args {got!r}"
+    before = kernel.stats()
+    again = kernel(*arguments)
+    after = kernel.stats()
+    assert is_same(again, want), f"@njit gives {want!r}, the second call of @fast_args {again!r}"
+    if native:
+        assert (after.fast, after.slow) == (before.fast + 1, before.slow), "the second call left the native path"
+    return got
+
+
+def type_and_message(function, /, *arguments, **keywords) -> tuple[type, str]:
+    """The type and the text of the exception that a call raises. The exception itself is gone on return."""
+    try:
+        result = function(*arguments, **keywords)
+    except BaseException as error:
+        return type(error), str(error)
+    raise AssertionError(f"nothing was raised, {result!r} returned")
+
+
+@contextlib.contextmanager
+def references_kept(*things):
+    """After the block each of `things` has as many references as before it."""
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in things]
+    yield
+    gc.collect()
+    after = [sys.getrefcount(thing) for thing in things]
+    assert after == before

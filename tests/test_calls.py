@@ -1,0 +1,630 @@
+"""A kernel as a Python callable: how its arguments bind, and all else that functions can do."""
+
+import copy
+import gc
+import inspect
+import pickle
+import sys
+import weakref
+
+import numba
+import numpy as np
+import pytest
+from interpreter import run_python
+from numba import float64, int64
+from oracle import references_kept, type_and_message
+
+from fastexchange import FastKernel, KernelStats, fast_args
+
+
+def plain(a, b, c=3, d=4):
+    """Four parameters, two with defaults."""
+    return a * 1000 + b * 100 + c * 10 + d
+
+
+def positional_only(a, b=2, /, c=3):
+    return a * 100 + b * 10 + c
+
+
+def variadic(a, *rest):
+    return a * 10 + len(rest)
+
+
+def variadic_with_default(a, b=7, *rest):
+    return a * 100 + b * 10 + len(rest)
+
+
+def nothing():
+    return 17
+
+
+FUNCTIONS = [plain, positional_only, variadic, variadic_with_default, nothing]
+KERNELS = {function.__name__: fast_args(function) for function in FUNCTIONS}
+
+# ---- binding -------------------------------------------------------------------------------------------------------
+
+GOOD_CALLS = [
+    (plain, (1, 2), {}),
+    (plain, (1, 2, 3), {}),
+    (plain, (1, 2, 3, 4), {}),
+    (plain, (1,), {"b": 5}),
+    (plain, (), {"b": 5, "a": 6}),
+    (plain, (1, 2), {"d": 9}),
+    (plain, (1, 2), {"d": 9, "c": 8}),
+    (plain, (), {"d": 1, "c": 2, "b": 3, "a": 4}),
+    (plain, (1, 2, 3), {"d": 0}),
+    (positional_only, (1,), {}),
+    (positional_only, (1, 5), {}),
+    (positional_only, (1, 5, 6), {}),
+    (positional_only, (1,), {"c": 9}),
+    (positional_only, (1, 4), {"c": 9}),
+    (variadic, (1,), {}),
+    (variadic, (1, 2), {}),
+    (variadic, (1, 2, 3, 4, 5), {}),
+    (variadic, (), {"a": 4}),
+    (variadic_with_default, (1,), {}),
+    (variadic_with_default, (1, 2), {}),
+    (variadic_with_default, (1, 2, 3, 4), {}),
+    (variadic_with_default, (1,), {"b": 3}),
+    (variadic_with_default, (), {"b": 3, "a": 2}),
+    (nothing, (), {}),
+]
+
+BAD_CALLS = [
+    (plain, (), {}),
+    (plain, (1,), {}),
+    (plain, (1, 2, 3, 4, 5), {}),
+    (plain, (1, 2, 3, 4, 5, 6), {"d": 1}),
+    (plain, (1, 2), {"e": 5}),
+    (plain, (1, 2), {"a": 5}),
+    (plain, (1, 2, 3, 4), {"c": 5}),
+    (plain, (1,), {"c": 5}),
+    (plain, (), {"a": 5}),
+    (plain, (1, 2), {"": 5}),
+    (positional_only, (), {}),
+    (positional_only, (), {"a": 1}),
+    (positional_only, (1,), {"b": 1}),
+    (positional_only, (1, 2, 3, 4), {}),
+    (positional_only, (1, 2, 3), {"c": 4}),
+    (variadic, (), {}),
+    (variadic, (1,), {"rest": 3}),
+    (variadic, (1, 2), {"a": 3}),
+    (variadic_with_default, (), {"b": 1}),
+    (variadic_with_default, (1, 2, 3), {"b": 1}),
+    (nothing, (1,), {}),
+    (nothing, (), {"a": 1}),
+]
+
+
+def describe(call) -> str:
+    function, arguments, keywords = call
+    listed = [*map(repr, arguments), *(f"{name}={value}" for name, value in keywords.items())]
+    return f"{function.__name__}({', '.join(listed)})"
+
+
+@pytest.mark.parametrize("call", GOOD_CALLS, ids=describe)
+def test_arguments_bind_as_in_python(call):
+    function, arguments, keywords = call
+    kernel = KERNELS[function.__name__]
+    assert kernel(*arguments, **keywords) == function(*arguments, **keywords)
+    before = kernel.stats()
+    assert kernel(*arguments, **keywords) == function(*arguments, **keywords)
+    assert kernel.stats() == before._replace(fast=before.fast + 1), "the second call left the native path"
+
+
+@pytest.mark.parametrize("call", BAD_CALLS, ids=describe)
+def test_a_call_that_does_not_bind_raises_pythons_own_type_error(call):
+    function, arguments, keywords = call
+    kernel = KERNELS[function.__name__]
+    assert type_and_message(kernel, *arguments, **keywords) == type_and_message(function, *arguments, **keywords)
+
+
+@pytest.mark.parametrize("call", BAD_CALLS, ids=describe)
+def test_a_call_that_does_not_bind_keeps_no_reference(call):
+    function, arguments, keywords = call
+    kernel = KERNELS[function.__name__]
+    array = np.ones(3)
+    with references_kept(array, kernel):
+        for _ in range(5):
+            type_and_message(kernel, *[array] * len(arguments), **dict.fromkeys(keywords, array))
+
+
+def test_keyword_names_that_are_not_interned():
+    name = "".join(["l", "ong_parameter_name"])
+
+    @fast_args
+    def kernel(long_parameter_name, other=1):
+        return long_parameter_name + other
+
+    assert kernel(**{name: 5}) == 6
+    assert kernel(**{name[:4] + name[4:]: 5, "other": 2}) == 7
+    assert type_and_message(kernel, 1, **{name[:4] + name[4:]: 5})[0] is TypeError
+
+
+class TextSubclass(str):
+    pass
+
+
+def test_keyword_names_of_a_subclass_of_str():
+    assert KERNELS["plain"](1, 2, **{TextSubclass("d"): 9}) == 1239
+
+
+def test_the_unbound_forms_of_a_call():
+    kernel = KERNELS["plain"]
+    assert kernel.__call__(1, 2) == plain(1, 2)
+    assert type(kernel).__call__(kernel, 1, 2, d=5) == plain(1, 2, d=5)
+    assert list(map(kernel, [1, 2], [3, 4])) == [plain(1, 3), plain(2, 4)]
+
+
+def test_defaults_of_every_kind():
+    array = np.arange(3.0)
+
+    @fast_args
+    def kernel(x=None, y=2.5, z=True, t=(1, 2), s="text"):
+        return (x is None), y, z, t[1], len(s)
+
+    assert kernel() == (True, 2.5, True, 2, 4)
+    assert kernel(array, t=(5, 6)) == (False, 2.5, True, 6, 4)
+    assert kernel() == kernel.dispatcher()
+    before = kernel.stats().fast
+    kernel()
+    kernel(array, t=(5, 6))
+    assert kernel.stats().fast == before + 2
+
+
+def test_changed_defaults_of_the_function_do_not_change_the_kernel():
+    def function(a, b=2):
+        return a + b
+
+    kernel = fast_args(function)
+    assert kernel(1) == kernel.dispatcher(1) == 3
+    function.__defaults__ = (100,)
+    assert kernel(1) == kernel.dispatcher(1)
+
+
+def test_an_omitted_default_and_the_same_value_given_are_different_types():
+    @fast_args
+    def kernel(a, b=None):
+        if b is None:
+            return a
+        return a + b
+
+    assert [kernel(1), kernel(1, None), kernel(1, 2), kernel(1), kernel(1, b=2)] == [1, 1, 3, 1, 3]
+
+
+def test_more_parameters_than_a_machine_has_registers():
+    names = [f"p{i}" for i in range(40)]
+    namespace: dict[str, object] = {}
+    exec(f"def many({', '.join(name + '=' + str(i) for i, name in enumerate(names))}): return {'+'.join(names)}", namespace)
+    kernel = fast_args(namespace["many"])
+    assert kernel() == sum(range(40))
+    assert kernel(*range(40)) == sum(range(40))
+    assert kernel(1000, p39=0) == 1000 + sum(range(39))
+    assert kernel(1000, p39=0) == 1000 + sum(range(39))
+
+
+# ---- what a function has -------------------------------------------------------------------------------------------
+
+
+def test_metadata_of_the_function():
+    kernel = KERNELS["plain"]
+    assert isinstance(kernel, FastKernel) and callable(kernel)
+    assert (kernel.__name__, kernel.__qualname__, kernel.__module__) == ("plain", "plain", __name__)
+    assert kernel.__doc__ == plain.__doc__
+    assert kernel.__wrapped__ is plain and kernel.py_func is plain
+    assert inspect.signature(kernel) == inspect.signature(plain)
+    assert inspect.unwrap(kernel) is plain
+    assert "plain" in repr(kernel) and "c=3" in repr(kernel)
+
+
+def test_the_dispatcher_is_an_ordinary_one():
+    kernel = fast_args(plain)
+    assert isinstance(kernel.dispatcher, numba.core.registry.CPUDispatcher)
+    assert kernel.signatures == []
+    kernel(1, 2, 3, 4)
+    assert kernel.signatures == kernel.dispatcher.signatures == [(int64, int64, int64, int64)]
+
+
+def test_attributes_can_be_set_and_deleted():
+    kernel = fast_args(plain)
+    kernel.note = "mine"
+    assert kernel.note == "mine" and vars(kernel)["note"] == "mine"
+    del kernel.note
+    assert not hasattr(kernel, "note")
+
+
+def test_kernels_are_equal_only_to_themselves_and_hashable():
+    first, second = fast_args(plain), fast_args(plain)
+    assert first == first and first != second
+    assert len({first, second, first}) == 2
+
+
+def test_stats_count_calls_by_path():
+    kernel = fast_args(plain)
+    assert kernel.stats() == KernelStats(0, 0, 0)
+    kernel(1, 2, 3, 4)
+    assert kernel.stats() == KernelStats(fast=0, slow=1, compiled=1)
+    for _ in range(10):
+        kernel(1, 2, 3, 4)
+    assert kernel.stats() == KernelStats(fast=10, slow=1, compiled=1)
+    kernel(1.0, 2, 3, 4)
+    assert kernel.stats() == KernelStats(fast=10, slow=2, compiled=2)
+    assert type_and_message(kernel, 1)[0] is TypeError
+    assert kernel.stats() == KernelStats(fast=10, slow=2, compiled=2)
+
+
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @fast_args
+    def unbound(self, x):
+        return x + 1
+
+    static = staticmethod(fast_args(plain))
+
+
+def test_a_kernel_is_a_method_like_a_function():
+    assert inspect.ismethod(Scale(2).unbound)
+    assert Scale.unbound is Scale.__dict__["unbound"]
+    assert Scale(1).static(1, 2) == Scale.static(1, 2) == plain(1, 2)
+    Number = type("Number", (float,), {})
+
+    @fast_args
+    def add(self, other):
+        return self + other
+
+    Number.add = add
+    assert Number(1.5).add(2.0) == 3.5
+    bound = add.__get__(1.0)
+    assert bound(2.0) == 3.0
+    assert bound.__self__ == 1.0 and bound.__func__ is add
+
+
+def test_a_bound_kernel_takes_keywords_and_defaults():
+    Number = type("Number", (int,), {"combine": KERNELS["plain"]})
+    assert Number(1).combine(2) == plain(1, 2)
+    assert Number(1).combine(2, d=9) == plain(1, 2, d=9)
+    bound = KERNELS["plain"].__get__(1)
+    for _ in range(3):
+        assert bound(2, d=9) == plain(1, 2, d=9)
+    assert type_and_message(bound, 2, a=1) == type_and_message(plain.__get__(1), 2, a=1)
+
+
+# ---- life and death ------------------------------------------------------------------------------------------------
+
+
+def test_kernels_can_be_weakly_referenced_and_die():
+    kernel = fast_args(plain)
+    kernel(1, 2)
+    reference = weakref.ref(kernel)
+    assert reference() is kernel
+    del kernel
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_kernel_in_a_reference_cycle_is_collected():
+    kernel = fast_args(plain)
+    kernel(1, 2)
+    kernel.itself = kernel
+    references = weakref.ref(kernel), weakref.ref(kernel.dispatcher)
+    del kernel
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_a_deep_chain_of_kernels_is_freed():
+    dispatcher = numba.njit(plain)
+    kernel = None
+    for _ in range(100_000):
+        link = FastKernel.__new__(FastKernel)
+        link.next = kernel
+        kernel = link
+    reference = weakref.ref(kernel)
+    del kernel, link
+    gc.collect()
+    assert reference() is None
+    assert fast_args(dispatcher)(1, 2) == plain(1, 2)
+
+
+def test_an_object_made_without_init_cannot_be_called_but_does_no_harm():
+    run_python(
+        """
+        from fastexchange import FastKernel
+        kernel = FastKernel.__new__(FastKernel)
+        try:
+            kernel(1)
+        except (TypeError, AttributeError):
+            pass
+        else:
+            raise AssertionError("it was called")
+        """
+    )
+
+
+def test_a_kernel_outlives_the_name_of_its_dispatcher():
+    kernel = fast_args(numba.njit(plain))
+    gc.collect()
+    assert kernel(1, 2) == plain(1, 2)
+
+
+def test_a_kernel_dropped_while_it_runs():
+    holder = {}
+
+    @numba.njit
+    def drop_it(x):
+        with numba.objmode():
+            holder.clear()
+            gc.collect()
+        return x + 1
+
+    holder["kernel"] = fast_args(drop_it)
+    assert holder["kernel"](1) == 2
+    holder["kernel"] = fast_args(drop_it)
+    assert holder["kernel"](1) == 2
+    assert holder == {}
+
+
+def test_calls_keep_no_reference_to_arguments_or_result():
+    kernel = KERNELS["variadic"]
+    array, text = np.ones(3), "some text".upper()
+    kernel(1, array, text)
+    kernel(1, None, True, array)
+    with references_kept(array, text, kernel):
+        for _ in range(100):
+            kernel(1, array, text)
+            kernel(1, None, True, array)
+
+
+def test_calls_keep_no_reference_to_none_and_bools():
+    @fast_args
+    def returns_none(x, y, z=None):
+        pass
+
+    returns_none(None, True)
+    singletons = (None, True, False)
+    before = [sys.getrefcount(thing) for thing in singletons]
+    for _ in range(10_000):
+        returns_none(None, True)
+    after = [sys.getrefcount(thing) for thing in singletons]
+    assert all(abs(y - x) < 1000 for x, y in zip(before, after, strict=True)), (before, after)
+
+
+# ---- copies and pickles --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy, lambda kernel: pickle.loads(pickle.dumps(kernel))])
+def test_copies_are_what_copies_of_numbas_dispatchers_are(copier):
+    kernel = KERNELS["plain"]
+    assert (copier(kernel.dispatcher) is kernel.dispatcher) == (copier(kernel) is kernel)
+    assert copier(kernel)(1, 2) == plain(1, 2)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_every_protocol(protocol):
+    kernel = pickle.loads(pickle.dumps(KERNELS["positional_only"], protocol))
+    assert type(kernel) is FastKernel
+    assert kernel(1, c=5) == positional_only(1, c=5)
+
+
+def test_a_pickle_works_in_another_process():
+    factor = 3
+
+    @fast_args
+    def closure(x, n=2):
+        return x * factor * n
+
+    assert closure(1.0) == 6.0
+    run_python(
+        """
+        import pickle, sys
+        kernel = pickle.loads(bytes.fromhex(sys.argv[1]))
+        assert kernel(2.0) == 12.0 and kernel(2.0, n=1) == 6.0, kernel(2.0)
+        assert kernel.__name__ == "closure"
+        """,
+        pickle.dumps(closure).hex(),
+    )
+
+
+# ---- inside other jitted functions ---------------------------------------------------------------------------------
+
+
+@fast_args
+def inner(x):
+    return x.sum()
+
+
+def test_a_kernel_called_inside_a_jitted_function():
+    @numba.njit
+    def outer(x):
+        return inner(x) + 1
+
+    @fast_args
+    def fast_outer(x):
+        return inner(x) + 1
+
+    array = np.arange(4.0)
+    assert outer(array) == fast_outer(array) == fast_outer(array) == 7.0
+
+
+def test_a_kernel_passed_to_a_jitted_function():
+    @numba.njit
+    def apply(function, x):
+        return function(x)
+
+    array = np.arange(4.0)
+    assert apply(inner, array) == apply(inner.dispatcher, array) == 6.0
+
+
+def test_a_kernel_in_a_closure_and_in_an_overload():
+    def make(function):
+        return fast_args(lambda x: function(x) * 2)
+
+    assert make(inner)(np.arange(4.0)) == 12.0
+    assert make(make(inner))(np.arange(4.0)) == 24.0
+
+
+# ---- subclasses ----------------------------------------------------------------------------------------------------
+
+
+class Counted(FastKernel):
+    """Counts its calls."""
+
+    def __init__(self, dispatcher):
+        super().__init__(dispatcher)
+        self.count = 0
+
+    def __call__(self, *args, **kwargs):
+        self.count += 1
+        return super().__call__(*args, **kwargs)
+
+
+class Labelled(FastKernel):
+    label = "mine"
+
+
+def test_a_subclass_that_overrides_call_is_asked():
+    kernel = Counted(numba.njit(plain))
+    for _ in range(3):
+        assert kernel(1, 2, d=5) == plain(1, 2, d=5)
+    assert kernel.count == 3
+    assert kernel.stats() == KernelStats(fast=2, slow=1, compiled=1)
+
+
+def test_a_subclass_of_a_subclass_that_overrides_call_is_asked():
+    class More(Counted):
+        pass
+
+    kernel = More(numba.njit(plain))
+    assert [kernel(1, 2), kernel(1, 2), kernel.count] == [plain(1, 2), plain(1, 2), 2]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="before CPython 3.12 a class keeps its vectorcall when __call__ is set")
+def test_call_overridden_later_is_asked():
+    class Late(FastKernel):
+        pass
+
+    kernel = Late(numba.njit(plain))
+    assert kernel(1, 2) == plain(1, 2)
+    Late.__call__ = lambda self, *arguments: "overridden"
+    assert type(kernel).__call__(kernel, 1, 2) == "overridden"
+    assert kernel(1, 2) == "overridden"
+
+
+def test_a_subclass_that_overrides_nothing_stays_native():
+    kernel = Labelled(numba.njit(plain))
+    assert [kernel(1, 2), kernel(1, 2), kernel.label] == [plain(1, 2), plain(1, 2), "mine"]
+    assert kernel.stats().fast == 1
+
+
+# ---- the decorator -------------------------------------------------------------------------------------------------
+
+
+def test_decorating_with_and_without_parentheses():
+    assert fast_args(plain)(1, 2) == fast_args()(plain)(1, 2) == plain(1, 2)
+
+
+def test_options_are_those_of_njit():
+    def divide(a, b):
+        return a / b
+
+    assert fast_args(error_model="numpy")(divide)(1.0, 0.0) == np.inf
+    assert type_and_message(fast_args(divide), 1.0, 0.0)[0] is ZeroDivisionError
+    kernel = fast_args(plain, fastmath=True, nogil=True)
+    assert kernel.dispatcher.targetoptions["fastmath"] is True and kernel.dispatcher.targetoptions["nogil"] is True
+    assert kernel(1, 2) == plain(1, 2)
+
+
+def test_boundscheck_keeps_its_meaning():
+    def third(x):
+        return x[3]
+
+    kernel = fast_args(boundscheck=True)(third)
+    for _ in range(2):
+        assert type_and_message(kernel, np.ones(3)) == (IndexError, "index is out of bounds")
+
+
+def test_a_dispatcher_has_one_kernel():
+    dispatcher = numba.njit(plain)
+    kernel = fast_args(dispatcher)
+    assert kernel.dispatcher is dispatcher
+    assert fast_args(dispatcher) is kernel
+    assert fast_args(kernel) is kernel
+
+
+def test_a_dispatcher_that_has_compiled_already():
+    dispatcher = numba.njit(plain)
+    dispatcher(1, 2, 3, 4)
+    kernel = fast_args(dispatcher)
+    assert kernel.signatures == [(int64, int64, int64, int64)]
+    assert kernel(1, 2, 3, 4) == plain(1, 2, 3, 4)
+    assert len(kernel.signatures) == 1
+
+
+@pytest.mark.parametrize(
+    "signature", ["int64(int64)", int64(int64), (int64,), ["int64(int64)"], ["int64(int64)", "float64(float64)"], [(int64,)]]
+)
+def test_explicit_signatures_are_given_first_as_for_njit(signature):
+    @fast_args(signature)
+    def double(x):
+        return x * 2
+
+    assert double(3) == double(3) == 6
+    assert double.signatures[0] == (int64,)
+    assert not double.dispatcher._can_compile
+    assert double.stats().fast == 1
+
+
+def test_explicit_signatures_and_options():
+    @fast_args("float64(float64, float64)", error_model="numpy")
+    def divide(a, b):
+        return a / b
+
+    assert divide(1, 0) == np.inf
+    assert divide.signatures == [(float64, float64)]
+
+
+class AClass:
+    pass
+
+
+@pytest.mark.parametrize("thing", [AClass, len, 3, [1, 2], AClass(), np.sin, b""], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"fastmath": True}], ids=["", "options"])
+def test_what_cannot_be_decorated_is_a_type_error(thing, options):
+    kind, message = type_and_message(fast_args, thing, **options)
+    assert kind is TypeError
+    assert "fast_args()" in message
+
+
+def test_options_given_with_a_dispatcher_are_a_type_error():
+    for given in (numba.njit(plain), fast_args(plain)):
+        kind, message = type_and_message(fast_args, given, fastmath=True)
+        assert kind is TypeError and "fastmath" in message
+
+
+def test_an_unknown_option_is_refused_as_njit_refuses_it():
+    """Numba looks at its options when it compiles."""
+    kernel, dispatcher = fast_args(plain, no_such_option=True), numba.njit(plain, no_such_option=True)
+    assert type_and_message(kernel, 1, 2) == type_and_message(dispatcher, 1, 2)
+    assert type_and_message(kernel, 1, 2)[0] is KeyError
+
+
+def test_functions_without_source_and_lambdas():
+    namespace: dict[str, object] = {}
+    exec("def made(x, y=1): return x + y", namespace)
+    assert fast_args(namespace["made"])(1) == 2
+    assert fast_args(lambda x: x * 2)(4) == 8
+
+
+def test_keyword_only_parameters_as_numba_takes_them():
+    """Numba treats them like the others, so a kernel can have them, too."""
+
+    def function(x, *, k):
+        return x * 10 + k
+
+    assert numba.njit(function)(1, k=2) == 12
+    kernel = fast_args(function)
+    for _ in range(2):
+        assert kernel(1, k=2) == 12
+    assert type_and_message(kernel, 1) == type_and_message(function, 1)
