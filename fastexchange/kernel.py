@@ -23,7 +23,7 @@ from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
 from .discovery import OMITTED, PATH_DUNDER, PATH_EXCHANGE, discover, learn
 from .dispatch import entry, layout, shim
-from .dispatch.leaves import GOLDEN
+from .dispatch.entries import GOLDEN
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
 from .dispatch.walk import FLAG_TRUSTED
@@ -59,12 +59,14 @@ class _Native:
         self.retired: list[Any] = []
         context = self.context = ffi.new("fx_context *")
         context.runtime = self.shared.address
-        # Stands for the last call before there was one: no key is 0, no call has -1 keys.
+        # Stands for the last call before there was one.
         self.nothing = ffi.new("int64_t[]", 1), ffi.new("fx_overload *")
         self.nothing[1].keys, self.nothing[1].key_count = _address(self.nothing[0]), -1
+        self.nothing[1].plan_words = _NO_PLAN
         context.last = _address(self.nothing[1])
         context.overloads, context.overloads_mask = _address(self.buckets), len(self.buckets) - 1
         context.parameter_count, context.required_count = len(names), required
+        context.plain_count = -1 if variadic else len(names)
         context.positional_only, context.variadic = positional_only, variadic
         context.names = _address(self.name_pointers)
         context.omitted = id(OMITTED)
@@ -79,15 +81,18 @@ class _Native:
     def has(self, keys: tuple[int, ...]) -> bool:
         return any(known == keys for _, known, _ in self.overloads)
 
-    def add(self, keys: tuple[int, ...], trampoline=0, kernel=0, box=0, constants: tuple = (), keep: Any = None) -> None:
-        """File an overload; with ``trampoline=0`` one that only Numba's dispatcher can call."""
+    def add(self, keys: tuple[int, ...], bound: tuple = (), trampoline=0, kernel=0, box=0, constants=(), keep: Any = None):
+        """File an overload for arguments like `bound`; with ``trampoline=0`` one that only Numba's dispatcher can call."""
         key_words = ffi.new("int64_t[]", [*keys, 0])
         pointers = ffi.new("intptr_t[]", [id(constant) for constant in constants] or [0])
         overload = ffi.new("fx_overload *")
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), _address(key_words)
         overload.trampoline, overload.kernel = trampoline, kernel
         overload.box, overload.box_constants = box, _address(pointers)
-        self.overloads.append((overload, keys, (key_words, pointers, constants, keep)))
+        plan, held = self._plan(keys, bound)
+        overload.plan = _address(plan)
+        overload.plan_words = sum(_words_of(key) for key in keys) if trampoline else _NO_PLAN
+        self.overloads.append((overload, keys, (key_words, pointers, constants, keep, plan, held)))
         if len(self.overloads) > len(self.buckets):
             # Calls in progress may still look at the old buckets: they stay, all together no larger than the new ones.
             self.retired.append(self.buckets)
@@ -101,10 +106,51 @@ class _Native:
         else:
             self._link(overload)
 
+    def _plan(self, keys: tuple[int, ...], bound: tuple):
+        """The plan of an overload (see ``dispatch.plan``), and the dtypes that it refers to."""
+        plan = ffi.new("fx_plan[]", len(bound) or 1)
+        held = []
+        for record, value, key in zip(plan, bound, keys):
+            fields = self.shared.entries.fields(type(value))
+            kind = fields["kind"]
+            if kind not in _PLANNED_KINDS or (kind == layout.KIND_INT and key != _INT64_KEY):
+                break  # from here on keys and arguments need not go together
+            if kind == layout.KIND_EXCHANGE and self.context.release_gil:
+                break
+            record.kind, record.ndim, record.flags = kind, (key >> layout.NDIM_SHIFT) & 0xFF, key >> layout.FLAGS_SHIFT
+            field = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
+            if kind == layout.KIND_NDARRAY:
+                record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
+                held.append(value.dtype)
+            elif kind == layout.KIND_EXCHANGE:
+                record.dtype = record.ndim | field << 32 | 1 << 48
+                for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer"):
+                    setattr(record, name, fields.get(name, 0))
+            record.type = id(type(value))
+            self.shared.entries.watch(type(value), plan)
+        return plan, held
+
     def _link(self, overload) -> None:
         index = ((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & (len(self.buckets) - 1)
         overload.next = self.buckets[index]
         self.buckets[index] = _address(overload)
+
+
+_PLANNED_KINDS = frozenset(
+    (
+        layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_FLOAT, layout.KIND_INT, layout.KIND_BOOL, layout.KIND_NONE,
+        layout.KIND_NUMPY_SCALAR,
+    )
+)  # fmt: skip
+_INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
+_NO_PLAN = 1 << 62
+
+
+def _words_of(key: int) -> int:
+    """How many words a leaf with this key takes, at most."""
+    if key & 0xFF == layout.KIND_ARRAY:
+        return layout.ARRAY_HEAD_WORDS + 2 * ((key >> layout.NDIM_SHIFT) & 0xFF)
+    return 2
 
 
 def _address(cdata) -> int:
@@ -199,7 +245,7 @@ class FastKernel(NativeCallable):
                 learn(report.stopped_at)
             elif status == layout.STATUS_UNKNOWN_SHAPE:
                 try:
-                    is_native = self._specialise(report.keys)
+                    is_native = self._specialise(report.keys, bound)
                 except UnknownDtype as unknown:
                     code, bits = unknown.field & 0xFF, unknown.field >> 8 & 0xFF
                     self._refuse(unknown.position, bound, f"its element type {dtype_name(code, bits)} has no NumPy dtype; convert it first")
@@ -228,7 +274,7 @@ class FastKernel(NativeCallable):
                 self._refused(report.native.position, error)
             raise
 
-    def _specialise(self, keys: tuple[int, ...]) -> bool:
+    def _specialise(self, keys: tuple[int, ...], bound: tuple) -> bool:
         """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
         given = numba_types(keys, self._parameters.defaults, self._native.shared.serials)
         chosen = self._overload_for(given)
@@ -242,7 +288,7 @@ class FastKernel(NativeCallable):
             return False
         address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
         if not self._native.has(keys):
-            self._native.add(keys, trampoline, address, box, constants, compiled)
+            self._native.add(keys, bound, trampoline, address, box, constants, compiled)
         return True
 
     def _overload_for(self, given: tuple):

@@ -13,6 +13,7 @@ because helpers are inlined across files; and the versions of Numba, of Python a
 import functools
 import hashlib
 import sys
+import uuid
 from pathlib import Path
 
 import numba
@@ -20,7 +21,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import caching, cgutils, config
-from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
@@ -29,7 +29,7 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "CodeCache", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "native_inline",
+    "CodeCache", "CodeUnit", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "native_inline",
     "numpy_dtype",
     "offset_of", "sizeof", "stack", "static_array", "store", "struct_at",
 ]  # fmt: skip
@@ -233,6 +233,26 @@ def _source_stamp() -> str:
     return digest.hexdigest()
 
 
+class CodeUnit:
+    """One LLVM function under construction, in a code library of its own. Its symbol is unique, also across processes."""
+
+    def __init__(self, context, name: str, function_type):
+        self.symbol = f"fastexchange.{name}.{uuid.uuid4().hex}"
+        self.library = context.codegen().create_library(self.symbol)
+        self.library.enable_object_caching()  # before it is finalised
+        self.module = self.library.create_ir_module(self.symbol)
+        self.function = ir.Function(self.module, function_type, self.symbol)
+        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+
+    def finish(self, *linked, extra=None):
+        """Compile it. Returns ``(library, symbol, extra)``, what :meth:`CodeCache.get` stores."""
+        self.library.add_ir_module(self.module)
+        for library in linked:
+            self.library.add_linking_library(library)
+        self.library.finalize()
+        return self.library, self.symbol, extra
+
+
 class CodeCache:
     """Machine code by key, on disk where a directory is writable, else in memory only.
 
@@ -304,11 +324,15 @@ code_cache = CodeCache()
 
 
 class CFunction:
-    """A C function written in this package's dialect: compiled, or loaded from the cache, when its address is asked for."""
+    """A C function written in this package's dialect: compiled, or loaded from the cache, when its address is asked for.
+
+    Numba compiles the body. The C entry point around it is made here and not by ``numba.cfunc``, whose wrapper keeps the
+    body from being inlined into it (1.5 ns a call) and prints exceptions that these functions never raise.
+    """
 
     def __init__(self, python_function, result, arguments):
         self._python_function = python_function
-        self._signature = (tuple(arguments), result)
+        self._result, self._arguments = result, tuple(arguments)
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
 
@@ -319,10 +343,22 @@ class CFunction:
         return code_cache.get(key, self._compile)[0]
 
     def _compile(self):
-        options = {"nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True}
-        cres = CFunc(self._python_function, self._signature, locals={}, options=options)._compile_uncached()
-        cres.library.enable_object_caching()  # before it is finalised
-        return cres.library, cres.fndesc.llvm_cfunc_wrapper_name, None
+        body = native_inline(self._python_function)
+        body.compile(self._result(*self._arguments))
+        compiled = body.overloads[self._arguments]
+        context = cpu_target.target_context
+        c_result = ir.VoidType() if self._result == types.void else context.get_value_type(self._result)
+        c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])
+        unit = CodeUnit(context, f"function.{self.__name__}", c_type)
+        convention = context.call_conv
+        callee_type = convention.get_function_type(self._result, self._arguments)
+        callee = ir.Function(unit.module, callee_type, compiled.fndesc.llvm_func_name)
+        _, value = convention.call_function(unit.builder, callee, self._result, self._arguments, unit.function.args)
+        if self._result == types.void:
+            unit.builder.ret_void()
+        else:
+            unit.builder.ret(value)
+        return unit.finish(compiled.library)
 
 
 def cfunction(result, *arguments):

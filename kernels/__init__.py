@@ -1,7 +1,7 @@
 """This repository's own kernels: small, real, and checked against PyTorch and NumPy.
 
-They show how a kernel for ``@fast_args`` is written, and the tests, the benchmarks and the notebooks call them. The folder
-is not installed with the package: import it from the repository's root.
+They show how a kernel for ``@fast_args`` is written, and the tests, the benchmarks and the notebooks call them. The
+folder is not installed with the package: import it from the repository's root.
 
 ========================  ==============================================================
 ``axpy.axpy``             ``out = a * x + y`` of vectors
@@ -15,9 +15,9 @@ Rules that all of them keep:
 
 - A kernel writes into its argument ``out`` and returns None. Inputs are only read.
 - Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.
-- What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes that
-  do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the kernel's
-  aliasing rule does not allow (see ``overlap``). The message is constant and begins with the argument's name.
+- What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes
+  that do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the
+  kernel's aliasing rule does not allow (see ``overlap``). The message is constant and begins with the argument's name.
 - An array of the wrong number of dimensions is a ValueError or one of Numba's compile errors.
 - Compiled code is cached on disk.
 """

@@ -1,10 +1,11 @@
 """Counts of a vector's values in bins of equal width between two bounds.
 
-Source: the definition in the reference of ``numpy.histogram`` (with ``bins`` a number and ``range`` given): bin ``k`` of ``n`` holds
-``edge[k] <= value < edge[k + 1]``, the last bin also its upper edge, where ``edge = linspace(low, high, n + 1)``, rounded to the
-dtype of the values if that is floating. Values outside, NaN and infinities are not counted.
+Source: the definition in the reference of ``numpy.histogram`` (with ``bins`` a number and ``range`` given): bin ``k``
+of ``n`` holds ``edge[k] <= value < edge[k + 1]``, the last bin also its upper edge, where ``edge = linspace(low, high,
+n + 1)``, rounded to the dtype of the values if that is floating. Values outside, NaN and infinities are not counted.
 
-Tested in ``tests/test_kernels.py`` against ``numpy.histogram``, count for count, and against ``torch.histc``, whose bins differ
+Tested in ``tests/test_kernels.py`` against ``numpy.histogram``, count for count, and against ``torch.histc``, whose
+bins differ
 for values within rounding of an edge.
 """
 
@@ -15,7 +16,7 @@ from fastexchange import fast_args
 from .overlap import apart, injective
 
 
-# Serial: every thread would need counts of its own, and their sum.
+# Serial: threads would each need counts of their own, as large as `out` and then summed.
 @fast_args(cache=True, error_model="numpy")
 def histogram(x, low, high, out):
     """Write into ``out[k]`` how many values of `x` lie in bin `k`.

@@ -1,10 +1,13 @@
 """Which memory do arrays share? What kernels ask before they write.
 
-A kernel that writes ``out`` while it still reads ``x`` is right if the two share no memory, or if they are the same view and
-each element is read before it is written. Deciding that exactly for any two strided views means solving a Diophantine
-equation; the functions here decide it for the views that slicing, transposing and reshaping make, and count what
-they cannot decide as an overlap. Addresses, strides and spans are in bytes. Tested in ``tests/test_kernels.py`` against
-``numpy.shares_memory``, which is exact.
+A kernel that writes ``out`` while it still reads ``x`` is right if the two share no memory, or if they are the same
+view and each element is read before it is written. Deciding that exactly for any two strided views means solving a
+Diophantine equation; the functions here decide it for the views that slicing, transposing and reshaping make, and
+count what they cannot decide as an overlap.
+
+Addresses, strides and spans are in bytes. The work is done on an array's address, item size, shape and strides, so that
+one compiled version serves all dtypes and layouts. Tested in ``tests/test_kernels.py`` against ``numpy.shares_memory``,
+which is exact.
 """
 
 import numpy as np
@@ -14,14 +17,26 @@ _NO_PITCH = 1 << 62  # larger than any address on a 64-bit machine
 
 
 @njit(cache=True)
-def _span_and_start(x, pitch):
-    """Where one pitch's worth of the non-empty array `x` lies: its length in bytes, and its lowest address."""
-    span = np.intp(x.itemsize)
-    start = np.intp(x.ctypes.data)
-    for d in range(x.ndim):
-        stride = np.intp(x.strides[d])
-        if stride % pitch != 0:
-            reach = stride * np.intp(x.shape[d] - 1)
+def _place(x):
+    """Where the array `x` lies: its address, item size, shape and strides."""
+    return np.intp(x.ctypes.data), np.intp(x.itemsize), x.shape, x.strides
+
+
+@njit(cache=True)
+def _is_empty(place):
+    empty = False
+    for extent in place[2]:
+        empty = empty or extent == 0
+    return empty
+
+
+@njit(cache=True)
+def _span_and_start(place, pitch):
+    """The length of what a non-empty array covers of a piece of memory `pitch` long, and its lowest address."""
+    start, span, shape, strides = place
+    for d in range(len(shape)):
+        if strides[d] % pitch != 0:
+            reach = strides[d] * (shape[d] - 1)
             span += abs(reach)
             start += min(reach, 0)
     return span, start
@@ -29,10 +44,10 @@ def _span_and_start(x, pitch):
 
 @njit(cache=True)
 def _separated(x, y, pitch):
-    """Whether the bytes of `x` and `y`, non-empty, lie in different places of a memory cut into pieces of `pitch` bytes.
+    """Whether two non-empty arrays, given by their places, lie at different offsets in pieces of memory `pitch` long.
 
-    A stride that is a multiple of the pitch does not move an element within its piece, so only the other dimensions count. With a
-    row's stride as the pitch this tells apart two groups of columns of one matrix.
+    A stride that is a multiple of the pitch does not change an element's offset in its piece, so only the other
+    dimensions count. With a row's stride as the pitch this tells apart two groups of columns of one matrix.
     """
     x_span, x_start = _span_and_start(x, pitch)
     y_span, y_start = _span_and_start(y, pitch)
@@ -41,42 +56,51 @@ def _separated(x, y, pitch):
 
 
 @njit(cache=True)
+def _apart(x, y):
+    found = _is_empty(x) or _is_empty(y) or _separated(x, y, _NO_PITCH)
+    for stride in x[3] + y[3]:
+        found = found or (stride != 0 and _separated(x, y, abs(stride)))
+    return found
+
+
+@njit(cache=True)
+def _same(x, y):
+    """Whether two arrays of equal shape have each element at the same address."""
+    same = x[0] == y[0] and x[1] == y[1]
+    for d in range(len(x[2])):
+        same = same and (x[3][d] == y[3][d] or x[2][d] <= 1)
+    return same
+
+
+@njit(cache=True)
+def _injective(place):
+    _, itemsize, shape, strides = place
+    for d in range(len(shape)):
+        if shape[d] > 1:
+            stride = abs(strides[d])
+            inner = itemsize  # what the dimensions with smaller strides span
+            for e in range(len(shape)):
+                other = abs(strides[e])
+                if other < stride or (other == stride and e < d):
+                    inner += other * (shape[e] - 1)
+            if stride < inner:
+                return False
+    return True
+
+
+@njit(cache=True)
 def apart(x, y):
     """Whether `x` and `y` certainly share no memory."""
-    if x.size == 0 or y.size == 0 or _separated(x, y, np.intp(_NO_PITCH)):
-        return True
-    for stride in x.strides:
-        if stride != 0 and _separated(x, y, np.intp(abs(stride))):
-            return True
-    for stride in y.strides:
-        if stride != 0 and _separated(x, y, np.intp(abs(stride))):
-            return True
-    return False
+    return _apart(_place(x), _place(y))
 
 
 @njit(cache=True)
 def apart_or_same(x, y):
     """Whether `x` and `y`, of equal shape, certainly share no memory, or have each element at the same address."""
-    same = x.ctypes.data == y.ctypes.data and x.itemsize == y.itemsize
-    for d in range(x.ndim):
-        same = same and (x.strides[d] == y.strides[d] or x.shape[d] <= 1)
-    return same or apart(x, y)
+    return _same(_place(x), _place(y)) or _apart(_place(x), _place(y))
 
 
 @njit(cache=True)
 def injective(x):
     """Whether each element of `x` certainly has memory of its own; an expanded array, with stride 0, has not."""
-    if x.size == 0:
-        return True
-    for d in range(x.ndim):
-        if x.shape[d] > 1:
-            stride = abs(x.strides[d])
-            inner = x.itemsize  # bytes that the dimensions with smaller strides span
-            for e in range(x.ndim):
-                if e != d and x.shape[e] > 1:
-                    other = abs(x.strides[e])
-                    if other < stride or (other == stride and e < d):
-                        inner += other * (x.shape[e] - 1)
-            if stride < inner:
-                return False
-    return True
+    return _is_empty(_place(x)) or _injective(_place(x))

@@ -8,22 +8,16 @@ The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its
 return codes and its error values are taken from it, not restated here.
 """
 
-import hashlib
-import itertools
-import os
-import time
-
 from llvmlite import ir
 from numba.core import types
 from numba.core.pythonapi import EnvironmentManager
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from ..native import code_cache
+from ..native import CodeUnit, code_cache
 from .layout import RESULT_BYTES
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
-_serial = itertools.count()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 
 
@@ -37,26 +31,6 @@ def _context():
     target.refresh()
     rtsys.initialize(target)
     return target.subtarget(enable_nrt=True)
-
-
-class _Function:
-    """An LLVM function under construction in a code library of its own."""
-
-    def __init__(self, context, key: tuple, result, arguments):
-        # The number tells types apart that print alike; it is part of cached code too, which keeps its symbol.
-        digest = hashlib.sha256(repr((key, next(_serial), os.getpid(), time.time_ns())).encode()).hexdigest()
-        self.symbol = f"fastexchange.{key[0]}.{digest[:32]}"
-        self.library = context.codegen().create_library(self.symbol)
-        self.library.enable_object_caching()
-        self.module = self.library.create_ir_module(self.symbol)
-        self.function = ir.Function(self.module, ir.FunctionType(result, arguments), self.symbol)
-        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
-
-    def finish(self, extra=None):
-        self.library.add_ir_module(self.module)
-        self.library.add_linking_library(rtsys.library)
-        self.library.finalize()
-        return self.library, self.symbol, extra
 
 
 def _as_word_sized(llvm_type):
@@ -82,13 +56,13 @@ def trampoline(given: tuple, taken: tuple) -> int:
         key: tuple = ("trampoline", tuple(str(leaf) for leaf in leaves))
     else:
         key = ("casting-trampoline", repr(given), repr(taken))
-    return code_cache.get(key, lambda: _build_trampoline(context, key, leaves, given, taken))[0]
+    return code_cache.get(key, lambda: _build_trampoline(context, leaves, given, taken))[0]
 
 
-def _build_trampoline(context, key, leaves, given, taken):
-    function = _Function(context, key, _INT32, [_VOID_POINTER] * 4)
-    kernel, result, excinfo, words = function.function.args
-    builder = function.builder
+def _build_trampoline(context, leaves, given, taken):
+    unit = CodeUnit(context, "trampoline", ir.FunctionType(_INT32, [_VOID_POINTER] * 4))
+    kernel, result, excinfo, words = unit.function.args
+    builder = unit.builder
     words = builder.bitcast(words, _WORD.as_pointer())
     loaded = []
     for index, leaf in enumerate(leaves):
@@ -108,7 +82,7 @@ def _build_trampoline(context, key, leaves, given, taken):
         loaded = list(context.call_conv._get_arg_packer(taken).as_arguments(builder, values))
     signature = ir.FunctionType(_INT32, [_VOID_POINTER, _VOID_POINTER, *(value.type for value in loaded)])
     builder.ret(builder.call(builder.bitcast(kernel, signature.as_pointer()), [result, excinfo, *loaded]))
-    return function.finish()
+    return unit.finish(rtsys.library)
 
 
 class _Constants(EnvironmentManager):
@@ -143,7 +117,7 @@ def box(return_type) -> tuple[int, tuple]:
     if size > RESULT_BYTES:
         raise UnsupportedEntry(f"a result of {size} bytes")
     key = ("box", return_type)
-    return code_cache.get(key, lambda: _build_box(context, key, return_type), persist=_is_plain(return_type))
+    return code_cache.get(key, lambda: _build_box(context, return_type), persist=_is_plain(return_type))
 
 
 def _is_plain(numba_type) -> bool:
@@ -157,44 +131,44 @@ def _is_plain(numba_type) -> bool:
     return isinstance(numba_type, (types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, types.UnicodeType))
 
 
-def _build_box(context, key, return_type):
-    function = _Function(context, key, _VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer()])
-    result, constants = function.function.args
-    builder = function.builder
+def _build_box(context, return_type):
+    unit = CodeUnit(context, "box", ir.FunctionType(_VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer()]))
+    result, constants = unit.function.args
+    builder = unit.builder
     api = context.get_python_api(builder)
     manager = _Constants(api, constants)
     pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
-    with context.push_code_library(function.library):
+    with context.push_code_library(unit.library):
         value = context.get_returned_value(builder, return_type, builder.load(pointer))
         boxed_type = return_type.type if isinstance(return_type, types.Optional) else return_type
         try:
             builder.ret(api.from_native_return(boxed_type, value, manager))
         except Exception as error:  # Numba's boxers raise anything for what they cannot box without a kernel around
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
-    return function.finish(tuple(manager.objects))
+    return unit.finish(rtsys.library, extra=tuple(manager.objects))
 
 
 def raise_error() -> int:
     """The address of ``void (*)(code, excinfo)``: sets the Python exception that a kernel's return code stands for."""
     context = _context()
     key = ("raise",)
-    return code_cache.get(key, lambda: _build_raise_error(context, key))[0]
+    return code_cache.get(key, lambda: _build_raise_error(context))[0]
 
 
-def _build_raise_error(context, key):
+def _build_raise_error(context):
     from numba.core.callconv import excinfo_ptr_t
 
-    function = _Function(context, key, ir.VoidType(), [_WORD, _VOID_POINTER])
-    code, excinfo = function.function.args
-    builder = function.builder
+    unit = CodeUnit(context, "raise", ir.FunctionType(ir.VoidType(), [_WORD, _VOID_POINTER]))
+    code, excinfo = unit.function.args
+    builder = unit.builder
     api = context.get_python_api(builder)
     convention = context.call_conv
     status = convention._get_return_status(
         builder, builder.trunc(code, _INT32), builder.bitcast(excinfo, excinfo_ptr_t)
     )
-    with context.push_code_library(function.library):
+    with context.push_code_library(unit.library):
         convention.raise_error(builder, api, status)
     builder.ret_void()
-    return function.finish()
+    return unit.finish(rtsys.library)
 
 

@@ -13,6 +13,7 @@ from numba import types
 from .. import cpython as c
 from ..native import call_int, call_word, cfunction, external, global_address, load, native, native_inline, sizeof, stack, store, struct_at
 from . import layout
+from .entries import find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # bytes of data behind it: none here
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
@@ -43,6 +44,7 @@ def new_frame(keys):
     frame.result = (at + FRAME_BYTES + 15) & -16
     frame.words = frame.result + layout.RESULT_BYTES
     frame.words_limit = frame.words + 8 * words
+    frame.plan_words = words
     frame.keys = frame.words_limit + 16 * keys
     frame.key_capacity = keys
     frame.arrays = frame.keys + 8 * keys
@@ -83,6 +85,15 @@ def give_frame(runtime, at):
     runtime.frames = at
 
 
+@native_inline
+def restart(frame):
+    """Let the next walk begin with the first argument."""
+    frame.start = 0
+    frame.start_word = frame.words
+    frame.start_array = frame.arrays
+    frame.array_count = 0
+
+
 @native
 def grow_frame(runtime, at, keys):
     """A larger frame that takes over the exports of the frame at `at`, which is free again; 0 with MemoryError set."""
@@ -117,29 +128,34 @@ def let_escape(runtime, frame, i):
     """The kernel, or what it called, kept the i-th array: hand its memory block an owner, and the frame a new block."""
     array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
     meminfo = array.meminfo
+    ob = array.origin & -4
+    origin = array.origin & 3
     managed = 0
-    if array.source & 1 != 0:
-        managed = array.source - 1
-        for j in range(frame.export_count):
-            export = layout.export_at(frame.exports + EXPORT_BYTES * j)
-            if export.managed == managed:
-                export.managed = 0
-    elif array.source != 0:
+    if origin == layout.ORIGIN_EXPORT:
+        # The exports of a call are used in their order, each by one array.
+        index = 0
+        for j in range(i):
+            index += layout.array_at(frame.arrays + ARRAY_BYTES * j).origin & layout.ORIGIN_EXPORT
+        export = layout.export_at(frame.exports + EXPORT_BYTES * index)
+        managed = export.managed
+        export.managed = 0
+    elif origin == layout.ORIGIN_VIEW:
         # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
         out = stack(1)
         error = stack(3)
         store(out, 0)
         c.PyErr_Fetch(error, error + 8, error + 16)
-        if call_int(array.source, (array.object, out)) == 0:
+        entry = find(runtime, c.Py_TYPE(ob))
+        if entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
     if managed != 0:
         store(meminfo + MEMINFO_DTOR, runtime.release_managed)
         store(meminfo + MEMINFO_DTOR_INFO, managed)
     else:
-        c.Py_IncRef(array.object)
+        c.Py_IncRef(ob)
         store(meminfo + MEMINFO_DTOR, runtime.release_owner)
-        store(meminfo + MEMINFO_DTOR_INFO, array.object)
+        store(meminfo + MEMINFO_DTOR_INFO, ob)
     NRT_MemInfo_release(meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:

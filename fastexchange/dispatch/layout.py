@@ -44,9 +44,23 @@ typedef struct {
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release;            /* void (fx_runtime *, fx_frame *) */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
+    int64_t vectorcall_on;      /* PyObject *(PyObject *callable, PyObject *const *args, size_t nargsf, fx_frame *) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cpu_readable;       /* bit d: a CPU reads device type d */
 } fx_runtime;
+
+/* What one argument of an overload looked like when the overload was filed. */
+typedef struct {
+    int64_t type;               /* Py_TYPE; 0: look at the argument in the general way */
+    int64_t kind;               /* KIND_* of its entry */
+    int64_t dtype;              /* ndarray: its dtype object; view: ndim, code, bits and lanes as they lie in a DLTensor */
+    int64_t ndim;
+    int64_t flags;              /* array: the flags in its key */
+    int64_t itemsize;
+    int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
+    int64_t guard_object, guard_word, guard_mask, guard_pointer;
+    int64_t reserved[5];
+} fx_plan;
 
 /* One compiled signature of one kernel. */
 typedef struct {
@@ -58,15 +72,18 @@ typedef struct {
     int64_t kernel;             /* address of the compiled kernel */
     int64_t box;                /* from the result's bytes to a Python object; 0: the kernel returns None */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
+    int64_t plan;               /* fx_plan[parameter_count] */
+    int64_t plan_words;         /* words that the arguments take; more than any frame has: no plan */
 } fx_overload;
 
 /* One per kernel. */
 typedef struct {
     int64_t runtime;
-    int64_t last;               /* fx_overload * of the last call: tried first */
+    int64_t last;               /* fx_overload * of the last call: its plan is tried first */
     int64_t overloads;          /* fx_overload *[overloads_mask + 1] */
     int64_t overloads_mask;
     int64_t parameter_count;    /* without *args */
+    int64_t plain_count;        /* the same, or -1 for a kernel with *args */
     int64_t required_count;
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
@@ -82,10 +99,7 @@ typedef struct {
 /* An array argument of the call in progress. */
 typedef struct {
     int64_t meminfo;            /* NRT_MemInfo *, the frame's, lent to each array in this place */
-    int64_t object;             /* borrowed */
-    int64_t source;             /* 0: an ndarray. Odd: 1 + the DLManagedTensorVersioned * that the call owns.
-                                   Else a borrowed view: managed_tensor_from_py_object_no_sync of its type */
-    int64_t reserved;
+    int64_t origin;             /* the object, borrowed, plus ORIGIN_* */
 } fx_array;
 
 /* A managed tensor exported for the call in progress. */
@@ -95,12 +109,13 @@ typedef struct { int64_t object; int64_t managed; } fx_export;
 struct fx_frame {
     int64_t next;
     int64_t words, words_limit;         /* the kernel's arguments, 8 bytes a leaf; where array arguments have to end */
+    int64_t plan_words;                 /* fx_overload.plan_words that it can take */
     int64_t keys, key_capacity, key_count;
     int64_t arrays, array_count;        /* fx_array[key_capacity] */
     int64_t exports, export_capacity, export_count;
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
-    int64_t is_last;                    /* the keys are those of context.last, as far as these go */
+    int64_t start, start_word, start_array; /* where a walk begins: behind the arguments that followed the plan */
     int64_t position;                   /* index of the top-level argument at which the walk stopped */
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
@@ -146,6 +161,9 @@ FLAGS_SHIFT = 40
 C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400  # NumPy's values, so that its flags need no work
 KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 
+# Who has the memory of an array argument; objects are aligned, so that it fits below their addresses.
+ORIGIN_NDARRAY, ORIGIN_EXPORT, ORIGIN_VIEW = 0, 1, 2
+
 # What a walk over the arguments ends with. From STATUS_NULL_DATA on: an argument is refused.
 STATUS_OK = 0
 STATUS_ERROR = 1  # a producer set a Python exception
@@ -178,6 +196,8 @@ ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, 
 ENTRY_SIZE = sizeof("fx_entry")
 entry_at = struct_at("fx_entry")
 runtime_at = struct_at("fx_runtime")
+PLAN_SIZE = sizeof("fx_plan")
+plan_at = struct_at("fx_plan")
 overload_at = struct_at("fx_overload")
 context_at = struct_at("fx_context")
 array_at = struct_at("fx_array")

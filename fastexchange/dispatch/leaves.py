@@ -9,32 +9,11 @@ from numba import types
 from ..native import load, native, native_inline, offset_of, sizeof, store
 from ..producers.ndarray import SWAPPED, descr_at, dl_tensor_at, ndarray_at
 from . import layout
+from .entries import find
 
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 NDIM_OFFSET = offset_of("DLTensor", "ndim")
 MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
-GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-
-
-@native_inline
-def slot_of(address, mask):
-    """Where the search for `address` starts in a table of `mask` + 1 entries."""
-    return ((address >> 4) * GOLDEN >> 40) & mask
-
-
-@native_inline
-def find(runtime, address):
-    """The address of the fx_entry of the type or dtype object at `address`, 0 if there is none."""
-    mask = runtime.entries_mask
-    slot = slot_of(address, mask)
-    while True:
-        entry = runtime.entries + slot * layout.ENTRY_SIZE
-        found = layout.entry_at(entry).address
-        if found == address:
-            return entry
-        if found == 0:
-            return 0
-        slot = (slot + 1) & mask
 
 
 @native_inline
@@ -54,15 +33,11 @@ def dtype_entry(runtime, descr_address):
 
 
 @native_inline
-def pack_ndarray(ob, word, limit, dtype_key, itemsize):
-    """Write the words of the ndarray `ob` at `word`. Returns (key, the words' end), or (0, STATUS_GROW)."""
+def pack_ndarray(ob, ndim, itemsize, word):
+    """Write the words of the ndarray `ob` at `word`, all but the first. Returns their end."""
     array = ndarray_at(ob)
-    ndim = types.intp(array.nd)
     shape = word + 8 * layout.ARRAY_HEAD_WORDS
     strides = shape + 8 * ndim
-    end = strides + 8 * ndim
-    if end > limit:
-        return 0, layout.STATUS_GROW
     dimensions = array.dimensions
     byte_strides = array.strides
     count = 1
@@ -82,8 +57,7 @@ def pack_ndarray(ob, word, limit, dtype_key, itemsize):
     store(word + 16, count)
     store(word + 24, itemsize)
     store(word + 32, array.data)
-    flags = types.intp(array.flags) & layout.KEY_FLAGS
-    return dtype_key | ndim << layout.NDIM_SHIFT | flags << layout.FLAGS_SHIFT, end
+    return strides + 8 * ndim
 
 
 @native
@@ -120,25 +94,32 @@ def refusal(runtime, tensor):
 
 
 @native_inline
-def pack_tensor(runtime, at, word, limit, writeable):
-    """Validate the DLTensor at `at` and write its words at `word`. Returns (key, or 0 and the status), the words' end.
+def describe(runtime, at):
+    """The word of the DLTensor at `at` that holds ndim, code, bits and lanes, or (0, STATUS_*) if a CPU kernel cannot take
+    such a tensor. An unknown dtype passes: its key has no overload."""
+    tensor = dl_tensor_at(at)
+    described = load(at + NDIM_OFFSET)
+    if (
+        tensor.device.device_type != 1
+        or described >> 48 != 1
+        or described & 0xFFFFFFFF > layout.MAX_NDIM
+        or tensor.shape == 0
+    ):
+        return described, refusal(runtime, tensor)
+    return described, layout.STATUS_OK
 
-    Nothing that a producer says is trusted: device, rank, shape, sizes and data pointer are checked here, the dtype when
-    its key is looked up (an unknown one has no overload). The common case is tested cheaply; what does not pass that is
-    tested exactly.
+
+@native_inline
+def pack_tensor(at, described, word):
+    """Check the sizes of the DLTensor at `at` and write its words at `word`, all but the first.
+
+    Returns (flags of its key without WRITEABLE, or -1 and a STATUS_*), the words' end. Nothing that a producer says is
+    trusted. What passes the cheap test of a dimension is sound; what does not is tested exactly.
     """
     tensor = dl_tensor_at(at)
-    # ndim, code, bits and lanes are one word of the struct
-    described = load(at + NDIM_OFFSET)
     ndim = described & 0xFFFFFFFF
     field = (described >> 32) & 0xFFFF
     itemsize = field >> 11
-    if tensor.device.device_type != 1 or described >> 48 != 1 or ndim > layout.MAX_NDIM or tensor.shape == 0:
-        status = refusal(runtime, tensor)
-        if status != layout.STATUS_OK:
-            return 0, status
-    if word + 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim) > limit:
-        return 0, layout.STATUS_GROW
     data = tensor.data + types.intp(tensor.byte_offset)
     shape = word + 8 * layout.ARRAY_HEAD_WORDS
     strides = shape + 8 * ndim
@@ -168,9 +149,9 @@ def pack_tensor(runtime, at, word, limit, writeable):
     if odd != 0:
         status = check_sizes(tensor, itemsize)
         if status != layout.STATUS_OK:
-            return 0, status
+            return -1, status
     if data == 0 and count != 0:
-        return 0, layout.STATUS_NULL_DATA
+        return -1, layout.STATUS_NULL_DATA
     flags = layout.C_ORDER | layout.F_ORDER if ndim < 2 or count == 0 else layout.C_ORDER
     if scattered != 0 and count != 0:
         flags = layout.F_ORDER if ndim > 1 and is_f_contiguous(shape, strides, ndim, itemsize) else 0
@@ -181,10 +162,7 @@ def pack_tensor(runtime, at, word, limit, writeable):
     alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize  # a complex number is aligned as its parts
     if addresses & (alignment - 1) == 0 or count == 0:
         flags |= layout.ALIGNED
-    if writeable:
-        flags |= layout.WRITEABLE
-    key = layout.KIND_ARRAY | field << layout.DTYPE_SHIFT | ndim << layout.NDIM_SHIFT | flags << layout.FLAGS_SHIFT
-    return key, strides + 8 * ndim
+    return flags, strides + 8 * ndim
 
 
 @native

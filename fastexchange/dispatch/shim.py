@@ -14,12 +14,15 @@ from numba import types
 from .. import cpython as c
 from ..native import call_int, call_word, cfunction, global_address, load, native, native_inline, stack, store
 from . import layout
-from .frame import give_frame, grow_frame, is_anything_kept, release, take_frame
-from .leaves import DL_TENSOR_WORDS, GOLDEN
+from .frame import ARRAY_BYTES, give_frame, grow_frame, is_anything_kept, release, restart, take_frame
+from .entries import GOLDEN
+from .leaves import DL_TENSOR_WORDS
+from .plan import follow
 from .walk import FLAG_TRUSTED, export_managed, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 CALLABLE_CONTEXT = c.CALLABLE_CONTEXT
+ARRAY_SHIFT = ARRAY_BYTES.bit_length() - 1
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
 
 FLAG_LOOK = 2 * FLAG_TRUSTED  # stop before the kernel: only the keys are wanted
@@ -46,15 +49,6 @@ def look_up(context, keys, count):
 
 
 @native_inline
-def find_overload(context, frame):
-    """The address of the overload for the keys in `frame`, 0 if none is compiled."""
-    last = context.last
-    if frame.is_last != 0 and frame.key_count == layout.overload_at(last).key_count:
-        return last
-    return look_up(context, frame.keys, frame.key_count)
-
-
-@native_inline
 def launch(context, frame, overload):
     """Call the kernel with the words in `frame`. Returns a new reference to its result, or 0 with an exception set."""
     excinfo = stack(1)
@@ -78,15 +72,15 @@ def launch(context, frame, overload):
 
 @native
 def run(context, runtime, frame_address, args, nargs, flags):
-    """Make a call with arguments in parameter order. Returns (status, result, frame): a frame too small is replaced.
+    """Make a call with arguments in parameter order, from ``frame.start`` on. Returns (status, result, frame): a frame
+    too small is replaced.
 
     What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or 0 with
     an exception set.
     """
     frame = layout.frame_at(frame_address)
-    status = walk(context, runtime, frame, args, nargs, flags, True)
+    status = walk(context, runtime, frame, args, nargs, flags)
     while status == layout.STATUS_EXPORT or status == layout.STATUS_GROW:
-        frame.array_count = 0
         if status == layout.STATUS_EXPORT:
             exported = frame.export_count
             status = export_managed(context, runtime, frame, args, nargs, flags)
@@ -101,10 +95,11 @@ def run(context, runtime, frame_address, args, nargs, flags):
                 frame = layout.frame_at(frame_address)
                 status = layout.STATUS_OK
         if status == layout.STATUS_OK:
-            status = walk(context, runtime, frame, args, nargs, flags, True)
+            restart(frame)
+            status = walk(context, runtime, frame, args, nargs, flags)
     result = 0
     if status == layout.STATUS_OK:
-        at = find_overload(context, frame)
+        at = look_up(context, frame.keys, frame.key_count)
         if at == 0 or flags & FLAG_LOOK != 0:
             status = layout.STATUS_UNKNOWN_SHAPE
         elif layout.overload_at(at).trampoline == 0:
@@ -208,9 +203,22 @@ def bind_into(context, runtime, frame_address, args, nargs, kwnames):
     return status, frame_address
 
 
+@native
+def end_call(context, callable_, args, nargsf, kwnames, status, result, frame_address):
+    """Give the frame back, and end the call: with the result, with the exception that is set, or on the slow path."""
+    position = layout.frame_at(frame_address).position
+    give_frame(layout.runtime_at(context.runtime), frame_address)
+    if status == layout.STATUS_OK:
+        context.calls += 1
+        return result
+    if status == layout.STATUS_ERROR:
+        return refuse(context, callable_, position)
+    return call_slowly(context, callable_, args, nargsf, kwnames)
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
-    """:data:`vectorcall` for every call: keywords, defaults, ``*args``, owning exports, frames that are too small."""
+    """:data:`vectorcall` for calls with keywords, with defaults, with ``*args``: all others too."""
     context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
     runtime = layout.runtime_at(context.runtime)
     frame_address = take_frame(runtime)
@@ -219,22 +227,29 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
     nargs = nargsf & 0x7FFFFFFFFFFFFFFF
     items = args
     status = layout.STATUS_OK
+    result = 0
     if kwnames != 0 or nargs != context.parameter_count:
         if kwnames != 0 or nargs < context.parameter_count or context.variadic == 0:
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
             items = layout.frame_at(frame_address).bound
             nargs = context.parameter_count
-    result = 0
     if status == layout.STATUS_OK:
+        restart(layout.frame_at(frame_address))
         status, result, frame_address = run(context, runtime, frame_address, items, nargs, 0)
-    position = layout.frame_at(frame_address).position
-    give_frame(runtime, frame_address)
-    if status == layout.STATUS_OK:
-        context.calls += 1
-        return result
-    if status == layout.STATUS_ERROR:
-        return refuse(context, callable_, position)
-    return call_slowly(context, callable_, args, nargsf, kwnames)
+    return end_call(context, callable_, args, nargsf, kwnames, status, result, frame_address)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_on(callable_, args, nargsf, frame_address):
+    """Go on with a positional call whose frame holds the arguments before ``frame.start``, which followed the plan."""
+    context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
+    frame = layout.frame_at(frame_address)
+    keys = layout.overload_at(context.last).keys
+    for i in range(frame.start):  # one key each: tuples are not planned
+        store(frame.keys + 8 * i, load(keys + 8 * i))
+    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
+    status, result, frame_address = run(context, layout.runtime_at(context.runtime), frame_address, args, nargs, 0)
+    return end_call(context, callable_, args, nargsf, 0, status, result, frame_address)
 
 
 @cfunction(types.intp, types.intp, types.intp)
@@ -254,30 +269,33 @@ def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
     What most calls need and nothing else, so that it stays in registers: as many positional arguments as parameters,
-    borrowed views, a known shape. All other calls start again in :data:`vectorcall_any`; nothing is owned until then.
+    all as in the last call. Any other goes on in :data:`vectorcall_on` or :data:`vectorcall_any`.
     """
     context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
     runtime = layout.runtime_at(context.runtime)
     frame_address = runtime.frames
     nargs = nargsf & 0x7FFFFFFFFFFFFFFF
-    if kwnames == 0 and nargs == context.parameter_count and frame_address != 0:
-        frame = layout.frame_at(frame_address)
-        runtime.frames = frame.next
-        at = 0
-        status = walk(context, runtime, frame, args, nargs, 0, False)
-        if status == layout.STATUS_OK:
-            at = find_overload(context, frame)
-        if at != 0 and layout.overload_at(at).trampoline != 0:
-            result = launch(context, frame, layout.overload_at(at))
-            if is_anything_kept(frame):
-                call_word(runtime.release, (context.runtime, frame_address))
-            give_frame(runtime, frame_address)
-            context.calls += 1
-            return result
+    overload = layout.overload_at(context.last)
+    if kwnames != 0 or nargs != context.plain_count or frame_address == 0:
+        return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
+    frame = layout.frame_at(frame_address)
+    if overload.plan_words > frame.plan_words:
+        return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
+    runtime.frames = frame.next
+    followed = follow(overload, frame, args, nargs)
+    if followed == nargs:
+        frame.array_count = (frame.start_array - frame.arrays) >> ARRAY_SHIFT
+        result = launch(context, frame, overload)
+        if is_anything_kept(frame):
+            call_word(runtime.release, (context.runtime, frame_address))
         give_frame(runtime, frame_address)
-        if status == layout.STATUS_ERROR:
-            return call_word(runtime.refuse, (callable_, frame.position))
-    return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
+        context.calls += 1
+        return result
+    if followed >= 0:
+        return call_word(runtime.vectorcall_on, (callable_, args, nargsf, frame_address))
+    position = frame.position
+    give_frame(runtime, frame_address)
+    return call_word(runtime.refuse, (callable_, position))
 
 
 @cfunction(types.int32, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -294,6 +312,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return types.int32(layout.STATUS_ERROR)
+    restart(layout.frame_at(frame_address))
     status, result, frame_address = run(context, runtime, frame_address, args, nargs, flags)
     frame = layout.frame_at(frame_address)
     report.result = result

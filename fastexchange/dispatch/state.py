@@ -33,6 +33,7 @@ class EntryTable:
         self._fields: dict[int, dict[str, int]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
+        self._plans: dict[int, weakref.WeakSet] = {}
         self._rebuild(_FIRST_CAPACITY)
 
     def __len__(self) -> int:
@@ -65,8 +66,20 @@ class EntryTable:
         self._kept[id(thing)] = thing
         self._insert(id(thing), fields)
 
+    def fields(self, thing) -> dict[str, int]:
+        """What has been filed for `thing`, the fields of its ``fx_entry``."""
+        return self._fields[id(thing)]
+
+    def watch(self, thing, plan) -> None:
+        """Clear the records of `plan` (``fx_plan[]``) that name the type `thing`, when that type dies."""
+        self._plans.setdefault(id(thing), weakref.WeakSet()).add(plan)
+
     def remove(self, address: int) -> None:
         """Forget what lies at `address`."""
+        for plan in self._plans.pop(address, ()):
+            for record in plan:
+                if record.type == address:
+                    record.type = 0
         if self._fields.pop(address, None) is None:
             return
         self._holders.pop(address, None)
@@ -156,6 +169,7 @@ class Runtime:
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.native.release = shim.release_any.address
         self.native.refuse = shim.refuse_argument.address
+        self.native.vectorcall_on = shim.vectorcall_on.address
         self.native.vectorcall_any = shim.vectorcall_any.address
         self.native.release_owner = frame.release_owner.address
         self.native.release_managed = frame.release_managed.address

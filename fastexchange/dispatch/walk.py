@@ -11,9 +11,11 @@ from ..cpython import Py_TYPE, PyErr_Occurred
 from ..native import call_int, global_address, load, native, native_inline, offset_of, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
+from .entries import find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
-from .layout import KIND_SCALAR, DTYPE_SHIFT
-from .leaves import DL_TENSOR_WORDS, dtype_entry, find, keep_tensor, pack_ndarray, pack_tensor
+from .layout import DTYPE_SHIFT, KIND_SCALAR
+from .leaves import DL_TENSOR_WORDS, describe, dtype_entry, keep_tensor, pack_ndarray, pack_tensor
+from .plan import is_flagged
 
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
@@ -28,39 +30,27 @@ SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
 FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
 
 
-@native_inline
-def is_flagged(entry, ob):
-    """Whether the guard of `ob`'s type says that the tensor is not plain."""
-    implementation = load(ob + entry.guard_object)
-    if load(implementation + entry.guard_word) & entry.guard_mask != 0:
-        return True
-    return entry.guard_pointer != 0 and load(implementation + entry.guard_pointer) != 0
+@native
+def walk(context, runtime, frame, args, nargs, flags):
+    """Read the arguments from ``frame.start`` on into `frame`: words, keys, arrays. Returns a STATUS_*.
 
-
-@native_inline
-def walk(context, runtime, frame, args, nargs, flags, may_own):
-    """Read all arguments into `frame`: words, keys, arrays. Returns a STATUS_*.
-
-    One loop for everything: a tuple pushes what remains of its parent and goes on with its own items. With
-    ``may_own=False``, a constant, the code for owning exports is left out: an argument that needs one ends the walk.
+    One loop for everything: a tuple pushes what remains of its parent and goes on with its own items.
     """
-    word = frame.words
+    start = frame.start
+    word = frame.start_word
+    array_address = frame.start_array
     limit = frame.words_limit
-    key_at = frame.keys
-    key_end = key_at + 8 * frame.key_capacity
-    array_address = frame.arrays
+    key_at = frame.keys + 8 * start
+    key_end = frame.keys + 8 * frame.key_capacity
     exports = 0
-    # The keys of the last call, compared on the way; the pointer rests where they first differ.
-    expected = layout.overload_at(context.last).keys
-    is_last = 1
     has_views = False
     status = layout.STATUS_OK
     pending = stack(PENDING_WORDS)
     view = stack(DL_TENSOR_WORDS)
     overflow = stack(1)
     depth = 0
-    items = args
-    left = context.parameter_count
+    items = args + 8 * start
+    left = context.parameter_count - start
     variadic = context.variadic
     last_type = 0
     last_descr = 0
@@ -87,8 +77,6 @@ def walk(context, runtime, frame, args, nargs, flags, may_own):
             key = layout.KIND_TUPLE | left << layout.SERIAL_SHIFT
             store(key_at, key)
             key_at += 8
-            is_last &= types.intp(load(expected) == key)
-            expected += is_last << 3
             continue
         if key_at >= key_end:
             status = layout.STATUS_GROW
@@ -112,13 +100,15 @@ def walk(context, runtime, frame, args, nargs, flags, may_own):
                     status = itemsize
                     break
                 last_descr = descr
-            key, end = pack_ndarray(ob, word, limit, dtype_key, itemsize)
-            if key == 0:
-                status = end
+            ndim = types.intp(ndarray_at(ob).nd)
+            if word + 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim) > limit:
+                status = layout.STATUS_GROW
                 break
+            key_flags = types.intp(ndarray_at(ob).flags) & layout.KEY_FLAGS
+            key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT
+            end = pack_ndarray(ob, ndim, itemsize, word)
             array = layout.array_at(array_address)
-            array.object = ob
-            array.source = 0
+            array.origin = ob + layout.ORIGIN_NDARRAY
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
             word = end
@@ -127,12 +117,9 @@ def walk(context, runtime, frame, args, nargs, flags, may_own):
             if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
                 status = layout.STATUS_CHECK
                 break
-            source = entry.managed
+            origin = ob + layout.ORIGIN_VIEW
             writeable = True
             if kind == layout.KIND_MANAGED or context.release_gil != 0:
-                if not may_own:
-                    status = layout.STATUS_EXPORT
-                    break
                 if exports == frame.export_count:
                     status = layout.STATUS_EXPORT
                     break
@@ -147,21 +134,33 @@ def walk(context, runtime, frame, args, nargs, flags, may_own):
                     break
                 writeable = managed_at(managed).flags & 1 == 0
                 tensor = managed + DL_TENSOR
-                source = managed + 1
+                origin = ob + layout.ORIGIN_EXPORT
             else:
                 tensor = view
                 has_views = True
                 if call_int(entry.borrow, (ob, tensor)) != 0:
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                     break
-            key, end = pack_tensor(runtime, tensor, word, limit, writeable)
-            if key == 0:
+            described, status = describe(runtime, tensor)
+            if status != layout.STATUS_OK:
+                keep_tensor(frame, tensor)
+                break
+            ndim = described & 0xFFFFFFFF
+            if word + 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim) > limit:
+                status = layout.STATUS_GROW
+                break
+            key_flags, end = pack_tensor(tensor, described, word)
+            if key_flags < 0:
                 status = end
                 keep_tensor(frame, tensor)
                 break
+            if writeable:
+                key_flags |= layout.WRITEABLE
+            dtype_key = layout.KIND_ARRAY | ((described >> 32) & 0xFFFF) << layout.DTYPE_SHIFT
+            last_descr = 0
+            key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT
             array = layout.array_at(array_address)
-            array.object = ob
-            array.source = source
+            array.origin = origin
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
             word = end
@@ -235,15 +234,12 @@ def walk(context, runtime, frame, args, nargs, flags, may_own):
             break
         store(key_at, key)
         key_at += 8
-        is_last &= types.intp(load(expected) == key)
-        expected += is_last << 3
     if status == layout.STATUS_OK and has_views and PyErr_Occurred() != 0:
         status = layout.STATUS_ERROR
-    if may_own and status == layout.STATUS_OK and exports != frame.export_count:
+    if status == layout.STATUS_OK and exports != frame.export_count:
         status = layout.STATUS_CHANGED
     frame.array_count = (array_address - frame.arrays) // ARRAY_BYTES
     frame.key_count = (key_at - frame.keys) >> 3
-    frame.is_last = is_last
     if status != layout.STATUS_OK:
         outer = load(pending) if depth > 0 else items
         frame.position = ((outer - args) >> 3) - 1
