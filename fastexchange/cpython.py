@@ -11,7 +11,7 @@ import types as python_types
 from numba import types
 
 from ._abi import ffi
-from .native import external, load, native_inline
+from .native import external
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -65,12 +65,6 @@ PyCapsule_SetName = external("PyCapsule_SetName", INT, POINTER, POINTER)
 PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
 
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
-
-
-@native_inline
-def Py_TYPE(ob):
-    """The type of `ob`, borrowed."""
-    return load(ob + OB_TYPE)
 
 
 # ---- verification --------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
 from .producers import dunder
+from .producers.omitted import Omitted
 
-__all__ = ["EXCHANGE_ATTRIBUTE", "PATH_BUFFER", "Discovery", "discover", "learn"]
+__all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
 
 EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
 CAPSULE_NAME = b"dlpack_exchange_api"
@@ -32,7 +33,6 @@ PATH_DUNDER = "dunder"
 PATH_SCALAR = "scalar"
 PATH_TUPLE = "tuple"
 PATH_NUMBA = "numba"
-PATH_BUFFER = "buffer"
 
 
 @dataclass
@@ -48,16 +48,6 @@ class Discovery:
     holder: object = None
     """What has to stay alive with the type: the capsule."""
 
-
-class Omitted:
-    """The type of :data:`OMITTED`."""
-
-    def __repr__(self):
-        return "<omitted>"
-
-
-OMITTED = Omitted()
-"""Stands in an argument list for a parameter left at its default."""
 
 _serial = itertools.count(1)
 
@@ -248,14 +238,14 @@ def learn(value) -> bool:
         return any([learn(item) for item in value]) or news
     if issubclass(cls, np.ndarray):
         return _learn_dtype(value.dtype) or news
-    if issubclass(cls, Dispatcher) or hasattr(cls, "dispatcher"):
+    if runtime().entries.fields(cls)["kind"] == layout.KIND_CONSTANT:
         return _learn_constant(value) or news
     return news
 
 
 def _learn_dtype(dtype: np.dtype) -> bool:
     entries = runtime().entries
-    if dtype in _plain_dtypes or dtype_is_filed(dtype):
+    if dtype in _plain_dtypes or dtype in entries:
         return False
     element = dtype_field(dtype)
     if element is None:
@@ -263,11 +253,6 @@ def _learn_dtype(dtype: np.dtype) -> bool:
     else:
         entries.add_kept(dtype, kind=layout.KIND_DTYPE, key=element, size=field_itemsize(element))
     return True
-
-
-def dtype_is_filed(dtype: np.dtype) -> bool:
-    """Whether this very dtype object is known to native code."""
-    return dtype in runtime().entries
 
 
 _plain_dtypes = frozenset(np.dtype(character) for character in "?bBhHiIlLqQefdFD")
@@ -285,3 +270,6 @@ def _learn_constant(value) -> bool:
     return True
 
 
+def type_name(cls: type) -> str:
+    """A type's name for messages, with its module unless that is obvious."""
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"

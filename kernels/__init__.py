@@ -3,13 +3,13 @@
 They show how a kernel for ``@fast_args`` is written, and the tests, the benchmarks and the notebooks call them. The
 folder is not installed with the package: import it from the repository's root.
 
-========================  ==============================================================
-``axpy.axpy``             ``out = a * x + y`` of vectors
-``softmax.softmax``       softmax of each row of a matrix
+==========================  ==============================================================
+``axpy.axpy``               ``out = a * x + y`` of vectors
+``softmax.softmax``         softmax of each row of a matrix
 ``layer_norm.layer_norm``  layer normalisation of each row of a matrix
-``histogram.histogram``   counts of a vector's values in bins of equal width
-``heat.heat_step``        one time step of the 2-D heat equation, five-point stencil
-========================  ==============================================================
+``histogram.histogram``     counts of a vector's values in bins of equal width
+``heat.heat_step``          one time step of the 2-D heat equation, five-point stencil
+==========================  ==============================================================
 
 Rules that all of them keep:
 

@@ -10,6 +10,7 @@ Tested in ``tests/test_kernels.py`` against ``torch.nn.functional.conv2d`` and t
 against the exact decay of a discrete sine wave.
 """
 
+import numpy as np
 from numba import njit, prange
 
 from fastexchange import fast_args
@@ -29,7 +30,8 @@ def _heat_row(u, r, out, i):
         return
     out[i, 0] = u[i, 0]
     for j in range(1, columns - 1):
-        out[i, j] = u[i, j] + r * (u[i - 1, j] + u[i + 1, j] + u[i, j - 1] + u[i, j + 1] - 4.0 * u[i, j])
+        neighbours = np.float64(u[i - 1, j]) + u[i + 1, j] + u[i, j - 1] + u[i, j + 1]
+        out[i, j] = u[i, j] + r * (neighbours - 4 * np.float64(u[i, j]))
     out[i, columns - 1] = u[i, columns - 1]
 
 

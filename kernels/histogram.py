@@ -4,9 +4,8 @@ Source: the definition in the reference of ``numpy.histogram`` (with ``bins`` a 
 of ``n`` holds ``edge[k] <= value < edge[k + 1]``, the last bin also its upper edge, where ``edge = linspace(low, high,
 n + 1)``, rounded to the dtype of the values if that is floating. Values outside, NaN and infinities are not counted.
 
-Tested in ``tests/test_kernels.py`` against ``numpy.histogram``, count for count, and against ``torch.histc``, whose
-bins differ
-for values within rounding of an edge.
+Tested in ``tests/test_kernels.py`` against ``numpy.histogram``, count for count, and against ``torch.histc``, which may
+count a value within rounding of an edge in the other bin.
 """
 
 import numpy as np
@@ -24,7 +23,7 @@ def histogram(x, low, high, out):
     Parameters
     ----------
     x : shape (n,), integer or floating. Integers are compared as float64, exactly up to 2**53.
-    low, high : the bounds, finite, ``low < high``, in the unit of `x`.
+    low, high : the bounds, ``low < high``, finite also in the dtype of `x`; in the unit of `x`.
     out : shape (bins,), at least one bin, int64 or uint64. Overwritten, not added to.
 
     Aliasing: `out` must not overlap `x`, nor itself.
@@ -39,6 +38,8 @@ def histogram(x, low, high, out):
         raise ValueError("out: its dtype must be int64 or uint64")
     if not (low < high and np.isfinite(np.float64(high) - np.float64(low))):
         raise ValueError("low, high: must be finite, low less than high")
+    if x.dtype.kind == "f" and not (np.isfinite(x.dtype.type(low)) and np.isfinite(x.dtype.type(high))):
+        raise ValueError("low, high: must be finite in the dtype of x")
     if not injective(out):
         raise ValueError("out: each element must have memory of its own")
     if not apart(x, out):

@@ -21,8 +21,7 @@ from .overlap import apart, apart_or_same, injective
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
 
-# "reassoc" lets the two sums be vectorised, which is twice as fast; unlike full fastmath it leaves NaN and infinities
-# alone
+# "reassoc" lets the two sums be vectorised, twice as fast; unlike all of fastmath it keeps NaN and infinities
 @njit(cache=True, error_model="numpy", fastmath={"reassoc"})
 def _layer_norm_row(x, weight, bias, out, eps):
     features = x.shape[0]

@@ -34,7 +34,9 @@ def echo_unsigned(x):
 
 @fast_args
 def look(x):
-    """Everything that a kernel can see of an array's memory."""
+    """Everything that a kernel can see of an array's memory. (Where there is none, pointer and strides mean nothing.)"""
+    if x.size == 0:
+        return x.shape, x.shape, 0, x.size, x.itemsize, x.ndim
     return x.shape, x.strides, x.ctypes.data, x.size, x.itemsize, x.ndim
 
 
@@ -351,7 +353,7 @@ def nested(depth: int) -> tuple:
 TUPLES = [
     (), (1,), (1, 2), (1, 2.5), (1, 2.5, True, None, 3j), ((),), ((), ()), (((1,),),), (1, (2, (3, (4, 5.5))), 6),
     (np.float32(1.5), np.int8(3)), Point(1, 2.5), Point(Point(1, 2), (3, 4)), (Point(1, 2), 3), Empty(), (Empty(), 1),
-    (None,), (True, False), tuple(range(50)), (2**63, 1), nested(7),
+    (None,), (True, False), tuple(range(50)), nested(7),
 ]  # fmt: skip
 
 
@@ -362,9 +364,32 @@ def test_tuples(value):
     check_same_as_njit(ignore, (5, value))
 
 
-@pytest.mark.parametrize("value", [nested(8), nested(12), ("text", 1), (1, ("text", b"bytes")), (Level.LOW, 2), Pair((1, 2.5))])
+@pytest.mark.parametrize("value", [nested(8), nested(12), ("text", 1), (1, ("text", b"bytes")), (Level.LOW, 2)])
 def test_tuples_that_may_leave_the_native_path(value):
     assert check_same_as_njit(ignore, (value, 5), native=False) == 5
+
+
+def test_tuples_of_integers_beyond_int64():
+    kernel = fast_args(echo.py_func)
+    for value in [(2**63, 1), (2**64 - 1, 1)]:
+        assert kernel(value) == kernel(value) == value
+    assert kernel((1, 1)) == (1, 1)
+    assert len(kernel.signatures) == 2
+
+
+def test_a_subclass_of_tuple_is_refused_as_njit_refuses_it():
+    assert type_and_message(ignore.dispatcher, Pair((1, 2)), 1)[0] is numba.core.errors.TypingError
+    kind, message = type_and_message(ignore, Pair((1, 2)), 1)
+    assert issubclass(kind, TypeError) and "Pair" in message
+
+
+def test_subclasses_of_named_tuples():
+    class Vector(Point):
+        def length(self):
+            return math.hypot(*self)
+
+    got = check_same_as_njit(echo, (Vector(3, 4),))
+    assert type(got) is Vector and got.length() == 5
 
 
 def test_named_tuples_with_one_name_are_two_types():
@@ -459,9 +484,15 @@ NEGATIVE_LAYOUTS = {
 
 
 def check_array(kernel, tensor, view, native=True):
-    """`kernel` sees in `tensor` what ``@njit`` sees in `view`, of the type that ``numba.typeof`` gives to `view`."""
-    check_same_as_njit(kernel, (tensor,), (view,), native)
-    assert (numba.typeof(view),) in kernel.signatures
+    """`kernel` sees in `tensor` what ``@njit`` sees in `view`, and takes it for what it is."""
+    if view.flags.aligned:
+        check_same_as_njit(kernel, (tensor,), (view,), native)
+    else:  # numba.typeof takes every array for aligned
+        assert [kernel(tensor), kernel(tensor)] == [kernel.dispatcher(view)] * 2
+    expected = numba.typeof(view)
+    if not view.flags.aligned:
+        expected = numba.types.Array(expected.dtype, expected.ndim, expected.layout, not expected.mutable, aligned=False)
+    assert (expected,) in kernel.signatures
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -478,7 +509,7 @@ def test_negative_strides(layout, framework):
     check_array(look, framework.tensor(view), view)
 
 
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+@pytest.mark.parametrize("dtype", [name for name in NUMPY_DTYPES if name != "f2"])
 def test_dtypes(dtype, framework):
     if dtype not in framework.dtypes:
         pytest.skip(f"{framework} has no {dtype}")
@@ -486,7 +517,18 @@ def test_dtypes(dtype, framework):
     check_array(look, framework.tensor(view), view)
 
 
-@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
+def test_float16_as_far_as_numba_has_it(framework):
+    """Numba has no arithmetic for float16 on a CPU, nor an item size: what it cannot compile, nobody can call."""
+    view = base("f2", 7)
+    assert type_and_message(look, framework.tensor(view)) == type_and_message(look.dispatcher, view)
+    try:
+        ignore.dispatcher(view, 1)
+    except NotImplementedError:
+        return
+    check_same_as_njit(ignore, (framework.tensor(view), 1), (view, 1))
+
+
+@pytest.mark.parametrize("dtype", [name for name in NUMPY_DTYPES if name != "f2"])
 def test_elements_are_read_and_written(dtype, framework):
     view = base(dtype, 6)
     swap_ends(framework.tensor(view))
@@ -639,12 +681,11 @@ def test_a_readonly_memmap(tmp_path):
 
 
 def test_masked_arrays_are_refused_as_njit_refuses_them():
+    """By a kernel that has not compiled for their data yet; one that has is let in by Numba itself."""
     array = np.ma.masked_array(np.arange(3.0), [False, True, False])
-    with pytest.raises(BaseException) as by_njit:
-        total.dispatcher(array)
-    kind, message = type_and_message(total, array)
-    assert issubclass(kind, (by_njit.type, TypeError))
-    assert "MaskedArray" in message
+    by_njit, ours = type_and_message(numba.njit(total.py_func), array), type_and_message(fast_args(total.py_func), array)
+    assert issubclass(ours[0], (by_njit[0], TypeError))
+    assert "MaskedArray" in ours[1]
 
 
 @pytest.mark.parametrize("dtype", ["O", "g", "G", "V5", "T"])
@@ -716,11 +757,11 @@ def test_torch_views():
         try:
             check_array(look, tensor, view)
         except AssertionError as error:
-            raise AssertionError(name) from error
+            raise AssertionError(f"{name}: {error}") from error
 
 
 @needs_torch
-@pytest.mark.parametrize("name", "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split())
+@pytest.mark.parametrize("name", "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float32 float64 complex64 complex128".split())
 def test_torch_dtypes(name):
     tensor = torch.zeros(3, 2, dtype=getattr(torch, name))
     check_array(look, tensor, tensor.numpy())
@@ -755,7 +796,7 @@ def test_frameworks_mix_in_one_call():
 @st.composite
 def arrays(draw, negative_strides: bool = True):
     """An array of random dtype, shape, layout, offset and writeability, cut out of a larger one."""
-    dtype = np.dtype(draw(st.sampled_from(["?", "i4", "f2", "f8", "c16"])))
+    dtype = np.dtype(draw(st.sampled_from(["?", "i4", "f4", "f8", "c16"])))
     ndim = draw(st.integers(0, 4))
     shape = draw(st.lists(st.integers(0, 5), min_size=ndim, max_size=ndim))
     array = np.arange(math.prod(shape) + 3).astype(dtype)[draw(st.integers(0, 3)) :][: math.prod(shape)].reshape(shape)

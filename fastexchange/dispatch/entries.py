@@ -3,7 +3,8 @@
 ``state.EntryTable`` writes the table; it starts its searches where :func:`slot_of` does.
 """
 
-from ..native import native_inline
+from ..cpython import OB_TYPE
+from ..native import load, native_inline
 from . import layout
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # Knuth's multiplicative hashing: 2**64 divided by the golden ratio
@@ -28,3 +29,9 @@ def find(runtime, address):
         if found == 0:
             return 0
         slot = (slot + 1) & mask
+
+
+@native_inline
+def Py_TYPE(ob):
+    """The type of `ob`, borrowed."""
+    return load(ob + OB_TYPE)

@@ -13,7 +13,7 @@ from numba import types
 from .. import cpython as c
 from ..native import call_int, call_word, cfunction, external, global_address, load, native, native_inline, sizeof, stack, store, struct_at
 from . import layout
-from .entries import find
+from .entries import Py_TYPE, find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # bytes of data behind it: none here
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
@@ -75,7 +75,7 @@ def take_frame(runtime):
         return at
     at = new_frame(DEFAULT_KEYS)
     if at == 0:
-        c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
     return at
 
 
@@ -100,7 +100,7 @@ def grow_frame(runtime, at, keys):
     old = layout.frame_at(at)
     larger = new_frame(max(2 * old.key_capacity, keys))
     if larger == 0:
-        c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
         return 0
     new = layout.frame_at(larger)
     for i in range(2 * old.export_count):
@@ -145,7 +145,7 @@ def let_escape(runtime, frame, i):
         error = stack(3)
         store(out, 0)
         c.PyErr_Fetch(error, error + 8, error + 16)
-        entry = find(runtime, c.Py_TYPE(ob))
+        entry = find(runtime, Py_TYPE(ob))
         if entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))

@@ -83,8 +83,9 @@ typedef struct {
     int64_t overloads;          /* fx_overload *[overloads_mask + 1] */
     int64_t overloads_mask;
     int64_t parameter_count;    /* without *args */
-    int64_t plain_count;        /* the same, or -1 for a kernel with *args */
-    int64_t required_count;
+    int64_t plain_count;        /* the same, or -1 for a kernel with *args or keyword-only parameters */
+    int64_t has_default;        /* int64_t[parameter_count], 1 for a parameter that may be omitted */
+    int64_t positional_count;   /* how many may be given without a name */
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
     int64_t names;              /* PyObject *[parameter_count], interned */

@@ -11,10 +11,11 @@ Addresses in a plan are those of living objects: the overload holds the dtypes, 
 from numba import types
 
 from .. import cpython as c
-from ..cpython import Py_TYPE, PyErr_Occurred
+from ..cpython import PyErr_Occurred
 from ..native import call_int, global_address, load, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
+from .entries import Py_TYPE
 from .frame import ARRAY_BYTES
 from .leaves import DL_TENSOR_WORDS, NDIM_OFFSET, dl_tensor_at, pack_ndarray, pack_tensor
 

@@ -119,7 +119,7 @@ def bind(context, frame, args, nargs, kwnames):
     count = context.parameter_count
     if count > frame.bound_capacity:
         return layout.STATUS_GROW
-    if nargs > count:
+    if nargs > context.positional_count:
         return layout.STATUS_ARITY
     bound = frame.bound
     for i in range(nargs):
@@ -129,7 +129,7 @@ def bind(context, frame, args, nargs, kwnames):
     keywords = load(kwnames + OB_SIZE) if kwnames != 0 else 0
     for k in range(keywords):
         name = load(kwnames + OB_ITEM + 8 * k)
-        i = max(nargs, context.positional_only)
+        i = context.positional_only
         while i < count and load(context.names + 8 * i) != name:
             i += 1
         if i == count or load(bound + 8 * i) != 0:
@@ -137,7 +137,7 @@ def bind(context, frame, args, nargs, kwnames):
         store(bound + 8 * i, load(args + 8 * (nargs + k)))
     for i in range(nargs, count):
         if load(bound + 8 * i) == 0:
-            if i < context.required_count:
+            if load(context.has_default + 8 * i) == 0:
                 return layout.STATUS_ARITY
             store(bound + 8 * i, context.omitted)
     return layout.STATUS_OK
@@ -156,7 +156,7 @@ def call_slowly(context, callable_, args, nargsf, kwnames):
     total = nargs + (load(kwnames + OB_SIZE) if kwnames != 0 else 0)
     copy = c.PyMem_RawMalloc(8 * (total + 1))
     if copy == 0:
-        c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
         return 0
     store(copy, callable_)
     for i in range(total):
@@ -228,7 +228,7 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
     items = args
     status = layout.STATUS_OK
     result = 0
-    if kwnames != 0 or nargs != context.parameter_count:
+    if kwnames != 0 or nargs != context.plain_count:
         if kwnames != 0 or nargs < context.parameter_count or context.variadic == 0:
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
             items = layout.frame_at(frame_address).bound

@@ -7,11 +7,11 @@ The order inside a call keeps borrowed views safe: producers that may run Python
 from numba import types
 
 from .. import cpython as c
-from ..cpython import Py_TYPE, PyErr_Occurred
+from ..cpython import PyErr_Occurred
 from ..native import call_int, global_address, load, native, native_inline, offset_of, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
-from .entries import find
+from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import DL_TENSOR_WORDS, describe, dtype_entry, keep_tensor, pack_ndarray, pack_tensor

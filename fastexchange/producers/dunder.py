@@ -105,7 +105,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     store(arguments + 8, load(side + 16))
     capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, load(side + 24))
     if capsule == 0:
-        if c.PyErr_ExceptionMatches(load(global_address("PyExc_TypeError"))) == 0:
+        if c.PyErr_ExceptionMatches(global_address("PyExc_TypeError")) == 0:
             return types.int32(-1)
         c.PyErr_Clear()
         capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, 0)
@@ -121,7 +121,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         if managed != 0:
             c.PyCapsule_SetName(capsule, cstring("used_dltensor"))
         else:
-            c.PyErr_SetNone(load(global_address("PyExc_MemoryError")))
+            c.PyErr_SetNone(global_address("PyExc_MemoryError"))
     else:
         refused = c.PyObject_CallFunctionObjArgs(load(side + 40), capsule, 0)
         if refused != 0:

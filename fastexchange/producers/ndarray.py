@@ -101,7 +101,7 @@ dl_tensor_at = struct_at("DLTensor")
 
 @native
 def buffer_error(message):
-    PyErr_SetString(load(global_address("PyExc_BufferError")), message)
+    PyErr_SetString(global_address("PyExc_BufferError"), message)
     return types.int32(-1)
 
 

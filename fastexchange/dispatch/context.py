@@ -1,0 +1,154 @@
+"""A kernel's native memory: its ``fx_context``, its overloads and their plans. Written by Python, read by the shim."""
+
+import sys
+from typing import Any
+
+from .._abi import ffi
+from ..producers.omitted import OMITTED
+from . import entry, layout
+from .entries import GOLDEN
+from .state import runtime
+
+_FIRST_BUCKETS = 8
+_NO_PLAN = 1 << 62  # words: more than any frame has
+_INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
+
+_PLANNED_KINDS = frozenset(
+    (
+        layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_FLOAT, layout.KIND_INT, layout.KIND_BOOL, layout.KIND_NONE,
+        layout.KIND_NUMPY_SCALAR,
+    )
+)  # fmt: skip
+
+
+class KernelContext:
+    """What a kernel's native code reads, freed with the kernel.
+
+    Nothing of it moves or goes away while the kernel lives: a call in progress may still look at what has been replaced.
+    """
+
+    def __init__(self, parameters, release_gil: bool):
+        names = parameters.names
+        self.runtime = runtime()
+        self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_refused")]
+        self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
+        self._has_default = ffi.new("int64_t[]", [i in parameters.defaults for i in range(len(names))] or [0])
+        self._buckets = ffi.new("intptr_t[]", _FIRST_BUCKETS)
+        self._retired: list[Any] = []
+        self._overloads: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        # Stands for the last call before there was one.
+        self._nothing = ffi.new("int64_t[]", 1), ffi.new("fx_overload *")
+        self._nothing[1].keys, self._nothing[1].plan_words = address_of(self._nothing[0]), _NO_PLAN
+        native = self.native = ffi.new("fx_context *")
+        native.runtime = self.runtime.address
+        native.last = address_of(self._nothing[1])
+        native.overloads, native.overloads_mask = address_of(self._buckets), _FIRST_BUCKETS - 1
+        native.parameter_count = len(names)
+        native.variadic = parameters.variadic is not None
+        native.plain_count = len(names) if not native.variadic and parameters.positional == len(names) else -1
+        native.positional_only, native.positional_count = parameters.positional_only, parameters.positional
+        native.names = address_of(self._names)
+        native.has_default = address_of(self._has_default)
+        native.omitted = id(OMITTED)
+        native.slow_name, native.refused_name = map(id, self._strings[-2:])
+        native.release_gil = release_gil
+        native.raise_error = entry.raise_error()
+
+    @property
+    def address(self) -> int:
+        """The address of the ``fx_context``."""
+        return address_of(self.native)
+
+    def __len__(self) -> int:
+        """How many shapes of calls are filed."""
+        return len(self._overloads)
+
+    def __contains__(self, keys: tuple[int, ...]) -> bool:
+        return keys in self._overloads
+
+    def add_numba_only(self, keys: tuple[int, ...]) -> None:
+        """File a shape of call that only Numba's dispatcher can make."""
+        self.add(keys, (), 0, 0, (0, ()), None)
+
+    def add(self, keys: tuple[int, ...], bound: tuple, trampoline: int, kernel: int, box: tuple[int, tuple], keep) -> None:
+        """File compiled code for calls with these keys, planned for arguments like `bound`. `keep`: who owns the code."""
+        if keys in self._overloads:
+            return
+        key_words = ffi.new("int64_t[]", [*keys, 0])
+        constants = ffi.new("intptr_t[]", [id(constant) for constant in box[1]] or [0])
+        plan, held = self._plan(keys, bound)
+        overload = ffi.new("fx_overload *")
+        overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
+        overload.trampoline, overload.kernel = trampoline, kernel
+        overload.box, overload.box_constants = box[0], address_of(constants)
+        overload.plan = address_of(plan)
+        overload.plan_words = sum(map(_words_of, keys)) if trampoline else _NO_PLAN
+        self._overloads[keys] = (overload, key_words, constants, box[1], plan, held, keep)
+        if len(self._overloads) > len(self._buckets):
+            self._spread(4 * len(self._buckets))
+        else:
+            self._link(overload)
+
+    def _spread(self, size: int) -> None:
+        """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
+        self._retired.append(self._buckets)
+        self._buckets = ffi.new("intptr_t[]", size)
+        for known in self._overloads.values():
+            known[0].next = 0
+        for known in self._overloads.values():
+            self._link(known[0])
+        self.native.overloads_mask = min(self.native.overloads_mask, size - 1)
+        self.native.overloads = address_of(self._buckets)
+        self.native.overloads_mask = size - 1
+
+    def _link(self, overload) -> None:
+        index = ((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & (len(self._buckets) - 1)
+        overload.next = self._buckets[index]
+        self._buckets[index] = address_of(overload)
+
+    def _plan(self, keys: tuple[int, ...], bound: tuple):
+        """The plan of an overload (see ``plan.follow``), and the dtypes that it refers to."""
+        plan = ffi.new("fx_plan[]", len(bound) or 1)
+        held = []
+        for record, value, key in zip(plan, bound, keys):
+            fields = self.runtime.entries.fields(type(value))
+            kind = fields["kind"]
+            if kind not in _PLANNED_KINDS or (kind == layout.KIND_INT and key != _INT64_KEY):
+                break  # behind a tuple, arguments and keys no longer go together
+            if kind == layout.KIND_EXCHANGE and self.native.release_gil:
+                break
+            record.kind, record.ndim, record.flags = kind, (key >> layout.NDIM_SHIFT) & 0xFF, key >> layout.FLAGS_SHIFT
+            if kind == layout.KIND_NDARRAY:
+                record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
+                held.append(value.dtype)
+            elif kind == layout.KIND_EXCHANGE:
+                record.dtype = record.ndim | ((key >> layout.DTYPE_SHIFT) & 0xFFFFFF) << 32 | 1 << 48
+                for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer"):
+                    setattr(record, name, fields.get(name, 0))
+            record.type = id(type(value))
+            self.runtime.entries.watch(type(value), plan)
+        return plan, held
+
+
+def _words_of(key: int) -> int:
+    """How many words a leaf with this key takes, at most."""
+    if key & 0xFF == layout.KIND_ARRAY:
+        return layout.ARRAY_HEAD_WORDS + 2 * ((key >> layout.NDIM_SHIFT) & 0xFF)
+    return 2
+
+
+def _hash(keys) -> int:
+    """The hash of a key sequence, as ``shim.look_up`` computes it in wrapping 64-bit arithmetic."""
+    value = 0
+    for key in keys:
+        value = _signed(value << 5) ^ (value >> 59) ^ key
+    return value
+
+
+def _signed(value: int) -> int:
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def address_of(cdata) -> int:
+    """The address that a cffi pointer or array holds."""
+    return int(ffi.cast("intptr_t", cdata))

@@ -1,0 +1,118 @@
+"""``explain``: which path an object takes into a kernel, and why not a faster one."""
+
+from dataclasses import dataclass, field
+
+import numba
+
+from .discovery import discover, type_name
+from .dispatch import layout
+from .dispatch.shim import FLAG_LOOK
+from .dispatch.signature import UnknownDtype, numba_types
+from .dispatch.state import runtime
+from .producers.omitted import OMITTED
+
+__all__ = ["CallExplanation", "Explanation", "explain"]
+
+_MEANING = {
+    "c-exchange": "its type's exchange table fills a DLTensor",
+    "ndarray": "its C struct is read in place",
+    "dunder": "its __dlpack__ is called",
+    "scalar": "its value is read in place",
+    "tuple": "its items are read one by one",
+    "numba": "Numba's own dispatcher makes the call",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How an object becomes a kernel argument. ``str()`` of it is a sentence or a few."""
+
+    type: str
+    path: str
+    """``c-exchange``, ``ndarray``, ``dunder``, ``scalar``, ``tuple`` or ``numba``."""
+    reasons: tuple[str, ...] = ()
+    """Why no faster path is taken."""
+
+    def __str__(self):
+        lines = [f"{self.type}: path {self.path} ({_MEANING[self.path]})"]
+        return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
+
+
+@dataclass(frozen=True)
+class CallExplanation:
+    """What a call would do: an :class:`Explanation` of each argument, its Numba type, and the fate of the whole."""
+
+    kernel: str
+    arguments: tuple[tuple[str, Explanation | None, str], ...]
+    """(parameter, how its argument comes in or None if omitted, Numba type or what is wrong with it)"""
+    outcome: str
+    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self):
+        lines = [f"{self.kernel}: {self.outcome}"]
+        for name, explanation, numba_type in self.arguments:
+            how = str(explanation).replace("\n", "\n    ") if explanation else "omitted: the default"
+            lines.append(f"  {name}: {how}\n      as {numba_type}")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def explain(obj, /) -> Explanation:
+    """Which path `obj` takes into a kernel, and why not a faster one.
+
+    >>> import numpy as np
+    >>> explain(np.ones(3)).path
+    'ndarray'
+    """
+    found = discover(type(obj))
+    return Explanation(type_name(type(obj)), found.path, tuple(found.notes))
+
+
+def explain_call(kernel, bound: tuple) -> CallExplanation:
+    """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
+    from .slow_path import Report, attempt, learn
+
+    report = Report()
+    outcome, numba_names = "", ["?"] * len(bound)
+    for _ in range(64 + len(bound)):
+        try:
+            status = attempt(kernel, bound, FLAG_LOOK, report)
+        except Exception as error:
+            outcome = f"refused with {type(error).__name__}: {error}"
+            break
+        if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
+            learn(report.stopped_at)
+            continue
+        if status == layout.STATUS_UNKNOWN_SHAPE:
+            outcome, numba_names = _fate(kernel, report.keys)
+        elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
+            outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
+        else:
+            from .refusal import wording
+
+            name = kernel._parameters.name_of(report.position)
+            outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {wording(status, report.tensor)}"
+        break
+    arguments = []
+    for position, value in enumerate(bound):
+        name = kernel._parameters.name_of(position)
+        arguments.append((name, None if value is OMITTED else explain(value), _numba_name(numba_names, position, value)))
+    notes = tuple(f"the {what} layout of this interpreter is not as expected: its fast path is off" for what in runtime().unverified)
+    return CallExplanation(kernel.__qualname__, tuple(arguments), outcome, notes)
+
+
+def _fate(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
+    try:
+        given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials)
+    except UnknownDtype as unknown:
+        return f"refused with BufferError: argument {unknown.position} has an element type without a NumPy dtype", []
+    known = "known: native from the first argument to the result" if keys in kernel._native else "new: the next such call compiles it"
+    return known, [str(numba_type) for numba_type in given]
+
+
+def _numba_name(names: list[str], position: int, value) -> str:
+    if position < len(names) and names[position] != "?":
+        return names[position]
+    try:
+        return str(numba.typeof(value))
+    except Exception as error:
+        return f"(no Numba type: {error})".splitlines()[0]

@@ -1,0 +1,56 @@
+"""A kernel's parameters: their names, their defaults, and how Python binds arguments to them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .producers.omitted import OMITTED
+
+__all__ = ["Parameters"]
+
+
+class Parameters:
+    """What a kernel's context, its slow path and its messages need of its signature."""
+
+    def __init__(self, py_func: Callable):
+        parameters = list(inspect.signature(py_func).parameters.values())
+        for parameter in parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with {parameter}")
+        self.variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        """The name of ``*args``, or None."""
+        plain = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        self.names = [p.name for p in plain]
+        """All others, in order."""
+        self.defaults: dict[int, Any] = {i: p.default for i, p in enumerate(plain) if p.default is not p.empty}
+        """By index, what an omitted argument stands for."""
+        self.positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in plain)
+        self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in plain)
+        keyword_only = len(plain) - self.positional
+        if keyword_only and self.variadic is not None:
+            raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with keyword-only parameters behind *{self.variadic}")
+        self.bind = self._make_binder(py_func)
+        """``bind(*args, **kwargs)``: the arguments as a tuple, in order, :data:`OMITTED` for defaults, ``*args`` at the end."""
+
+    def _make_binder(self, py_func: Callable) -> Callable[..., tuple]:
+        """A function with the kernel's parameters: Python itself binds, and words the TypeError when they do not fit."""
+        listed = [name + ("=OMITTED" if i in self.defaults else "") for i, name in enumerate(self.names)]
+        if self.positional < len(self.names):
+            listed.insert(self.positional, "*")
+        if self.positional_only:
+            listed.insert(self.positional_only, "/")
+        returned = [*self.names]
+        if self.variadic is not None:
+            listed.append("*" + self.variadic)
+            returned.append("*" + self.variadic)
+        namespace: dict[str, Any] = {"OMITTED": OMITTED}
+        exec(f"def bind({', '.join(listed)}): return ({''.join(name + ', ' for name in returned)})", namespace)
+        bind = namespace["bind"]
+        bind.__name__, bind.__qualname__ = py_func.__name__, py_func.__qualname__
+        return bind
+
+    def name_of(self, position: int) -> str:
+        """The name of the argument at `position`, ``rest[2]`` behind the named ones."""
+        if position < len(self.names):
+            return self.names[position]
+        return f"{self.variadic}[{position - len(self.names)}]"

@@ -1,0 +1,252 @@
+"""The slow path: what a kernel does with a call that the shim does not know.
+
+It learns what the shim met for the first time (a type, a dtype, a shape), files it, and repeats the call natively. What
+native code cannot do at all goes to Numba's dispatcher, tensors as NumPy views. And it words the refusals.
+"""
+
+import ctypes
+import functools
+from typing import Any, NoReturn
+
+import numba
+
+from ._abi import ffi
+from .convert import numpy_view
+from .discovery import PATH_DUNDER, PATH_EXCHANGE, discover, learn, type_name
+from .dispatch import entry, layout, shim
+from .dispatch.context import address_of
+from .dispatch.signature import UnknownDtype, numba_types
+from .dispatch.walk import FLAG_TRUSTED
+from .producers.omitted import OMITTED
+from .refusal import dtype_name, swapped_dtype, wording
+
+_MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
+_REPORT_KEYS = 4096
+_BY_NUMBA = (layout.STATUS_NUMBA, layout.STATUS_BIG_INT)
+
+# Exceptions that are nothing but a message: these can be raised again with the argument's name in it.
+_REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
+
+
+class Report:
+    """What native code says of an attempted call."""
+
+    def __init__(self):
+        self._native = ffi.new("fx_report *")
+        self._keys = ffi.new("int64_t[]", _REPORT_KEYS)
+        self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
+        self.address = address_of(self._native)
+
+    @property
+    def status(self) -> int:
+        return self._native.status
+
+    @property
+    def position(self) -> int:
+        """The index of the argument at which the walk stopped."""
+        return self._native.position
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return tuple(self._keys[i] for i in range(self._native.key_count))
+
+    @property
+    def tensor(self):
+        """A copy of the ``DLTensor`` that was refused; its shape and strides are no longer to be looked at."""
+        return ffi.cast("DLTensor *", self._native.tensor)
+
+    @property
+    def stopped_at(self):
+        """The leaf at which the walk stopped; the caller holds the arguments, so it is alive."""
+        return ctypes.cast(self._native.object, ctypes.py_object).value
+
+    def take_result(self):
+        """The result, whose reference native code gave us."""
+        result = ctypes.cast(self._native.result, ctypes.py_object)
+        value = result.value
+        ctypes.pythonapi.Py_DecRef(result)
+        return value
+
+
+@functools.cache
+def _native_attempt():
+    prototype = ctypes.PYFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_void_p
+    )
+    return prototype(shim.attempt.address)
+
+
+def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
+    """Make the call natively if all is known. Returns a STATUS_*; details are in `report`."""
+    pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
+    try:
+        return _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+    except Exception as error:
+        if report.status == layout.STATUS_ERROR:
+            refused(kernel, report.position, error)
+        raise
+
+
+def call(kernel, bound: tuple):
+    """Make a call that the shim could not make."""
+    flags = 0
+    report = Report()
+    for _ in range(_MAX_LOOKS + len(bound)):
+        status = attempt(kernel, bound, flags, report)
+        if status == layout.STATUS_OK:
+            return report.take_result()
+        if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
+            learn(report.stopped_at)
+        elif status == layout.STATUS_UNKNOWN_SHAPE:
+            if not specialise(kernel, report.keys, bound):
+                result = call_numba(kernel, bound)
+                # Numba could do what we cannot (a literal argument, say): next time straight to it.
+                kernel._native.add_numba_only(report.keys)
+                return result
+        elif status in _BY_NUMBA:
+            return call_numba(kernel, bound)
+        elif status == layout.STATUS_CHECK:
+            flags |= FLAG_TRUSTED
+        elif status == layout.STATUS_NO_ERROR_SET:
+            refuse(kernel, report.position, bound, "its producer failed to export it and did not say why")
+        else:
+            refuse(kernel, report.position, bound, wording(status, report.tensor))
+    raise BufferError(f"{kernel.__qualname__}(): the arguments were different at each of {_MAX_LOOKS} looks at them")
+
+
+# ---- compiling -----------------------------------------------------------------------------------------------------
+
+
+def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
+    """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
+    native = kernel._native
+    try:
+        given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
+    except UnknownDtype as unknown:
+        name = dtype_name(unknown.field & 0xFF, unknown.field >> 8 & 0xFF)
+        refuse(kernel, unknown.position, bound, f"its element type, {name}, has no NumPy dtype; convert it first")
+    chosen = _overload_for(kernel.dispatcher, given)
+    if chosen is None:
+        return False
+    taken, compiled = chosen
+    try:
+        trampoline = entry.trampoline(given, taken)
+        box = entry.box(compiled.signature.return_type)
+    except entry.UnsupportedEntry:
+        return False
+    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    native.add(keys, bound, trampoline, address, box, compiled)
+    return True
+
+
+def _overload_for(dispatcher, given: tuple):
+    """The argument types taken and the compile result for arguments of these types; None if Numba has to say why not."""
+    taken: tuple | None = given
+    if dispatcher._can_compile:
+        try:
+            dispatcher.compile(given)
+        except Exception:  # typing errors, requests for literals …: Numba's dispatcher raises or resolves them
+            return None
+    else:
+        taken = _declared_signature_for(dispatcher, given)
+    compiled = dispatcher.overloads.get(taken) if taken is not None else None
+    if compiled is None or compiled.objectmode:
+        return None
+    return taken, compiled
+
+
+def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
+    """Which of the explicit signatures Numba's overload resolution picks; None if none or several fit."""
+    if given in dispatcher.overloads:
+        return given
+    cases = [compiled.signature for compiled in dispatcher.overloads.values()]
+    try:
+        chosen = dispatcher.typingctx.resolve_overload(
+            dispatcher.py_func, cases, given, {}, allow_ambiguous=False, unsafe_casting=True
+        )
+    except TypeError:
+        return None
+    return tuple(chosen.args) if chosen is not None else None
+
+
+# ---- Numba's own dispatcher ----------------------------------------------------------------------------------------
+
+
+def call_numba(kernel, bound: tuple):
+    """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    skipped = False
+    for position, value in enumerate(bound):
+        if value is OMITTED:
+            skipped = True
+            continue
+        viewed = as_numba_takes_it(kernel, position, value)
+        if skipped:
+            named[kernel._parameters.names[position]] = viewed
+        else:
+            positional.append(viewed)
+    return kernel.dispatcher(*positional, **named)
+
+
+def as_numba_takes_it(kernel, position: int, value):
+    """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples."""
+    cls = type(value)
+    dtype = swapped_dtype(value)
+    if dtype is not None:
+        advice = "x.astype(x.dtype.newbyteorder('='))"
+        refuse_value(kernel, position, value, f"its dtype {dtype!r} is not in native byte order; pass {advice}")
+    if isinstance(value, tuple):
+        items = [as_numba_takes_it(kernel, position, item) for item in value]
+        return cls._make(items) if hasattr(cls, "_make") else tuple(items)
+    found = discover(cls)
+    if found.path in (PATH_EXCHANGE, PATH_DUNDER):
+        try:
+            return numpy_view(value, found.entry["managed"])
+        except Exception as error:
+            refused(kernel, position, error)
+    if isinstance(value, type(kernel)):
+        return value.dispatcher
+    if not _has_numba_type(value):
+        tried = "; ".join(found.notes)
+        raise TypeError(
+            f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
+            f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
+        )
+    return value
+
+
+def _has_numba_type(value) -> bool:
+    """Whether ``numba.typeof`` has an answer, or an objection of its own, which its dispatcher then words."""
+    try:
+        numba.typeof(value)
+    except ValueError as error:
+        return "Cannot determine Numba type" not in str(error)
+    except Exception:
+        return True
+    return True
+
+
+# ---- words ---------------------------------------------------------------------------------------------------------
+
+
+def argument(kernel, position: int) -> str:
+    """The argument at `position`, for a message."""
+    return f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+
+
+def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
+    """Raise BufferError for the argument at `position`."""
+    refuse_value(kernel, position, bound[position], why)
+
+
+def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
+    """Raise BufferError for `value`, all or part of the argument at `position`."""
+    raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
+
+
+def refused(kernel, position: int, error: BaseException) -> NoReturn:
+    """Raise a producer's exception again, the argument named; an exception that is more than a message unchanged."""
+    if type(error) not in _REWORDED:
+        raise error
+    raise type(error)(f"{argument(kernel, position)} cannot be passed to the kernel: {error}") from error

@@ -1,0 +1,246 @@
+/* The limit: what a C extension written by hand for one kernel does with its arguments, and nothing else.
+ *
+ * Each function checks its arguments against one fixed signature (any number of 1-D, C-contiguous float32 arrays on the
+ * CPU, or of scalars), writes them as the flat words that a Numba kernel takes per array, and calls an empty kernel
+ * through a pointer that the compiler cannot see through. floor.py builds it and puts the DLPack declarations in front.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <numpy/arrayobject.h>
+
+#define MAX_ARGUMENTS 64
+#define LIKELY(x) __builtin_expect(!!(x), 1)
+#define UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+typedef struct {
+    void *meminfo;
+    PyObject *parent;
+    int64_t nitems;
+    int64_t itemsize;
+    void *data;
+    int64_t shape[1];
+    int64_t strides[1]; /* in bytes */
+} Array1D;
+
+typedef union {
+    double f;
+    int64_t i;
+} Word;
+
+static void empty_kernel(void *arguments) { (void)arguments; }
+static void (*volatile kernel)(void *) = empty_kernel;
+
+static PyTypeObject *ndarray;
+
+/* The last type that had a table. A hand-written binding knows its framework: one entry is what it needs. */
+static PyTypeObject *known_type;
+static const DLPackExchangeAPI *known_api;
+
+static PyObject *wrong(Py_ssize_t position, const char *reason)
+{
+    PyErr_Format(PyExc_TypeError, "argument %zd: %s", position + 1, reason);
+    return NULL;
+}
+
+static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self, (void)args, (void)count;
+    Py_RETURN_NONE;
+}
+
+/* ---- numpy ---- */
+
+static PyObject *numpy(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    Array1D frame[MAX_ARGUMENTS];
+    if (UNLIKELY(count > MAX_ARGUMENTS))
+        return wrong(MAX_ARGUMENTS, "one too many");
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (UNLIKELY(Py_TYPE(args[i]) != ndarray))
+            return wrong(i, "not a numpy.ndarray");
+        const PyArrayObject_fields *array = (const PyArrayObject_fields *)args[i];
+        const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | NPY_ARRAY_WRITEABLE;
+        if (UNLIKELY(array->descr->type_num != NPY_FLOAT32 || !PyArray_ISNBO(array->descr->byteorder)))
+            return wrong(i, "not float32");
+        if (UNLIKELY(array->nd != 1 || (array->flags & needed) != needed))
+            return wrong(i, "not 1-D, C-contiguous, aligned and writable");
+        frame[i].meminfo = NULL;
+        frame[i].parent = args[i];
+        frame[i].nitems = array->dimensions[0];
+        frame[i].itemsize = 4;
+        frame[i].data = array->data;
+        frame[i].shape[0] = array->dimensions[0];
+        frame[i].strides[0] = array->strides[0];
+    }
+    kernel(frame);
+    Py_RETURN_NONE;
+}
+
+/* ---- the exchange table ---- */
+
+static const DLPackExchangeAPI *learn(PyTypeObject *type)
+{
+    PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
+    if (!capsule)
+        return NULL;
+    const DLPackExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    Py_DECREF(capsule);
+    if (api && api->header.version.major != 1) {
+        PyErr_SetString(PyExc_BufferError, "exchange table of another major version");
+        return NULL;
+    }
+    if (api) {
+        Py_INCREF(type);
+        Py_XSETREF(known_type, type);
+        known_api = api;
+    }
+    return api;
+}
+
+static inline const DLPackExchangeAPI *api_of(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    return LIKELY(type == known_type) ? known_api : learn(type);
+}
+
+/* NULL when the tensor is one that the kernel takes, else what is wrong with it. */
+static inline const char *accept(const DLTensor *tensor, PyObject *object, Array1D *out)
+{
+    if (UNLIKELY(tensor->device.device_type != kDLCPU))
+        return "not on the CPU";
+    if (UNLIKELY(tensor->dtype.code != kDLFloat || tensor->dtype.bits != 32 || tensor->dtype.lanes != 1))
+        return "not float32";
+    if (UNLIKELY(tensor->ndim != 1))
+        return "not 1-D";
+    int64_t items = tensor->shape[0];
+    int64_t stride = tensor->strides ? tensor->strides[0] : 1;
+    if (UNLIKELY(stride != 1 && items > 1))
+        return "not contiguous";
+    if (UNLIKELY(!tensor->data && items))
+        return "without memory";
+    out->meminfo = NULL;
+    out->parent = object;
+    out->nitems = items;
+    out->itemsize = 4;
+    out->data = (char *)tensor->data + tensor->byte_offset;
+    out->shape[0] = items;
+    out->strides[0] = stride * 4;
+    return NULL;
+}
+
+static PyObject *torch(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    Array1D frame[MAX_ARGUMENTS];
+    if (UNLIKELY(count > MAX_ARGUMENTS))
+        return wrong(MAX_ARGUMENTS, "one too many");
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const DLPackExchangeAPI *api = api_of(args[i]);
+        DLTensor tensor;
+        if (UNLIKELY(!api || api->dltensor_from_py_object_no_sync(args[i], &tensor)))
+            return NULL;
+        const char *reason = accept(&tensor, args[i], &frame[i]);
+        if (UNLIKELY(reason != NULL))
+            return wrong(i, reason);
+    }
+    kernel(frame);
+    Py_RETURN_NONE;
+}
+
+static PyObject *torch_managed(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    Array1D frame[MAX_ARGUMENTS];
+    DLManagedTensorVersioned *owned[MAX_ARGUMENTS];
+    PyObject *result = NULL;
+    Py_ssize_t exported = 0;
+    if (UNLIKELY(count > MAX_ARGUMENTS))
+        return wrong(MAX_ARGUMENTS, "one too many");
+    for (; exported < count;) {
+        PyObject *object = args[exported];
+        const DLPackExchangeAPI *api = api_of(object);
+        if (UNLIKELY(!api || api->managed_tensor_from_py_object_no_sync(object, (void *)&owned[exported])))
+            goto release;
+        exported++;
+        const DLManagedTensorVersioned *managed = owned[exported - 1];
+        const char *reason = managed->version.major != 1 ? "of another DLPack major version"
+                             : managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY
+                                 ? "readonly"
+                                 : accept(&managed->dl_tensor, object, &frame[exported - 1]);
+        if (UNLIKELY(reason != NULL)) {
+            wrong(exported - 1, reason);
+            goto release;
+        }
+    }
+    kernel(frame);
+    result = Py_NewRef(Py_None);
+release:
+    for (Py_ssize_t i = 0; i < exported; i++)
+        if (owned[i]->deleter)
+            owned[i]->deleter(owned[i]);
+    return result;
+}
+
+/* ---- scalars ---- */
+
+static inline int small_int(PyObject *object, int64_t *out)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (LIKELY(PyUnstable_Long_IsCompact((PyLongObject *)object))) {
+        *out = PyUnstable_Long_CompactValue((PyLongObject *)object);
+        return 0;
+    }
+#else
+    Py_ssize_t size = Py_SIZE(object);
+    if (LIKELY(size >= -1 && size <= 1)) {
+        *out = size * (int64_t)((PyLongObject *)object)->ob_digit[0] * (size != 0);
+        return 0;
+    }
+#endif
+    *out = PyLong_AsLongLong(object);
+    return *out == -1 && PyErr_Occurred();
+}
+
+static PyObject *scalars(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    Word frame[MAX_ARGUMENTS];
+    if (UNLIKELY(count > MAX_ARGUMENTS))
+        return wrong(MAX_ARGUMENTS, "one too many");
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyTypeObject *type = Py_TYPE(args[i]);
+        if (type == &PyFloat_Type)
+            frame[i].f = PyFloat_AS_DOUBLE(args[i]);
+        else if (type == &PyBool_Type)
+            frame[i].i = args[i] == Py_True;
+        else if (UNLIKELY(type != &PyLong_Type))
+            return wrong(i, "not a float, int or bool");
+        else if (UNLIKELY(small_int(args[i], &frame[i].i)))
+            return NULL;
+    }
+    kernel(frame);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"empty", (PyCFunction)(void *)empty, METH_FASTCALL, "Return None at once."},
+    {"numpy", (PyCFunction)(void *)numpy, METH_FASTCALL, "NumPy arrays, read from the array struct."},
+    {"torch", (PyCFunction)(void *)torch, METH_FASTCALL, "Tensors borrowed with dltensor_from_py_object_no_sync."},
+    {"torch_managed", (PyCFunction)(void *)torch_managed, METH_FASTCALL,
+     "Tensors owned through managed_tensor_from_py_object_no_sync, released after the kernel."},
+    {"scalars", (PyCFunction)(void *)scalars, METH_FASTCALL, "Python's float, int and bool."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_fastexchange_floor", NULL, -1, methods,
+                                        NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__fastexchange_floor(void)
+{
+    import_array1(NULL);
+    ndarray = &PyArray_Type;
+    return PyModule_Create(&definition);
+}
