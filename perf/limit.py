@@ -1,11 +1,49 @@
-import sys, gc
-from itertools import repeat
+"""``python perf/limit.py``: three arguments against the limit, in a few seconds. ``run.py`` measures everything."""
+
+import sys
 from pathlib import Path
-from statistics import median
-from time import perf_counter_ns
-sys.path.insert(0, str(Path(__file__).resolve().parents[1])); sys.path.insert(0, str(Path(__file__).resolve().parent))
-import numpy as np, torch, floor
-f = floor.load()
-for n in (1, 3, 32):
-    x = [np.ones(1, np.float32)] * n; t = [torch.ones(1)] * n; s = [1.0, 2, True] * n
-    print(f.numpy(*x), f.torch(*t), f.torch_managed(*t), f.scalars(*s))
+
+import numba
+import numpy as np
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
+
+import floor
+
+from fastexchange import fast_args
+from fastexchange.measure import Statement, time_statements
+
+
+def main() -> None:
+    """Print the shim's calls beside the same calls of hand-written C."""
+    limit = floor.load()
+    kernel = fast_args(numba.njit(lambda x, y, z: None))
+    scalar_kernel = fast_args(numba.njit(lambda a, b, c: None))
+    x, y, z = (np.ones(1, np.float32) for _ in range(3))
+    arrays = {"x": x, "y": y, "z": z}
+    pairs = {"numpy": (limit.numpy, kernel, arrays)}
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed: its rows are left out")
+    else:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        pairs["torch"] = (limit.torch, kernel, tensors)
+        pairs["torch, managed"] = (limit.torch_managed, kernel, tensors)
+    pairs["float, int, bool"] = (limit.scalars, scalar_kernel, {"x": 2.0, "y": 3, "z": True})
+    pairs["A/A (numpy)"] = (kernel, kernel, arrays)
+    rows = {"empty builtin": Statement("f(x, y, z)", {"f": limit.empty, **arrays})}
+    for name, (reference, function, names) in pairs.items():
+        rows[f"{name}: C"] = Statement("f(x, y, z)", {"f": reference, **names})
+        rows[f"{name}: fastexchange"] = Statement("f(x, y, z)", {"f": function, **names})
+    times = time_statements(rows, rounds=41)
+    for name, samples in times.items():
+        print(f"{name:<32}{samples.median:8.1f} ns  ± {samples.spread:4.1f}")
+    empty = times["empty builtin"]
+    for name in pairs:
+        quick, reference = times[f"{name}: fastexchange"], times[f"{name}: C"]
+        print(f"{name:<20} {(quick / reference).median:.2f} x C, {(quick / empty).median:.2f} x empty builtin")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What a call costs: nanoseconds per call of statements, measured in one process, in interleaved rounds.
+
+The method. Every statement is compiled into a loop of its own, ``for _ in repeat(None, n): statement``, with its names
+as local variables. A round times every statement once, in an order shuffled anew, so that drift of the machine's speed
+falls on all of them alike; the same loop with nothing in it is timed in every round and subtracted. The garbage
+collector is off. What is reported is the median over the rounds, and the interquartile range as the spread. Ratios and
+differences of two statements are taken round by round, before the median.
+"""
+
+import gc
+import random
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Samples", "Statement", "time_statements"]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement to time, for example ``Statement("kernel(x, y)", {"kernel": saxpy, "x": x, "y": y})``."""
+
+    code: str
+    names: Mapping[str, Any] = field(default_factory=dict)
+    calls: int = 1
+    """How many calls the code makes; times are per call."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A quantity measured once per round: nanoseconds of a call, or the ratio or difference of two calls."""
+
+    values: np.ndarray
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range."""
+        low, high = np.percentile(self.values, (25, 75))
+        return float(high - low)
+
+    def __add__(self, other):
+        return Samples(self.values + _values(other))
+
+    def __sub__(self, other):
+        return Samples(self.values - _values(other))
+
+    def __mul__(self, factor: float):
+        return Samples(self.values * factor)
+
+    def __truediv__(self, other):
+        return Samples(self.values / _values(other))
+
+
+def _values(quantity):
+    return quantity.values if isinstance(quantity, Samples) else quantity
+
+
+_LOOP = """
+def loop(n_, {parameters}):
+    iterations_ = repeat_(None, n_)
+    start_ = clock_()
+    for _ in iterations_:
+        {code}
+    return clock_() - start_
+"""
+
+
+def _loop(code: str, names: Mapping[str, Any]) -> Callable[[int], int]:
+    """A function of the number of iterations that returns how many nanoseconds they took."""
+    # Default values, so that the names are the fastest kind of variable: what is timed is the call, not the look-up.
+    parameters = ", ".join(f"{name}={name}" for name in (*names, "repeat_", "clock_"))
+    namespace = {**names}
+    exec(_IMPORTS + _LOOP.format(parameters=parameters, code=code), namespace)
+    return namespace["loop"]
+
+
+_IMPORTS = "from itertools import repeat as repeat_\nfrom time import perf_counter_ns as clock_\n"
+
+
+def _iterations(loop, batch_ns: int) -> int:
+    """How many iterations take about `batch_ns`. Warms the loop up."""
+    count = 1
+    while (elapsed := loop(count)) < batch_ns // 2:
+        count = max(2 * count, min(1000 * count, count * batch_ns // max(elapsed, 1)))
+    return max(1, count * batch_ns // elapsed)
+
+
+@contextmanager
+def _no_garbage_collection():
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def time_statements(
+    statements: Mapping[str, Statement],
+    *,
+    rounds: int = 25,
+    batch_ns: int = 2_000_000,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Samples]:
+    """Nanoseconds per call of each statement, one sample per round. The method is in the module's docstring.
+
+    Parameters
+    ----------
+    statements : by name. Each runs once before anything is timed: what compiles at its first call does so then.
+    rounds : how often each is timed.
+    batch_ns : for how long each is timed in a round, in nanoseconds, about; a slower statement is run once.
+    progress : called after every round with the number of rounds done and `rounds`.
+
+    Raises what a statement raises.
+    """
+    loops = {name: _loop(statement.code, statement.names) for name, statement in statements.items()}
+    for loop in loops.values():
+        loop(1)
+    with _no_garbage_collection():
+        iterations = {name: _iterations(loop, batch_ns) for name, loop in loops.items()}
+        empty = _loop("pass", {})
+        empty_iterations = _iterations(empty, batch_ns)
+        times: dict[str, list[float]] = {name: [] for name in loops}
+        order: list[str] = list(loops)
+        shuffle = random.Random(0).shuffle
+        for done in range(1, rounds + 1):
+            nothing = empty(empty_iterations) / empty_iterations
+            shuffle(order)
+            for name in order:
+                count = iterations[name]
+                times[name].append((loops[name](count) / count - nothing) / statements[name].calls)
+            if progress:
+                progress(done, rounds)
+    return {name: Samples(np.array(values)) for name, values in times.items()}
+
+
+def median_of(values: Iterable[float]) -> Samples:
+    """Samples of values that were measured elsewhere, one per round."""
+    return Samples(np.fromiter(values, float))
