@@ -1,22 +1,25 @@
 """What a call costs: nanoseconds per call of statements, measured in one process, in interleaved rounds.
 
 The method. Every statement is compiled into a loop of its own, ``for _ in repeat(None, n): statement``, with its names
-as local variables. A round times every statement once, in an order shuffled anew, so that drift of the machine's speed
-falls on all of them alike; the same loop with nothing in it is timed in every round and subtracted. The garbage
-collector is off. What is reported is the median over the rounds, and the interquartile range as the spread. Ratios and
-differences of two statements are taken round by round, before the median.
+as local variables. A round times every statement, in an order shuffled anew, so that drift of the machine's speed falls
+on all of them alike; the same loop with nothing in it is timed in every round and subtracted. A time is the least of
+three short runs one after the other, which drops those that another process interrupted. The garbage collector is off.
+What is reported is the median over the rounds, and the interquartile range as the spread. Ratios and differences of two
+statements are taken round by round, before the median.
 """
 
 import gc
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Samples", "Statement", "time_statements"]
+__all__ = ["Samples", "Statement", "Timings", "time_statements"]
+
+_RUNS = 3  # per statement and round, of which the least counts
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,15 @@ class Samples:
         return Samples(self.values / _values(other))
 
 
+class Timings(NamedTuple):
+    """What :func:`time_statements` measured, in nanoseconds."""
+
+    calls: dict[str, Samples]
+    """Per statement: one call, without the loop around it."""
+    loop: Samples
+    """One iteration of the loop with nothing in it."""
+
+
 def _values(quantity):
     return quantity.values if isinstance(quantity, Samples) else quantity
 
@@ -92,6 +104,11 @@ def _iterations(loop, batch_ns: int) -> int:
     return max(1, count * batch_ns // elapsed)
 
 
+def _least(loop, count: int) -> float:
+    """Nanoseconds per iteration, the loop's own part included."""
+    return min(loop(count) for _ in range(_RUNS)) / count
+
+
 @contextmanager
 def _no_garbage_collection():
     was_enabled = gc.isenabled()
@@ -108,16 +125,16 @@ def time_statements(
     statements: Mapping[str, Statement],
     *,
     rounds: int = 25,
-    batch_ns: int = 2_000_000,
+    batch_ns: int = 500_000,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Samples]:
+) -> Timings:
     """Nanoseconds per call of each statement, one sample per round. The method is in the module's docstring.
 
     Parameters
     ----------
     statements : by name. Each runs once before anything is timed: what compiles at its first call does so then.
     rounds : how often each is timed.
-    batch_ns : for how long each is timed in a round, in nanoseconds, about; a slower statement is run once.
+    batch_ns : how long one run of a statement takes, in nanoseconds, about; it holds one iteration at least.
     progress : called after every round with the number of rounds done and `rounds`.
 
     Raises what a statement raises.
@@ -130,19 +147,15 @@ def time_statements(
         empty = _loop("pass", {})
         empty_iterations = _iterations(empty, batch_ns)
         times: dict[str, list[float]] = {name: [] for name in loops}
+        nothing: list[float] = []
         order: list[str] = list(loops)
         shuffle = random.Random(0).shuffle
         for done in range(1, rounds + 1):
-            nothing = empty(empty_iterations) / empty_iterations
+            nothing.append(_least(empty, empty_iterations))
             shuffle(order)
             for name in order:
-                count = iterations[name]
-                times[name].append((loops[name](count) / count - nothing) / statements[name].calls)
+                times[name].append((_least(loops[name], iterations[name]) - nothing[-1]) / statements[name].calls)
             if progress:
                 progress(done, rounds)
-    return {name: Samples(np.array(values)) for name, values in times.items()}
-
-
-def median_of(values: Iterable[float]) -> Samples:
-    """Samples of values that were measured elsewhere, one per round."""
-    return Samples(np.fromiter(values, float))
+    samples = {name: Samples(np.array(values)) for name, values in times.items()}
+    return Timings(samples, Samples(np.array(nothing)))

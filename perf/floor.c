@@ -162,7 +162,7 @@ static PyObject *torch_managed(PyObject *self, PyObject *const *args, Py_ssize_t
     for (; exported < count;) {
         PyObject *object = args[exported];
         const DLPackExchangeAPI *api = api_of(object);
-        if (UNLIKELY(!api || api->managed_tensor_from_py_object_no_sync(object, (void *)&owned[exported])))
+        if (UNLIKELY(!api || api->managed_tensor_from_py_object_no_sync(object, &owned[exported])))
             goto release;
         exported++;
         const DLManagedTensorVersioned *managed = owned[exported - 1];

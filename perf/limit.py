@@ -36,13 +36,15 @@ def main() -> None:
     for name, (reference, function, names) in pairs.items():
         rows[f"{name}: C"] = Statement("f(x, y, z)", {"f": reference, **names})
         rows[f"{name}: fastexchange"] = Statement("f(x, y, z)", {"f": function, **names})
-    times = time_statements(rows, rounds=41)
+    times, loop = time_statements(rows, rounds=41)
     for name, samples in times.items():
         print(f"{name:<32}{samples.median:8.1f} ns  ± {samples.spread:4.1f}")
+    print(f"{'the loop itself, subtracted':<32}{loop.median:8.1f} ns  ± {loop.spread:4.1f}")
     empty = times["empty builtin"]
     for name in pairs:
         quick, reference = times[f"{name}: fastexchange"], times[f"{name}: C"]
-        print(f"{name:<20} {(quick / reference).median:.2f} x C, {(quick / empty).median:.2f} x empty builtin")
+        ratios = f"{(quick / reference).median:.2f} x C, {(quick / empty).median:.2f} x empty builtin"
+        print(f"{name:<20} {ratios} ({((quick + loop) / (empty + loop)).median:.2f} with the loop)")
 
 
 if __name__ == "__main__":
