@@ -54,6 +54,7 @@ PyLong_AsLongLongAndOverflow = external("PyLong_AsLongLongAndOverflow", types.in
 PyLong_AsUnsignedLongLong = external("PyLong_AsUnsignedLongLong", types.uint64, POINTER)
 PyLong_FromSsize_t = external("PyLong_FromSsize_t", POINTER, POINTER)
 PyObject_VectorcallMethod = external("PyObject_VectorcallMethod", POINTER, POINTER, POINTER, POINTER, POINTER)
+PyObject_GetAttr = external("PyObject_GetAttr", POINTER, POINTER, POINTER)
 PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, POINTER)
 PyObject_CallFunctionObjArgs = external("PyObject_CallFunctionObjArgs", POINTER, POINTER, POINTER, POINTER)
 PyImport_ImportModule = external("PyImport_ImportModule", POINTER, POINTER)

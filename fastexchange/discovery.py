@@ -17,7 +17,7 @@ from ._abi import ffi
 from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
-from .producers import dunder
+from .producers import dunder, torch
 from .producers.omitted import Omitted
 
 __all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
@@ -114,7 +114,10 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
     if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
-    return Discovery(PATH_EXCHANGE, {"kind": kind, "borrow": view, "managed": managed}, notes, capsule)
+    guard = torch.guard(cls) if torch.is_tensor_type(cls) else {}
+    if guard and not torch.is_verified():
+        notes.append("this PyTorch's tensors are not laid out as expected: each is checked by asking PyTorch")
+    return Discovery(PATH_EXCHANGE, {"kind": kind, "borrow": view, "managed": managed, **guard}, notes, capsule)
 
 
 def _dunder(cls: type, notes: list[str]) -> Discovery | None:
@@ -127,7 +130,8 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
     if not any(EXCHANGE_ATTRIBUTE in note or "exchange table" in note for note in notes):
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     managed = dunder.managed_tensor_from_py_object_no_sync.address
-    return Discovery(PATH_DUNDER, {"kind": layout.KIND_MANAGED, "borrow": 0, "managed": managed}, notes)
+    guard = torch.guard(cls) if torch.is_tensor_type(cls) else {}
+    return Discovery(PATH_DUNDER, {"kind": layout.KIND_MANAGED, "borrow": 0, "managed": managed, **guard}, notes)
 
 
 # ---- NumPy, scalars, tuples ----------------------------------------------------------------------------------------

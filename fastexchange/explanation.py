@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 
 import numba
 
-from .discovery import discover, type_name
+from .discovery import discover, learn, type_name
 from .dispatch import layout
 from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
+from .dispatch.walk import FLAG_TRUSTED
 from .producers.omitted import OMITTED
 
 __all__ = ["CallExplanation", "Explanation", "explain"]
@@ -69,13 +70,14 @@ def explain(obj, /) -> Explanation:
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
-    from .slow_path import Report, attempt, learn
+    from .slow_path import Report, attempt, check_tensors
 
     report = Report()
+    flags = 0
     outcome, numba_names = "", ["?"] * len(bound)
     for _ in range(64 + len(bound)):
         try:
-            status = attempt(kernel, bound, FLAG_LOOK, report)
+            status = attempt(kernel, bound, FLAG_LOOK | flags, report)
         except Exception as error:
             outcome = f"refused with {type(error).__name__}: {error}"
             break
@@ -84,6 +86,17 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
             outcome, numba_names = _fate(kernel, report.keys)
+        elif status == layout.STATUS_CHECK:
+            failed = None
+            try:
+                for position, value in enumerate(bound):
+                    check_tensors(kernel, position, value)
+            except Exception as error:
+                failed = error
+            if failed is None and not flags:
+                flags = FLAG_TRUSTED
+                continue
+            outcome = f"refused with {type(failed).__name__}: {failed}"
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
             outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
         else:

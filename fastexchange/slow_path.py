@@ -17,6 +17,7 @@ from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_TRUSTED
+from .producers import torch
 from .producers.omitted import OMITTED
 from .refusal import dtype_name, swapped_dtype, wording
 
@@ -106,6 +107,8 @@ def call(kernel, bound: tuple):
         elif status in _BY_NUMBA:
             return call_numba(kernel, bound)
         elif status == layout.STATUS_CHECK:
+            for position, value in enumerate(bound):
+                check_tensors(kernel, position, value)
             flags |= FLAG_TRUSTED
         elif status == layout.STATUS_NO_ERROR_SET:
             refuse(kernel, report.position, bound, "its producer failed to export it and did not say why")
@@ -201,6 +204,7 @@ def as_numba_takes_it(kernel, position: int, value):
         return cls._make(items) if hasattr(cls, "_make") else tuple(items)
     found = discover(cls)
     if found.path in (PATH_EXCHANGE, PATH_DUNDER):
+        check_tensors(kernel, position, value)
         try:
             return numpy_view(value, found.entry["managed"])
         except Exception as error:
@@ -214,6 +218,20 @@ def as_numba_takes_it(kernel, position: int, value):
             f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
         )
     return value
+
+
+def check_tensors(kernel, position: int, value) -> None:
+    """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
+    if isinstance(value, tuple):
+        for item in value:
+            check_tensors(kernel, position, item)
+    elif torch.is_tensor_type(type(value)):
+        try:
+            torch.check(value)
+        except BufferError as error:
+            refuse_value(kernel, position, value, str(error))
+        except Exception as error:
+            refused(kernel, position, error)
 
 
 def _has_numba_type(value) -> bool:

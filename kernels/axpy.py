@@ -8,7 +8,7 @@ Tested in ``tests/test_kernels.py`` against ``torch.add(y, x, alpha=a)`` and Num
 
 from fastexchange import fast_args
 
-from .overlap import apart_or_same, injective
+from .overlap import apart_or_same, injective, place
 
 
 # Serial: this is the kernel whose call is the whole cost at small sizes; at large ones memory is.
@@ -38,9 +38,9 @@ def axpy(a, x, y, out):
         raise ValueError("y: its shape must be that of out")
     if out.dtype.type(0.5) != 0.5:
         raise ValueError("out: its dtype must be floating or complex")
-    if not injective(out):
+    if not injective(place(out)):
         raise ValueError("out: each element must have memory of its own")
-    if not (apart_or_same(x, out) and apart_or_same(y, out)):
+    if not (apart_or_same(place(x), place(out)) and apart_or_same(place(y), place(out))):
         raise ValueError("out: overlaps x or y without being the same view")
     for i in range(out.shape[0]):
         out[i] = a * x[i] + y[i]

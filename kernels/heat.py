@@ -15,7 +15,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart, injective
+from .overlap import apart, injective, place
 
 _WORTH_THREADS = 1 << 15  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -58,9 +58,9 @@ def heat_step(u, r, out):
         raise ValueError("u: its shape must be that of out")
     if out.dtype.type(0.5) != 0.5:
         raise ValueError("out: its dtype must be floating")
-    if not injective(out):
+    if not injective(place(out)):
         raise ValueError("out: each element must have memory of its own")
-    if not apart(u, out):
+    if not apart(place(u), place(out)):
         raise ValueError("out: overlaps u")
     rows, columns = out.shape
     if rows * columns < _WORTH_THREADS:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastexchange import fast_args
 
-from .overlap import apart, injective
+from .overlap import apart, injective, place
 
 
 # Serial: threads would each need counts of their own, as large as `out` and then summed.
@@ -40,9 +40,9 @@ def histogram(x, low, high, out):
         raise ValueError("low, high: must be finite, low less than high")
     if x.dtype.kind == "f" and not (np.isfinite(x.dtype.type(low)) and np.isfinite(x.dtype.type(high))):
         raise ValueError("low, high: must be finite in the dtype of x")
-    if not injective(out):
+    if not injective(place(out)):
         raise ValueError("out: each element must have memory of its own")
-    if not apart(x, out):
+    if not apart(place(x), place(out)):
         raise ValueError("out: overlaps x")
 
     bins = out.shape[0]

@@ -16,7 +16,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart, apart_or_same, injective
+from .overlap import apart, apart_or_same, injective, place
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -69,19 +69,19 @@ def layer_norm(x, weight, bias, out, eps=1e-5):
     rows, features = out.shape
     if out.dtype.type(0.5) != 0.5:
         raise ValueError("out: its dtype must be floating")
-    if not injective(out):
+    if not injective(place(out)):
         raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(x, out):
+    if not apart_or_same(place(x), place(out)):
         raise ValueError("out: overlaps x without being the same view")
     if weight is not None:
         if weight.shape != (features,):
             raise ValueError("weight: its shape must be (features,)")
-        if not apart(weight, out):
+        if not apart(place(weight), place(out)):
             raise ValueError("out: overlaps weight")
     if bias is not None:
         if bias.shape != (features,):
             raise ValueError("bias: its shape must be (features,)")
-        if not apart(bias, out):
+        if not apart(place(bias), place(out)):
             raise ValueError("out: overlaps bias")
     if features == 0:
         return

@@ -5,9 +5,9 @@ view and each element is read before it is written. Deciding that exactly for an
 Diophantine equation; the functions here decide it for the views that slicing, transposing and reshaping make, and
 count what they cannot decide as an overlap.
 
-Addresses, strides and spans are in bytes. The work is done on an array's address, item size, shape and strides, so that
-one compiled version serves all dtypes and layouts. Tested in ``tests/test_kernels.py`` against ``numpy.shares_memory``,
-which is exact.
+Addresses, strides and spans are in bytes. All but :func:`place` see no array but its address, item size, shape and
+strides, so that one compiled version serves all dtypes and layouts. Tested in ``tests/test_kernels.py`` against
+``numpy.shares_memory``, which is exact.
 """
 
 import numpy as np
@@ -17,23 +17,23 @@ _NO_PITCH = 1 << 62  # larger than any address on a 64-bit machine
 
 
 @njit(cache=True)
-def _place(x):
-    """Where the array `x` lies: its address, item size, shape and strides."""
+def place(x):
+    """Where the array `x` lies: its address, item size, shape and strides. What the other functions here take."""
     return np.intp(x.ctypes.data), np.intp(x.itemsize), x.shape, x.strides
 
 
 @njit(cache=True)
-def _is_empty(place):
+def _is_empty(x):
     empty = False
-    for extent in place[2]:
+    for extent in x[2]:
         empty = empty or extent == 0
     return empty
 
 
 @njit(cache=True)
-def _span_and_start(place, pitch):
+def _span_and_start(x, pitch):
     """The length of what a non-empty array covers of a piece of memory `pitch` long, and its lowest address."""
-    start, span, shape, strides = place
+    start, span, shape, strides = x
     for d in range(len(shape)):
         if strides[d] % pitch != 0:
             reach = strides[d] * (shape[d] - 1)
@@ -44,7 +44,7 @@ def _span_and_start(place, pitch):
 
 @njit(cache=True)
 def _separated(x, y, pitch):
-    """Whether two non-empty arrays, given by their places, lie at different offsets in pieces of memory `pitch` long.
+    """Whether two non-empty arrays lie at different offsets in pieces of memory `pitch` long.
 
     A stride that is a multiple of the pitch does not change an element's offset in its piece, so only the other
     dimensions count. With a row's stride as the pitch this tells apart two groups of columns of one matrix.
@@ -56,7 +56,8 @@ def _separated(x, y, pitch):
 
 
 @njit(cache=True)
-def _apart(x, y):
+def apart(x, y):
+    """Whether two arrays, given by their places, certainly share no memory."""
     found = _is_empty(x) or _is_empty(y) or _separated(x, y, _NO_PITCH)
     for stride in x[3] + y[3]:
         found = found or (stride != 0 and _separated(x, y, abs(stride)))
@@ -64,17 +65,20 @@ def _apart(x, y):
 
 
 @njit(cache=True)
-def _same(x, y):
-    """Whether two arrays of equal shape have each element at the same address."""
+def apart_or_same(x, y):
+    """Whether two arrays of equal shape certainly share no memory, or have each element at the same address."""
     same = x[0] == y[0] and x[1] == y[1]
     for d in range(len(x[2])):
         same = same and (x[3][d] == y[3][d] or x[2][d] <= 1)
-    return same
+    return same or apart(x, y)
 
 
 @njit(cache=True)
-def _injective(place):
-    _, itemsize, shape, strides = place
+def injective(x):
+    """Whether each element of an array certainly has memory of its own; an expanded array, with stride 0, has not."""
+    if _is_empty(x):
+        return True
+    _, itemsize, shape, strides = x
     for d in range(len(shape)):
         if shape[d] > 1:
             stride = abs(strides[d])
@@ -86,21 +90,3 @@ def _injective(place):
             if stride < inner:
                 return False
     return True
-
-
-@njit(cache=True)
-def apart(x, y):
-    """Whether `x` and `y` certainly share no memory."""
-    return _apart(_place(x), _place(y))
-
-
-@njit(cache=True)
-def apart_or_same(x, y):
-    """Whether `x` and `y`, of equal shape, certainly share no memory, or have each element at the same address."""
-    return _same(_place(x), _place(y)) or _apart(_place(x), _place(y))
-
-
-@njit(cache=True)
-def injective(x):
-    """Whether each element of `x` certainly has memory of its own; an expanded array, with stride 0, has not."""
-    return _is_empty(_place(x)) or _injective(_place(x))

@@ -14,7 +14,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart_or_same, injective
+from .overlap import apart_or_same, injective, place
 
 _WORTH_THREADS = 1 << 12  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -60,9 +60,9 @@ def softmax(x, out):
         raise ValueError("x: its shape must be that of out")
     if out.dtype.type(0.5) != 0.5:
         raise ValueError("out: its dtype must be floating")
-    if not injective(out):
+    if not injective(place(out)):
         raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(x, out):
+    if not apart_or_same(place(x), place(out)):
         raise ValueError("out: overlaps x without being the same view")
     rows, columns = out.shape
     if columns == 0:

@@ -123,7 +123,7 @@ class KernelContext:
                 held.append(value.dtype)
             elif kind == layout.KIND_EXCHANGE:
                 record.dtype = record.ndim | ((key >> layout.DTYPE_SHIFT) & 0xFFFFFF) << 32 | 1 << 48
-                for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer"):
+                for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
                     setattr(record, name, fields.get(name, 0))
             record.type = id(type(value))
             self.runtime.entries.watch(type(value), plan)

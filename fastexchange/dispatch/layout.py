@@ -28,8 +28,9 @@ typedef struct {
     int64_t guard_object;       /* offset in the Python object of a pointer to the tensor's implementation … */
     int64_t guard_word;         /* … in which the word at this offset … */
     int64_t guard_mask;         /* … must have none of these bits; 0: no guard */
-    int64_t guard_pointer;      /* … and the word at this offset must be 0; 0: no such guard */
-    int64_t reserved[6];
+    int64_t guard_pointer;      /* … and, unless the word at this offset is 0, … (0: no such guard) */
+    int64_t guard_name;         /* … the attribute of this name must be False; 0: the slow path has to ask */
+    int64_t reserved[5];
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -58,8 +59,8 @@ typedef struct {
     int64_t flags;              /* array: the flags in its key */
     int64_t itemsize;
     int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
-    int64_t guard_object, guard_word, guard_mask, guard_pointer;
-    int64_t reserved[5];
+    int64_t guard_object, guard_word, guard_mask, guard_pointer, guard_name; /* as in fx_entry */
+    int64_t reserved[4];
 } fx_plan;
 
 /* One compiled signature of one kernel. */

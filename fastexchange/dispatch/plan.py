@@ -12,7 +12,7 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..native import call_int, global_address, load, native_inline, stack, store
+from ..native import call_int, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
@@ -28,7 +28,22 @@ def is_flagged(guarded, ob):
     implementation = load(ob + guarded.guard_object)
     if load(implementation + guarded.guard_word) & guarded.guard_mask != 0:
         return True
-    return guarded.guard_pointer != 0 and load(implementation + guarded.guard_pointer) != 0
+    if guarded.guard_pointer == 0 or load(implementation + guarded.guard_pointer) == 0:
+        return False
+    return is_attribute_set(ob, guarded.guard_name)
+
+
+@native
+def is_attribute_set(ob, name):
+    """Whether the attribute is anything but False; also if it cannot be asked natively (`name` 0)."""
+    if name == 0:
+        return True
+    answer = c.PyObject_GetAttr(ob, name)
+    if answer == 0:
+        c.PyErr_Clear()
+        return True
+    c.Py_DecRef(answer)
+    return answer != global_address("_Py_FalseStruct")
 
 
 @native_inline
