@@ -1,0 +1,62 @@
+"""Rows that need new processes: importing the package, and a kernel's first call with a warm disk cache."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from fastexchange.measure import Samples
+
+_HERE = Path(__file__).resolve().parent
+
+
+def _run(*arguments: str, cache: str | None = None) -> str:
+    path = os.pathsep.join(filter(None, (str(_HERE.parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path}
+    if cache is not None:
+        environment["NUMBA_CACHE_DIR"] = cache
+    done = subprocess.run([sys.executable, *arguments], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
+
+
+def _import_time(statement: str) -> int:
+    clock = "from time import perf_counter_ns as clock; start = clock()"
+    return int(_run("-c", f"{clock}; {statement}; print(clock() - start)"))
+
+
+def imports(rounds: int) -> dict[str, Samples]:
+    """Nanoseconds to import Numba, and this package, each alone in new processes; and this one after Numba."""
+    after = "import numba; start = clock(); import fastexchange"
+    statements = {"numba": "import numba", "fastexchange": "import fastexchange", "after": after}
+    times: dict[str, list[int]] = {name: [] for name in statements}
+    for turn in range(-1, rounds):
+        for name, statement in statements.items():
+            elapsed = _import_time(statement)
+            if turn >= 0:  # the first one fills the caches of the file system
+                times[name].append(elapsed)
+    return {f"import/{name}": Samples(np.array(values, float)) for name, values in times.items()}
+
+
+def first_calls(rounds: int) -> dict[str, Samples]:
+    """Nanoseconds of decorating a kernel and of its first call, in new processes that find everything on disk."""
+    kinds = [("njit", "numpy"), ("fast", "numpy")]
+    if find_spec("torch"):
+        kinds.append(("fast", "torch"))
+    times: dict[str, list[int]] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        script = str(_HERE / "first_call.py")
+        for turn in range(-1, rounds):
+            for who, framework in kinds:
+                measured = json.loads(_run(script, who, framework, cache=cache))
+                if turn < 0:  # this one fills the disk cache
+                    continue
+                if measured["compiled"]:
+                    raise RuntimeError(f"a first call ({who}, {framework}) compiled although its disk cache was warm")
+                for part in ("decorate", "first"):
+                    times.setdefault(f"start/{framework}/{who}/{part}", []).append(measured[part])
+    return {name: Samples(np.array(values, float)) for name, values in times.items()}

@@ -1,0 +1,267 @@
+"""The calls that the benchmark times, in groups. Each group is one function; each row is one statement."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import floor
+import numba
+import numpy as np
+
+from fastexchange import fast_args
+from fastexchange.measure import Statement
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    import tvm_ffi
+except ImportError:
+    tvm_ffi = None
+
+COUNTS = (1, 2, 3, 6, 12, 32)
+"""How many arguments the calls of the first groups have."""
+
+DISPATCHER = "Numba's dispatcher"
+OURS = "fastexchange"
+C = "hand-written C"
+EMPTY = "empty C builtin"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One statement, and the row of the same group that its time is divided by."""
+
+    key: str
+    label: str
+    statement: Statement
+    reference: str | None = None
+
+
+@dataclass
+class Group:
+    title: str
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, key: str, label: str, code: str, names: dict[str, Any], reference: str | None = None, calls: int = 1):
+        self.rows.append(Row(key, label, Statement(code, names, calls), reference))
+
+
+def kernel_of(parameters: str):
+    """A kernel with these parameters that does nothing: as plain ``@njit``, and with ``@fast_args`` over it."""
+    namespace: dict[str, Any] = {}
+    exec(f"def kernel({parameters}):\n    pass\n", namespace)
+    plain = numba.njit(namespace["kernel"])
+    return plain, fast_args(plain)
+
+
+def call(function: str, names, form: str = "{}") -> str:
+    return f"{function}({', '.join(form.format(name) for name in names)})"
+
+
+def arrays(count: int, dtype=np.float32) -> dict[str, np.ndarray]:
+    """1-D arrays of one element: a kernel's own work must not hide what its arguments cost."""
+    return {f"x{i}": np.ones(1, dtype) for i in range(count)}
+
+
+def tensors(count: int) -> dict[str, Any]:
+    return {f"x{i}": torch.ones(1) for i in range(count)}
+
+
+# ---- groups --------------------------------------------------------------------------------------------------------
+
+
+def control() -> Group:
+    group = Group("A/A control: the same call twice; what differs is noise")
+    _, kernel = kernel_of("x0, x1, x2")
+    frameworks = {"numpy": arrays(3)}
+    if torch is not None:
+        frameworks["torch"] = tensors(3)
+    for name, values in frameworks.items():
+        names = {"f": kernel, **values}
+        group.add(f"control/{name}/a", f"3 {name} arguments", call("f", values), names)
+        group.add(f"control/{name}/b", f"3 {name} arguments, again", call("f", values), names, f"control/{name}/a")
+    return group
+
+
+def numpy_arguments(limit) -> Iterator[Group]:
+    for count in COUNTS:
+        group = Group(f"{count} NumPy array{'s' * (count > 1)}")
+        values = arrays(count)
+        plain, kernel = kernel_of(", ".join(values))
+        key, code = f"numpy/{count}/", call("f", values)
+        group.add(key + "empty", EMPTY, code, {"f": limit.empty, **values})
+        group.add(key + "c", C, code, {"f": limit.numpy, **values}, key + "empty")
+        group.add(key + "fast", OURS, code, {"f": kernel, **values}, key + "c")
+        group.add(key + "njit", DISPATCHER, code, {"f": plain, **values}, key + "fast")
+        if tvm_ffi is not None:
+            nop = tvm_ffi.get_global_func("testing.nop")
+            group.add(key + "tvm", "tvm-ffi testing.nop", code, {"f": nop, **values}, key + "fast")
+        if count == 3:
+            through = call("f", values, "view({})")
+            names = {"f": plain, "view": np.from_dlpack, **values}
+            group.add(key + "from_dlpack", "njit(np.from_dlpack(x), …)", through, names, key + "fast")
+        yield group
+
+
+def torch_arguments(limit) -> Iterator[Group]:
+    for count in COUNTS:
+        group = Group(f"{count} PyTorch CPU tensor{'s' * (count > 1)}")
+        values = tensors(count)
+        plain, kernel = kernel_of(", ".join(values))
+        key, code = f"torch/{count}/", call("f", values)
+        group.add(key + "empty", EMPTY, code, {"f": limit.empty, **values})
+        group.add(key + "c", f"{C}, borrowing", code, {"f": limit.torch, **values}, key + "empty")
+        group.add(key + "managed", f"{C}, owning", code, {"f": limit.torch_managed, **values}, key + "c")
+        group.add(key + "fast", OURS, code, {"f": kernel, **values}, key + "c")
+        if tvm_ffi is not None:
+            nop = tvm_ffi.get_global_func("testing.nop")
+            group.add(key + "tvm", "tvm-ffi testing.nop", code, {"f": nop, **values}, key + "fast")
+        if count == 3:
+            names = {"f": plain, "view": np.from_dlpack, **values}
+            group.add(key + "views", "njit(x.numpy(), …)", call("f", values, "{}.numpy()"), names, key + "fast")
+            through = call("f", values, "view({})")
+            group.add(key + "from_dlpack", "njit(np.from_dlpack(x), …)", through, names, key + "fast")
+        yield group
+
+
+def scalars(limit) -> Group:
+    """Calls with one and with nine scalars of a kind: an eighth of the difference is what one costs."""
+    group = Group("Python scalars: 1 and 9 of each kind")
+    for kind, value in (("float", 2.5), ("int", 3), ("bool", True)):
+        for count in (1, 9):
+            values = {f"x{i}": value for i in range(count)}
+            plain, kernel = kernel_of(", ".join(values))
+            key, code, many = f"scalar/{kind}/{count}/", call("f", values), f"{count} {kind}"
+            group.add(key + "c", f"{many}: {C}", code, {"f": limit.scalars, **values})
+            group.add(key + "fast", f"{many}: {OURS}", code, {"f": kernel, **values}, key + "c")
+            group.add(key + "njit", f"{many}: {DISPATCHER}", code, {"f": plain, **values}, key + "fast")
+    return group
+
+
+def signatures() -> Group:
+    """Eight signatures of one kernel: each called again and again, and all of them in turn."""
+    group = Group("8 live signatures of one kernel, 3 NumPy arrays each")
+    makers = [
+        lambda: np.ones(1, np.float32),
+        lambda: np.ones(1),
+        lambda: np.ones(1, np.int64),
+        lambda: np.ones((2, 2), np.float32),
+        lambda: np.ones((2, 2)),
+        lambda: np.asfortranarray(np.ones((2, 2))),
+        lambda: np.ones(4)[::2],
+        lambda: np.ones((2, 2, 2)),
+    ]
+    plain, kernel = kernel_of("x0, x1, x2")
+    names = {"f": kernel}
+    turn = []
+    for number, make in enumerate(makers, 1):
+        values = {f"s{number}_{i}": make() for i in range(3)}
+        names.update(values)
+        turn.append(call("f", values))
+        kernel(*values.values())  # learnt in this order
+    for number in (1, 8):
+        label = f"signature {number} of 8, called repeatedly"
+        group.add(f"signatures/{number}", label, turn[number - 1], names, "signatures/1" if number > 1 else None)
+    joined = "; ".join(turn)
+    group.add("signatures/turn", "all 8 in turn, per call", joined, names, "signatures/1", calls=8)
+    group.add("signatures/njit", f"all 8 in turn, {DISPATCHER}", joined, {**names, "f": plain}, "signatures/turn", 8)
+    return group
+
+
+def keywords() -> Group:
+    group = Group("Keyword arguments")
+    plain, kernel = kernel_of("x0, x1, x2")
+    frameworks = {"numpy": arrays(3)}
+    if torch is not None:
+        frameworks["torch"] = tensors(3)
+    for name, values in frameworks.items():
+        key = f"keywords/{name}/"
+        names = {"f": kernel, **values}
+        group.add(key + "0", f"3 {name}, positional", call("f", values), names)
+        group.add(key + "1", f"3 {name}, the last by keyword", "f(x0, x1, x2=x2)", names, key + "0")
+        group.add(key + "3", f"3 {name}, all by keyword", call("f", values, "{0}={0}"), names, key + "0")
+        group.add(key + "r", f"3 {name}, all by keyword, reversed", "f(x2=x2, x1=x1, x0=x0)", names, key + "0")
+    names = {"f": plain, **frameworks["numpy"]}
+    group.add("keywords/njit/0", f"3 numpy, positional: {DISPATCHER}", call("f", names_of(3)), names)
+    by_keyword = call("f", names_of(3), "{0}={0}")
+    group.add("keywords/njit/3", f"3 numpy, all by keyword: {DISPATCHER}", by_keyword, names, "keywords/njit/0")
+    return group
+
+
+def names_of(count: int) -> list[str]:
+    return [f"x{i}" for i in range(count)]
+
+
+OPTIONALS = {"omitted": "an omitted default", "none": "None", "bool": "a bool"}
+
+
+def optionals() -> Group:
+    """What an omitted default, a None and a bool add to a call with one array."""
+    group = Group("Omitted default, None, bool: added to a call with one NumPy array")
+    x = np.ones(1, np.float32)
+    for who, label in (("fast", OURS), ("njit", DISPATCHER)):
+
+        def add(kind: str, text: str, parameters: str, code: str, who=who, label=label):
+            plain, kernel = kernel_of(parameters)
+            names = {"f": kernel if who == "fast" else plain, "x": x, "n": None, "b": True}
+            key = f"optional/{kind}/{who}"
+            group.add(key, f"{text}: {label}", code, names, f"optional/one/{who}" if kind != "one" else None)
+
+        add("one", "f(x)", "x", "f(x)")
+        add("omitted", "f(x), 1 default omitted", "x, a=2.5", "f(x)")
+        add("omitted4", "f(x), 4 defaults omitted", "x, a=2.5, b=3, c=None, d=True", "f(x)")
+        add("none", "f(x, None)", "x, a", "f(x, n)")
+        add("bool", "f(x, True)", "x, a", "f(x, b)")
+    return group
+
+
+class OnlyDunder:
+    """A producer of the plainest kind: the two methods of the protocol, in Python, and nothing else."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self._tensor.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+
+def fallback() -> Iterator[Group]:
+    frameworks = {"numpy": arrays(3)}
+    if torch is not None:
+        frameworks["torch"] = tensors(3)
+    for name, wrapped in frameworks.items():
+        group = Group(f"Fallback: 3 objects with only __dlpack__ and __dlpack_device__, around {name}")
+        values = {key: OnlyDunder(value) for key, value in wrapped.items()}
+        plain, kernel = kernel_of(", ".join(values))
+        names = {"f": kernel, "p": plain, "view": np.from_dlpack, "v": (1, 3), **values}
+        key = f"fallback/{name}/"
+        thrice = "; ".join(f"{x}.__dlpack__(max_version=v)" for x in values)
+        group.add(key + "export", "__dlpack__(max_version=(1, 3)) of all three", thrice, names)
+        devices = "; ".join(f"{x}.__dlpack_device__()" for x in values)
+        group.add(key + "device", "__dlpack_device__() of all three", devices, names)
+        group.add(key + "fast", OURS, call("f", values), names, key + "export")
+        through = call("p", values, "view({})")
+        group.add(key + "from_dlpack", "njit(np.from_dlpack(x), …)", through, names, key + "fast")
+        yield group
+
+
+def groups() -> list[Group]:
+    """All groups, without the rows whose framework is not installed."""
+    limit = floor.load()
+    found = [control(), *numpy_arguments(limit)]
+    if torch is not None:
+        found += torch_arguments(limit)
+    return [*found, scalars(limit), signatures(), keywords(), optionals(), *fallback()]
+
+
+def left_out() -> list[str]:
+    """One sentence per framework whose rows are missing."""
+    frameworks = (("PyTorch", torch), ("apache-tvm-ffi", tvm_ffi))
+    return [f"{name} is not installed: its rows are left out." for name, module in frameworks if module is None]

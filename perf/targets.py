@@ -1,0 +1,117 @@
+"""The project's promises, each with what was measured. Ratios and differences are of the same run."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import rows
+
+from fastexchange.measure import Samples
+
+
+@dataclass(frozen=True)
+class Target:
+    """One promise. `met` is None when the run has no rows for it."""
+
+    call: str
+    must_be: str
+    measured: str
+    met: bool | None
+
+
+_NOT_MEASURED = "not measured"
+
+
+class _Book:
+    """Targets over the samples of a run; a target whose rows are missing is entered as not measured."""
+
+    def __init__(self, times: dict[str, Samples]):
+        self.times = times
+        self.targets: list[Target] = []
+
+    def add(self, call: str, must_be: str, quantity: Callable[[dict[str, Samples]], Samples], bound: float, unit: str):
+        """`bound` is a lower bound for the unit "x faster", else an upper one."""
+        try:
+            samples = quantity(self.times)
+        except KeyError:
+            self.targets.append(Target(call, must_be, _NOT_MEASURED, None))
+            return
+        met = samples.median >= bound if unit == "x faster" else samples.median <= bound
+        digits = 1 if unit in ("ns", "ms") else 2
+        measured = f"{samples.median:.{digits}f} {unit} ± {samples.spread:.{digits}f}"
+        self.targets.append(Target(call, must_be, measured, met))
+
+
+def slope(times: dict[str, Samples], key: str) -> Samples:
+    """Nanoseconds per further argument: least squares over all argument counts, round by round. `key` holds ``{}``."""
+    counts = np.array(rows.COUNTS, float)
+    values = np.array([times[key.format(count)].values for count in rows.COUNTS])
+    centred = counts - counts.mean()
+    return Samples(centred @ values / (centred @ centred))
+
+
+def per_scalar(times: dict[str, Samples], kind: str, who: str) -> Samples:
+    """Nanoseconds of one scalar, from the calls with nine and with one."""
+    return (times[f"scalar/{kind}/9/{who}"] - times[f"scalar/{kind}/1/{who}"]) / 8
+
+
+def _tensors(book: _Book) -> None:
+    call = "3 torch CPU tensors"
+    c, ours = "torch/3/c", "torch/3/fast"
+    book.add(call, "≤ 1.10 x hand-written C", lambda t: t[ours] / t[c], 1.10, "x")
+    book.add(call, "≥ 1.6 x faster than tvm-ffi", lambda t: t["torch/3/tvm"] / t[ours], 1.6, "x faster")
+    book.add(call, "≥ 10 x faster than x.numpy()", lambda t: t["torch/3/views"] / t[ours], 10, "x faster")
+    call = "3 NumPy arrays"
+    book.add(call, "≤ 2 x empty C builtin", lambda t: t["numpy/3/fast"] / t["numpy/3/empty"], 2, "x")
+    with_loop = "≤ 2 x empty, loop counted"
+    book.add(call, with_loop, lambda t: (t["numpy/3/fast"] + t["loop"]) / (t["numpy/3/empty"] + t["loop"]), 2, "x")
+    book.add(call, "≥ 5 x faster than Numba's", lambda t: t["numpy/3/njit"] / t["numpy/3/fast"], 5, "x faster")
+    call = "each further argument"
+    book.add(call, "NumPy ≤ 5 ns", lambda t: slope(t, "numpy/{}/fast"), 5, "ns")
+    further = "torch ≤ C limit's + 3 ns"
+    book.add(call, further, lambda t: slope(t, "torch/{}/fast") - slope(t, "torch/{}/c"), 3, "ns")
+
+
+def _scalars_and_signatures(book: _Book) -> None:
+    for kind in ("float", "int", "bool"):
+        book.add(f"scalar: {kind}", "≤ 4 ns each", lambda t, kind=kind: per_scalar(t, kind, "fast"), 4, "ns")
+    for key, call in (("8", "the 8th of 8 signatures"), ("turn", "8 signatures in turn")):
+        more = "≤ 15 ns more than the 1st"
+        book.add(call, more, lambda t, key=key: t[f"signatures/{key}"] - t["signatures/1"], 15, "ns")
+
+
+def _keywords_and_optionals(book: _Book) -> None:
+    for name in ("numpy", "torch"):
+        for form, label in (("3", "in order"), ("r", "reversed")):
+            call = f"3 {name} keywords, {label}"
+            more = "≤ 60 ns more than positional"
+            difference = lambda t, n=name, f=form: t[f"keywords/{n}/{f}"] - t[f"keywords/{n}/0"]  # noqa: E731
+            book.add(call, more, difference, 60, "ns")
+    for kind, label in rows.OPTIONALS.items():
+        ours, plain = f"optional/{kind}/fast", f"optional/{kind}/njit"
+        book.add(label, "≤ 10 ns", lambda t, o=ours: t[o] - t["optional/one/fast"], 10, "ns")
+        must_be = "≥ 20 x faster than Numba's"
+        if plain in book.times and book.times[plain].median < 5 * book.times["optional/one/njit"].median:
+            book.targets.append(Target(label, must_be, "Numba's stays on its fast path", None))
+        else:
+            book.add(label, must_be, lambda t, o=ours, p=plain: t[p] / t[o], 20, "x faster")
+
+
+def _fallback_and_start(book: _Book) -> None:
+    for name in ("numpy", "torch"):
+        key = f"fallback/{name}/"
+        more = "≤ __dlpack__ + 250 ns each"
+        book.add(f"fallback around {name}", more, lambda t, k=key: (t[k + "fast"] - t[k + "export"]) / 3, 250, "ns")
+    extra = "≤ 40 ms more than numba"
+    book.add("import fastexchange", extra, lambda t: (t["import/fastexchange"] - t["import/numba"]) / 1e6, 40, "ms")
+    first = "start/numpy/{}/first"
+    ratio = lambda t: t[first.format("fast")] / t[first.format("njit")].median  # noqa: E731
+    book.add("first call, warm disk cache", "≤ 1.5 x njit(cache=True)", ratio, 1.5, "x")
+
+
+def targets(times: dict[str, Samples]) -> Iterator[Target]:
+    """Every promise, in the order in which the project makes them."""
+    book = _Book(times)
+    for part in (_tensors, _scalars_and_signatures, _keywords_and_optionals, _fallback_and_start):
+        part(book)
+    return iter(book.targets)
