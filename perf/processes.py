@@ -43,7 +43,10 @@ def imports(rounds: int) -> dict[str, Samples]:
 
 
 def first_calls(rounds: int) -> dict[str, Samples]:
-    """Nanoseconds of decorating a kernel and of its first call, in new processes that find everything on disk."""
+    """Nanoseconds of a kernel's first call, alone and with the decoration before it (``both``), in new processes.
+
+    They find everything that they need in the disk cache.
+    """
     kinds = [("njit", "numpy"), ("fast", "numpy")]
     if find_spec("torch"):
         kinds.append(("fast", "torch"))
@@ -57,6 +60,7 @@ def first_calls(rounds: int) -> dict[str, Samples]:
                     continue
                 if measured["compiled"]:
                     raise RuntimeError(f"a first call ({who}, {framework}) compiled although its disk cache was warm")
-                for part in ("decorate", "first"):
-                    times.setdefault(f"start/{framework}/{who}/{part}", []).append(measured[part])
+                key = f"start/{framework}/{who}/"
+                times.setdefault(key + "first", []).append(measured["first"])
+                times.setdefault(key + "both", []).append(measured["decorate"] + measured["first"])
     return {name: Samples(np.array(values, float)) for name, values in times.items()}

@@ -61,7 +61,7 @@ def headline(described: dict) -> str:
 
 
 def group_table(group, times: dict[str, Samples]) -> str:
-    """A group's rows: time, spread, and the ratio to the row named."""
+    """A group's rows: time, spread, and the ratio to the row of the group that is named."""
     labels = {row.key: row.label for row in group.rows}
     lines = []
     for row in group.rows:

@@ -69,16 +69,18 @@ def tensors(count: int) -> dict[str, Any]:
     return {f"x{i}": torch.ones(1) for i in range(count)}
 
 
+def _both() -> dict[str, dict[str, Any]]:
+    """Three arguments of each framework installed."""
+    return {"numpy": arrays(3)} | ({"torch": tensors(3)} if torch is not None else {})
+
+
 # ---- groups --------------------------------------------------------------------------------------------------------
 
 
 def control() -> Group:
     group = Group("A/A control: the same call twice; what differs is noise")
-    _, kernel = kernel_of("x0, x1, x2")
-    frameworks = {"numpy": arrays(3)}
-    if torch is not None:
-        frameworks["torch"] = tensors(3)
-    for name, values in frameworks.items():
+    for name, values in _both().items():
+        _, kernel = kernel_of(", ".join(values))
         names = {"f": kernel, **values}
         group.add(f"control/{name}/a", f"3 {name} arguments", call("f", values), names)
         group.add(f"control/{name}/b", f"3 {name} arguments, again", call("f", values), names, f"control/{name}/a")
@@ -140,53 +142,67 @@ def scalars(limit) -> Group:
     return group
 
 
+def mixed() -> Group:
+    """One kernel with one signature that is called with tensors of both frameworks."""
+    group = Group("NumPy and PyTorch in one kernel, 3 arguments")
+    _, kernel = kernel_of("x0, x1, x2")
+    of_numpy, of_torch = call("f", names_of(3)), call("f", names_of(3), "t_{}")
+    names = {"f": kernel, **arrays(3), **{f"t_{name}": value for name, value in tensors(3).items()}}
+    group.add("mixed/numpy", "NumPy", of_numpy, names)
+    group.add("mixed/torch", "PyTorch, with a kernel first called with NumPy", of_torch, names)
+    group.add("mixed/turn", "NumPy and PyTorch in turn, per call", f"{of_numpy}; {of_torch}", names, calls=2)
+    group.add("mixed/one", "NumPy, PyTorch, NumPy in one call", "f(x0, t_x1, x2)", names)
+    return group
+
+
+SIGNATURES = [
+    lambda: np.ones(1, np.float32),
+    lambda: np.ones(1),
+    lambda: np.ones(1, np.int64),
+    lambda: np.ones((2, 2), np.float32),
+    lambda: np.ones((2, 2)),
+    lambda: np.asfortranarray(np.ones((2, 2))),
+    lambda: np.ones(4)[::2],
+    lambda: np.ones((2, 2, 2)),
+]
+
+
 def signatures() -> Group:
-    """Eight signatures of one kernel: each called again and again, and all of them in turn."""
+    """Eight signatures of one kernel: the first and last called repeatedly, and all of them in turn."""
     group = Group("8 live signatures of one kernel, 3 NumPy arrays each")
-    makers = [
-        lambda: np.ones(1, np.float32),
-        lambda: np.ones(1),
-        lambda: np.ones(1, np.int64),
-        lambda: np.ones((2, 2), np.float32),
-        lambda: np.ones((2, 2)),
-        lambda: np.asfortranarray(np.ones((2, 2))),
-        lambda: np.ones(4)[::2],
-        lambda: np.ones((2, 2, 2)),
-    ]
     plain, kernel = kernel_of("x0, x1, x2")
-    names = {"f": kernel}
-    turn = []
-    for number, make in enumerate(makers, 1):
+    names = {"f": kernel, "p": plain}
+    calls = []
+    for number, make in enumerate(SIGNATURES, 1):
         values = {f"s{number}_{i}": make() for i in range(3)}
-        names.update(values)
-        turn.append(call("f", values))
+        names |= values | {f"f{number}": kernel_of("x0, x1, x2")[1]}
+        calls.append(", ".join(values))
         kernel(*values.values())  # learnt in this order
-    for number in (1, 8):
-        label = f"signature {number} of 8, called repeatedly"
-        group.add(f"signatures/{number}", label, turn[number - 1], names, "signatures/1" if number > 1 else None)
-    joined = "; ".join(turn)
-    group.add("signatures/turn", "all 8 in turn, per call", joined, names, "signatures/1", calls=8)
-    group.add("signatures/njit", f"all 8 in turn, {DISPATCHER}", joined, {**names, "f": plain}, "signatures/turn", 8)
+    group.add("signatures/1", "signature 1 of 8, called repeatedly", f"f({calls[0]})", names)
+    group.add("signatures/8", "signature 8 of 8, called repeatedly", f"f({calls[7]})", names, "signatures/1")
+    apart = "; ".join(f"f{number}({values})" for number, values in enumerate(calls, 1))
+    group.add("signatures/apart", "8 kernels of one signature each in turn, per call", apart, names, "signatures/1", 8)
+    turn, apart = "; ".join(f"f({values})" for values in calls), "signatures/apart"
+    group.add("signatures/turn", "8 signatures of one kernel in turn, per call", turn, names, apart, 8)
+    turn = turn.replace("f(", "p(")
+    group.add("signatures/njit", f"the same, {DISPATCHER}", turn, names, "signatures/turn", 8)
     return group
 
 
 def keywords() -> Group:
     group = Group("Keyword arguments")
-    plain, kernel = kernel_of("x0, x1, x2")
-    frameworks = {"numpy": arrays(3)}
-    if torch is not None:
-        frameworks["torch"] = tensors(3)
-    for name, values in frameworks.items():
+    by_name = call("f", names_of(3), "{0}={0}")
+    for name, values in _both().items():
+        plain, kernel = kernel_of(", ".join(values))
         key = f"keywords/{name}/"
         names = {"f": kernel, **values}
         group.add(key + "0", f"3 {name}, positional", call("f", values), names)
         group.add(key + "1", f"3 {name}, the last by keyword", "f(x0, x1, x2=x2)", names, key + "0")
-        group.add(key + "3", f"3 {name}, all by keyword", call("f", values, "{0}={0}"), names, key + "0")
+        group.add(key + "3", f"3 {name}, all by keyword", by_name, names, key + "0")
         group.add(key + "r", f"3 {name}, all by keyword, reversed", "f(x2=x2, x1=x1, x0=x0)", names, key + "0")
-    names = {"f": plain, **frameworks["numpy"]}
-    group.add("keywords/njit/0", f"3 numpy, positional: {DISPATCHER}", call("f", names_of(3)), names)
-    by_keyword = call("f", names_of(3), "{0}={0}")
-    group.add("keywords/njit/3", f"3 numpy, all by keyword: {DISPATCHER}", by_keyword, names, "keywords/njit/0")
+        if name == "numpy":
+            names = {"f": plain, **values}
+            group.add("keywords/njit", f"3 numpy, all by keyword: {DISPATCHER}", by_name, names, key + "3")
     return group
 
 
@@ -217,6 +233,29 @@ def optionals() -> Group:
     return group
 
 
+def others() -> Group:
+    """Single arguments of the kinds that are dear with Numba's dispatcher."""
+    group = Group("Other single arguments")
+    readonly = np.ones(1, np.float32)
+    readonly.flags.writeable = False
+    kinds = {
+        "a readonly array": readonly,
+        "a 6-D array": np.ones((1,) * 6),
+        "a NumPy float32": np.float32(2.5),
+        "a NumPy bool": np.bool_(True),
+        "a complex": 2.5j,
+        "a str": "sum",
+        "a tuple of two floats": (2.5, 3.5),
+        "a tuple of two arrays": (np.ones(1), np.ones(1)),
+    }
+    for kind, value in kinds.items():
+        plain, kernel = kernel_of("x")
+        key = f"other/{kind}/"
+        group.add(key + "fast", f"{kind}: {OURS}", "f(x)", {"f": kernel, "x": value})
+        group.add(key + "njit", f"{kind}: {DISPATCHER}", "f(x)", {"f": plain, "x": value}, key + "fast")
+    return group
+
+
 class OnlyDunder:
     """A producer of the plainest kind: the two methods of the protocol, in Python, and nothing else."""
 
@@ -233,10 +272,7 @@ class OnlyDunder:
 
 
 def fallback() -> Iterator[Group]:
-    frameworks = {"numpy": arrays(3)}
-    if torch is not None:
-        frameworks["torch"] = tensors(3)
-    for name, wrapped in frameworks.items():
+    for name, wrapped in _both().items():
         group = Group(f"Fallback: 3 objects with only __dlpack__ and __dlpack_device__, around {name}")
         values = {key: OnlyDunder(value) for key, value in wrapped.items()}
         plain, kernel = kernel_of(", ".join(values))
@@ -257,8 +293,8 @@ def groups() -> list[Group]:
     limit = floor.load()
     found = [control(), *numpy_arguments(limit)]
     if torch is not None:
-        found += torch_arguments(limit)
-    return [*found, scalars(limit), signatures(), keywords(), optionals(), *fallback()]
+        found += [*torch_arguments(limit), mixed()]
+    return [*found, scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
 
 
 def left_out() -> list[str]:

@@ -122,7 +122,7 @@ class KernelContext:
                 record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
                 held.append(value.dtype)
             elif kind == layout.KIND_EXCHANGE:
-                record.dtype = record.ndim | ((key >> layout.DTYPE_SHIFT) & 0xFFFFFF) << 32 | 1 << 48
+                record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
                 for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
                     setattr(record, name, fields.get(name, 0))
             record.type = id(type(value))

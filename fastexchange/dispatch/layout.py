@@ -54,7 +54,7 @@ typedef struct {
 typedef struct {
     int64_t type;               /* Py_TYPE; 0: look at the argument in the general way */
     int64_t kind;               /* KIND_* of its entry */
-    int64_t dtype;              /* ndarray: its dtype object; view: ndim, code, bits and lanes as they lie in a DLTensor */
+    int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
     int64_t ndim;
     int64_t flags;              /* array: the flags in its key */
     int64_t itemsize;

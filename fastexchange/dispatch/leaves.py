@@ -6,13 +6,12 @@ the leaf's key. The first word is the caller's to fill.
 
 from numba import types
 
-from ..native import load, native, native_inline, offset_of, sizeof, store
+from ..native import load, native, native_inline, sizeof, store
 from ..producers.ndarray import SWAPPED, descr_at, dl_tensor_at, ndarray_at
 from . import layout
 from .entries import find
 
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
-NDIM_OFFSET = offset_of("DLTensor", "ndim")
 MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
 
 
@@ -94,31 +93,31 @@ def refusal(runtime, tensor):
 
 
 @native_inline
-def describe(runtime, at):
-    """The word of the DLTensor at `at` that holds ndim, code, bits and lanes, or (0, STATUS_*) if a CPU kernel cannot take
-    such a tensor. An unknown dtype passes: its key has no overload."""
-    tensor = dl_tensor_at(at)
-    described = load(at + NDIM_OFFSET)
-    if (
-        tensor.device.device_type != 1
-        or described >> 48 != 1
-        or described & 0xFFFFFFFF > layout.MAX_NDIM
-        or tensor.shape == 0
-    ):
-        return described, refusal(runtime, tensor)
-    return described, layout.STATUS_OK
+def element_field(tensor):
+    """Code and bits of a DLTensor's elements, as in a key. Each field is loaded as it was stored: one load for several
+    small stores would wait for all of them to reach memory (5 ns)."""
+    return types.intp(tensor.dtype.code) | types.intp(tensor.dtype.bits) << 8
 
 
 @native_inline
-def pack_tensor(at, described, word):
+def is_plain(tensor):
+    """Whether device, lanes and rank are those of nearly all tensors. If not, :func:`refusal` tells what is wrong, if so."""
+    return (
+        tensor.device.device_type == 1
+        and tensor.dtype.lanes == 1
+        and types.uint32(tensor.ndim) <= layout.MAX_NDIM
+        and tensor.shape != 0
+    )
+
+
+@native_inline
+def pack_tensor(at, ndim, field, word):
     """Check the sizes of the DLTensor at `at` and write its words at `word`, all but the first.
 
     Returns (flags of its key without WRITEABLE, or -1 and a STATUS_*), the words' end. Nothing that a producer says is
     trusted. What passes the cheap test of a dimension is sound; what does not is tested exactly.
     """
     tensor = dl_tensor_at(at)
-    ndim = described & 0xFFFFFFFF
-    field = (described >> 32) & 0xFFFF
     itemsize = field >> 11
     data = tensor.data + types.intp(tensor.byte_offset)
     shape = word + 8 * layout.ARRAY_HEAD_WORDS
@@ -129,23 +128,34 @@ def pack_tensor(at, described, word):
     odd = 0  # nonzero: negative or large numbers, to be looked at exactly
     addresses = data
     expected = itemsize
-    i = 8 * ndim
-    while i > 0:  # from the last dimension, as C order counts
-        i -= 8
-        extent = load(tensor.shape + i)
-        odd |= (extent | count) >> 31
-        stride = expected
-        if given_strides != 0:
-            elements = load(given_strides + i)
-            odd |= (elements ^ (elements >> 63)) >> 40
-            stride = elements * itemsize
-        if extent != 1:
-            scattered |= stride ^ expected
+    if ndim == 1 and given_strides != 0:  # the loop below, for most tensors
+        count = load(tensor.shape)
+        elements = load(given_strides)
+        odd = (count | elements) >> 31
+        stride = elements * itemsize
+        if count != 1:
+            scattered = stride ^ itemsize
             addresses |= stride
-        expected *= extent
-        count *= extent
-        store(shape + i, extent)
-        store(strides + i, stride)
+        store(shape, count)
+        store(strides, stride)
+    else:
+        i = 8 * ndim
+        while i > 0:  # from the last dimension, as C order counts
+            i -= 8
+            extent = load(tensor.shape + i)
+            odd |= (extent | count) >> 31
+            stride = expected
+            if given_strides != 0:
+                elements = load(given_strides + i)
+                odd |= (elements ^ (elements >> 63)) >> 40
+                stride = elements * itemsize
+            if extent != 1:
+                scattered |= stride ^ expected
+                addresses |= stride
+            expected *= extent
+            count *= extent
+            store(shape + i, extent)
+            store(strides + i, stride)
     if odd != 0:
         status = check_sizes(tensor, itemsize)
         if status != layout.STATUS_OK:

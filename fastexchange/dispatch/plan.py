@@ -17,7 +17,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
 from .frame import ARRAY_BYTES
-from .leaves import DL_TENSOR_WORDS, NDIM_OFFSET, dl_tensor_at, pack_ndarray, pack_tensor
+from .leaves import DL_TENSOR_WORDS, dl_tensor_at, element_field, is_plain, pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 
@@ -90,9 +90,9 @@ def follow(overload, frame, args, nargs):
                     return -1
                 break
             tensor = dl_tensor_at(view)
-            if load(view + NDIM_OFFSET) != plan.dtype or tensor.device.device_type != 1 or tensor.shape == 0:
+            if not is_plain(tensor) or types.intp(tensor.ndim) != plan.ndim or element_field(tensor) != plan.dtype:
                 break
-            flags, words_end = pack_tensor(view, plan.dtype, word)
+            flags, words_end = pack_tensor(view, plan.ndim, plan.dtype, word)
             if flags | layout.WRITEABLE != plan.flags:
                 break
             slot = layout.array_at(array_address)

@@ -14,7 +14,9 @@ from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
 from .layout import DTYPE_SHIFT, KIND_SCALAR
-from .leaves import DL_TENSOR_WORDS, describe, dtype_entry, keep_tensor, pack_ndarray, pack_tensor
+from .leaves import (
+    DL_TENSOR_WORDS, dl_tensor_at, dtype_entry, element_field, is_plain, keep_tensor, pack_ndarray, pack_tensor, refusal,
+)  # fmt: skip
 from .plan import is_flagged
 
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
@@ -141,22 +143,24 @@ def walk(context, runtime, frame, args, nargs, flags):
                 if call_int(entry.borrow, (ob, tensor)) != 0:
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                     break
-            described, status = describe(runtime, tensor)
+            dl_tensor = dl_tensor_at(tensor)
+            status = layout.STATUS_OK if is_plain(dl_tensor) else refusal(runtime, dl_tensor)
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break
-            ndim = described & 0xFFFFFFFF
+            ndim = types.intp(dl_tensor.ndim)
+            field = element_field(dl_tensor)
             if word + 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim) > limit:
                 status = layout.STATUS_GROW
                 break
-            key_flags, end = pack_tensor(tensor, described, word)
+            key_flags, end = pack_tensor(tensor, ndim, field, word)
             if key_flags < 0:
                 status = end
                 keep_tensor(frame, tensor)
                 break
             if writeable:
                 key_flags |= layout.WRITEABLE
-            dtype_key = layout.KIND_ARRAY | ((described >> 32) & 0xFFFF) << layout.DTYPE_SHIFT
+            dtype_key = layout.KIND_ARRAY | field << layout.DTYPE_SHIFT
             last_descr = 0
             key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT
             array = layout.array_at(array_address)

@@ -1,0 +1,706 @@
+"""Bad input and exceptions: the right exception, a message that names the argument, nothing leaked, the next call works."""
+
+import contextlib
+import ctypes
+import gc
+import traceback
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch
+from made_producers import (
+    Dunder, Ledger, Legacy, Tabled, WithMethods, capsule, exchange_table, export_versioned, ffi, tabled_type,
+    tabled_type_with_methods,
+)  # fmt: skip
+from numba import types
+from oracle import references_kept, type_and_message
+
+from fastexchange import explain, fast_args
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+
+
+@fast_args
+def total(first, x):
+    s = 0.0
+    for value in x.flat:
+        s += value
+    return s
+
+
+def check_refused(argument, *words: str, kernel=total, kind=BufferError):
+    """`argument` is refused as the second of two, on the slow path and after, and it and its neighbour are let go."""
+    good = np.arange(4.0)
+    assert kernel(good, good) == kernel(good, good) == 6.0
+    messages = []
+    with references_kept(argument, good):
+        for _ in range(3):
+            raised, message = type_and_message(kernel, good, argument)
+            assert raised is kind, message
+            messages.append(message)
+    for word in ("'x'", "position 1", *words):
+        assert word in messages[0], messages[0]
+    assert messages[1] == messages[2] == messages[0]
+    assert kernel(good, good) == 6.0
+
+
+# ---- objects that no path can handle -------------------------------------------------------------------------------
+
+
+class Unknown:
+    pass
+
+
+class OnlyDlpack:
+    def __dlpack__(self, max_version=None):
+        raise AssertionError("not to be called")
+
+
+class OnlyDevice:
+    def __dlpack_device__(self):
+        raise AssertionError("not to be called")
+
+
+@pytest.mark.parametrize("thing", [Unknown(), OnlyDlpack(), OnlyDevice(), object(), {1: 2}, lambda: 1], ids=lambda t: type(t).__name__)
+def test_an_object_that_no_path_can_handle(thing):
+    check_refused(
+        thing, type(thing).__name__, "__dlpack_c_exchange_api__", "__dlpack__", "numba.typeof", "total()", kind=TypeError
+    )
+
+
+def test_half_a_protocol_is_named():
+    assert "__dlpack_device__" in type_and_message(total, 1, OnlyDlpack())[1]
+
+
+@fast_args
+def gathers(*arrays):
+    return len(arrays)
+
+
+@fast_args
+def with_default(x, y=None):
+    return 1
+
+
+def test_the_argument_is_named_wherever_it_is():
+    thing = Unknown()
+    for kernel, arguments, keywords, words in [
+        (total, (thing, 1), {}, ("'first'", "position 0")),
+        (total, (), {"x": thing, "first": 1}, ("'x'", "position 1")),
+        (with_default, (1,), {"y": thing}, ("'y'", "position 1")),
+        (gathers, (1, thing), {}, ("'arrays[1]'", "position 1")),
+        (total, (1, (2, (thing,))), {}, ("'x'", "position 1")),
+    ]:
+        kind, message = type_and_message(kernel, *arguments, **keywords)
+        assert kind is TypeError
+        assert all(word in message for word in (*words, "Unknown")), message
+
+
+# ---- tensors that cannot go to a CPU kernel ------------------------------------------------------------------------
+
+
+def producers(**lies):
+    """A tensor of each kind of producer that says `lies` of itself."""
+    array = np.arange(4.0)
+    yield "table", Tabled(array, **lies)
+    yield "export only", tabled_type(dltensor_from_py_object_no_sync=None)(array, **lies)
+    yield "__dlpack__", Dunder(array, **lies)
+    yield "legacy", Legacy(array, **lies)
+
+
+REFUSED = {
+    "CUDA": ({"device_type": 2}, ("kDLCUDA:0", "CPU")),
+    "second CUDA device": ({"device_type": 2, "device_id": 1}, ("kDLCUDA:1",)),
+    "Metal": ({"device_type": 8}, ("kDLMetal",)),
+    "ROCm": ({"device_type": 10}, ("kDLROCM",)),
+    "external device": ({"device_type": 12}, ("kDLExtDev",)),
+    "unknown device": ({"device_type": 77}, ("77",)),
+    "device type 0": ({"device_type": 0}, ("0",)),
+    "negative device": ({"device_type": -1}, ("device",)),
+    "NULL data": ({"data": 0}, ("NULL",)),
+    "two lanes": ({"lanes": 2}, ("2 lanes",)),
+    "no lanes": ({"lanes": 0}, ("0 lanes",)),
+    "65 dimensions": ({"ndim": 65, "shape": (1,) * 65, "strides": (1,) * 65}, ("65", "64")),
+    "too many dimensions to read": ({"ndim": 2**31 - 1}, ("2147483647",)),
+    "negative ndim": ({"ndim": -1}, ("-1",)),
+    "no shape": ({"shape": None}, ("shape",)),
+    "negative extent": ({"shape": (-1,)}, ("shape",)),
+    "most negative extent": ({"shape": (-(2**63),)}, ("shape",)),
+    "too many elements": ({"shape": (2**62,)}, ("64 bits",)),
+    "product overflows": ({"ndim": 2, "shape": (2**32, 2**32), "strides": (0, 0)}, ("64 bits",)),
+    "product wraps to 4": ({"ndim": 2, "shape": (2**62 + 1, 4), "strides": (0, 0)}, ("64 bits",)),
+    "stride overflows": ({"strides": (2**62,), "shape": (2,)}, ("64 bits",)),
+    "most negative stride": ({"strides": (-(2**63),), "shape": (2,)}, ("64 bits",)),
+    "bfloat16": ({"code": 4, "bits": 16}, ("kDLBfloat of 16 bits",)),
+    "float8": ({"code": 10, "bits": 8}, ("kDLFloat8_e4m3fn of 8 bits",)),
+    "float4": ({"code": 17, "bits": 4}, ("kDLFloat4_e2m1fn of 4 bits",)),
+    "opaque handle": ({"code": 3, "bits": 64}, ("kDLOpaqueHandle",)),
+    "unknown code": ({"code": 200, "bits": 64}, ("200",)),
+    "int of 0 bits": ({"code": 0, "bits": 0}, ("kDLInt of 0 bits",)),
+    "int of 4 bits": ({"code": 0, "bits": 4}, ("kDLInt of 4 bits",)),
+    "int of 12 bits": ({"code": 0, "bits": 12}, ("kDLInt of 12 bits",)),
+    "int of 128 bits": ({"code": 0, "bits": 128}, ("kDLInt of 128 bits",)),
+    "float of 128 bits": ({"code": 2, "bits": 128}, ("kDLFloat of 128 bits",)),
+    "bool of 1 bit": ({"code": 6, "bits": 1}, ("kDLBool of 1 bits",)),
+    "complex of 32 bits": ({"code": 5, "bits": 32}, ("kDLComplex of 32 bits",)),
+}
+
+
+@pytest.mark.parametrize("lie", REFUSED)
+def test_tensors_refused(lie):
+    lies, words = REFUSED[lie]
+    for name, tensor in producers(**lies):
+        try:
+            check_refused(tensor, *words)
+            tensor.ledger.check(tensor.ledger.made)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+
+
+@pytest.mark.parametrize("lie", REFUSED)
+def test_tensors_refused_beside_what_only_numba_understands(lie):
+    """Through Numba's own dispatcher the outcome is the same."""
+    lies, words = REFUSED[lie]
+    for name, tensor in producers(**lies):
+        kind, message = type_and_message(total, "text", tensor)
+        assert kind is BufferError, (name, kind, message)
+        assert all(word in message for word in ("'x'", "position 1", *words)), (name, message)
+        tensor.ledger.check(tensor.ledger.made)
+
+
+@pytest.mark.parametrize("lie", REFUSED)
+def test_tensors_refused_inside_tuples(lie):
+    lies, words = REFUSED[lie]
+    for name, tensor in producers(**lies):
+        kind, message = type_and_message(total, 1, (np.ones(2), (tensor, 1)))
+        assert kind is BufferError, (name, kind, message)
+        assert all(word in message for word in ("'x'", "position 1", *words)), (name, message)
+
+
+ACCEPTED = {
+    "pinned": {"device_type": 3},
+    "managed": {"device_type": 13},
+    "pinned ROCm": {"device_type": 11},
+    "device id": {"device_id": 5},
+    "NULL strides": {"strides": None},
+    "NULL data without elements": {"data": 0, "shape": (0,)},
+    "byte offset": {"byte_offset": 8, "shape": (3,)},
+    "any stride of one element": {"shape": (1,), "strides": (2**40,)},
+    "no dimensions, no shape": {"ndim": 0, "shape": None, "strides": None},
+    "negative stride": {"byte_offset": 24, "strides": (-1,)},
+    "minor version": {"version": (1, 99)},
+    "unknown flags": {"flags": 1 << 40},
+    "huge but empty": {"ndim": 3, "shape": (2**40, 0, 2**40), "strides": (0, 0, 0)},
+}
+SUMS = {
+    "NULL data without elements": 0.0, "any stride of one element": 0.0, "no dimensions, no shape": 0.0, "huge but empty": 0.0
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("truth", ACCEPTED)
+def test_unusual_tensors_accepted(truth):
+    for name, tensor in producers(**ACCEPTED[truth]):
+        if truth == "minor version" and name == "legacy":
+            continue
+        sums = [total(1, tensor), total(1, tensor), total("text", tensor)]
+        assert sums == [SUMS.get(truth, 6.0)] * 3, (name, sums)
+        tensor.ledger.check(tensor.ledger.made)
+
+
+def test_null_strides_mean_row_major():
+    @fast_args
+    def corner(x):
+        return x[1, 0]
+
+    array = np.arange(6.0)
+    for _, tensor in producers(ndim=2, shape=(2, 3), strides=None):
+        tensor.array = array
+        assert corner(tensor) == corner(tensor) == 3.0
+    assert corner.signatures == [(types.Array(types.float64, 2, "C"),)]
+
+
+def test_device_that_dlpack_device_names_before_anything_is_exported():
+    tensor = Dunder(np.ones(3), device=(2, 3))
+    check_refused(tensor, "kDLCUDA:3", "CPU")
+    assert tensor.asked == []
+
+
+@pytest.mark.parametrize("device", [None, (), (1,), (1, 0, 0), "cpu", 1, ("cpu", 0), (1.5, 0), (99, 0), (-1, 0), (2**80, 0)], ids=repr)
+def test_dlpack_device_of_another_kind(device):
+    tensor = Dunder(np.ones(3), device=device)
+    kind, message = type_and_message(total, 1, tensor)
+    assert kind is BufferError
+    assert "'x'" in message and "__dlpack_device__" in message and tensor.asked == []
+
+
+# ---- arrays --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i4", ">u2", ">c16", ">M8[s]", ">U3"])
+def test_byte_swapped_arrays(dtype):
+    check_refused(np.zeros(3, dtype), "byte order", repr(np.dtype(dtype)))
+
+
+def test_byte_swapped_arrays_anywhere():
+    swapped = np.zeros(3, ">f8")
+    for arguments in [(swapped, "text"), (1, (swapped, 1)), ("text", (1, (swapped,)))]:
+        kind, message = type_and_message(total, *arguments)
+        assert kind is BufferError
+        assert "byte order" in message, message
+
+
+def test_a_structured_array_with_a_byte_swapped_field():
+    check_refused(np.zeros(3, [("a", "i4"), ("b", ">f8")]), "byte order")
+
+
+def test_a_swapped_array_of_single_bytes_is_none():
+    assert total(1, np.arange(4, dtype=">i1")) == 6.0
+    assert total(1, np.arange(4, dtype=">u1")) == 6.0
+
+
+def test_numpys_most_dimensions():
+    @fast_args
+    def count(x):
+        return x.ndim
+
+    array = np.zeros((1,) * 64)
+    for tensor in (array, Dunder(array), Tabled(array)):
+        assert count(tensor) == count(tensor) == 64
+
+
+@needs_torch
+def test_torch_tensors_that_are_not_on_the_cpu():
+    kind, message = type_and_message(total, 1, torch.empty(3, device="meta"))
+    assert issubclass(kind, (BufferError, RuntimeError, ValueError, TypeError))
+    assert "'x'" in message and "position 1" in message
+
+
+@needs_torch
+def test_torch_dtypes_that_numpy_does_not_have():
+    check_refused(torch.zeros(3, dtype=torch.bfloat16), "kDLBfloat of 16 bits")
+    check_refused(torch.zeros(3, dtype=torch.float8_e4m3fn), "kDLFloat8_e4m3fn")
+
+
+@needs_torch
+def test_torch_tensors_without_memory():
+    tensor = torch.ones(4)
+    tensor.untyped_storage().resize_(0)
+    check_refused(tensor, "NULL")
+
+
+@needs_torch
+def test_torch_tensors_that_are_not_dense():
+    for tensor in (torch.ones(3).to_sparse(), torch.ones(3, 3).to_sparse_csr()):
+        with references_kept(tensor):
+            for _ in range(3):
+                kind, message = type_and_message(total, 1, tensor)
+                assert issubclass(kind, (BufferError, RuntimeError, NotImplementedError))
+                assert "'x'" in message and "position 1" in message
+    assert total(1, torch.ones(3)) == 3.0
+
+
+# ---- capsules of __dlpack__ ----------------------------------------------------------------------------------------
+
+
+class Returns:
+    """``__dlpack__`` gives back what it was given."""
+
+    def __init__(self, result):
+        self.result = result
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, *, max_version=None):
+        return self.result
+
+
+@pytest.mark.parametrize("result", [None, 1, "text", np.ones(3), (1, 2)], ids=repr)
+def test_dlpack_that_returns_no_capsule(result):
+    check_refused(Returns(result), "__dlpack__", type(result).__name__)
+
+
+@pytest.mark.parametrize("name", [b"dltensor_v2", b"used_dltensor", b"used_dltensor_versioned", b"dlpack_exchange_api", b"", None])
+def test_dlpack_that_returns_a_capsule_of_another_name(name):
+    ledger = Ledger()
+    managed = export_versioned(ledger, np.ones(3))
+    check_refused(Returns(capsule(managed, name)), "__dlpack__")
+    assert ledger.deleted == 0
+
+
+def test_a_capsule_consumed_already():
+    ledger = Ledger()
+    producer = Returns(capsule(export_versioned(ledger, np.ones(3)), b"dltensor_versioned"))
+    assert total(1, producer) == 3.0
+    assert type_and_message(total, 1, producer)[0] is BufferError
+    ledger.check(1)
+
+
+@pytest.mark.parametrize("version", [(2, 0), (0, 8), (99, 1)])
+def test_managed_tensors_of_another_major_version_are_given_back(version):
+    for tensor in (Dunder(np.ones(3), version=version), tabled_type(dltensor_from_py_object_no_sync=None)(np.ones(3), version=version)):
+        check_refused(tensor, "version")
+        type_and_message(total, "text", tensor)
+        tensor.ledger.check(tensor.ledger.made)
+
+
+def test_managed_tensors_without_a_deleter():
+    for tensor in (Dunder(np.ones(3), deleter=ffi.NULL), Legacy(np.ones(3), deleter=ffi.NULL)):
+        assert [total(1, tensor), total(1, tensor), total("text", tensor)] == [3.0] * 3
+
+
+class Raises:
+    def __init__(self, error, where="__dlpack__"):
+        self.error, self.where = error, where
+
+    def __dlpack_device__(self):
+        if self.where == "__dlpack_device__":
+            raise self.error
+        return (1, 0)
+
+    def __dlpack__(self, *, max_version=None):
+        raise self.error
+
+
+class Custom(Exception):
+    def __init__(self, first, second):
+        super().__init__(first, second)
+        self.first, self.second = first, second
+
+
+class OutOfLuck(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("where", ["__dlpack__", "__dlpack_device__"])
+@pytest.mark.parametrize(
+    "error",
+    [BufferError("no"), ValueError("no"), RuntimeError("no"), TypeError("no"), AttributeError("no"), NotImplementedError("no")],
+    ids=repr,
+)
+def test_exceptions_of_a_producer_name_the_argument(where, error):
+    for first in (1, "text"):
+        for _ in range(2):
+            kind, message = type_and_message(total, first, Raises(error, where))
+            assert kind is type(error)
+            assert "no" in message and "'x'" in message and "position 1" in message
+
+
+@pytest.mark.parametrize("error", [Custom(1, 2), KeyError("key"), OutOfLuck("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_other_exceptions_of_a_producer_arrive_as_they_are(error):
+    for first in (1, "text"):
+        for _ in range(2):
+            with pytest.raises(type(error)) as caught:
+                total(first, Raises(error))
+            assert caught.value is error
+    assert total(1, np.ones(3)) == 3.0
+
+
+def test_the_cause_of_a_producers_exception_is_kept():
+    error = BufferError("no")
+    with pytest.raises(BufferError) as caught:
+        total(1, Raises(error))
+    assert caught.value.__cause__ is error
+    assert "__dlpack__" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+# ---- exchange tables -----------------------------------------------------------------------------------------------
+
+
+def wrong_capsules():
+    """Values of ``__dlpack_c_exchange_api__`` that cannot be used, and a word of why."""
+    table = exchange_table()
+    yield "capsule of another name", capsule(table, b"dltensor"), "dlpack_exchange_api"
+    yield "capsule without a name", capsule(table, None), "dlpack_exchange_api"
+    yield "an int", 3, "dlpack_exchange_api"
+    yield "a property", property(lambda self: 1), "dlpack_exchange_api"
+    yield "version 2", capsule(exchange_table(version=(2, 0)), b"dlpack_exchange_api"), "2.0"
+    yield "version 0", capsule(exchange_table(version=(0, 9)), b"dlpack_exchange_api"), "0.9"
+    older = exchange_table(version=(2, 5))
+    yield "version 3 over 2", capsule(exchange_table(version=(3, 1), prev=older), b"dlpack_exchange_api"), "3.1"
+    for name in (
+        "managed_tensor_allocator", "managed_tensor_from_py_object_no_sync", "managed_tensor_to_py_object_no_sync",
+        "current_work_stream",
+    ):  # fmt: skip
+        yield f"no {name}", capsule(exchange_table(**{name: None}), b"dlpack_exchange_api"), name
+    looped = exchange_table(version=(2, 0))
+    looped.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", looped)
+    yield "a loop of tables", capsule(looped, b"dlpack_exchange_api"), "2.0"
+
+
+@pytest.mark.parametrize("case", list(wrong_capsules()), ids=lambda case: case[0])
+def test_a_table_that_cannot_be_used_falls_back_to_dlpack(case):
+    _, value, word = case
+    base = tabled_type_with_methods()
+    cls = type("Broken", (base,), {"__dlpack_c_exchange_api__": value, "__dlpack__": WithMethods.__dlpack__})
+    tensor = cls(np.ones(3))
+    assert total(1, tensor) == total(1, tensor) == total("text", tensor) == 3.0
+    assert (tensor.dunder_calls, tensor.borrows) == (3, 0)
+    tensor.ledger.check(3)
+    assert word in str(explain(tensor)), str(explain(tensor))
+    assert word in str(total.explain(1, tensor)), str(total.explain(1, tensor))
+
+
+@pytest.mark.parametrize("case", list(wrong_capsules()), ids=lambda case: case[0])
+def test_a_table_that_cannot_be_used_and_no_dlpack_is_a_type_error_that_says_why(case):
+    _, value, word = case
+    cls = type("Broken", (), {"__dlpack_c_exchange_api__": value})
+    check_refused(cls(), "Broken", word, kind=TypeError)
+
+
+def test_an_older_table_behind_a_newer_one_is_used():
+    older = exchange_table(version=(1, 1))
+    between = exchange_table(version=(2, 0), prev=older)
+    newest = exchange_table(version=(3, 0), prev=between, managed_tensor_allocator=None)
+    cls = type("Newer", (tabled_type_with_methods(),), {
+        "__dlpack_c_exchange_api__": capsule(newest, b"dlpack_exchange_api"), "__dlpack__": WithMethods.__dlpack__,
+    })  # fmt: skip
+    tensor = cls(np.ones(3))
+    assert total(1, tensor) == total(1, tensor) == 3.0
+    assert tensor.dunder_calls == 0 and tensor.borrows >= 2
+
+
+def test_a_minor_version_of_the_future_is_used():
+    tensor = tabled_type(version=(1, 99))(np.ones(3))
+    assert total(1, tensor) == total(1, tensor) == 3.0
+
+
+def test_a_table_without_borrowed_views_exports_each_time():
+    tensor = tabled_type(dltensor_from_py_object_no_sync=None)(np.ones(3))
+    assert total(1, tensor) == total(1, tensor) == total("text", tensor) == 3.0
+    assert tensor.borrows == 0
+    tensor.ledger.check(tensor.ledger.made)
+    assert "dltensor_from_py_object_no_sync" in str(explain(tensor))
+
+
+SetString = types.ExternalFunction("PyErr_SetString", types.void(types.intp, types.intp))
+
+
+def failing_function(return_code: int, error: type[BaseException] | None):
+    """A C function ``int (void *, void *)`` that returns `return_code`, with `error` set if given."""
+    if error is None:
+        return numba.cfunc("int32(intp, intp)")(lambda py_object, out: return_code)
+    message = ctypes.create_string_buffer(b"the producer is sorry")
+    where, what = id(error), ctypes.addressof(message)
+
+    @numba.cfunc("int32(intp, intp)")
+    def function(py_object, out):
+        SetString(where, what)
+        return return_code
+
+    function.message = message
+    return function
+
+
+@pytest.mark.parametrize("error", [BufferError, RuntimeError, OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("return_code", [-1, 1, 0])
+def test_functions_of_a_table_that_set_an_exception(error, return_code):
+    function = failing_function(return_code, error)
+    for name in ("dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"):
+        functions = {"dltensor_from_py_object_no_sync": None, name: function.address}
+        tensor = tabled_type(**functions)(np.ones(3))
+        with references_kept(tensor):
+            for first in (1, 1, "text"):
+                if first == "text" and name.startswith("dltensor"):
+                    continue  # only the export is asked
+                kind, message = type_and_message(total, first, tensor)
+                assert kind is error and "the producer is sorry" in message
+                if error in (BufferError, RuntimeError):
+                    assert "'x'" in message and "position 1" in message
+    assert total(1, np.ones(3)) == 3.0
+
+
+@pytest.mark.parametrize("name", ["dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"])
+def test_functions_of_a_table_that_fail_and_do_not_say_why(name):
+    functions = {"dltensor_from_py_object_no_sync": None, name: failing_function(-1, None).address}
+    check_refused(tabled_type(**functions)(np.ones(3)), "did not say why")
+
+
+def test_an_export_that_succeeds_with_null():
+    functions = {"dltensor_from_py_object_no_sync": None, "managed_tensor_from_py_object_no_sync": failing_function(0, None).address}
+    tensor = tabled_type(**functions)(np.ones(3))
+    check_refused(tensor, "did not say why")
+    assert type_and_message(total, "text", tensor)[0] is BufferError
+
+
+# ---- exceptions in kernels -----------------------------------------------------------------------------------------
+
+
+class Custom2(Exception):
+    def __init__(self, value, other):
+        super().__init__(value, other)
+
+
+@numba.njit
+def inner(x):
+    if x[0] > 0:
+        raise ValueError("from the inside", 3)
+    return x[0]
+
+
+@fast_args
+def fails(how, x):
+    if how == 0:
+        raise ValueError
+    if how == 1:
+        raise ValueError("static", 1, 2.5)
+    if how == 2:
+        raise ValueError("dynamic", how, x[0])
+    if how == 3:
+        inner(x)
+    if how == 4:
+        assert x[0] < 0, "asserted"
+    if how == 5:
+        assert x[0] < 0
+    if how == 6:
+        raise Custom2(1, "two")
+    if how == 7:
+        raise StopIteration
+    if how == 8:
+        return 1 // (how - 8)
+    if how == 9:
+        raise KeyError("key")
+    if how == 10:
+        raise MemoryError("much")
+    return 0
+
+
+def caught(function, *arguments):
+    """What is known of the exception that a call raises: type, arguments, and the frames below the call."""
+    try:
+        function(*arguments)
+    except BaseException as error:
+        frames = [(frame.filename, frame.name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        context = error.__cause__, error.__context__
+        return type(error), error.args, str(error), context, frames[1:]
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("how", range(11))
+def test_exceptions_in_kernels_arrive_as_from_njit(how, framework):
+    view = np.ones(3)
+    tensor = framework.tensor(view)
+    fails(-1, tensor)
+    want = caught(fails.dispatcher, how, view)
+    for _ in range(3):
+        assert caught(fails, how, tensor) == want
+    before = fails.stats().fast
+    assert fails(-1, tensor) == 0
+    assert fails.stats().fast == before + 1
+
+
+@pytest.mark.parametrize("how", range(11))
+def test_an_exception_in_the_very_first_call(how):
+    """The slow path makes it: the frames of the kernel are there, below those of the slow path."""
+    kernel = fast_args(fails.py_func)
+    want = caught(numba.njit(fails.py_func), how, np.ones(3))
+    got = caught(kernel, how, np.ones(3))
+    assert got[:4] == want[:4]
+    assert got[4][len(got[4]) - len(want[4]) :] == want[4]
+
+
+@pytest.mark.parametrize("how", [1, 3, 4, 6])
+def test_exceptions_in_kernels_leak_nothing(how, framework):
+    tensor = framework.tensor(np.ones(3))
+    fails(-1, tensor)
+    with references_kept(tensor):
+        for _ in range(50):
+            with contextlib.suppress(Exception):
+                fails(how, tensor)
+    ledger = getattr(tensor, "ledger", None)
+    if ledger is not None:
+        ledger.check(ledger.made)
+
+
+def test_the_first_bad_argument_of_many_decides():
+    ledger = Ledger()
+    good = [Dunder(np.ones(3), ledger) for _ in range(5)]
+
+    @fast_args
+    def kernel(a, b, c, d, e, f):
+        return 1
+
+    for position in range(6):
+        arguments = list(good)
+        arguments.insert(position, Dunder(np.ones(3), ledger, lanes=2))
+        for _ in range(2):
+            kind, message = type_and_message(kernel, *arguments)
+            assert kind is BufferError and f"position {position}" in message
+    ledger.check(ledger.made)
+    assert kernel(*good, good[0]) == 1
+    ledger.check(ledger.made)
+
+
+# ---- compile errors ------------------------------------------------------------------------------------------------
+
+
+def test_compile_errors_arrive_as_from_njit(framework):
+    def function(x):
+        return x.no_such_attribute
+
+    view = np.ones(3)
+    tensor = framework.tensor(view)
+    kernel = fast_args(function)
+    want = type_and_message(numba.njit(function), view)
+    with references_kept(tensor):
+        for _ in range(2):
+            got = type_and_message(kernel, tensor)
+            assert got == want
+    ledger = getattr(tensor, "ledger", None)
+    if ledger is not None:
+        ledger.check(ledger.made)
+
+
+def test_a_kernel_that_compiles_for_some_types_only():
+    @fast_args
+    def kernel(x):
+        return x + 1
+
+    for _ in range(2):
+        assert issubclass(type_and_message(kernel, (1, 2))[0], numba.core.errors.TypingError)
+        assert kernel(1) == 2
+
+
+def test_a_kernel_that_writes_to_a_readonly_array_does_not_compile():
+    @fast_args
+    def write(x):
+        x[0] = 1
+
+    array = np.zeros(3)
+    write(array)
+    array.flags.writeable = False
+    for tensor in (array, Dunder(array)):
+        for _ in range(2):
+            assert type_and_message(write, tensor) == type_and_message(write.dispatcher, array)
+    assert array[0] == 1.0
+    array.flags.writeable = True
+    write(array)
+
+
+def test_a_returned_function_that_cannot_be_boxed():
+    def function(x):
+        return inner
+
+    want = type_and_message(numba.njit(function), 1)
+    assert type_and_message(fast_args(function), 1) == want
+
+
+def test_refusals_leave_no_garbage():
+    tensor = Tabled(np.ones(3), lanes=2)
+    type_and_message(total, 1, tensor)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(100):
+            type_and_message(total, 1, tensor)
+        assert len(gc.get_objects()) - _count_objects_after(100, tensor) < 100
+    finally:
+        gc.enable()
+
+
+def _count_objects_after(calls: int, tensor) -> int:
+    before = len(gc.get_objects())
+    for _ in range(calls):
+        type_and_message(total, 1, tensor)
+    return before
