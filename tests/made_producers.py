@@ -88,7 +88,7 @@ def fill(tensor, array: np.ndarray, **lies):
     shape_words = ffi.new("int64_t[]", list(shape) or [0]) if shape is not None else ffi.NULL
     stride_words = ffi.new("int64_t[]", list(strides) or [0]) if strides is not None else ffi.NULL
     tensor.data = ffi.cast("void *", lies.get("data", array.ctypes.data))
-    tensor.device.device_type = lies.get("device_type", 1)
+    tensor.device.device_type = lies.get("device_type", 1) & 0xFFFFFFFF
     tensor.device.device_id = lies.get("device_id", 0)
     tensor.ndim = lies.get("ndim", array.ndim)
     tensor.dtype.code = lies.get("code", _DLPACK_CODES.get(array.dtype.kind, 3))

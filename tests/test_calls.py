@@ -314,6 +314,18 @@ def test_a_kernel_in_a_reference_cycle_is_collected():
     assert [reference() for reference in references] == [None, None]
 
 
+def test_a_kernel_that_failed_to_compile_dies():
+    kernel = fast_args(lambda x: x.no_such_attribute)
+    array = np.ones(3)
+    before = sys.getrefcount(array)
+    type_and_message(kernel, array)
+    reference = weakref.ref(kernel)
+    del kernel
+    gc.collect()
+    assert reference() is None
+    assert sys.getrefcount(array) == before
+
+
 def test_a_deep_chain_of_kernels_is_freed():
     dispatcher = numba.njit(plain)
     kernel = None
