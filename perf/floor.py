@@ -44,7 +44,7 @@ def _build(source: str, target: Path) -> None:
 
 def load():
     """The extension module: ``empty``, ``numpy``, ``torch``, ``torch_managed``, ``scalars``. Compiled on first use."""
-    declarations = f"#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n#line 1 \"floor.c\"\n"
+    declarations = f'#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n#line 1 "floor.c"\n'
     source = declarations + Path(__file__).with_name("floor.c").read_text()
     key = repr((source, sys.version, np.__version__, _FLAGS, os.environ.get("CC")))
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]

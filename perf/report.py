@@ -17,7 +17,8 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[i
     widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
 
     def row(cells):
-        return "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths))).rstrip()
+        padded = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(cells)]
+        return "  ".join(padded).rstrip()
 
     return "\n".join([row(heads), "  ".join("-" * width for width in widths), *map(row, lines)])
 
@@ -78,7 +79,8 @@ def write_json(path: Path, described: dict, rounds: int, groups, times: dict[str
     results = []
     for key, samples in times.items():
         row = rows.get(key)
-        entry = {"key": key, "median_ns": samples.median, "iqr_ns": samples.spread, "samples_ns": samples.values.tolist()}
+        entry = {"key": key, "median_ns": samples.median, "iqr_ns": samples.spread}
+        entry["samples_ns"] = samples.values.round(3).tolist()
         if row is not None:
             entry |= {"label": row.label, "code": row.statement.code}
         if row is not None and row.reference:

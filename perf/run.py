@@ -70,7 +70,8 @@ def main() -> int:
     times |= processes.first_calls(starts)
     _progress("")
 
-    print(f"Nanoseconds per call: median and interquartile range of {rounds} rounds. Loop ({loop.median:.1f}) subtracted.\n")
+    print(f"Nanoseconds per call, median and interquartile range of {rounds} rounds.")
+    print(f"The loop around the call, {loop.median:.1f} ns, is subtracted.\n")
     for group in groups:
         print(report.group_table(group, times))
     print(_slopes(times))
