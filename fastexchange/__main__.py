@@ -80,8 +80,7 @@ def _groups(notes: list[str]) -> dict[str, list[_Row]]:
     from . import fast_args
 
     torch, tvm_ffi = _peer("torch", "PyTorch", notes), _peer("tvm_ffi", "apache-tvm-ffi", notes)
-    plain = numba.njit(_add)
-    functions = {"njit": plain, "view": np.from_dlpack, "v": (1, 3)}
+    functions = {"view": np.from_dlpack, "v": (1, 3)}
     if tvm_ffi is not None:
         functions["nop"] = tvm_ffi.get_global_func("testing.nop")
     arrays = [np.ones(1, np.float32) for _ in _PARAMETERS]
@@ -92,7 +91,13 @@ def _groups(notes: list[str]) -> dict[str, list[_Row]]:
 
     groups = {}
     for kind, arguments in values.items():
-        names = {"kernel": fast_args(plain), **functions, **dict(zip(_PARAMETERS, arguments, strict=True))}
+        plain = numba.njit(_add)
+        names = {
+            "kernel": fast_args(plain),
+            "njit": plain,
+            **functions,
+            **dict(zip(_PARAMETERS, arguments, strict=True)),
+        }
         is_numpy, is_torch = kind.startswith("NumPy"), kind.startswith("PyTorch")
         rows = [_Row("fastexchange: kernel(x, y, out)", f"kernel({_each('{}')})", names)]
         if is_numpy:

@@ -38,7 +38,12 @@ def _build(source: str, target: Path) -> None:
         command = [*compiler, *_FLAGS, *include, str(c_file), "-o", str(built)]
         if sys.platform == "darwin":
             command += ["-undefined", "dynamic_lookup"]
-        subprocess.run(command, check=True)
+        try:
+            subprocess.run(command, check=True)
+        except FileNotFoundError:
+            raise SystemExit(
+                f"The limit is written in C, and there is no C compiler {compiler[0]!r}; set CC."
+            ) from None
         built.replace(target)  # in one step: two benchmarks may build at once
 
 

@@ -17,7 +17,7 @@ from fastexchange.measure import Statement, time_statements
 def main() -> None:
     """Print the shim's calls beside the same calls of hand-written C."""
     limit = floor.load()
-    kernel = fast_args(numba.njit(lambda x, y, z: None))
+    kernel, torch_kernel = (fast_args(numba.njit(lambda x, y, z: None)) for _ in range(2))
     scalar_kernel = fast_args(numba.njit(lambda a, b, c: None))
     x, y, z = (np.ones(1, np.float32) for _ in range(3))
     arrays = {"x": x, "y": y, "z": z}
@@ -28,8 +28,8 @@ def main() -> None:
         print("PyTorch is not installed: its rows are left out")
     else:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        pairs["torch"] = (limit.torch, kernel, tensors)
-        pairs["torch, managed"] = (limit.torch_managed, kernel, tensors)
+        pairs["torch"] = (limit.torch, torch_kernel, tensors)
+        pairs["torch, managed"] = (limit.torch_managed, torch_kernel, tensors)
     pairs["float, int, bool"] = (limit.scalars, scalar_kernel, {"x": 2.0, "y": 3, "z": True})
     pairs["A/A (numpy)"] = (kernel, kernel, arrays)
     rows = {"empty builtin": Statement("f(x, y, z)", {"f": limit.empty, **arrays})}

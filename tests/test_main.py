@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fastexchange
 import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
+
+import fastexchange
 
 ROOT = Path(fastexchange.__file__).resolve().parents[1]
 NUMBER = r"\s+[\d.]+"
