@@ -242,12 +242,17 @@ class CodeUnit:
         self.library.enable_object_caching()  # before it is finalised
         self.module = self.library.create_ir_module(self.symbol)
         self.function = ir.Function(self.module, function_type, self.symbol)
+        # No vector registers for integer work: a wide load of words that were stored one by one waits for all of those
+        # stores to leave the pipeline, 5 ns for each argument.
+        self.function.attributes.add("noimplicitfloat")
         self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self.linked: list = []
+        """Libraries whose functions it calls, to be inlined from."""
 
-    def finish(self, *linked, extra=None):
+    def finish(self, extra=None):
         """Compile it. Returns ``(library, symbol, extra)``, what :meth:`CodeCache.get` stores."""
         self.library.add_ir_module(self.module)
-        for library in linked:
+        for library in self.linked:
             self.library.add_linking_library(library)
         self.library.finalize()
         return self.library, self.symbol, extra
@@ -323,6 +328,39 @@ class CodeCache:
 code_cache = CodeCache()
 
 
+class Part:
+    """A native function to be compiled into functions that are put together at run time (``entry.fast_entry``)."""
+
+    def __init__(self, python_function, signature):
+        self._python_function = python_function
+        self._signature = signature
+        self.__name__ = python_function.__name__
+        self.__doc__ = python_function.__doc__
+
+    @functools.cached_property
+    def _compiled(self):
+        body = native_inline(self._python_function)
+        body.compile(self._signature)
+        return body.overloads[self._signature.args]
+
+    def call(self, unit: CodeUnit, values: list):
+        """Emit a call of it, with LLVM values, into `unit`. Returns the result, an LLVM value."""
+        convention = cpu_target.target_context.call_conv
+        name = self._compiled.fndesc.llvm_func_name
+        callee = unit.module.globals.get(name)
+        if callee is None:
+            unit.linked.append(self._compiled.library)
+            callee_type = convention.get_function_type(self._signature.return_type, self._signature.args)
+            callee = ir.Function(unit.module, callee_type, name)
+        result, arguments = self._signature.return_type, self._signature.args
+        return convention.call_function(unit.builder, callee, result, arguments, values)[1]
+
+
+def part(signature):
+    """Decorator: a :class:`Part` with this Numba signature."""
+    return lambda python_function: Part(python_function, signature)
+
+
 class CFunction:
     """A C function written in this package's dialect: compiled, or loaded from the cache, when its address is asked for.
 
@@ -343,22 +381,16 @@ class CFunction:
         return code_cache.get(key, self._compile)[0]
 
     def _compile(self):
-        body = native_inline(self._python_function)
-        body.compile(self._result(*self._arguments))
-        compiled = body.overloads[self._arguments]
         context = cpu_target.target_context
         c_result = ir.VoidType() if self._result == types.void else context.get_value_type(self._result)
         c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])
         unit = CodeUnit(context, f"function.{self.__name__}", c_type)
-        convention = context.call_conv
-        callee_type = convention.get_function_type(self._result, self._arguments)
-        callee = ir.Function(unit.module, callee_type, compiled.fndesc.llvm_func_name)
-        _, value = convention.call_function(unit.builder, callee, self._result, self._arguments, unit.function.args)
+        value = Part(self._python_function, self._result(*self._arguments)).call(unit, list(unit.function.args))
         if self._result == types.void:
             unit.builder.ret_void()
         else:
             unit.builder.ret(value)
-        return unit.finish(compiled.library)
+        return unit.finish()
 
 
 def cfunction(result, *arguments):

@@ -16,6 +16,7 @@ from .discovery import PATH_DUNDER, PATH_EXCHANGE, discover, learn, type_name
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
 from .dispatch.signature import UnknownDtype, numba_types
+from .dispatch.shim import FLAG_UNPLANNED
 from .dispatch.walk import FLAG_TRUSTED
 from .producers import torch
 from .producers.omitted import OMITTED
@@ -104,6 +105,9 @@ def call(kernel, bound: tuple):
                 # Numba could do what we cannot (a literal argument, say): next time straight to it.
                 kernel._native.add_numba_only(report.keys)
                 return result
+        elif status == layout.STATUS_UNPLANNED:
+            specialise(kernel, report.keys, bound)
+            flags |= FLAG_UNPLANNED
         elif status in _BY_NUMBA:
             return call_numba(kernel, bound)
         elif status == layout.STATUS_CHECK:
@@ -133,12 +137,9 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         return False
     taken, compiled = chosen
     try:
-        trampoline = entry.trampoline(given, taken)
-        box = entry.box(compiled.signature.return_type)
+        native.add(keys, bound, given, taken, compiled)
     except entry.UnsupportedEntry:
         return False
-    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    native.add(keys, bound, trampoline, address, box, compiled)
     return True
 
 

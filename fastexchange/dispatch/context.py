@@ -7,18 +7,11 @@ from .._abi import ffi
 from ..producers.omitted import OMITTED
 from . import entry, layout
 from .entries import GOLDEN
+from .plan import PARTS
 from .state import runtime
 
 _FIRST_BUCKETS = 8
-_NO_PLAN = 1 << 62  # words: more than any frame has
 _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
-
-_PLANNED_KINDS = frozenset(
-    (
-        layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_FLOAT, layout.KIND_INT, layout.KIND_BOOL, layout.KIND_NONE,
-        layout.KIND_NUMPY_SCALAR,
-    )
-)  # fmt: skip
 
 
 class KernelContext:
@@ -35,13 +28,12 @@ class KernelContext:
         self._has_default = ffi.new("int64_t[]", [i in parameters.defaults for i in range(len(names))] or [0])
         self._buckets = ffi.new("intptr_t[]", _FIRST_BUCKETS)
         self._retired: list[Any] = []
-        self._overloads: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self._overloads: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
         # Stands for the last call before there was one.
-        self._nothing = ffi.new("int64_t[]", 1), ffi.new("fx_overload *")
-        self._nothing[1].keys, self._nothing[1].plan_words = address_of(self._nothing[0]), _NO_PLAN
+        self._nothing = ffi.new("fx_overload *")
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
-        native.last = address_of(self._nothing[1])
+        native.last = address_of(self._nothing)
         native.overloads, native.overloads_mask = address_of(self._buckets), _FIRST_BUCKETS - 1
         native.parameter_count = len(names)
         native.variadic = parameters.variadic is not None
@@ -68,23 +60,39 @@ class KernelContext:
 
     def add_numba_only(self, keys: tuple[int, ...]) -> None:
         """File a shape of call that only Numba's dispatcher can make."""
-        self.add(keys, (), 0, 0, (0, ()), None)
+        if keys not in self._overloads:
+            self._file(keys, (), 0, 0, 0, (0, ()), None)
 
-    def add(self, keys: tuple[int, ...], bound: tuple, trampoline: int, kernel: int, box: tuple[int, tuple], keep) -> None:
-        """File compiled code for calls with these keys, planned for arguments like `bound`. `keep`: who owns the code."""
-        if keys in self._overloads:
-            return
-        key_words = ffi.new("int64_t[]", [*keys, 0])
+    def add(self, keys: tuple[int, ...], bound: tuple, given: tuple, taken: tuple, compiled) -> None:
+        """File a compiled signature for calls with these keys, planned for arguments of the types that `bound` has.
+
+        `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``entry.UnsupportedEntry`` for
+        what only Numba's own dispatcher can call.
+        """
+        trampoline = entry.trampoline(given, taken)
+        box = entry.box(compiled.signature.return_type)
+        kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        kinds = self._planned_kinds(keys, bound)
+        fast_entry = entry.fast_entry(given, taken, kinds) if kinds is not None else 0
+        self._file(keys, bound, trampoline, fast_entry, kernel, box, compiled)
+
+    def _file(self, keys, bound, trampoline: int, fast_entry: int, kernel: int, box: tuple[int, tuple], keep) -> None:
+        key_words = ffi.new("int64_t[]", keys or [0])
         constants = ffi.new("intptr_t[]", [id(constant) for constant in box[1]] or [0])
         plan, held = self._plan(keys, bound)
         overload = ffi.new("fx_overload *")
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = trampoline, kernel
         overload.box, overload.box_constants = box[0], address_of(constants)
-        overload.plan = address_of(plan)
-        overload.plan_words = sum(map(_words_of, keys)) if trampoline else _NO_PLAN
-        self._overloads[keys] = (overload, key_words, constants, box[1], plan, held, keep)
-        if len(self._overloads) > len(self._buckets):
+        overload.plan, overload.fast_entry = address_of(plan), fast_entry
+        overload.array_count = sum(key & 0xFF == layout.KIND_ARRAY for key in keys)
+        variants = self._overloads.setdefault(keys, [])
+        variants.append((overload, key_words, constants, box[1], plan, held, keep))
+        if len(variants) > 1:
+            first = variants[0][0]
+            overload.variant, first.variant = first.variant, address_of(overload)
+            first.variant_count += 1
+        elif len(self._overloads) > len(self._buckets):
             self._spread(4 * len(self._buckets))
         else:
             self._link(overload)
@@ -93,11 +101,10 @@ class KernelContext:
         """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
         self._retired.append(self._buckets)
         self._buckets = ffi.new("intptr_t[]", size)
-        for known in self._overloads.values():
-            known[0].next = 0
-        for known in self._overloads.values():
-            self._link(known[0])
-        self.native.overloads_mask = min(self.native.overloads_mask, size - 1)
+        for variants in self._overloads.values():
+            variants[0][0].next = 0
+        for variants in self._overloads.values():
+            self._link(variants[0][0])
         self.native.overloads = address_of(self._buckets)
         self.native.overloads_mask = size - 1
 
@@ -106,35 +113,38 @@ class KernelContext:
         overload.next = self._buckets[index]
         self._buckets[index] = address_of(overload)
 
+    def _planned_kinds(self, keys: tuple[int, ...], bound: tuple) -> tuple[int, ...] | None:
+        """The kinds of the arguments, None if one has no part in a fast entry."""
+        if self.native.release_gil or self.native.variadic or len(keys) != len(bound):
+            return None
+        kinds = tuple(self.runtime.entries.fields(type(value))["kind"] for value in bound)
+        is_planned = all(kind in PARTS for kind in kinds)
+        has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=True))
+        # (A uint64 has to be looked at: the next int may fit into an int64.)
+        return kinds if is_planned and not has_uint64 else None
+
     def _plan(self, keys: tuple[int, ...], bound: tuple):
-        """The plan of an overload (see ``plan.follow``), and the dtypes that it refers to."""
+        """The plan of an overload (see ``dispatch.plan``), and the dtypes that it refers to."""
         plan = ffi.new("fx_plan[]", len(bound) or 1)
         held = []
-        for record, value, key in zip(plan, bound, keys):
-            fields = self.runtime.entries.fields(type(value))
-            kind = fields["kind"]
-            if kind not in _PLANNED_KINDS or (kind == layout.KIND_INT and key != _INT64_KEY):
-                break  # behind a tuple, arguments and keys no longer go together
-            if kind == layout.KIND_EXCHANGE and self.native.release_gil:
-                break
-            record.kind, record.ndim, record.flags = kind, (key >> layout.NDIM_SHIFT) & 0xFF, key >> layout.FLAGS_SHIFT
-            if kind == layout.KIND_NDARRAY:
-                record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
-                held.append(value.dtype)
-            elif kind == layout.KIND_EXCHANGE:
-                record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
-                for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
-                    setattr(record, name, fields.get(name, 0))
+        for index, value in enumerate(bound):
+            record, fields = plan[index], self.runtime.entries.fields(type(value))
+            if len(keys) == len(bound):
+                self._describe(record, value, keys[index], fields, held)
             record.type = id(type(value))
             self.runtime.entries.watch(type(value), plan)
         return plan, held
 
-
-def _words_of(key: int) -> int:
-    """How many words a leaf with this key takes, at most."""
-    if key & 0xFF == layout.KIND_ARRAY:
-        return layout.ARRAY_HEAD_WORDS + 2 * ((key >> layout.NDIM_SHIFT) & 0xFF)
-    return 2
+    @staticmethod
+    def _describe(record, value, key: int, fields: dict[str, int], held: list) -> None:
+        record.flags = key >> layout.FLAGS_SHIFT
+        if fields["kind"] == layout.KIND_NDARRAY:
+            record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
+            held.append(value.dtype)
+        elif fields["kind"] == layout.KIND_EXCHANGE:
+            record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
+            for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
+                setattr(record, name, fields.get(name, 0))
 
 
 def _hash(keys) -> int:

@@ -15,7 +15,10 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
 from ..native import CodeUnit, code_cache
+from . import layout
+from .frame import ARRAY_BYTES
 from .layout import RESULT_BYTES
+from .plan import PARTS, is_error_set
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
@@ -64,10 +67,15 @@ def _build_trampoline(context, leaves, given, taken):
     kernel, result, excinfo, words = unit.function.args
     builder = unit.builder
     words = builder.bitcast(words, _WORD.as_pointer())
-    loaded = []
-    for index, leaf in enumerate(leaves):
-        word = builder.gep(words, [ir.Constant(_INT32, index)])
-        loaded.append(builder.load(builder.bitcast(word, leaf.as_pointer())))
+    loaded = _load_leaves(builder, words, leaves)
+    _call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken)
+    unit.linked.append(rtsys.library)
+    return unit.finish()
+
+
+def _call_kernel(context, unit, kernel, pointers, loaded, given, taken):
+    """Emit the call of the kernel with leaves as loaded from words, cast where `given` and `taken` differ; return its code."""
+    builder = unit.builder
     if given != taken:
         packer = context.call_conv._get_arg_packer(given)
         loaded = [
@@ -81,8 +89,74 @@ def _build_trampoline(context, leaves, given, taken):
         ]
         loaded = list(context.call_conv._get_arg_packer(taken).as_arguments(builder, values))
     signature = ir.FunctionType(_INT32, [_VOID_POINTER, _VOID_POINTER, *(value.type for value in loaded)])
-    builder.ret(builder.call(builder.bitcast(kernel, signature.as_pointer()), [result, excinfo, *loaded]))
-    return unit.finish(rtsys.library)
+    builder.ret(builder.call(builder.bitcast(kernel, signature.as_pointer()), [*pointers, *loaded]))
+
+
+def _load_leaves(builder, words, leaves):
+    """Load a leaf of each LLVM type from its word."""
+    loaded = []
+    for index, leaf in enumerate(leaves):
+        word = builder.gep(words, [ir.Constant(_INT32, index)])
+        loaded.append(builder.load(builder.bitcast(word, leaf.as_pointer())))
+    return loaded
+
+
+FAST_ENTRY_DIFFERS = 1 << 30
+"""What a fast entry returns for arguments that do not follow its plan; no kernel returns it."""
+FAST_ENTRY_FAILED = FAST_ENTRY_DIFFERS << 1
+"""Plus the argument's position: its producer set an exception. Negative as a C int, and below every code of a kernel."""
+
+
+def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...]) -> int:
+    """The address of ``int (*)(args, plan, arrays, kernel, result, excinfo)``: arguments into the kernel, in one function.
+
+    `kinds`: the kind of each argument's entry, ``KIND_*``; 0 if any has no part in ``plan.PARTS``. `plan` and `arrays` are
+    the overload's ``fx_plan[]`` and the frame's ``fx_array[]``. Returns the kernel's return code, or FAST_ENTRY_*.
+    """
+    context = _context()
+    leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
+    ranks = tuple(getattr(t, "ndim", 0) for t in given)
+    casts = () if given == taken else (repr(given), repr(taken))
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, ranks, casts)
+    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, kinds, ranks))[0]
+
+
+def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
+    unit = CodeUnit(context, "fast_entry", ir.FunctionType(_INT32, [_WORD] * 3 + [_VOID_POINTER] * 3))
+    args, plan, arrays, kernel, result, excinfo = unit.function.args
+    builder = unit.builder
+    words = builder.alloca(ir.ArrayType(_WORD, len(leaves) + 1))
+    first = builder.bitcast(words, _WORD.as_pointer())
+    base = builder.ptrtoint(words, _WORD)
+    differs = unit.function.append_basic_block("differs")
+    used_words = used_arrays = 0
+    for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks, strict=True)):
+        ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
+        record = builder.add(plan, _WORD(layout.PLAN_SIZE * position))
+        array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
+        word = builder.add(base, _WORD(8 * used_words))
+        outcome = PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
+        agrees = unit.function.append_basic_block("agrees")
+        if kind == layout.KIND_EXCHANGE:
+            _fail_if(unit, builder.icmp_signed("<", outcome, _WORD(0)), position)
+        builder.cbranch(builder.icmp_signed(">", outcome, _WORD(0)), agrees, differs)
+        builder.position_at_end(agrees)
+        used_words += len(context.call_conv._get_arg_packer((numba_type,)).argument_types)
+        used_arrays += kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
+    if layout.KIND_EXCHANGE in kinds:
+        last_view = max(index for index, kind in enumerate(kinds) if kind == layout.KIND_EXCHANGE)
+        _fail_if(unit, builder.icmp_signed("!=", is_error_set.call(unit, []), _WORD(0)), last_view)
+    loaded = _load_leaves(builder, first, leaves)
+    _call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken)
+    builder.position_at_end(differs)
+    builder.ret(_INT32(FAST_ENTRY_DIFFERS))
+    unit.linked.append(rtsys.library)
+    return unit.finish()
+
+
+def _fail_if(unit, condition, position: int) -> None:
+    with unit.builder.if_then(condition, likely=False):
+        unit.builder.ret(_INT32(FAST_ENTRY_FAILED + position - (1 << 32)))
 
 
 class _Constants(EnvironmentManager):
@@ -145,7 +219,8 @@ def _build_box(context, return_type):
             builder.ret(api.from_native_return(boxed_type, value, manager))
         except Exception as error:  # Numba's boxers raise anything for what they cannot box without a kernel around
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
-    return unit.finish(rtsys.library, extra=tuple(manager.objects))
+    unit.linked.append(rtsys.library)
+    return unit.finish(tuple(manager.objects))
 
 
 def raise_error() -> int:
@@ -169,6 +244,7 @@ def _build_raise_error(context):
     with context.push_code_library(unit.library):
         convention.raise_error(builder, api, status)
     builder.ret_void()
-    return unit.finish(rtsys.library)
+    unit.linked.append(rtsys.library)
+    return unit.finish()
 
 

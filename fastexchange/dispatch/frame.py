@@ -44,7 +44,6 @@ def new_frame(keys):
     frame.result = (at + FRAME_BYTES + 15) & -16
     frame.words = frame.result + layout.RESULT_BYTES
     frame.words_limit = frame.words + 8 * words
-    frame.plan_words = words
     frame.keys = frame.words_limit + 16 * keys
     frame.key_capacity = keys
     frame.arrays = frame.keys + 8 * keys
@@ -83,15 +82,6 @@ def take_frame(runtime):
 def give_frame(runtime, at):
     layout.frame_at(at).next = runtime.frames
     runtime.frames = at
-
-
-@native_inline
-def restart(frame):
-    """Let the next walk begin with the first argument."""
-    frame.start = 0
-    frame.start_word = frame.words
-    frame.start_array = frame.arrays
-    frame.array_count = 0
 
 
 @native
@@ -163,10 +153,10 @@ def let_escape(runtime, frame, i):
 
 
 @native_inline
-def is_anything_kept(frame):
-    """Whether somebody still holds an array of the call: the kernel returned it, or stored it."""
+def is_anything_kept(frame, count):
+    """Whether somebody still holds one of the first `count` arrays of the call: the kernel returned it, or stored it."""
     at = frame.arrays
-    end = at + ARRAY_BYTES * frame.array_count
+    end = at + ARRAY_BYTES * count
     while at < end:
         if load(layout.array_at(at).meminfo + MEMINFO_REFCOUNT) != 1:
             return True

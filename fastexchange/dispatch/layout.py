@@ -45,27 +45,25 @@ typedef struct {
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release;            /* void (fx_runtime *, fx_frame *) */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
-    int64_t vectorcall_on;      /* PyObject *(PyObject *callable, PyObject *const *args, size_t nargsf, fx_frame *) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cpu_readable;       /* bit d: a CPU reads device type d */
 } fx_runtime;
 
 /* What one argument of an overload looked like when the overload was filed. */
 typedef struct {
-    int64_t type;               /* Py_TYPE; 0: look at the argument in the general way */
-    int64_t kind;               /* KIND_* of its entry */
+    int64_t type;               /* Py_TYPE; 0: that type is dead */
     int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
-    int64_t ndim;
     int64_t flags;              /* array: the flags in its key */
     int64_t itemsize;
     int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
     int64_t guard_object, guard_word, guard_mask, guard_pointer, guard_name; /* as in fx_entry */
-    int64_t reserved[4];
 } fx_plan;
 
 /* One compiled signature of one kernel. */
 typedef struct {
     int64_t next;               /* in its bucket */
+    int64_t variant;            /* fx_overload * with the same keys and code, planned for other types */
+    int64_t variant_count;      /* how many of those follow the first */
     int64_t hash;
     int64_t key_count;
     int64_t keys;               /* int64_t[key_count] */
@@ -74,7 +72,8 @@ typedef struct {
     int64_t box;                /* from the result's bytes to a Python object; 0: the kernel returns None */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t plan;               /* fx_plan[parameter_count] */
-    int64_t plan_words;         /* words that the arguments take; more than any frame has: no plan */
+    int64_t fast_entry;         /* int (args, plan, fx_array *, kernel, result, excinfo *); 0: none */
+    int64_t array_count;        /* of a call that the fast entry makes */
 } fx_overload;
 
 /* One per kernel. */
@@ -111,13 +110,11 @@ typedef struct { int64_t object; int64_t managed; } fx_export;
 struct fx_frame {
     int64_t next;
     int64_t words, words_limit;         /* the kernel's arguments, 8 bytes a leaf; where array arguments have to end */
-    int64_t plan_words;                 /* fx_overload.plan_words that it can take */
     int64_t keys, key_capacity, key_count;
     int64_t arrays, array_count;        /* fx_array[key_capacity] */
     int64_t exports, export_capacity, export_count;
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
-    int64_t start, start_word, start_array; /* where a walk begins: behind the arguments that followed the plan */
     int64_t position;                   /* index of the top-level argument at which the walk stopped */
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
@@ -179,6 +176,7 @@ STATUS_CHECK = 8  # the tensor is not plain: ask its framework
 STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
 STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
+STATUS_UNPLANNED = 12  # known, but never seen with arguments of these types
 STATUS_NULL_DATA = 32
 STATUS_DEVICE = 33
 STATUS_DTYPE = 34
@@ -190,6 +188,7 @@ STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
 STATUS_BYTE_ORDER = 40
 
 MAX_NDIM = 64  # NumPy's
+MAX_VARIANTS = 8  # plans of one overload
 MAX_TUPLE_DEPTH = 8
 RESULT_BYTES = 4096
 

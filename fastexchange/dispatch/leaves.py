@@ -94,8 +94,7 @@ def refusal(runtime, tensor):
 
 @native_inline
 def element_field(tensor):
-    """Code and bits of a DLTensor's elements, as in a key. Each field is loaded as it was stored: one load for several
-    small stores would wait for all of them to reach memory (5 ns)."""
+    """Code and bits of a DLTensor's elements, as in a key."""
     return types.intp(tensor.dtype.code) | types.intp(tensor.dtype.bits) << 8
 
 

@@ -1,25 +1,30 @@
-"""The fast half of the walk: arguments that look as in the last call.
+"""The parts of a fast entry: reading one argument that looks as it did when the overload was compiled.
 
-Every overload carries a plan, one record for each parameter, of what the argument was when the overload was filed: its
-type, its dtype, its rank, its flags. An argument that agrees with its record has the record's key, so nothing is looked
-up, and no key is made. The first that does not agree ends the plan, and :func:`walk.walk` goes on from there.
+Every overload carries a plan, one record for each parameter, of what the argument was then: its type, its dtype, its rank,
+its flags. An argument that agrees with its record has the record's key, so nothing is looked up and no key is made.
+``entry.fast_entry`` strings the parts together, one for each parameter, and the kernel's call behind them, and compiles
+that into one function: the words between them become registers.
 
 Addresses in a plan are those of living objects: the overload holds the dtypes, and a type that dies clears its records
-(``state.EntryTable``).
+(``state.EntryTable``). A part reads what it needs from the record; only the rank is compiled in.
 """
 
 from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..native import call_int, global_address, load, native, native_inline, stack, store
+from ..native import call_int, global_address, load, native, native_inline, part, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
-from .frame import ARRAY_BYTES
-from .leaves import DL_TENSOR_WORDS, dl_tensor_at, element_field, is_plain, pack_ndarray, pack_tensor
+from .leaves import DL_TENSOR_WORDS, dl_tensor_at, is_plain, pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
+
+AGREES, DIFFERS, FAILED = 1, 0, -1
+
+PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, types.intp, types.intp)
+"""``part(ob, plan, array, word, ndim)``: read `ob`, write its words at `word`, note it in the fx_array at `array`."""
 
 
 @native_inline
@@ -46,84 +51,104 @@ def is_attribute_set(ob, name):
     return answer != global_address("_Py_FalseStruct")
 
 
-@native_inline
-def follow(overload, frame, args, nargs):
-    """Read arguments into `frame` as long as they agree with the overload's plan. Returns how many did.
+@part(PART_SIGNATURE)
+def read_ndarray(ob, plan_address, array_address, word, ndim):
+    """An ndarray, its struct read in place."""
+    plan = layout.plan_at(plan_address)
+    if Py_TYPE(ob) != plan.type:
+        return DIFFERS
+    array = ndarray_at(ob)
+    if (
+        array.descr != plan.dtype
+        or types.intp(array.nd) != ndim
+        or types.intp(array.flags) & layout.KEY_FLAGS != plan.flags
+    ):
+        return DIFFERS
+    slot = layout.array_at(array_address)
+    slot.origin = ob + layout.ORIGIN_NDARRAY
+    store(word, slot.meminfo)
+    pack_ndarray(ob, ndim, plan.itemsize, word)
+    return AGREES
 
-    ``frame.start…`` then say where to go on. A producer's exception, or a view that is no longer as planned, counts as
-    disagreement; nothing is owned, so the argument can be read again. (-1: a producer set an exception at ``frame.position``.)
-    """
-    plan_address = overload.plan
-    word = frame.words
-    array_address = frame.arrays
-    item = args
-    end = args + 8 * nargs
+
+@part(PART_SIGNATURE)
+def read_view(ob, plan_address, array_address, word, ndim):
+    """A tensor, a borrowed view of it taken through its type's exchange table."""
+    plan = layout.plan_at(plan_address)
+    if Py_TYPE(ob) != plan.type or (plan.guard_mask != 0 and is_flagged(plan, ob)):
+        return DIFFERS
     view = stack(DL_TENSOR_WORDS)
+    if call_int(plan.borrow, (ob, view)) != 0:
+        return FAILED if PyErr_Occurred() != 0 else DIFFERS
+    tensor = dl_tensor_at(view)
+    if not is_plain(tensor) or types.intp(tensor.ndim) != ndim:
+        return DIFFERS
+    # One by one, as they were stored: a load of both bytes would wait for both stores to leave the pipeline.
+    if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
+        return DIFFERS
+    flags, _ = pack_tensor(view, ndim, plan.dtype, word)
+    if flags | layout.WRITEABLE != plan.flags:
+        return DIFFERS
+    slot = layout.array_at(array_address)
+    slot.origin = ob + layout.ORIGIN_VIEW
+    store(word, slot.meminfo)
+    return AGREES
+
+
+@part(PART_SIGNATURE)
+def read_float(ob, plan_address, array_address, word, ndim):
+    """A Python float."""
+    store(word, load(ob + OB_FVAL))
+    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
+
+
+@part(PART_SIGNATURE)
+def read_int(ob, plan_address, array_address, word, ndim):
+    """A Python int that fits into int64."""
+    if Py_TYPE(ob) != layout.plan_at(plan_address).type:
+        return DIFFERS
     overflow = stack(1)
-    has_views = False
-    while item < end:
-        ob = load(item)
-        plan = layout.plan_at(plan_address)
-        if Py_TYPE(ob) != plan.type:
-            break
-        kind = plan.kind
-        if kind == layout.KIND_NDARRAY:
-            array = ndarray_at(ob)
-            if (
-                array.descr != plan.dtype
-                or types.intp(array.nd) != plan.ndim
-                or types.intp(array.flags) & layout.KEY_FLAGS != plan.flags
-            ):
-                break
-            slot = layout.array_at(array_address)
-            slot.origin = ob + layout.ORIGIN_NDARRAY
-            store(word, slot.meminfo)
-            array_address += ARRAY_BYTES
-            word = pack_ndarray(ob, plan.ndim, plan.itemsize, word)
-        elif kind == layout.KIND_EXCHANGE:
-            if plan.guard_mask != 0 and is_flagged(plan, ob):
-                break
-            has_views = True
-            if call_int(plan.borrow, (ob, view)) != 0:
-                if PyErr_Occurred() != 0:
-                    frame.position = (item - args) >> 3
-                    return -1
-                break
-            tensor = dl_tensor_at(view)
-            if not is_plain(tensor) or types.intp(tensor.ndim) != plan.ndim or element_field(tensor) != plan.dtype:
-                break
-            flags, words_end = pack_tensor(view, plan.ndim, plan.dtype, word)
-            if flags | layout.WRITEABLE != plan.flags:
-                break
-            slot = layout.array_at(array_address)
-            slot.origin = ob + layout.ORIGIN_VIEW
-            store(word, slot.meminfo)
-            array_address += ARRAY_BYTES
-            word = words_end
-        elif kind == layout.KIND_FLOAT:
-            store(word, load(ob + OB_FVAL))
-            word += 8
-        elif kind == layout.KIND_INT:
-            value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
-            if value == -1 and load(overflow) & 0xFFFFFFFF != 0:
-                break
-            store(word, value)
-            word += 8
-        elif kind == layout.KIND_BOOL:
-            store(word, types.intp(ob == global_address("_Py_TrueStruct")))
-            word += 8
-        elif kind == layout.KIND_NUMPY_SCALAR:
-            store(word, load(ob + SCALAR_VALUE))
-            word += 8
-        else:  # KIND_NONE: no other kind is planned
-            store(word, ob)
-            word += 8
-        item += 8
-        plan_address += layout.PLAN_SIZE
-    frame.start = (item - args) >> 3
-    frame.start_word = word
-    frame.start_array = array_address
-    if has_views and PyErr_Occurred() != 0:
-        frame.position = frame.start - 1
-        return -1
-    return frame.start
+    value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
+    store(word, value)
+    return types.intp(value != -1 or load(overflow) & 0xFFFFFFFF == 0)
+
+
+@part(PART_SIGNATURE)
+def read_bool(ob, plan_address, array_address, word, ndim):
+    """A Python bool."""
+    store(word, types.intp(ob == global_address("_Py_TrueStruct")))
+    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
+
+
+@part(PART_SIGNATURE)
+def read_numpy_scalar(ob, plan_address, array_address, word, ndim):
+    """A NumPy scalar of at most 8 bytes."""
+    if Py_TYPE(ob) != layout.plan_at(plan_address).type:
+        return DIFFERS
+    store(word, load(ob + SCALAR_VALUE))
+    return AGREES
+
+
+@part(PART_SIGNATURE)
+def read_none(ob, plan_address, array_address, word, ndim):
+    """None."""
+    store(word, ob)
+    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
+
+
+@part(types.intp())
+def is_error_set():
+    """Whether an exception is set: a producer may return success all the same."""
+    return types.intp(PyErr_Occurred() != 0)
+
+
+PARTS = {
+    layout.KIND_NDARRAY: read_ndarray,
+    layout.KIND_EXCHANGE: read_view,
+    layout.KIND_FLOAT: read_float,
+    layout.KIND_INT: read_int,
+    layout.KIND_BOOL: read_bool,
+    layout.KIND_NUMPY_SCALAR: read_numpy_scalar,
+    layout.KIND_NONE: read_none,
+}
+"""By kind of entry. A parameter of any other kind has no part, and its overload no fast entry."""

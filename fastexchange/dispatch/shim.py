@@ -14,23 +14,24 @@ from numba import types
 from .. import cpython as c
 from ..native import call_int, call_word, cfunction, global_address, load, native, native_inline, stack, store
 from . import layout
-from .frame import ARRAY_BYTES, give_frame, grow_frame, is_anything_kept, release, restart, take_frame
-from .entries import GOLDEN
+from .frame import give_frame, grow_frame, is_anything_kept, release, take_frame
+from .entries import GOLDEN, Py_TYPE
 from .leaves import DL_TENSOR_WORDS
-from .plan import follow
+from .entry import FAST_ENTRY_DIFFERS
 from .walk import FLAG_TRUSTED, export_managed, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 CALLABLE_CONTEXT = c.CALLABLE_CONTEXT
-ARRAY_SHIFT = ARRAY_BYTES.bit_length() - 1
+FAST_ENTRY_FAILED_LIMIT = -(1 << 30)  # at or below: FAST_ENTRY_FAILED plus a position, as a C int
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
 
 FLAG_LOOK = 2 * FLAG_TRUSTED  # stop before the kernel: only the keys are wanted
+FLAG_UNPLANNED = 4 * FLAG_TRUSTED  # make the call, whether its types are planned or not
 
 
 @native
 def look_up(context, keys, count):
-    """The address of the overload for these keys, 0 if none is compiled. Makes it the context's last."""
+    """The address of the first overload for these keys, 0 if none is compiled."""
     hash_ = 0
     for i in range(count):
         hash_ = (hash_ << 5) ^ (hash_ >> 59) ^ load(keys + 8 * i)
@@ -42,25 +43,37 @@ def look_up(context, keys, count):
             while i < count and load(keys + 8 * i) == load(overload.keys + 8 * i):
                 i += 1
             if i == count:
-                context.last = at
                 return at
         at = overload.next
     return 0
 
 
+@native
+def choose_variant(context, first, args):
+    """The variant of the overload `first` that is planned for arguments of these types; `first` itself if there can be no
+    more, 0 if one is still to be made. Makes it the context's last."""
+    if context.variadic != 0:
+        return first
+    at = first
+    while at != 0:
+        overload = layout.overload_at(at)
+        i = 0
+        while i < context.parameter_count:
+            if Py_TYPE(load(args + 8 * i)) != layout.plan_at(overload.plan + layout.PLAN_SIZE * i).type:
+                break
+            i += 1
+        if i == context.parameter_count:
+            context.last = at
+            return at
+        at = overload.variant
+    return first if layout.overload_at(first).variant_count >= layout.MAX_VARIANTS else 0
+
+
 @native_inline
-def launch(context, frame, overload):
-    """Call the kernel with the words in `frame`. Returns a new reference to its result, or 0 with an exception set."""
-    excinfo = stack(1)
-    store(excinfo, 0)
-    if context.release_gil != 0:
-        thread = c.PyEval_SaveThread()
-        code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
-        c.PyEval_RestoreThread(thread)
-    else:
-        code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+def finish(context, overload, code, result, excinfo):
+    """What a kernel's return code means: a new reference to its boxed result, or 0 with an exception set."""
     if code == 0 and overload.box != 0:
-        return call_word(overload.box, (frame.result, overload.box_constants))
+        return call_word(overload.box, (result, overload.box_constants))
     if code == 0 or code == -2:  # RETCODE_OK, RETCODE_NONE
         none = global_address("_Py_NoneStruct")
         if not NONE_IS_IMMORTAL:
@@ -71,9 +84,22 @@ def launch(context, frame, overload):
 
 
 @native
+def launch(context, frame, overload):
+    """Call the kernel with the words in `frame`. Returns a new reference to its result, or 0 with an exception set."""
+    excinfo = stack(1)
+    store(excinfo, 0)
+    if context.release_gil != 0:
+        thread = c.PyEval_SaveThread()
+        code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+        c.PyEval_RestoreThread(thread)
+    else:
+        code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+    return finish(context, overload, code, frame.result, excinfo)
+
+
+@native
 def run(context, runtime, frame_address, args, nargs, flags):
-    """Make a call with arguments in parameter order, from ``frame.start`` on. Returns (status, result, frame): a frame
-    too small is replaced.
+    """Make a call with arguments in parameter order. Returns (status, result, frame): a frame too small is replaced.
 
     What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or 0 with
     an exception set.
@@ -95,7 +121,7 @@ def run(context, runtime, frame_address, args, nargs, flags):
                 frame = layout.frame_at(frame_address)
                 status = layout.STATUS_OK
         if status == layout.STATUS_OK:
-            restart(frame)
+            frame.array_count = 0
             status = walk(context, runtime, frame, args, nargs, flags)
     result = 0
     if status == layout.STATUS_OK:
@@ -105,7 +131,11 @@ def run(context, runtime, frame_address, args, nargs, flags):
         elif layout.overload_at(at).trampoline == 0:
             status = layout.STATUS_NUMBA
         else:
-            result = launch(context, frame, layout.overload_at(at))
+            chosen = choose_variant(context, at, args)
+            if chosen == 0 and flags & FLAG_UNPLANNED == 0:
+                status = layout.STATUS_UNPLANNED
+            else:
+                result = launch(context, frame, layout.overload_at(at))
     release(runtime, frame)
     return status, result, frame_address
 
@@ -234,22 +264,8 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
             items = layout.frame_at(frame_address).bound
             nargs = context.parameter_count
     if status == layout.STATUS_OK:
-        restart(layout.frame_at(frame_address))
         status, result, frame_address = run(context, runtime, frame_address, items, nargs, 0)
     return end_call(context, callable_, args, nargsf, kwnames, status, result, frame_address)
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def vectorcall_on(callable_, args, nargsf, frame_address):
-    """Go on with a positional call whose frame holds the arguments before ``frame.start``, which followed the plan."""
-    context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
-    frame = layout.frame_at(frame_address)
-    keys = layout.overload_at(context.last).keys
-    for i in range(frame.start):  # one key each: tuples are not planned
-        store(frame.keys + 8 * i, load(keys + 8 * i))
-    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
-    status, result, frame_address = run(context, layout.runtime_at(context.runtime), frame_address, args, nargs, 0)
-    return end_call(context, callable_, args, nargsf, 0, status, result, frame_address)
 
 
 @cfunction(types.intp, types.intp, types.intp)
@@ -268,34 +284,33 @@ def release_any(runtime_address, frame_address):
 def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
-    What most calls need and nothing else, so that it stays in registers: as many positional arguments as parameters,
-    all as in the last call. Any other goes on in :data:`vectorcall_on` or :data:`vectorcall_any`.
+    What most calls need and nothing else: as many positional arguments as parameters, looking as in the last call. Then one
+    compiled function takes them into the kernel. All other calls are :data:`vectorcall_any`'s.
     """
     context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
     runtime = layout.runtime_at(context.runtime)
-    frame_address = runtime.frames
-    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
     overload = layout.overload_at(context.last)
-    if kwnames != 0 or nargs != context.plain_count or frame_address == 0:
-        return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
-    frame = layout.frame_at(frame_address)
-    if overload.plan_words > frame.plan_words:
-        return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
-    runtime.frames = frame.next
-    followed = follow(overload, frame, args, nargs)
-    if followed == nargs:
-        frame.array_count = (frame.start_array - frame.arrays) >> ARRAY_SHIFT
-        result = launch(context, frame, overload)
-        if is_anything_kept(frame):
-            call_word(runtime.release, (context.runtime, frame_address))
-        give_frame(runtime, frame_address)
-        context.calls += 1
-        return result
-    if followed >= 0:
-        return call_word(runtime.vectorcall_on, (callable_, args, nargsf, frame_address))
-    position = frame.position
-    give_frame(runtime, frame_address)
-    return call_word(runtime.refuse, (callable_, position))
+    at = runtime.frames
+    if kwnames == 0 and nargsf & 0x7FFFFFFFFFFFFFFF == context.plain_count and overload.fast_entry != 0 and at != 0:
+        frame = layout.frame_at(at)
+        if overload.array_count <= frame.key_capacity:
+            runtime.frames = frame.next
+            excinfo = stack(1)
+            store(excinfo, 0)
+            result = frame.result
+            code = call_int(overload.fast_entry, (args, overload.plan, frame.arrays, overload.kernel, result, excinfo))
+            if code > FAST_ENTRY_FAILED_LIMIT and code != FAST_ENTRY_DIFFERS:
+                result = finish(context, overload, code, result, excinfo)
+                if is_anything_kept(frame, overload.array_count):
+                    frame.array_count = overload.array_count
+                    call_word(runtime.release, (context.runtime, at))
+                give_frame(runtime, at)
+                context.calls += 1
+                return result
+            give_frame(runtime, at)
+            if code != FAST_ENTRY_DIFFERS:
+                return call_word(runtime.refuse, (callable_, code & 0xFFFFFF))
+    return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
 
 
 @cfunction(types.int32, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -312,7 +327,6 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return types.int32(layout.STATUS_ERROR)
-    restart(layout.frame_at(frame_address))
     status, result, frame_address = run(context, runtime, frame_address, args, nargs, flags)
     frame = layout.frame_at(frame_address)
     report.result = result
@@ -321,7 +335,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     report.key_count = frame.key_count
     for i in range(DL_TENSOR_WORDS):
         report.tensor[i] = frame.tensor[i]
-    if status == layout.STATUS_UNKNOWN_SHAPE:
+    if status == layout.STATUS_UNKNOWN_SHAPE or status == layout.STATUS_UNPLANNED:
         if frame.key_count > report.key_capacity:
             status = layout.STATUS_NUMBA
         else:

@@ -169,7 +169,6 @@ class Runtime:
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.native.release = shim.release_any.address
         self.native.refuse = shim.refuse_argument.address
-        self.native.vectorcall_on = shim.vectorcall_on.address
         self.native.vectorcall_any = shim.vectorcall_any.address
         self.native.release_owner = frame.release_owner.address
         self.native.release_managed = frame.release_managed.address

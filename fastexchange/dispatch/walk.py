@@ -34,15 +34,14 @@ FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors tha
 
 @native
 def walk(context, runtime, frame, args, nargs, flags):
-    """Read the arguments from ``frame.start`` on into `frame`: words, keys, arrays. Returns a STATUS_*.
+    """Read all arguments into `frame`: words, keys, arrays. Returns a STATUS_*.
 
     One loop for everything: a tuple pushes what remains of its parent and goes on with its own items.
     """
-    start = frame.start
-    word = frame.start_word
-    array_address = frame.start_array
+    word = frame.words
+    array_address = frame.arrays
     limit = frame.words_limit
-    key_at = frame.keys + 8 * start
+    key_at = frame.keys
     key_end = frame.keys + 8 * frame.key_capacity
     exports = 0
     has_views = False
@@ -51,8 +50,8 @@ def walk(context, runtime, frame, args, nargs, flags):
     view = stack(DL_TENSOR_WORDS)
     overflow = stack(1)
     depth = 0
-    items = args + 8 * start
-    left = context.parameter_count - start
+    items = args
+    left = context.parameter_count
     variadic = context.variadic
     last_type = 0
     last_descr = 0
