@@ -29,7 +29,7 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "CodeCache", "CodeUnit", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "native_inline",
+    "WORDS", "CodeCache", "CodeUnit", "as_words", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "native_inline",
     "numpy_dtype",
     "offset_of", "sizeof", "stack", "static_array", "store", "struct_at",
 ]  # fmt: skip
@@ -117,6 +117,31 @@ def store(typingctx, address, value):
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), codegen
+
+
+WORDS = types.CPointer(types.intp)
+"""An array of words, for code whose words the compiler should be able to keep in registers: see :func:`put`."""
+
+
+@intrinsic
+def as_words(typingctx, address):
+    """The words at `address`, as :data:`WORDS`."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(WORDS))
+
+    return WORDS(types.intp), codegen
+
+
+@intrinsic
+def put(typingctx, words, index, value):
+    """Set a word of :data:`WORDS`."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[2], builder.gep(args[0], [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(WORDS, types.intp, types.intp), codegen
 
 
 @intrinsic(prefer_literal=True)

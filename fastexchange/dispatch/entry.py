@@ -127,14 +127,13 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
     builder = unit.builder
     words = builder.alloca(ir.ArrayType(_WORD, len(leaves) + 1))
     first = builder.bitcast(words, _WORD.as_pointer())
-    base = builder.ptrtoint(words, _WORD)
     differs = unit.function.append_basic_block("differs")
     used_words = used_arrays = 0
     for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks, strict=True)):
         ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
         record = builder.add(plan, _WORD(layout.PLAN_SIZE * position))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
-        word = builder.add(base, _WORD(8 * used_words))
+        word = builder.gep(first, [_INT32(used_words)])
         outcome = PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
         agrees = unit.function.append_basic_block("agrees")
         if kind == layout.KIND_EXCHANGE:

@@ -6,7 +6,7 @@ the leaf's key. The first word is the caller's to fill.
 
 from numba import types
 
-from ..native import load, native, native_inline, sizeof, store
+from ..native import load, native, native_inline, put, sizeof
 from ..producers.ndarray import SWAPPED, descr_at, dl_tensor_at, ndarray_at
 from . import layout
 from .entries import find
@@ -32,31 +32,21 @@ def dtype_entry(runtime, descr_address):
 
 
 @native_inline
-def pack_ndarray(ob, ndim, itemsize, word):
-    """Write the words of the ndarray `ob` at `word`, all but the first. Returns their end."""
+def pack_ndarray(ob, ndim, itemsize, words):
+    """Write the words of the ndarray `ob`, all but the first."""
     array = ndarray_at(ob)
-    shape = word + 8 * layout.ARRAY_HEAD_WORDS
-    strides = shape + 8 * ndim
     dimensions = array.dimensions
     byte_strides = array.strides
     count = 1
-    if ndim == 1:
-        count = load(dimensions)
-        store(shape, count)
-        store(strides, load(byte_strides))
-    else:
-        i = 0
-        while i < 8 * ndim:
-            extent = load(dimensions + i)
-            count *= extent
-            store(shape + i, extent)
-            store(strides + i, load(byte_strides + i))
-            i += 8
-    store(word + 8, ob)
-    store(word + 16, count)
-    store(word + 24, itemsize)
-    store(word + 32, array.data)
-    return strides + 8 * ndim
+    for i in range(ndim):
+        extent = load(dimensions + 8 * i)
+        count *= extent
+        put(words, layout.ARRAY_HEAD_WORDS + i, extent)
+        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, load(byte_strides + 8 * i))
+    put(words, 1, ob)
+    put(words, 2, count)
+    put(words, 3, itemsize)
+    put(words, 4, array.data)
 
 
 @native
@@ -110,51 +100,38 @@ def is_plain(tensor):
 
 
 @native_inline
-def pack_tensor(at, ndim, field, word):
-    """Check the sizes of the DLTensor at `at` and write its words at `word`, all but the first.
+def pack_tensor(at, ndim, field, words):
+    """Check the sizes of the DLTensor at `at` and write its words, all but the first.
 
-    Returns (flags of its key without WRITEABLE, or -1 and a STATUS_*), the words' end. Nothing that a producer says is
-    trusted. What passes the cheap test of a dimension is sound; what does not is tested exactly.
+    Returns (flags of its key without WRITEABLE, or -1; a STATUS_*). Nothing that a producer says is trusted. What passes
+    the cheap test of a dimension is sound; what does not is tested exactly.
     """
     tensor = dl_tensor_at(at)
     itemsize = field >> 11
     data = tensor.data + types.intp(tensor.byte_offset)
-    shape = word + 8 * layout.ARRAY_HEAD_WORDS
-    strides = shape + 8 * ndim
+    shape = tensor.shape
     given_strides = tensor.strides
     count = 1
     scattered = 0  # nonzero: some stride is not that of C order
     odd = 0  # nonzero: negative or large numbers, to be looked at exactly
     addresses = data
     expected = itemsize
-    if ndim == 1 and given_strides != 0:  # the loop below, for most tensors
-        count = load(tensor.shape)
-        elements = load(given_strides)
-        odd = (count | elements) >> 31
-        stride = elements * itemsize
-        if count != 1:
-            scattered = stride ^ itemsize
+    for j in range(ndim):  # from the last dimension, as C order counts
+        i = ndim - 1 - j
+        extent = load(shape + 8 * i)
+        odd |= (extent | count) >> 31
+        stride = expected
+        if given_strides != 0:
+            elements = load(given_strides + 8 * i)
+            odd |= (elements ^ (elements >> 63)) >> 40
+            stride = elements * itemsize
+        if extent != 1:
+            scattered |= stride ^ expected
             addresses |= stride
-        store(shape, count)
-        store(strides, stride)
-    else:
-        i = 8 * ndim
-        while i > 0:  # from the last dimension, as C order counts
-            i -= 8
-            extent = load(tensor.shape + i)
-            odd |= (extent | count) >> 31
-            stride = expected
-            if given_strides != 0:
-                elements = load(given_strides + i)
-                odd |= (elements ^ (elements >> 63)) >> 40
-                stride = elements * itemsize
-            if extent != 1:
-                scattered |= stride ^ expected
-                addresses |= stride
-            expected *= extent
-            count *= extent
-            store(shape + i, extent)
-            store(strides + i, stride)
+        expected *= extent
+        count *= extent
+        put(words, layout.ARRAY_HEAD_WORDS + i, extent)
+        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, stride)
     if odd != 0:
         status = check_sizes(tensor, itemsize)
         if status != layout.STATUS_OK:
@@ -163,24 +140,24 @@ def pack_tensor(at, ndim, field, word):
         return -1, layout.STATUS_NULL_DATA
     flags = layout.C_ORDER | layout.F_ORDER if ndim < 2 or count == 0 else layout.C_ORDER
     if scattered != 0 and count != 0:
-        flags = layout.F_ORDER if ndim > 1 and is_f_contiguous(shape, strides, ndim, itemsize) else 0
-    store(word + 8, 0)
-    store(word + 16, count)
-    store(word + 24, itemsize)
-    store(word + 32, data)
+        flags = layout.F_ORDER if ndim > 1 and is_f_contiguous(tensor) else 0
+    put(words, 1, 0)
+    put(words, 2, count)
+    put(words, 3, itemsize)
+    put(words, 4, data)
     alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize  # a complex number is aligned as its parts
     if addresses & (alignment - 1) == 0 or count == 0:
         flags |= layout.ALIGNED
-    return flags, strides + 8 * ndim
+    return flags, layout.STATUS_OK
 
 
 @native
-def is_f_contiguous(shape, strides, ndim, itemsize):
-    """Whether strides (in bytes) are those of Fortran order; extents of 1 do not count, as in NumPy."""
-    expected = itemsize
-    for i in range(ndim):
-        extent = load(shape + 8 * i)
-        if extent != 1 and load(strides + 8 * i) != expected:
+def is_f_contiguous(tensor):
+    """Whether a DLTensor's strides are those of Fortran order; extents of 1 do not count, as in NumPy."""
+    expected = 1
+    for i in range(tensor.ndim):
+        extent = load(tensor.shape + 8 * i)
+        if extent != 1 and (tensor.strides == 0 or load(tensor.strides + 8 * i) != expected):
             return False
         expected *= extent
     return True

@@ -13,7 +13,7 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..native import call_int, global_address, load, native, native_inline, part, stack, store
+from ..native import WORDS, call_int, global_address, load, native, native_inline, part, put, stack
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
@@ -23,8 +23,8 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
 
-PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, types.intp, types.intp)
-"""``part(ob, plan, array, word, ndim)``: read `ob`, write its words at `word`, note it in the fx_array at `array`."""
+PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.intp)
+"""``part(ob, plan, array, words, ndim)``: read `ob`, write its words, note it in the fx_array at `array`."""
 
 
 @native_inline
@@ -52,7 +52,7 @@ def is_attribute_set(ob, name):
 
 
 @part(PART_SIGNATURE)
-def read_ndarray(ob, plan_address, array_address, word, ndim):
+def read_ndarray(ob, plan_address, array_address, words, ndim):
     """An ndarray, its struct read in place."""
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
@@ -66,13 +66,13 @@ def read_ndarray(ob, plan_address, array_address, word, ndim):
         return DIFFERS
     slot = layout.array_at(array_address)
     slot.origin = ob + layout.ORIGIN_NDARRAY
-    store(word, slot.meminfo)
-    pack_ndarray(ob, ndim, plan.itemsize, word)
+    put(words, 0, slot.meminfo)
+    pack_ndarray(ob, ndim, plan.itemsize, words)
     return AGREES
 
 
 @part(PART_SIGNATURE)
-def read_view(ob, plan_address, array_address, word, ndim):
+def read_view(ob, plan_address, array_address, words, ndim):
     """A tensor, a borrowed view of it taken through its type's exchange table."""
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type or (plan.guard_mask != 0 and is_flagged(plan, ob)):
@@ -86,53 +86,53 @@ def read_view(ob, plan_address, array_address, word, ndim):
     # One by one, as they were stored: a load of both bytes would wait for both stores to leave the pipeline.
     if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
         return DIFFERS
-    flags, _ = pack_tensor(view, ndim, plan.dtype, word)
+    flags, _ = pack_tensor(view, ndim, plan.dtype, words)
     if flags | layout.WRITEABLE != plan.flags:
         return DIFFERS
     slot = layout.array_at(array_address)
     slot.origin = ob + layout.ORIGIN_VIEW
-    store(word, slot.meminfo)
+    put(words, 0, slot.meminfo)
     return AGREES
 
 
 @part(PART_SIGNATURE)
-def read_float(ob, plan_address, array_address, word, ndim):
+def read_float(ob, plan_address, array_address, words, ndim):
     """A Python float."""
-    store(word, load(ob + OB_FVAL))
+    put(words, 0, load(ob + OB_FVAL))
     return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
 
 
 @part(PART_SIGNATURE)
-def read_int(ob, plan_address, array_address, word, ndim):
+def read_int(ob, plan_address, array_address, words, ndim):
     """A Python int that fits into int64."""
     if Py_TYPE(ob) != layout.plan_at(plan_address).type:
         return DIFFERS
     overflow = stack(1)
     value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
-    store(word, value)
+    put(words, 0, value)
     return types.intp(value != -1 or load(overflow) & 0xFFFFFFFF == 0)
 
 
 @part(PART_SIGNATURE)
-def read_bool(ob, plan_address, array_address, word, ndim):
+def read_bool(ob, plan_address, array_address, words, ndim):
     """A Python bool."""
-    store(word, types.intp(ob == global_address("_Py_TrueStruct")))
+    put(words, 0, types.intp(ob == global_address("_Py_TrueStruct")))
     return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
 
 
 @part(PART_SIGNATURE)
-def read_numpy_scalar(ob, plan_address, array_address, word, ndim):
+def read_numpy_scalar(ob, plan_address, array_address, words, ndim):
     """A NumPy scalar of at most 8 bytes."""
     if Py_TYPE(ob) != layout.plan_at(plan_address).type:
         return DIFFERS
-    store(word, load(ob + SCALAR_VALUE))
+    put(words, 0, load(ob + SCALAR_VALUE))
     return AGREES
 
 
 @part(PART_SIGNATURE)
-def read_none(ob, plan_address, array_address, word, ndim):
+def read_none(ob, plan_address, array_address, words, ndim):
     """None."""
-    store(word, ob)
+    put(words, 0, ob)
     return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
 
 

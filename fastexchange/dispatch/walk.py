@@ -8,7 +8,7 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..native import call_int, global_address, load, native, native_inline, offset_of, stack, store
+from ..native import as_words, call_int, global_address, load, native, native_inline, offset_of, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
@@ -107,12 +107,12 @@ def walk(context, runtime, frame, args, nargs, flags):
                 break
             key_flags = types.intp(ndarray_at(ob).flags) & layout.KEY_FLAGS
             key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT
-            end = pack_ndarray(ob, ndim, itemsize, word)
+            pack_ndarray(ob, ndim, itemsize, as_words(word))
             array = layout.array_at(array_address)
             array.origin = ob + layout.ORIGIN_NDARRAY
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
-            word = end
+            word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
             entry = layout.entry_at(entry_address)
             if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
@@ -152,9 +152,8 @@ def walk(context, runtime, frame, args, nargs, flags):
             if word + 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim) > limit:
                 status = layout.STATUS_GROW
                 break
-            key_flags, end = pack_tensor(tensor, ndim, field, word)
-            if key_flags < 0:
-                status = end
+            key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
+            if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break
             if writeable:
@@ -166,7 +165,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             array.origin = origin
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
-            word = end
+            word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
             last_type = 0  # foreign code ran: should it have changed the table of types, look again
         elif kind == layout.KIND_FLOAT:
             store(word, load(ob + OB_FVAL))
