@@ -24,14 +24,15 @@ class _ManagedMemory:
         dtype = None if status else dtype_of_dl(tensor.dtype.code, tensor.dtype.bits)
         if status or dtype is None:
             raise BufferError(wording(status or layout.STATUS_DTYPE, tensor))
-        shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        self.dtype, self.is_readonly = dtype, bool(managed.flags & 1)
+        self.shape = shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
         strides = None
         if tensor.strides != ffi.NULL:
             strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
         address = int(ffi.cast("uintptr_t", tensor.data)) + tensor.byte_offset
         self.__array_interface__ = {
             "version": 3, "shape": shape, "strides": strides, "typestr": dtype.str,
-            "data": (address, bool(managed.flags & 1)),
+            "data": (address, self.is_readonly),
         }  # fmt: skip
 
     def __del__(self):
@@ -51,4 +52,9 @@ def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int) -> np.ndarray
     failed = _export(managed_tensor_from_py_object_no_sync)(id(tensor), int(ffi.cast("intptr_t", out)))
     if failed or out[0] == ffi.NULL:
         raise BufferError("its producer failed to export it and did not say why")
-    return np.asarray(_ManagedMemory(out[0]))
+    memory = _ManagedMemory(out[0])
+    if not all(memory.shape):  # NumPy takes no NULL pointer, not even for no elements
+        empty = np.empty(memory.shape, memory.dtype)
+        empty.flags.writeable = not memory.is_readonly
+        return empty
+    return np.asarray(memory)

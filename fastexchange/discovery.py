@@ -192,9 +192,9 @@ def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
 
 def _tuple(cls: type, notes: list[str]) -> Discovery | None:
     """Tuples and named tuples, whose items are leaves of their own."""
-    if not issubclass(cls, tuple):
+    if not issubclass(cls, tuple) or (cls is not tuple and not hasattr(cls, "_asdict")):
         return None
-    if not hasattr(cls, "_asdict"):
+    if cls is tuple:
         return Discovery(PATH_TUPLE, {"kind": layout.KIND_TUPLE})
     serial = next(_serial)
     runtime().name(serial, cls)
@@ -238,11 +238,11 @@ def learn(value) -> bool:
     if news:
         found = discover(cls)
         entries.add(cls, found.holder, **found.entry)
-    if issubclass(cls, tuple):
+    if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
         return any([learn(item) for item in value]) or news
     if issubclass(cls, np.ndarray):
         return _learn_dtype(value.dtype) or news
-    if runtime().entries.fields(cls)["kind"] == layout.KIND_CONSTANT:
+    if entries.fields(cls)["kind"] == layout.KIND_CONSTANT:
         return _learn_constant(value) or news
     return news
 

@@ -9,7 +9,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 from numba.core import sigutils
@@ -59,7 +59,7 @@ class FastKernel(NativeCallable):
         self._native = KernelContext(self._parameters, release_gil=bool(dispatcher.targetoptions.get("nogil")))
         self._context = self._native.address
         self._vectorcall = vectorcall.address
-        _kernels[dispatcher] = self
+        _kernels[id(dispatcher)] = self
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -109,8 +109,8 @@ class FastKernel(NativeCallable):
         refused(self, position, error)
 
 
-_kernels: "weakref.WeakValueDictionary[Any, FastKernel]" = weakref.WeakValueDictionary()
-"""By dispatcher, so that a kernel which is pickled and loaded in the same process is the same kernel."""
+_kernels: "weakref.WeakValueDictionary[int, FastKernel]" = weakref.WeakValueDictionary()
+"""By ``id`` of the dispatcher, which the kernel keeps alive: so that a kernel which is pickled and loaded in the same process is the same kernel."""
 
 enable_vectorcall(FastKernel)
 
@@ -150,7 +150,7 @@ def fast_args(func=None, /, **options):
         return func
     if isinstance(func, CPUDispatcher):
         _no_options(options, "a Numba dispatcher")
-        known = _kernels.get(func)
+        known = _kernels.get(id(func))
         return known if known is not None else FastKernel(func)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions and CPU dispatchers; {type(func).__name__} is for another target")

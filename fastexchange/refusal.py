@@ -1,9 +1,12 @@
 """What is wrong with a tensor, in words: the messages for the ways in which the walk refuses an argument."""
 
+import math
+
 import numpy as np
 
 from ._abi import ffi
 from .dispatch import layout
+from .dispatch.leaves import MAX_ELEMENTS
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 
 
@@ -68,10 +71,9 @@ def status_of(tensor) -> int:
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     if any(extent < 0 for extent in shape):
         return layout.STATUS_SHAPE
-    count = 1
-    for extent in shape:
-        count *= extent
-    if count > 1 << 55:
+    strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides != ffi.NULL else []
+    count = math.prod(extent for extent in shape if extent)
+    if count > MAX_ELEMENTS or any(abs(stride) > MAX_ELEMENTS for stride in strides):
         return layout.STATUS_OVERFLOW
     address = int(ffi.cast("uintptr_t", tensor.data)) + tensor.byte_offset
-    return layout.STATUS_NULL_DATA if count and not address else 0
+    return layout.STATUS_NULL_DATA if all(shape) and not address else 0

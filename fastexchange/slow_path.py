@@ -9,8 +9,11 @@ import functools
 from typing import Any, NoReturn
 
 import numba
+import numpy as np
+from numba.core import types
 
 from ._abi import ffi
+from .cpython import NativeCallable
 from .convert import numpy_view
 from .discovery import PATH_DUNDER, PATH_EXCHANGE, discover, learn, type_name
 from .dispatch import entry, layout, shim
@@ -132,6 +135,8 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     except UnknownDtype as unknown:
         name = dtype_name(unknown.field & 0xFF, unknown.field >> 8 & 0xFF)
         refuse(kernel, unknown.position, bound, f"its element type, {name}, has no NumPy dtype; convert it first")
+    if not kernel.dispatcher._can_compile:
+        given = tuple(map(_as_declared, given))
     chosen = _overload_for(kernel.dispatcher, given)
     if chosen is None:
         return False
@@ -157,6 +162,11 @@ def _overload_for(dispatcher, given: tuple):
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
+
+
+def _as_declared(numba_type):
+    """The type under which an explicit signature accepts an argument: Numba types every array as aligned."""
+    return numba_type.copy(aligned=True) if isinstance(numba_type, types.Array) else numba_type
 
 
 def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
@@ -196,6 +206,8 @@ def call_numba(kernel, bound: tuple):
 def as_numba_takes_it(kernel, position: int, value):
     """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples."""
     cls = type(value)
+    if cls is int and not -(2**63) <= value < 2**64:
+        raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
     dtype = swapped_dtype(value)
     if dtype is not None:
         advice = "x.astype(x.dtype.newbyteorder('='))"
@@ -210,7 +222,9 @@ def as_numba_takes_it(kernel, position: int, value):
             return numpy_view(value, found.entry["managed"])
         except Exception as error:
             refused(kernel, position, error)
-    if isinstance(value, type(kernel)):
+    if isinstance(value, np.ma.MaskedArray):
+        numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+    if isinstance(value, NativeCallable):
         return value.dispatcher
     if not _has_numba_type(value):
         tried = "; ".join(found.notes)
@@ -219,6 +233,10 @@ def as_numba_takes_it(kernel, position: int, value):
             f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
         )
     return value
+
+
+def _shortened(value: int) -> str:
+    return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
 
 
 def check_tensors(kernel, position: int, value) -> None:

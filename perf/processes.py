@@ -59,7 +59,8 @@ def first_calls(rounds: int) -> dict[str, Samples]:
                 if turn < 0:  # this one fills the disk cache
                     continue
                 if measured["compiled"]:
-                    raise RuntimeError(f"a first call ({who}, {framework}) compiled although its disk cache was warm")
+                    what = f"a first call ({who}, {framework}) compiled although its disk cache was warm"
+                    raise RuntimeError(f"{what}; was the package's source edited meanwhile?")
                 key = f"start/{framework}/{who}/"
                 times.setdefault(key + "first", []).append(measured["first"])
                 times.setdefault(key + "both", []).append(measured["decorate"] + measured["first"])

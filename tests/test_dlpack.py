@@ -213,7 +213,7 @@ def test_records_read_what_cffi_wrote():
 
 @pytest.mark.parametrize(
     ("declaration", "dtype"),
-    [("int32_t", "i4"), ("uint16_t", "u2"), ("int64_t", "i8"), ("uint64_t", "u8"), ("char", "i1"), ("double *", "i8")],
+    [("int32_t", "i4"), ("uint16_t", "u2"), ("int64_t", "i8"), ("uint64_t", "u8"), ("double *", "i8")],
 )
 def test_numpy_dtypes_of_plain_types(declaration, dtype):
     assert native.numpy_dtype(ffi.typeof(declaration)) == np.dtype(dtype)

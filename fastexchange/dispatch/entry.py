@@ -18,7 +18,7 @@ from ..native import CodeUnit, code_cache
 from . import layout
 from .frame import ARRAY_BYTES
 from .layout import RESULT_BYTES
-from .plan import PARTS, is_error_set
+from .plan import PARTS, was_error_set
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
@@ -143,8 +143,9 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
         used_words += len(context.call_conv._get_arg_packer((numba_type,)).argument_types)
         used_arrays += kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
     if layout.KIND_EXCHANGE in kinds:
-        last_view = max(index for index, kind in enumerate(kinds) if kind == layout.KIND_EXCHANGE)
-        _fail_if(unit, builder.icmp_signed("!=", is_error_set.call(unit, []), _WORD(0)), last_view)
+        unset = unit.function.append_basic_block("unset")
+        builder.cbranch(builder.icmp_signed("!=", was_error_set.call(unit, []), _WORD(0)), differs, unset)
+        builder.position_at_end(unset)
     loaded = _load_leaves(builder, first, leaves)
     _call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken)
     builder.position_at_end(differs)

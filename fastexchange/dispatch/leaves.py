@@ -57,9 +57,10 @@ def check_sizes(tensor, itemsize):
         extent = load(tensor.shape + 8 * i)
         if extent < 0:
             return layout.STATUS_SHAPE
-        if extent != 0 and count > MAX_ELEMENTS // extent:
-            return layout.STATUS_OVERFLOW
-        count *= extent
+        if extent > 1:  # also beside an extent of 0: NumPy has no such arrays either
+            if count > MAX_ELEMENTS // extent:
+                return layout.STATUS_OVERFLOW
+            count *= extent
         if tensor.strides != 0:
             stride = load(tensor.strides + 8 * i)
             if stride > MAX_ELEMENTS or stride < -MAX_ELEMENTS:

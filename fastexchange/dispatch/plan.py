@@ -137,9 +137,13 @@ def read_none(ob, plan_address, array_address, words, ndim):
 
 
 @part(types.intp())
-def is_error_set():
-    """Whether an exception is set: a producer may return success all the same."""
-    return types.intp(PyErr_Occurred() != 0)
+def was_error_set():
+    """Whether a producer that returned success has set an exception. It is cleared: the general way finds it again, and
+    with it the argument."""
+    if PyErr_Occurred() == 0:
+        return 0
+    c.PyErr_Clear()
+    return 1
 
 
 PARTS = {

@@ -44,7 +44,6 @@ def walk(context, runtime, frame, args, nargs, flags):
     key_at = frame.keys
     key_end = frame.keys + 8 * frame.key_capacity
     exports = 0
-    has_views = False
     status = layout.STATUS_OK
     pending = stack(PENDING_WORDS)
     view = stack(DL_TENSOR_WORDS)
@@ -138,8 +137,8 @@ def walk(context, runtime, frame, args, nargs, flags):
                 origin = ob + layout.ORIGIN_EXPORT
             else:
                 tensor = view
-                has_views = True
-                if call_int(entry.borrow, (ob, tensor)) != 0:
+                failed = call_int(entry.borrow, (ob, tensor)) != 0
+                if failed or PyErr_Occurred() != 0:
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                     break
             dl_tensor = dl_tensor_at(tensor)
@@ -236,8 +235,6 @@ def walk(context, runtime, frame, args, nargs, flags):
             break
         store(key_at, key)
         key_at += 8
-    if status == layout.STATUS_OK and has_views and PyErr_Occurred() != 0:
-        status = layout.STATUS_ERROR
     if status == layout.STATUS_OK and exports != frame.export_count:
         status = layout.STATUS_CHANGED
     frame.array_count = (array_address - frame.arrays) // ARRAY_BYTES
