@@ -128,6 +128,21 @@ def torch_arguments(limit) -> Iterator[Group]:
         yield group
 
 
+def unpacked(limit) -> Iterator[Group]:
+    """The same calls as ``f(*arguments)``: the interpreter's own part does not grow with their number."""
+    makers = {"numpy": (arrays, limit.numpy)} | ({"torch": (tensors, limit.torch)} if torch is not None else {})
+    for name, (make, by_hand) in makers.items():
+        group = Group(f"f(*arguments), {name}")
+        for count in COUNTS:
+            values = make(count)
+            _, kernel = kernel_of(", ".join(values))
+            key, names = f"unpacked/{name}/{count}/", {"t": tuple(values.values())}
+            group.add(key + "empty", f"{count}: {EMPTY}", "f(*t)", {"f": limit.empty, **names})
+            group.add(key + "c", f"{count}: {C}", "f(*t)", {"f": by_hand, **names}, key + "empty")
+            group.add(key + "fast", f"{count}: {OURS}", "f(*t)", {"f": kernel, **names}, key + "c")
+        yield group
+
+
 def scalars(limit) -> Group:
     """Calls with one and with nine scalars of a kind: an eighth of the difference is what one costs."""
     group = Group("Python scalars: 1 and 9 of each kind")
@@ -294,7 +309,7 @@ def groups() -> list[Group]:
     found = [control(), *numpy_arguments(limit)]
     if torch is not None:
         found += [*torch_arguments(limit), mixed()]
-    return [*found, scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
+    return [*found, *unpacked(limit), scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
 
 
 def left_out() -> list[str]:

@@ -25,7 +25,9 @@ def _progress(text: str) -> None:
 def _slopes(times: dict[str, Samples]) -> str:
     """What one more argument costs."""
     lines = []
-    for framework, kinds in (("numpy", ("empty", "c", "fast", "njit")), ("torch", ("c", "managed", "fast"))):
+    calls = {"numpy": ("empty", "c", "fast", "njit"), "torch": ("c", "managed", "fast")}
+    calls |= {f"unpacked/{framework}": ("empty", "c", "fast") for framework in ("numpy", "torch")}
+    for framework, kinds in calls.items():
         if f"{framework}/1/fast" in times:
             for who in kinds:
                 samples = slope(times, f"{framework}/{{}}/{who}")

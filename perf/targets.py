@@ -66,12 +66,11 @@ def _tensors(book: _Book) -> None:
     with_loop = "≤ 2 x empty, loop counted"
     book.add(call, with_loop, lambda t: (t["numpy/3/fast"] + t["loop"]) / (t["numpy/3/empty"] + t["loop"]), 2, "x")
     book.add(call, "≥ 5 x faster than Numba's", lambda t: t["numpy/3/njit"] / t["numpy/3/fast"], 5, "x faster")
-    call = "each further argument"
-    book.add(call, "NumPy ≤ 5 ns", lambda t: slope(t, "numpy/{}/fast"), 5, "ns")
-    beyond = "NumPy ≤ 5 ns beyond empty C's"
-    book.add(call, beyond, lambda t: slope(t, "numpy/{}/fast") - slope(t, "numpy/{}/empty"), 5, "ns")
-    further = "torch ≤ C limit's + 3 ns"
-    book.add(call, further, lambda t: slope(t, "torch/{}/fast") - slope(t, "torch/{}/c"), 3, "ns")
+    for form, call in (("", "each further argument"), ("unpacked/", "each further, f(*arguments)")):
+        ours, c = form + "{}/{{}}/fast", form + "torch/{}/c"
+        book.add(call, "NumPy ≤ 5 ns", lambda t, o=ours: slope(t, o.format("numpy")), 5, "ns")
+        further = "torch ≤ C limit's + 3 ns"
+        book.add(call, further, lambda t, o=ours, c=c: slope(t, o.format("torch")) - slope(t, c), 3, "ns")
 
 
 def _scalars_and_signatures(book: _Book) -> None:
