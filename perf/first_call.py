@@ -1,6 +1,6 @@
 """One new process of the first-call rows: ``first_call.py njit|fast numpy|torch``. Prints JSON, times in nanoseconds.
 
-The kernel is cached on disk, where NUMBA_CACHE_DIR says.
+The kernel is cached on disk where Numba puts it: in this folder's ``__pycache__``, or where NUMBA_CACHE_DIR says.
 """
 
 import json

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,11 +14,9 @@ from fastexchange.measure import Samples
 _HERE = Path(__file__).resolve().parent
 
 
-def _run(*arguments: str, cache: str | None = None) -> str:
+def _run(*arguments: str) -> str:
     path = os.pathsep.join(filter(None, (str(_HERE.parent), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path}
-    if cache is not None:
-        environment["NUMBA_CACHE_DIR"] = cache
     done = subprocess.run([sys.executable, *arguments], env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout
 
@@ -51,17 +48,15 @@ def first_calls(rounds: int) -> dict[str, Samples]:
     if find_spec("torch"):
         kinds.append(("fast", "torch"))
     times: dict[str, list[int]] = {}
-    with tempfile.TemporaryDirectory() as cache:
-        script = str(_HERE / "first_call.py")
-        for turn in range(-1, rounds):
-            for who, framework in kinds:
-                measured = json.loads(_run(script, who, framework, cache=cache))
-                if turn < 0:  # this one fills the disk cache
-                    continue
-                if measured["compiled"]:
-                    what = f"a first call ({who}, {framework}) compiled although its disk cache was warm"
-                    raise RuntimeError(f"{what}; was the package's source edited meanwhile?")
-                key = f"start/{framework}/{who}/"
-                times.setdefault(key + "first", []).append(measured["first"])
-                times.setdefault(key + "both", []).append(measured["decorate"] + measured["first"])
+    for turn in range(-1, rounds):
+        for who, framework in kinds:
+            measured = json.loads(_run(str(_HERE / "first_call.py"), who, framework))
+            if turn < 0:  # this one fills the disk cache
+                continue
+            if measured["compiled"]:
+                what = f"a first call ({who}, {framework}) compiled although its disk cache was warm"
+                raise RuntimeError(f"{what}; was the package's source edited meanwhile?")
+            key = f"start/{framework}/{who}/"
+            times.setdefault(key + "first", []).append(measured["first"])
+            times.setdefault(key + "both", []).append(measured["decorate"] + measured["first"])
     return {name: Samples(np.array(values, float)) for name, values in times.items()}
