@@ -84,7 +84,7 @@ def _groups(notes: list[str]) -> dict[str, list[_Row]]:
     if tvm_ffi is not None:
         functions["nop"] = tvm_ffi.get_global_func("testing.nop")
     arrays = [np.ones(1, np.float32) for _ in _PARAMETERS]
-    values = {"NumPy arrays": arrays}
+    values: dict[str, list[Any]] = {"NumPy arrays": arrays}
     if torch is not None:
         values["PyTorch tensors (CPU)"] = [torch.ones(1) for _ in _PARAMETERS]
     values["objects with only __dlpack__"] = [_OnlyDunder(array) for array in arrays]
@@ -127,7 +127,7 @@ def _check(groups: dict[str, list[_Row]]) -> None:
 
 def _table(groups, times, count: int) -> str:
     """The rows in aligned columns: nanoseconds per call, its spread, per argument, and against this package."""
-    lines = [("", "ns/call", "±", "ns/argument", "x fastexchange")]
+    lines: list[tuple[str, ...]] = [("", "ns/call", "±", "ns/argument", "x fastexchange")]
     for kind, rows in groups.items():
         lines += [(), (f"{count} {kind}",)]
         for row in rows:

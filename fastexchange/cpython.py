@@ -153,7 +153,7 @@ NativeCallable, _kept = _make_callable_type()
 def _find_flags_offset() -> int | None:
     """The offset of ``tp_flags`` in a type object: the only word that equals ``__flags__`` in every type tried."""
     tried = [int, list, dict, type, BaseException, NativeCallable, type("Tried", (), {})]
-    offsets = range(0, type.__basicsize__ - 8, 8)
+    offsets = range(0, type.__basicsize__ - 8, 8)  # type: ignore[operator]  # an int, whatever typeshed has
     hits = [at for at in offsets if all(_word(id(t) + at) == t.__flags__ for t in tried)]
     return hits[0] if len(hits) == 1 else None
 

@@ -34,8 +34,8 @@ _next_parametric = itertools.count(_FIRST_PARAMETRIC)
 
 def is_native_order(dtype: np.dtype) -> bool:
     """Whether every element, also of a structured dtype's fields, is stored in this machine's byte order."""
-    if dtype.names is not None:
-        return all(is_native_order(dtype.fields[name][0]) for name in dtype.names)
+    if dtype.fields is not None:
+        return all(is_native_order(field[0]) for field in dtype.fields.values())
     return dtype.base.byteorder in ("=", "|", "<" if sys.byteorder == "little" else ">")
 
 

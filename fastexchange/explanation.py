@@ -103,13 +103,17 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             from .refusal import wording
 
             name = kernel._parameters.name_of(report.position)
-            outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {wording(status, report.tensor)}"
+            why = wording(status, report.tensor)
+            outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {why}"
         break
     arguments = []
     for position, value in enumerate(bound):
         name = kernel._parameters.name_of(position)
         arguments.append((name, None if value is OMITTED else explain(value), _numba_name(numba_names, position, value)))
-    notes = tuple(f"the {what} layout of this interpreter is not as expected: its fast path is off" for what in runtime().unverified)
+    notes = tuple(
+        f"the {what} layout of this interpreter is not as expected: its fast path is off"
+        for what in runtime().unverified
+    )
     return CallExplanation(kernel.__qualname__, tuple(arguments), outcome, notes)
 
 
@@ -118,8 +122,9 @@ def _fate(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials)
     except UnknownDtype as unknown:
         return f"refused with BufferError: argument {unknown.position} has an element type without a NumPy dtype", []
-    known = "known: native from the first argument to the result" if keys in kernel._native else "new: the next such call compiles it"
-    return known, [str(numba_type) for numba_type in given]
+    is_known = keys in kernel._native
+    fate = "known: native from the first argument to the result" if is_known else "new: the next such call compiles it"
+    return fate, [str(numba_type) for numba_type in given]
 
 
 def _numba_name(names: list[str], position: int, value) -> str:

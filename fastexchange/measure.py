@@ -64,7 +64,7 @@ class Samples:
 class Timings(NamedTuple):
     """What :func:`time_statements` measured, in nanoseconds."""
 
-    calls: dict[str, Samples]
+    calls: dict[Any, Samples]
     """Per statement: one call, without the loop around it."""
     loop: Samples
     """One iteration of the loop with nothing in it."""
@@ -122,7 +122,7 @@ def _no_garbage_collection():
 
 
 def time_statements(
-    statements: Mapping[str, Statement],
+    statements: Mapping[Any, Statement],
     *,
     rounds: int = 25,
     batch_ns: int = 500_000,
@@ -146,9 +146,9 @@ def time_statements(
         iterations = {name: _iterations(loop, batch_ns) for name, loop in loops.items()}
         empty = _loop("pass", {})
         empty_iterations = _iterations(empty, batch_ns)
-        times: dict[str, list[float]] = {name: [] for name in loops}
+        times: dict[Any, list[float]] = {name: [] for name in loops}
         nothing: list[float] = []
-        order: list[str] = list(loops)
+        order = list(loops)
         shuffle = random.Random(0).shuffle
         for done in range(1, rounds + 1):
             nothing.append(_least(empty, empty_iterations))

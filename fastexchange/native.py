@@ -29,9 +29,9 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "WORDS", "CodeCache", "CodeUnit", "as_words", "call_int", "call_word", "cfunction", "cstring", "external", "global_address", "load", "native", "native_inline",
-    "numpy_dtype",
-    "offset_of", "sizeof", "stack", "static_array", "store", "struct_at",
+    "WORDS", "CodeCache", "CodeUnit", "as_words", "call_int", "call_word", "cfunction", "cstring", "external",
+    "global_address", "load", "native", "native_inline", "numpy_dtype", "offset_of", "sizeof", "stack", "static_array",
+    "store", "struct_at",
 ]  # fmt: skip
 
 native = functools.partial(
@@ -323,7 +323,8 @@ class CodeCache:
 
     def _full_key(self, key: tuple) -> tuple:
         codegen = cpu_target.target_context.codegen()
-        return (repr(key), codegen.magic_tuple(), sys.version_info[:3], np.__version__, bool(config.DEBUG_JIT))
+        debug = bool(config.DEBUG_JIT)  # type: ignore[attr-defined]  # Numba sets its settings at run time
+        return (repr(key), codegen.magic_tuple(), sys.version_info[:3], np.__version__, debug)
 
     def _load(self, key: tuple):
         if self._file is None:

@@ -28,7 +28,10 @@ class Parameters:
         self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in plain)
         keyword_only = len(plain) - self.positional
         if keyword_only and self.variadic is not None:
-            raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with keyword-only parameters behind *{self.variadic}")
+            raise TypeError(
+                f"{py_func.__qualname__}(): Numba compiles no functions with keyword-only parameters behind "
+                f"*{self.variadic}"
+            )
         self.bind = self._make_binder(py_func)
         """``bind(*args, **kwargs)``: the arguments as a tuple, in order, :data:`OMITTED` for defaults, ``*args`` at the end."""
 

@@ -11,7 +11,20 @@ from numba import types
 from .. import cpython as c
 from ..cpython import OB_ITEM
 from ..dlpack import CPU_READABLE_MASK, VERSION, DLDeviceType
-from ..native import call_word, cfunction, cstring, global_address, load, native, offset_of, sizeof, stack, static_array, store, struct_at
+from ..native import (
+    call_word,
+    cfunction,
+    cstring,
+    global_address,
+    load,
+    native,
+    offset_of,
+    sizeof,
+    stack,
+    static_array,
+    store,
+    struct_at,
+)
 
 managed_at = struct_at("DLManagedTensorVersioned")
 legacy_at = struct_at("DLManagedTensor")
