@@ -1,0 +1,290 @@
+"""Machine code on disk: a second process compiles nothing, importing does nothing, a bad cache is survived."""
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from interpreter import run_python
+
+PROGRAM = """
+    import numpy as np
+    import fastexchange
+    from fastexchange import fast_args, native
+    from made_producers import Dunder, Legacy, Tabled
+
+    @fast_args
+    def axpy(a, x, y, out=None):
+        for i in range(x.shape[0]):
+            y[i] += a * x[i]
+        return y
+
+    @fast_args
+    def pair(t, flag=True):
+        return t[0].sum(), (t[1], flag)
+
+    x = np.arange(3.0)
+    for kind in (np.asarray, Tabled, Dunder, Legacy):
+        for _ in range(3):
+            got = axpy(2.0, kind(x), np.ones(3))
+            assert got.tolist() == [1.0, 3.0, 5.0], got
+            got = pair((kind(x), 2))
+            assert got == (3.0, (2, True)), got
+    assert axpy.stats().fast + axpy.stats().slow == 12
+    try:
+        axpy(2.0, np.arange(3.0), np.zeros(2, "f4")[:0])
+    except Exception:
+        pass
+    print(native.code_cache.misses, native.code_cache.hits)
+    """
+
+
+def misses_and_hits(done) -> tuple[int, int]:
+    misses, hits = done.stdout.split()[-2:]
+    return int(misses), int(hits)
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Path:
+    """A cache directory that two processes have filled at the same time, and a third where they lost each other's entries."""
+    directory = tmp_path_factory.mktemp("cache")
+    with ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(run_python, PROGRAM, NUMBA_CACHE_DIR=str(directory)) for _ in range(2)]:
+            misses, _ = misses_and_hits(run.result())
+            assert misses > 0, "the first process compiled nothing: the cache is not where this test thinks"
+    run_python(PROGRAM, NUMBA_CACHE_DIR=str(directory))
+    return directory
+
+
+@pytest.fixture
+def copied(warm, tmp_path) -> Path:
+    """A copy of the warm cache directory, to be written to and damaged."""
+    return Path(shutil.copytree(warm, tmp_path / "cache"))
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def test_a_second_process_compiles_nothing(warm):
+    before = [(path, path.stat().st_mtime_ns) for path in files(warm)]
+    misses, hits = misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(warm)))
+    assert misses == 0 and hits > 0
+    assert [(path, path.stat().st_mtime_ns) for path in files(warm)] == before, "it wrote to the cache"
+
+
+def test_another_program_shares_what_is_common(copied):
+    misses, _ = misses_and_hits(
+        run_python(
+            """
+            import numpy as np
+            from fastexchange import fast_args, native
+
+            @fast_args
+            def another_kernel(b, c, d):
+                return None
+
+            for _ in range(2):
+                another_kernel(1.5, np.ones(3), np.ones(3))
+            print(native.code_cache.misses, native.code_cache.hits)
+            """,
+            NUMBA_CACHE_DIR=str(copied),
+        )
+    )
+    assert misses <= 3, "more than the entry of this kernel was compiled"
+
+
+def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
+    done = run_python(
+        """
+        import sys
+        import fastexchange
+        from fastexchange import FastKernel, fast_args
+        assert "torch" not in sys.modules and "tvm_ffi" not in sys.modules and "cffi" not in sys.modules
+        module = sys.modules.get("fastexchange.native")
+        cache = getattr(module, "code_cache", None)
+        print(*((cache.misses, cache.hits) if cache else (0, 0)))
+        """,
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
+    assert misses_and_hits(done) == (0, 0)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", [lambda content: os.urandom(len(content)), lambda content: content[: len(content) // 2]],
+                         ids=["garbage", "truncated"])
+def test_a_damaged_index_is_survived(copied, damage):
+    for path in files(copied):
+        if path.suffix == ".nbi":
+            path.write_bytes(damage(path.read_bytes()))
+    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] > 0
+    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, "the index was not replaced"
+
+
+def test_damaged_data_files_are_survived(copied):
+    damaged = [path for path in files(copied) if path.suffix == ".nbc"][:4]
+    damaged[0].write_bytes(b"")
+    damaged[1].write_bytes(os.urandom(1000))
+    damaged[2].write_bytes(damaged[2].read_bytes()[:-100])
+    damaged[3].unlink()
+    misses, hits = misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))
+    assert misses > 0 and hits > 0
+    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, "the damaged files were not replaced"
+
+
+def test_a_cache_directory_that_cannot_be_written(tmp_path):
+    """Under a plain file no directory can be made, not even by root."""
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    done = run_python(PROGRAM, NUMBA_CACHE_DIR=str(blocker / "cache"), XDG_CACHE_HOME=str(blocker), HOME=str(blocker))
+    assert misses_and_hits(done)[0] >= 0
+    assert blocker.read_text() == ""
+
+
+def test_a_kernel_with_cache_where_nothing_can_be_written(tmp_path):
+    """``njit(cache=True)`` raises there; a kernel warns, and runs."""
+    done = run_python(
+        """
+        import sys, warnings
+        namespace = {}
+        source = "from fastexchange import fast_args\\n@fast_args(cache=True)\\ndef kernel(x):\\n    return x + 1\\n"
+        exec(compile(source, "<made up>", "exec"), namespace)
+        print(namespace["kernel"](1))
+        """,
+    )
+    assert done.stdout.split() == ["2"]
+    assert "RuntimeWarning" in done.stderr and "cannot cache" in done.stderr
+
+
+KERNEL_FILE = """
+import numpy as np
+from fastexchange import fast_args
+
+@fast_args(cache=True)
+def cached(x, factor=2.0):
+    return x.sum() * factor
+
+@fast_args(cache=True, parallel=False, fastmath=True)
+def cached_too(x):
+    return x[0]
+"""
+
+USER = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    import kernels_of_the_test as k
+    from fastexchange import native
+
+    for _ in range(2):
+        assert k.cached(np.arange(3.0)) == 6.0
+        assert k.cached_too(np.arange(3.0)) == 0.0
+    stats = k.cached.dispatcher.stats
+    print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+    print(k.cached.stats().fast)
+    print(native.code_cache.misses, native.code_cache.hits)
+    """
+
+
+def test_cache_true_hits_numbas_cache(copied, tmp_path):
+    (tmp_path / "kernels_of_the_test.py").write_text(KERNEL_FILE)
+    environment = {"NUMBA_CACHE_DIR": str(copied)}
+    first = run_python(USER, str(tmp_path), **environment).stdout.split()
+    assert first[:3] == ["0", "1", "1"]
+    for _ in range(2):
+        second = run_python(USER, str(tmp_path), **environment).stdout.split()
+        assert second[:3] == ["1", "0", "1"], "a second process compiled the kernel"
+        assert second[3] == "0", "a second process compiled its entry"
+
+
+def test_cached_kernels_are_beside_their_file_by_default(tmp_path):
+    (tmp_path / "kernels_of_the_test.py").write_text(KERNEL_FILE)
+    run_python(USER, str(tmp_path))
+    assert list(tmp_path.rglob("kernels_of_the_test.cached-*.nbi"))
+    assert run_python(USER, str(tmp_path)).stdout.split()[:2] == ["1", "0"]
+
+
+def test_a_changed_kernel_is_compiled_anew(copied, tmp_path):
+    source = tmp_path / "kernels_of_the_test.py"
+    source.write_text(KERNEL_FILE)
+    environment = {"NUMBA_CACHE_DIR": str(copied), "PYTHONDONTWRITEBYTECODE": "1"}
+    run_python(USER, str(tmp_path), **environment)
+    source.write_text(KERNEL_FILE.replace("x.sum() * factor", "x.sum() * factor + 1"))
+    os.utime(source, (1, 1))
+    done = run_python(USER.replace("== 6.0", "== 7.0"), str(tmp_path), **environment)
+    assert done.stdout.split()[:2] == ["0", "1"]
+
+
+def test_cached_kernels_with_every_kind_of_result(copied, tmp_path):
+    """What boxing needs must survive the way to the disk."""
+    (tmp_path / "results_of_the_test.py").write_text(
+        """
+import numpy as np
+import collections
+from fastexchange import fast_args
+
+Point = collections.namedtuple("Point", "x y")
+
+@fast_args(cache=True)
+def point(x): return Point(x[0], (x, 1))
+
+@fast_args(cache=True)
+def text(x): return "text" * x.size
+
+@fast_args(cache=True)
+def nothing(x): return None
+
+@fast_args(cache=True)
+def maybe(x, yes): return x.sum() if yes else None
+
+@fast_args(cache=True)
+def item(x): return x[0]
+
+@fast_args(cache=True)
+def made(x): return x + 1
+"""
+    )
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import numpy as np
+        import results_of_the_test as r
+        x = np.arange(2.0)
+        for _ in range(3):
+            got = r.point(x)
+            assert type(got) is r.Point and got.x == 0.0 and got.y[0] is x and got.y[1] == 1
+            assert r.text(x) == "texttext"
+            assert r.nothing(x) is None
+            assert r.maybe(x, True) == 1.0 and r.maybe(x, False) is None
+            assert r.item(np.array(["2024-01-02"], "M8[D]")) == np.datetime64("2024-01-02")
+            assert r.item(np.ones(2, "M8[s]")).dtype == np.dtype("M8[s]")
+            assert r.item(np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")])).b == 2.0
+            assert r.made(x).tolist() == [1.0, 2.0] and r.made(x.astype("c8")).dtype == np.complex64
+        print("right")
+        """
+    for _ in range(2):
+        assert run_python(code, str(tmp_path), NUMBA_CACHE_DIR=str(copied)).stdout.split() == ["right"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_kernels_work_in_forked_children():
+    run_python(
+        """
+        import os
+        import numpy as np
+        from fastexchange import fast_args
+
+        @fast_args
+        def total(x):
+            return x.sum()
+
+        total(np.ones(3))
+        child = os.fork()
+        if child == 0:
+            right = total(np.ones(3)) == 3.0 and total(np.ones(3, "f4")) == 3.0 and total(np.ones((2, 2))) == 4.0
+            os._exit(0 if right else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert total(np.ones(4)) == 4.0
+        """
+    )
