@@ -111,10 +111,13 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         return None
     view = int(ffi.cast("intptr_t", table.dltensor_from_py_object_no_sync))
     managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
-    kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
-    if not view:
+    if torch.is_tensor_type(cls) and torch.runs_python(cls):
+        view = 0
+        notes.append(f"{cls.__qualname__} has a __torch_function__ of its own: each call takes an owning export")
+    elif not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
-    guard = torch.guard(cls) if torch.is_tensor_type(cls) else {}
+    kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
+    guard = torch.guard() if torch.is_tensor_type(cls) else {}
     if guard and not torch.is_verified():
         notes.append("this PyTorch's tensors are not laid out as expected: each is checked by asking PyTorch")
     return Discovery(PATH_EXCHANGE, {"kind": kind, "borrow": view, "managed": managed, **guard}, notes, capsule)
@@ -130,7 +133,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
     if not any(EXCHANGE_ATTRIBUTE in note or "exchange table" in note for note in notes):
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     managed = dunder.managed_tensor_from_py_object_no_sync.address
-    guard = torch.guard(cls) if torch.is_tensor_type(cls) else {}
+    guard = torch.guard() if torch.is_tensor_type(cls) else {}
     return Discovery(PATH_DUNDER, {"kind": layout.KIND_MANAGED, "borrow": 0, "managed": managed, **guard}, notes)
 
 
@@ -150,20 +153,21 @@ def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
     return Discovery(PATH_NDARRAY, {"kind": layout.KIND_NDARRAY}, notes)
 
 
-_PYTHON_SCALARS = {
-    float: layout.KIND_FLOAT,
-    int: layout.KIND_INT,
-    bool: layout.KIND_BOOL,
-    complex: layout.KIND_COMPLEX,
-    type(None): layout.KIND_NONE,
-    Omitted: layout.KIND_OMITTED,
-}
+_PYTHON_SCALARS = (
+    (float, layout.KIND_FLOAT),
+    (int, layout.KIND_INT),
+    (bool, layout.KIND_BOOL),
+    (complex, layout.KIND_COMPLEX),
+    (type(None), layout.KIND_NONE),
+    (Omitted, layout.KIND_OMITTED),
+)
 
 
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
     """Python's and NumPy's own scalar types, exactly: a subclass may mean something else by its value."""
-    if cls in _PYTHON_SCALARS:
-        return Discovery(PATH_SCALAR, {"kind": _PYTHON_SCALARS[cls]})
+    kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
+    if kind is not None:
+        return Discovery(PATH_SCALAR, {"kind": kind})
     if not issubclass(cls, np.generic) or not cls.__module__.startswith("numpy"):
         return None
     try:
@@ -207,7 +211,7 @@ def _constant(cls: type, notes: list[str]) -> Discovery | None:
     """Jitted functions: each is a type of its own to Numba."""
     from .kernel import FastKernel
 
-    if not issubclass(cls, (Dispatcher, FastKernel)):
+    if not any(base is Dispatcher or base is FastKernel for base in cls.__mro__):
         return None
     return Discovery(PATH_SCALAR, {"kind": layout.KIND_CONSTANT})
 

@@ -102,6 +102,11 @@ class FastKernel(NativeCallable):
         self._slow_calls += 1
         return call(self, bound)
 
+    def _count_as_fast(self) -> None:
+        """A call came here to be planned only; the shim knew it."""
+        self._slow_calls -= 1
+        self._native.native.calls += 1
+
     def _refused(self, position: int, error: BaseException):
         """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
         from .slow_path import refused

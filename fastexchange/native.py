@@ -331,14 +331,22 @@ class CodeCache:
             return None
         try:
             stored = self._file.load(self._full_key(key))
-        except Exception:  # a damaged or foreign cache file is no reason to fail: it is overwritten
-            stored = None
-        if stored is None:
+            if stored is None:
+                return None
+            state, symbol, extra = stored
+            library = cpu_target.target_context.codegen().unserialize_library(state)
+            address = library.get_pointer_to_function(symbol)
+        except Exception:  # a damaged or foreign file is no reason to fail: the cache begins anew
+            self._forget_files()
             return None
-        state, symbol, extra = stored
-        library = cpu_target.target_context.codegen().unserialize_library(state)
         self.hits += 1
-        return library, library.get_pointer_to_function(symbol), extra
+        return library, address, extra
+
+    def _forget_files(self) -> None:
+        try:
+            self._file.flush()
+        except OSError:
+            pass
 
     def _build(self, key: tuple, build, persist: bool):
         library, symbol, extra = build()
@@ -346,8 +354,8 @@ class CodeCache:
         if persist and self._file is not None:
             try:
                 self._file.save(self._full_key(key), (library.serialize_using_object_code(), symbol, extra))
-            except OSError:  # a full or readonly disk: the code works all the same, for this process
-                pass
+            except Exception:  # a full or readonly disk, a damaged index: the code works all the same, in this process
+                self._forget_files()
         return library, library.get_pointer_to_function(symbol), extra
 
 

@@ -19,7 +19,7 @@ from .discovery import PATH_DUNDER, PATH_EXCHANGE, discover, learn, type_name
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
 from .dispatch.signature import UnknownDtype, numba_types
-from .dispatch.shim import FLAG_UNPLANNED
+from .dispatch.shim import FLAG_PLANNED
 from .dispatch.walk import FLAG_TRUSTED
 from .producers import torch
 from .producers.omitted import OMITTED
@@ -109,8 +109,9 @@ def call(kernel, bound: tuple):
                 kernel._native.add_numba_only(report.keys)
                 return result
         elif status == layout.STATUS_UNPLANNED:
-            specialise(kernel, report.keys, bound)
-            flags |= FLAG_UNPLANNED
+            kernel._native.add_plan(report.keys, bound)
+            kernel._count_as_fast()
+            flags |= FLAG_PLANNED
         elif status in _BY_NUMBA:
             return call_numba(kernel, bound)
         elif status == layout.STATUS_CHECK:
@@ -142,7 +143,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         return False
     taken, compiled = chosen
     try:
-        native.add(keys, bound, given, taken, compiled)
+        native.add(keys, given, taken, compiled)
     except entry.UnsupportedEntry:
         return False
     return True
@@ -212,9 +213,9 @@ def as_numba_takes_it(kernel, position: int, value):
     if dtype is not None:
         advice = "x.astype(x.dtype.newbyteorder('='))"
         refuse_value(kernel, position, value, f"its dtype {dtype!r} is not in native byte order; pass {advice}")
-    if isinstance(value, tuple):
+    if cls is tuple or (isinstance(value, tuple) and hasattr(cls, "_make")):
         items = [as_numba_takes_it(kernel, position, item) for item in value]
-        return cls._make(items) if hasattr(cls, "_make") else tuple(items)
+        return tuple(items) if cls is tuple else cls._make(items)
     found = discover(cls)
     if found.path in (PATH_EXCHANGE, PATH_DUNDER):
         check_tensors(kernel, position, value)

@@ -49,6 +49,19 @@ def _starts(times: dict[str, Samples]) -> str:
     return f"New processes, warm disk cache\n{report.table(('what', 'ms', 'IQR'), lines)}\n"
 
 
+def _warnings(times: dict[str, Samples]) -> list[str]:
+    """A sentence per control whose two rows, which are the same call, differ by more than 5 %."""
+    found = []
+    for framework in ("numpy", "torch"):
+        if f"control/{framework}/a" in times:
+            ratio = (times[f"control/{framework}/b"] / times[f"control/{framework}/a"]).median
+            if abs(ratio - 1) > 0.05:
+                found.append(
+                    f"The same call twice ({framework}) gave a ratio of {ratio:.2f}: this run is unfit to judge by."
+                )
+    return found
+
+
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -82,6 +95,8 @@ def main() -> int:
     verdict = {True: "met", False: "MISSED", None: "-"}
     lines = [(target.call, target.must_be, target.measured, verdict[target.met]) for target in found]
     print(report.table(("target", "must be", "measured", "met?"), lines, left=(0, 1, 2, 3)))
+    for sentence in _warnings(times):
+        print(sentence)
     if options.json:
         report.write_json(options.json, described, rounds, groups, times, found)
     return 1 if options.strict and any(target.met is False for target in found) else 0

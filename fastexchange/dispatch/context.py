@@ -1,7 +1,7 @@
 """A kernel's native memory: its ``fx_context``, its overloads and their plans. Written by Python, read by the shim."""
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._abi import ffi
 from ..producers.omitted import OMITTED
@@ -12,6 +12,26 @@ from .state import runtime
 
 _FIRST_BUCKETS = 8
 _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
+
+
+class _Code(NamedTuple):
+    """How the kernel is called with one signature. Zeros: only Numba's dispatcher can."""
+
+    trampoline: int
+    kernel: int
+    box: int
+    constants: tuple
+    given: tuple
+    taken: tuple
+    compiled: Any
+
+
+class _Filed(NamedTuple):
+    """A shape of call: its ``fx_overload *``, its code, and the memory to which native code holds pointers."""
+
+    overload: Any
+    code: _Code
+    kept: list
 
 
 class KernelContext:
@@ -28,7 +48,7 @@ class KernelContext:
         self._has_default = ffi.new("int64_t[]", [i in parameters.defaults for i in range(len(names))] or [0])
         self._buckets = ffi.new("intptr_t[]", _FIRST_BUCKETS)
         self._retired: list[Any] = []
-        self._overloads: dict[tuple[int, ...], list[tuple[Any, ...]]] = {}
+        self._overloads: dict[tuple[int, ...], _Filed] = {}
         # Stands for the last call before there was one.
         self._nothing = ffi.new("fx_overload *")
         native = self.native = ffi.new("fx_context *")
@@ -60,51 +80,59 @@ class KernelContext:
 
     def add_numba_only(self, keys: tuple[int, ...]) -> None:
         """File a shape of call that only Numba's dispatcher can make."""
-        if keys not in self._overloads:
-            self._file(keys, (), 0, 0, 0, (0, ()), None)
+        self._file(keys, _Code(0, 0, 0, (), (), (), None))
 
-    def add(self, keys: tuple[int, ...], bound: tuple, given: tuple, taken: tuple, compiled) -> None:
-        """File a compiled signature for calls with these keys, planned for arguments of the types that `bound` has.
+    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled) -> None:
+        """File a compiled signature for calls with these keys.
 
         `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``entry.UnsupportedEntry`` for
         what only Numba's own dispatcher can call.
         """
         trampoline = entry.trampoline(given, taken)
-        box = entry.box(compiled.signature.return_type)
+        box, constants = entry.box(compiled.signature.return_type)
         kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        kinds = self._planned_kinds(keys, bound)
-        fast_entry = entry.fast_entry(given, taken, kinds) if kinds is not None else 0
-        self._file(keys, bound, trampoline, fast_entry, kernel, box, compiled)
+        self._file(keys, _Code(trampoline, kernel, box, constants, given, taken, compiled))
 
-    def _file(self, keys, bound, trampoline: int, fast_entry: int, kernel: int, box: tuple[int, tuple], keep) -> None:
+    def _file(self, keys: tuple[int, ...], code: "_Code") -> None:
+        if keys in self._overloads:
+            return
         key_words = ffi.new("int64_t[]", keys or [0])
-        constants = ffi.new("intptr_t[]", [id(constant) for constant in box[1]] or [0])
-        plan, held = self._plan(keys, bound)
+        constants = ffi.new("intptr_t[]", [id(constant) for constant in code.constants] or [0])
         overload = ffi.new("fx_overload *")
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
-        overload.trampoline, overload.kernel = trampoline, kernel
-        overload.box, overload.box_constants = box[0], address_of(constants)
-        overload.plan, overload.fast_entry = address_of(plan), fast_entry
-        overload.array_count = sum(key & 0xFF == layout.KIND_ARRAY for key in keys)
-        variants = self._overloads.setdefault(keys, [])
-        variants.append((overload, key_words, constants, box[1], plan, held, keep))
-        if len(variants) > 1:
-            first = variants[0][0]
-            overload.variant, first.variant = first.variant, address_of(overload)
-            first.variant_count += 1
-        elif len(self._overloads) > len(self._buckets):
+        overload.trampoline, overload.kernel = code.trampoline, code.kernel
+        overload.box, overload.box_constants = code.box, address_of(constants)
+        self._overloads[keys] = _Filed(overload, code, [key_words, constants])
+        if len(self._overloads) > len(self._buckets):
             self._spread(4 * len(self._buckets))
         else:
             self._link(overload)
+
+    def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
+        """Compile a fast entry for calls with these keys whose arguments have the types that `bound` has.
+
+        Where there can be none (a tuple, an owning export) the types are filed all the same, so that nobody asks again.
+        """
+        first, code, kept = self._overloads[keys]
+        kinds = self._planned_kinds(keys, bound)
+        plan, held = self._plan(keys, bound)
+        variant = ffi.new("fx_overload *", first[0])
+        variant.plan = address_of(plan)
+        variant.fast_entry = entry.fast_entry(code.given, code.taken, kinds) if kinds is not None else 0
+        variant.array_count = sum(key & 0xFF == layout.KIND_ARRAY for key in keys)
+        kept += [variant, plan, held]
+        variant.variant, first.variant = first.variant, address_of(variant)
+        first.variant_count += 1
+        first.unplanned_calls = 0
 
     def _spread(self, size: int) -> None:
         """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
         self._retired.append(self._buckets)
         self._buckets = ffi.new("intptr_t[]", size)
-        for variants in self._overloads.values():
-            variants[0][0].next = 0
-        for variants in self._overloads.values():
-            self._link(variants[0][0])
+        for filed in self._overloads.values():
+            filed.overload.next = 0
+        for filed in self._overloads.values():
+            self._link(filed.overload)
         self.native.overloads = address_of(self._buckets)
         self.native.overloads_mask = size - 1
 

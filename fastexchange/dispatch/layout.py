@@ -62,8 +62,9 @@ typedef struct {
 /* One compiled signature of one kernel. */
 typedef struct {
     int64_t next;               /* in its bucket */
-    int64_t variant;            /* fx_overload * with the same keys and code, planned for other types */
-    int64_t variant_count;      /* how many of those follow the first */
+    int64_t variant;            /* fx_overload * with the same keys and code, and a plan */
+    int64_t variant_count;      /* how many of those follow the first, which has none */
+    int64_t unplanned_calls;    /* of the first: calls with types that no variant is planned for */
     int64_t hash;
     int64_t key_count;
     int64_t keys;               /* int64_t[key_count] */
@@ -176,7 +177,7 @@ STATUS_CHECK = 8  # the tensor is not plain: ask its framework
 STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
 STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
-STATUS_UNPLANNED = 12  # known, but never seen with arguments of these types
+STATUS_UNPLANNED = 12  # known, and called often enough with arguments of these types to be planned for them
 STATUS_NULL_DATA = 32
 STATUS_DEVICE = 33
 STATUS_DTYPE = 34
@@ -189,6 +190,7 @@ STATUS_BYTE_ORDER = 40
 
 MAX_NDIM = 64  # NumPy's
 MAX_VARIANTS = 8  # plans of one overload
+CALLS_PER_PLAN = 16  # calls without a plan until one is made: it takes a compilation of some milliseconds
 MAX_TUPLE_DEPTH = 8
 RESULT_BYTES = 4096
 

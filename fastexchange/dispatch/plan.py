@@ -1,7 +1,7 @@
-"""The parts of a fast entry: reading one argument that looks as it did when the overload was compiled.
+"""The parts of a fast entry: reading one argument that looks as it did when the call was planned.
 
-Every overload carries a plan, one record for each parameter, of what the argument was then: its type, its dtype, its rank,
-its flags. An argument that agrees with its record has the record's key, so nothing is looked up and no key is made.
+An overload that is called often gets plans, one for each combination of argument types: a record for each parameter of
+what the argument was then, its type, its dtype, its flags. An argument that agrees with its record has the record's key, so nothing is looked up and no key is made.
 ``entry.fast_entry`` strings the parts together, one for each parameter, and the kernel's call behind them, and compiles
 that into one function: the words between them become registers.
 

@@ -26,7 +26,7 @@ FAST_ENTRY_FAILED_LIMIT = -(1 << 30)  # at or below: FAST_ENTRY_FAILED plus a po
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
 
 FLAG_LOOK = 2 * FLAG_TRUSTED  # stop before the kernel: only the keys are wanted
-FLAG_UNPLANNED = 4 * FLAG_TRUSTED  # make the call, whether its types are planned or not
+FLAG_PLANNED = 4 * FLAG_TRUSTED  # do not ask for a plan again
 
 
 @native
@@ -50,11 +50,11 @@ def look_up(context, keys, count):
 
 @native
 def choose_variant(context, first, args):
-    """The variant of the overload `first` that is planned for arguments of these types; `first` itself if there can be no
-    more, 0 if one is still to be made. Makes it the context's last."""
+    """The variant of the overload `first` that is planned for arguments of these types, made the context's last; `first`
+    itself if there is none. 0 if it is time to make one (``KernelContext.add_plan``)."""
     if context.variadic != 0:
         return first
-    at = first
+    at = layout.overload_at(first).variant
     while at != 0:
         overload = layout.overload_at(at)
         i = 0
@@ -66,7 +66,12 @@ def choose_variant(context, first, args):
             context.last = at
             return at
         at = overload.variant
-    return first if layout.overload_at(first).variant_count >= layout.MAX_VARIANTS else 0
+    overload = layout.overload_at(first)
+    if overload.variant_count < layout.MAX_VARIANTS:
+        overload.unplanned_calls += 1
+        if overload.unplanned_calls > layout.CALLS_PER_PLAN:
+            return 0
+    return first
 
 
 @native_inline
@@ -131,8 +136,8 @@ def run(context, runtime, frame_address, args, nargs, flags):
         elif layout.overload_at(at).trampoline == 0:
             status = layout.STATUS_NUMBA
         else:
-            chosen = choose_variant(context, at, args)
-            if chosen == 0 and flags & FLAG_UNPLANNED == 0:
+            chosen = choose_variant(context, at, args) if flags & FLAG_PLANNED == 0 else at
+            if chosen == 0:
                 status = layout.STATUS_UNPLANNED
             else:
                 result = launch(context, frame, layout.overload_at(at))

@@ -114,9 +114,6 @@ def walk(context, runtime, frame, args, nargs, flags):
             word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
             entry = layout.entry_at(entry_address)
-            if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
-                status = layout.STATUS_CHECK
-                break
             origin = ob + layout.ORIGIN_VIEW
             writeable = True
             if kind == layout.KIND_MANAGED or context.release_gil != 0:
@@ -136,6 +133,9 @@ def walk(context, runtime, frame, args, nargs, flags):
                 tensor = managed + DL_TENSOR
                 origin = ob + layout.ORIGIN_EXPORT
             else:
+                if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
+                    status = layout.STATUS_CHECK
+                    break
                 tensor = view
                 failed = call_int(entry.borrow, (ob, tensor)) != 0
                 if failed or PyErr_Occurred() != 0:

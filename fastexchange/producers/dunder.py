@@ -6,11 +6,13 @@ here :data:`managed_tensor_from_py_object_no_sync`, which calls the two methods.
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
 
+import operator
+
 from numba import types
 
 from .. import cpython as c
 from ..cpython import OB_ITEM
-from ..dlpack import CPU_READABLE_MASK, VERSION, DLDeviceType
+from ..dlpack import CPU_READABLE_MASK, VERSION, DLDeviceType, is_readable_by_cpu
 from ..native import (
     call_word,
     cfunction,
@@ -81,7 +83,7 @@ def python_side():
 
 @native
 def is_readable(device):
-    """Whether the result of ``__dlpack_device__`` names memory that a CPU reads; False also if it is no pair of ints."""
+    """Whether the result of ``__dlpack_device__`` is a tuple of two ints that names memory a CPU reads."""
     if c.PyTuple_Size(device) != 2:
         c.PyErr_Clear()
         return False
@@ -109,11 +111,11 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     if device == 0:
         return types.int32(-1)
     if not is_readable(device):
-        refused = c.PyObject_CallFunctionObjArgs(load(side + 32), device, 0)
-        c.Py_DecRef(device)
-        if refused != 0:
-            c.Py_DecRef(refused)
-        return types.int32(-1)
+        checked = c.PyObject_CallFunctionObjArgs(load(side + 32), device, 0)
+        if checked == 0:
+            c.Py_DecRef(device)
+            return types.int32(-1)
+        c.Py_DecRef(checked)
     c.Py_DecRef(device)
     store(arguments + 8, load(side + 16))
     capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, load(side + 24))
@@ -146,14 +148,15 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     return types.int32(0)
 
 
-def _refuse_device(device):
-    """Raise for what ``__dlpack_device__`` returned, a new `device`."""
+def _check_device(device) -> None:
+    """Raise BufferError unless `device`, what ``__dlpack_device__`` returned, is memory that a CPU reads."""
     try:
         kind, index = device
-        name = DLDeviceType(kind).name
+        kind = DLDeviceType(operator.index(kind))
     except (TypeError, ValueError):
         raise BufferError(f"__dlpack_device__ returned {device!r}, not a pair (DLPack device type, index)") from None
-    raise BufferError(f"its memory is on device {name}:{index}, which a CPU kernel cannot read; copy it to the CPU first")
+    if not is_readable_by_cpu(kind):
+        raise BufferError(f"its memory is on device {kind.name}:{index}, which a CPU kernel cannot read; copy it to the CPU first")
 
 
 def _refuse_capsule(result):
@@ -168,6 +171,6 @@ def __getattr__(name):
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return (
-        "__dlpack_device__", "__dlpack__", VERSION, ("max_version",), _refuse_device, _refuse_capsule,
+        "__dlpack_device__", "__dlpack__", VERSION, ("max_version",), _check_device, _refuse_capsule,
         delete_legacy.address,
     )  # fmt: skip

@@ -45,19 +45,24 @@ def check(tensor) -> None:
     tensor.detach().__dlpack__(max_version=(1, 3))
 
 
-def guard(cls: type) -> dict[str, int]:
+def guard() -> dict[str, int]:
     """The guard fields of ``fx_entry`` for a type of tensors; fields that flag every tensor if there is no other way.
 
-    A tensor with an autograd pointer (a view has one, too) is asked for ``requires_grad``; natively if that runs no Python
-    code, which a subclass's ``__torch_function__`` would.
+    A tensor with an autograd pointer (a view has one, too) is asked for ``requires_grad``. For a subclass with a
+    ``__torch_function__`` that may run Python code: see :func:`runs_python`.
     """
     found = _layout()
     if found is None:
         return {"guard_object": ctypes.sizeof(ctypes.c_ssize_t), "guard_word": 0, "guard_mask": -1}
+    return {**found, "guard_name": id(_REQUIRES_GRAD)}
+
+
+def runs_python(cls: type) -> bool:
+    """Whether a look at an attribute of such a tensor may run Python code, so that it has to happen before any view is
+    borrowed: then the call takes an owning export."""
     import torch
 
-    runs_no_python = cls is torch.Tensor or cls.__torch_function__ is torch._C._disabled_torch_function_impl
-    return {**found, "guard_name": id(_REQUIRES_GRAD) if runs_no_python else 0}
+    return cls is not torch.Tensor and cls.__torch_function__ is not torch._C._disabled_torch_function_impl
 
 
 def is_verified() -> bool:

@@ -1,0 +1,502 @@
+"""Many signatures on one kernel, explicit signatures, calls inside calls, threads."""
+
+import itertools
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import run_python
+from made_producers import Dunder, Ledger, Tabled
+from numba import float32, float64, int64
+from oracle import type_and_message
+
+from fastexchange import fast_args
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+
+
+# ---- many ----------------------------------------------------------------------------------------------------------
+
+
+@fast_args
+def ndim_and_size(x):
+    return x.ndim, x.size, x.itemsize
+
+
+def shapes_of_calls():
+    """Arrays of more than 64 types: dtype x ndim x layout x readonly."""
+    for dtype, ndim in itertools.product(["?", "i1", "i4", "i8", "u8", "f4", "f8", "c16"], [1, 2, 3]):
+        whole = np.zeros((4,) * ndim, dtype)
+        arrays = [whole, whole[..., ::2]]
+        if ndim > 1:
+            arrays.append(whole.T)
+        if dtype in ("f4", "f8"):
+            readonly = whole.copy()
+            readonly.flags.writeable = False
+            arrays.append(readonly)
+        yield from arrays
+
+
+def test_more_than_64_signatures_each_found_again_natively():
+    arrays = list(shapes_of_calls())
+    want = [(array.ndim, array.size, array.itemsize) for array in arrays]
+    assert [ndim_and_size(array) for array in arrays] == want
+    stats = ndim_and_size.stats()
+    assert stats.compiled == len(ndim_and_size.signatures) == len(arrays) > 64
+    for order in (arrays, arrays[::-1], arrays[::7] + arrays[::3]):
+        assert [ndim_and_size(array) for array in order] == [(a.ndim, a.size, a.itemsize) for a in order]
+    again = ndim_and_size.stats()
+    calls = 2 * len(arrays) + len(arrays[::7]) + len(arrays[::3])
+    assert again == stats._replace(fast=stats.fast + calls)
+
+
+@needs_torch
+def test_tensors_of_many_types_find_what_arrays_compiled():
+    for array in shapes_of_calls():
+        ndim_and_size(array)
+    known = list(ndim_and_size.signatures)
+    for array in shapes_of_calls():
+        if array.flags.writeable:
+            assert ndim_and_size(torch.from_numpy(array)) == (array.ndim, array.size, array.itemsize)
+    assert ndim_and_size.signatures == known
+
+
+def test_signatures_compiled_by_the_dispatcher_are_used():
+    kernel = fast_args(lambda x, y: x + y)
+    kernel.dispatcher(1, 2)
+    kernel.dispatcher(1.5, 2.5)
+    assert kernel(1, 2) == 3 and kernel(1.5, 2.5) == 4.0
+    assert len(kernel.signatures) == 2
+    kernel.dispatcher.compile((float32, float32))
+    assert kernel(np.float32(1), np.float32(2)) == 3.0
+    assert len(kernel.signatures) == 3
+
+
+def test_a_recompiled_dispatcher():
+    factor = 1
+
+    def function(x):
+        return x * 2
+
+    kernel = fast_args(function)
+    assert kernel(1) == kernel(1) == 2
+    kernel.dispatcher.recompile()
+    assert kernel(1) == kernel(1) == 2 * factor
+
+
+# ---- explicit ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_else_is_compiled():
+    @fast_args("float64(float64, float64)")
+    def add(x, y):
+        return x + y
+
+    assert add(1, 2) == add(1.5, np.float32(2)) == add(True, 2.5) == 3.0 or add(1, 2) == 3.0
+    for arguments in [(1, 2), (1.5, 2.5), (np.float32(1), 2), (True, np.int8(3)), (2**63, 1)]:
+        got = add(*arguments)
+        assert got == add.dispatcher(*arguments) == add(*arguments) and type(got) is float
+    assert add.signatures == [(float64, float64)]
+
+
+def test_conversions_stay_native():
+    @fast_args(["float64(float64, float64)"])
+    def add(x, y):
+        return x + y
+
+    add(1, 2)
+    before = add.stats()
+    assert add(5, -7) == -2.0
+    assert add.stats() == before._replace(fast=before.fast + 1)
+
+
+@pytest.mark.parametrize("arguments", [("text", 1.0), (None, 1.0), ((1.0,), 1.0), (np.ones(3), 1.0)], ids=str)
+def test_no_match_is_njits_error(arguments):
+    @fast_args("float64(float64, float64)")
+    def add(x, y):
+        return x + y
+
+    want = type_and_message(add.dispatcher, *arguments)
+    assert want[0] is TypeError
+    for _ in range(2):
+        assert type_and_message(add, *arguments) == want
+    assert add(1.0, 2.0) == 3.0
+    assert len(add.signatures) == 1
+
+
+def test_arrays_to_layouts_that_take_them(framework):
+    @fast_args(["float64(float64[:, :])", "float32(float32[:, ::1])"])
+    def corner(x):
+        return x[-1, -1]
+
+    for view in (np.ones((3, 4)), np.ones((3, 4)).T, np.ones((6, 8))[::2, ::2]):
+        assert corner(framework.tensor(view)) == corner(framework.tensor(view)) == corner.dispatcher(view) == 1.0
+    before = corner.stats().fast
+    assert corner(framework.tensor(np.ones((3, 4)))) == 1.0
+    assert corner.stats().fast == before + 1
+    assert corner(framework.tensor(np.ones((3, 4), "f4"))) == 1.0
+    assert len(corner.signatures) == 2
+    strided = np.ones((6, 8), "f4")[:, ::2]
+    assert type_and_message(corner, framework.tensor(strided)) == type_and_message(corner.dispatcher, strided)
+
+
+def test_readonly_arrays_where_writeable_ones_are_declared():
+    @fast_args("float64(float64[::1])")
+    def first(x):
+        return x[0]
+
+    array = np.ones(3)
+    array.flags.writeable = False
+    for tensor in (array, Dunder(array)):
+        assert type_and_message(first, tensor) == type_and_message(first.dispatcher, array)
+    assert first(np.ones(3)) == 1.0
+
+
+def test_misaligned_arrays_where_any_are_declared():
+    @fast_args("float64(float64[::1])")
+    def first(x):
+        return x[0]
+
+    array = np.zeros(25, np.uint8)[1:].view("f8")
+    array[:] = 5
+    assert first(array) == first(array) == first.dispatcher(array) == 5.0
+
+
+def test_the_best_of_several_signatures_as_njit_takes_it():
+    @fast_args(["int64(int64)", "float64(float64)", "complex128(complex128)"])
+    def double(x):
+        return x * 2
+
+    for value in (1, 1.5, 2j, True, np.float32(3), np.int8(4), np.complex64(1j)):
+        want = double.dispatcher(value)
+        assert double(value) == double(value) == want and type(double(value)) is type(want)
+    assert len(double.signatures) == 3
+
+
+def test_ambiguous_signatures_as_njit_takes_them():
+    @fast_args(["float64(float32, float64)", "float64(float64, float32)"])
+    def add(x, y):
+        return x + y
+
+    want = type_and_message(add.dispatcher, 1.0, 2.0)
+    assert type_and_message(add, 1.0, 2.0) == want
+    assert add(np.float32(1), 2.0) == add(1.0, np.float32(2)) == 3.0
+
+
+def test_explicit_signatures_with_tuples_and_defaults():
+    @fast_args("float64(UniTuple(float64, 2), Omitted(3))")
+    def weigh(pair, factor=3):
+        return (pair[0] + pair[1]) * factor
+
+    assert weigh((1.0, 2.0)) == weigh((1.0, 2.0)) == weigh.dispatcher((1.0, 2.0)) == 9.0
+
+
+def test_a_dispatcher_that_may_no_longer_compile():
+    kernel = fast_args(lambda x: x + 1)
+    kernel(1)
+    kernel.dispatcher.disable_compile()
+    assert kernel(1) == kernel(2) - 1 == 2
+    assert type_and_message(kernel, "text") == type_and_message(kernel.dispatcher, "text")
+    assert kernel.signatures == [(int64,)]
+
+
+# ---- calls inside calls --------------------------------------------------------------------------------------------
+
+
+def test_recursion():
+    @fast_args
+    def fibonacci(n):
+        if n < 2:
+            return n
+        return fibonacci(n - 1) + fibonacci(n - 2)
+
+    assert fibonacci(20) == fibonacci(20) == 6765
+
+
+def test_a_kernel_that_calls_itself_through_python(framework):
+    depths.clear()
+    view = np.zeros(40)
+    tensor = framework.tensor(view)
+    for _ in range(2):
+        view[:] = 0
+        assert descend(tensor, 30) == 30
+        assert view[:31].tolist() == [1.0] * 31 and view[31] == 0
+    ledger = getattr(tensor, "ledger", None)
+    if ledger is not None:
+        ledger.check(ledger.made)
+
+
+depths: list[int] = []
+
+
+@fast_args
+def descend(x, n):
+    x[n] = 1
+    if n == 0:
+        return 0
+    with numba.objmode(below="int64"):
+        below = descend(x, n - 1)
+    return below + 1
+
+
+def test_an_exception_from_the_depth():
+    @numba.njit
+    def raise_it(x):
+        raise ValueError("deep")
+
+    def python_side(x, n):
+        return dive(x, n)
+
+    @fast_args
+    def dive(x, n):
+        if n == 0:
+            raise ValueError("deep")
+        with numba.objmode(below="int64"):
+            below = python_side(x, n - 1)
+        return below
+
+    ledger = Ledger()
+    for _ in range(3):
+        kind, message = type_and_message(dive, Dunder(np.ones(3), ledger), 10)
+        assert kind is ValueError and message == "deep"
+
+
+def test_different_kernels_inside_one_another():
+    @fast_args
+    def inner(x):
+        return x.sum()
+
+    @fast_args
+    def outer(x):
+        with numba.objmode(s="float64"):
+            s = inner(x) + inner(x * 2)
+        return s + inner(x)
+
+    array = np.ones(3)
+    assert outer(array) == outer(array) == outer(Tabled(array)) == outer(Dunder(array)) == 12.0
+
+
+# ---- many arguments ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 300])
+def test_many_positional_arguments(count, framework):
+    @fast_args
+    def gather(*arrays):
+        return len(arrays)
+
+    tensors = [framework.tensor(np.full(2, float(i))) for i in range(count)]
+    assert gather(*tensors) == gather(*tensors) == count
+    assert gather.stats().fast == 1
+
+
+def test_three_hundred_parameters():
+    names = [f"p{i}" for i in range(300)]
+    namespace: dict[str, object] = {}
+    exec(f"def many({', '.join(names)}): return p0[0] + p150 + p299[0]", namespace)
+    kernel = fast_args(namespace["many"])
+    arguments: list[object] = [1.0] * 300
+    arguments[0], arguments[299] = np.full(2, 2.0), Tabled(np.full(2, 3.0))
+    assert kernel(*arguments) == kernel(*arguments) == 6.0
+    keywords = dict(zip(names[100:], arguments[100:], strict=True))
+    assert kernel(*arguments[:100], **keywords) == kernel(*arguments[:100], **keywords) == 6.0
+    assert kernel.stats().fast >= 2
+
+
+def test_a_tuple_of_a_thousand():
+    @fast_args
+    def last(values):
+        return values[999]
+
+    values = tuple(range(1000))
+    assert last(values) == last(values) == 999
+    assert last(values[::-1]) == 0
+    assert last.stats().fast == 2
+
+
+# ---- threads -------------------------------------------------------------------------------------------------------
+
+
+def hammer(kernel, make_arguments, want, threads=8, calls=300):
+    """Threads that call `kernel` at the same time, each with arguments of its own; what they got other than `want`."""
+    barrier = threading.Barrier(threads)
+
+    def work(index):
+        arguments = make_arguments(index)
+        barrier.wait()
+        return [got for _ in range(calls) if (got := kernel(*arguments)) != want(index)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        return [wrong for result in pool.map(work, range(threads)) for wrong in result]
+
+
+@pytest.fixture
+def quick_switches():
+    """Threads change places often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_on_one_kernel(framework):
+    @fast_args
+    def total(x):
+        s = 0.0
+        for value in x.flat:
+            s += value
+        return s
+
+    dtypes = ["f4", "f8", "i4", "i8"]
+    views = [np.full(10 + i, i, dtypes[i % 4]) for i in range(8)]
+    assert hammer(total, lambda i: (framework.tensor(views[i]),), lambda i: views[i].sum()) == []
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_on_a_kernel_without_the_gil(framework):
+    @fast_args(nogil=True)
+    def total(x, y):
+        s = 0.0
+        for i in range(x.size):
+            s += x[i] * y[0]
+        return s
+
+    views = [np.full(1000 + i, float(i)) for i in range(8)]
+    wrong = hammer(total, lambda i: (framework.tensor(views[i]), framework.tensor(views[i])), lambda i: i * i * (1000.0 + i))
+    assert wrong == []
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_that_compile_at_the_same_time():
+    kernels = [fast_args(lambda x, n=i: x.sum() + n) for i in range(4)]
+
+    def both(x):
+        return sum(kernel(x) for kernel in kernels)
+
+    views = [np.ones((2,) * (i % 3 + 1), ["f4", "f8"][i % 2]) for i in range(8)]
+    assert hammer(both, lambda i: (views[i],), lambda i: 4 * views[i].sum() + 6, calls=20) == []
+
+
+@pytest.mark.usefixtures("quick_switches")
+def test_threads_and_kernels_that_come_and_go():
+    ledger = Ledger()
+
+    @fast_args
+    def total(x):
+        return x.sum()
+
+    def make_and_drop(array):
+        kernel = fast_args(numba.njit(lambda x: x.size))
+        new_type = type("New", (Tabled,), {})
+        return total(array) + total(Dunder(array, ledger)) + kernel(3 * array) + total(new_type(array))
+
+    assert hammer(make_and_drop, lambda i: (np.ones(3),), lambda i: 12.0, threads=4, calls=4) == []
+    ledger.check(ledger.made)
+
+
+def test_nogil_lets_other_threads_run():
+    @fast_args(nogil=True)
+    def wait(flag):
+        turns = 0
+        while flag[0] == 0 and turns < 2_000_000_000:
+            turns += 1
+        return flag[0]
+
+    flag = np.ones(1, np.int64)
+    wait(flag)
+    flag[0] = 0
+    thread = threading.Thread(target=lambda: flag.__setitem__(0, 7))
+    results: list[int] = []
+    waiter = threading.Thread(target=lambda: results.append(wait(flag)))
+    waiter.start()
+    thread.start()
+    thread.join(30)
+    waiter.join(60)
+    assert results == [7]
+
+
+def test_nogil_kernels_hold_owning_exports():
+    @fast_args(nogil=True)
+    def total(x):
+        return x.sum()
+
+    tensor = Tabled(np.ones(3))
+    total(tensor)
+    before = tensor.ledger.made
+    for _ in range(3):
+        assert total(tensor) == 3.0
+    assert tensor.borrows == 0 and tensor.ledger.made == before + 3
+    tensor.ledger.check(tensor.ledger.made)
+
+
+@needs_torch
+def test_nogil_with_torch():
+    @fast_args(nogil=True)
+    def add_one(x):
+        for i in range(x.size):
+            x[i] += 1
+        return x[0]
+
+    tensor = torch.zeros(5)
+    assert [add_one(tensor) for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert tensor.tolist() == [3.0] * 5
+    assert add_one.stats().fast == 2
+
+
+def test_exceptions_from_kernels_without_the_gil(framework):
+    @fast_args(nogil=True)
+    def fails(x):
+        if x[0] == 1:
+            raise ValueError("no", 3)
+        return x[0]
+
+    tensor = framework.tensor(np.ones(3))
+    for _ in range(3):
+        assert type_and_message(fails, tensor) == (ValueError, "('no', 3)")
+    assert fails(framework.tensor(np.zeros(3))) == 0.0
+    ledger = getattr(tensor, "ledger", None)
+    if ledger is not None:
+        ledger.check(ledger.made)
+
+
+def test_parallel(framework):
+    @fast_args(parallel=True)
+    def scale(x, factor, out):
+        for i in numba.prange(x.size):
+            out[i] = x[i] * factor
+        return out.sum()
+
+    view, out = np.arange(1000.0), np.zeros(1000)
+    for factor in (1.0, 2.0, 3.0):
+        assert scale(framework.tensor(view), factor, framework.tensor(out)) == factor * view.sum()
+    assert scale.stats().fast == 2
+
+
+def test_threads_at_exit():
+    """Daemon threads that still call kernels when the interpreter goes."""
+    run_python(
+        """
+        import threading
+        import numpy as np
+        from fastexchange import fast_args
+        from made_producers import Tabled
+
+        @fast_args
+        def total(x):
+            return x.sum()
+
+        total(np.ones(3)), total(Tabled(np.ones(3)))
+
+        def work():
+            while True:
+                total(np.ones(3))
+
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        """
+    )
