@@ -112,8 +112,11 @@ def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("damage", [lambda content: os.urandom(len(content)), lambda content: content[: len(content) // 2]],
-                         ids=["garbage", "truncated"])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda content: os.urandom(len(content)), lambda content: content[: len(content) // 2]],
+    ids=["garbage", "truncated"],
+)
 def test_a_damaged_index_is_survived(copied, damage):
     for path in files(copied):
         if path.suffix == ".nbi":
@@ -130,7 +133,9 @@ def test_damaged_data_files_are_survived(copied):
     damaged[3].unlink()
     misses, hits = misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))
     assert misses > 0 and hits > 0
-    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, "the damaged files were not replaced"
+    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, (
+        "the damaged files were not replaced"
+    )
 
 
 def test_a_cache_directory_that_cannot_be_written(tmp_path):

@@ -195,7 +195,10 @@ def test_an_omitted_default_and_the_same_value_given_are_different_types():
 def test_more_parameters_than_a_machine_has_registers():
     names = [f"p{i}" for i in range(40)]
     namespace: dict[str, object] = {}
-    exec(f"def many({', '.join(name + '=' + str(i) for i, name in enumerate(names))}): return {'+'.join(names)}", namespace)
+    exec(
+        f"def many({', '.join(name + '=' + str(i) for i, name in enumerate(names))}): return {'+'.join(names)}",
+        namespace,
+    )
     kernel = fast_args(namespace["many"])
     assert kernel() == sum(range(40))
     assert kernel(*range(40)) == sum(range(40))
@@ -512,7 +515,9 @@ def test_a_subclass_of_a_subclass_that_overrides_call_is_asked():
     assert [kernel(1, 2), kernel(1, 2), kernel.count] == [plain(1, 2), plain(1, 2), 2]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="before CPython 3.12 a class keeps its vectorcall when __call__ is set")
+@pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="before CPython 3.12 a class keeps its vectorcall when __call__ is set"
+)
 def test_call_overridden_later_is_asked():
     class Late(FastKernel):
         pass
@@ -575,7 +580,8 @@ def test_a_dispatcher_that_has_compiled_already():
 
 
 @pytest.mark.parametrize(
-    "signature", ["int64(int64)", int64(int64), (int64,), ["int64(int64)"], ["int64(int64)", "float64(float64)"], [(int64,)]]
+    "signature",
+    ["int64(int64)", int64(int64), (int64,), ["int64(int64)"], ["int64(int64)", "float64(float64)"], [(int64,)]],
 )
 def test_explicit_signatures_are_given_first_as_for_njit(signature):
     @fast_args(signature)

@@ -1,5 +1,6 @@
 """From a type to its way: found once, for subclasses too, and forgotten when the type dies."""
 
+import collections
 import gc
 import sys
 import weakref
@@ -306,8 +307,6 @@ def test_a_kernel_that_has_seen_a_type_does_not_keep_it():
 
 
 def test_named_tuple_classes_can_die():
-    import collections
-
     kernel = fast_args(ignore.py_func)
     for i in range(3):
         cls = collections.namedtuple(f"Mortal{i}", "x")

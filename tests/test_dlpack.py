@@ -80,7 +80,9 @@ def measured(header, tmp_path_factory) -> dict[str, int]:
     for enum, members in enums_in(text).items():
         lines.append(f'SHOW("sizeof {enum}", sizeof({enum}));')
         lines.extend(f'SHOW("{member}", {member});' for member in members)
-    lines.extend(f'SHOW("{macro}", {macro});' for macro in re.findall(r"#define\s+(DLPACK_(?:FLAG|M\w*_VERSION)\w*)", text))
+    lines.extend(
+        f'SHOW("{macro}", {macro});' for macro in re.findall(r"#define\s+(DLPACK_(?:FLAG|M\w*_VERSION)\w*)", text)
+    )
     directory = tmp_path_factory.mktemp("abi")
     source = directory / "abi.c"
     source.write_text(
@@ -119,7 +121,9 @@ def test_no_struct_of_the_header_is_missing(header):
 @pytest.mark.parametrize("struct", STRUCTS)
 def test_the_fields_are_those_of_the_header_in_order(struct, header):
     text = without_comments(header.read_text())
-    (body,) = re.findall(r"typedef\s+struct\s*\w*\s*\{((?:(?!typedef).)*?)\}\s*" + struct + r"\s*;", text, flags=re.DOTALL)
+    (body,) = re.findall(
+        r"typedef\s+struct\s*\w*\s*\{((?:(?!typedef).)*?)\}\s*" + struct + r"\s*;", text, flags=re.DOTALL
+    )
     declared = [re.search(r"\(\s*\*\s*(\w+)\s*\)|(\w+)\s*$", part.strip()) for part in body.split(";") if part.strip()]
     assert [match[1] or match[2] for match in declared] == fields(struct)
 
@@ -173,11 +177,13 @@ def test_the_committed_abi_module_is_what_the_declarations_make(tmp_path):
     assert made == kept, "run python -m fastexchange._abi_build"
 
 
-ALL_STRUCTS = sorted(name for name in ffi.list_types()[0] if ffi.typeof(name).kind == "struct" and ffi.typeof(name).fields)
+ALL_STRUCTS = sorted(
+    name for name in ffi.list_types()[0] if ffi.typeof(name).kind == "struct" and ffi.typeof(name).fields
+)
 
 
 def leaves(struct, at=0):
-    for name, field in struct.fields:
+    for _name, field in struct.fields:
         if field.type.kind == "struct":
             yield from leaves(field.type, at + field.offset)
         else:

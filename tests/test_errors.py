@@ -11,7 +11,16 @@ import pytest
 from failing_kernels import fails
 from frameworks import torch
 from made_producers import (
-    Dunder, Ledger, Legacy, Tabled, WithMethods, capsule, exchange_table, export_versioned, ffi, tabled_type,
+    Dunder,
+    Ledger,
+    Legacy,
+    Tabled,
+    WithMethods,
+    capsule,
+    exchange_table,
+    export_versioned,
+    ffi,
+    tabled_type,
     tabled_type_with_methods,
 )  # fmt: skip
 from numba import types
@@ -63,10 +72,18 @@ class OnlyDevice:
         raise AssertionError("not to be called")
 
 
-@pytest.mark.parametrize("thing", [Unknown(), OnlyDlpack(), OnlyDevice(), object(), {1: 2}, lambda: 1], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize(
+    "thing", [Unknown(), OnlyDlpack(), OnlyDevice(), object(), {1: 2}, lambda: 1], ids=lambda t: type(t).__name__
+)
 def test_an_object_that_no_path_can_handle(thing):
     check_refused(
-        thing, type(thing).__name__, "__dlpack_c_exchange_api__", "__dlpack__", "numba.typeof", "total()", kind=TypeError
+        thing,
+        type(thing).__name__,
+        "__dlpack_c_exchange_api__",
+        "__dlpack__",
+        "numba.typeof",
+        "total()",
+        kind=TypeError,
     )
 
 
@@ -235,7 +252,9 @@ def test_device_that_dlpack_device_names_before_anything_is_exported():
     assert tensor.asked == []
 
 
-@pytest.mark.parametrize("device", [None, (), (1,), (1, 0, 0), "cpu", 1, ("cpu", 0), (1.5, 0), (99, 0), (-1, 0), (2**80, 0)], ids=repr)
+@pytest.mark.parametrize(
+    "device", [None, (), (1,), (1, 0, 0), "cpu", 1, ("cpu", 0), (1.5, 0), (99, 0), (-1, 0), (2**80, 0)], ids=repr
+)
 def test_dlpack_device_of_another_kind(device):
     tensor = Dunder(np.ones(3), device=device)
     kind, message = type_and_message(total, 1, tensor)
@@ -330,7 +349,9 @@ def test_dlpack_that_returns_no_capsule(result):
     check_refused(Returns(result), "__dlpack__", type(result).__name__)
 
 
-@pytest.mark.parametrize("name", [b"dltensor_v2", b"used_dltensor", b"used_dltensor_versioned", b"dlpack_exchange_api", b"", None])
+@pytest.mark.parametrize(
+    "name", [b"dltensor_v2", b"used_dltensor", b"used_dltensor_versioned", b"dlpack_exchange_api", b"", None]
+)
 def test_dlpack_that_returns_a_capsule_of_another_name(name):
     ledger = Ledger()
     managed = export_versioned(ledger, np.ones(3))
@@ -348,7 +369,10 @@ def test_a_capsule_consumed_already():
 
 @pytest.mark.parametrize("version", [(2, 0), (0, 8), (99, 1)])
 def test_managed_tensors_of_another_major_version_are_given_back(version):
-    for tensor in (Dunder(np.ones(3), version=version), tabled_type(dltensor_from_py_object_no_sync=None)(np.ones(3), version=version)):
+    for tensor in (
+        Dunder(np.ones(3), version=version),
+        tabled_type(dltensor_from_py_object_no_sync=None)(np.ones(3), version=version),
+    ):
         check_refused(tensor, "version")
         type_and_message(total, "text", tensor)
         tensor.ledger.check(tensor.ledger.made)
@@ -385,7 +409,14 @@ class OutOfLuck(BaseException):
 @pytest.mark.parametrize("where", ["__dlpack__", "__dlpack_device__"])
 @pytest.mark.parametrize(
     "error",
-    [BufferError("no"), ValueError("no"), RuntimeError("no"), TypeError("no"), AttributeError("no"), NotImplementedError("no")],
+    [
+        BufferError("no"),
+        ValueError("no"),
+        RuntimeError("no"),
+        TypeError("no"),
+        AttributeError("no"),
+        NotImplementedError("no"),
+    ],
     ids=repr,
 )
 def test_exceptions_of_a_producer_name_the_argument(where, error):
@@ -396,7 +427,9 @@ def test_exceptions_of_a_producer_name_the_argument(where, error):
             assert "no" in message and "'x'" in message and "position 1" in message
 
 
-@pytest.mark.parametrize("error", [Custom(1, 2), KeyError("key"), OutOfLuck("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize(
+    "error", [Custom(1, 2), KeyError("key"), OutOfLuck("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr
+)
 def test_other_exceptions_of_a_producer_arrive_as_they_are(error):
     for first in (1, "text"):
         for _ in range(2):
@@ -527,7 +560,10 @@ def test_functions_of_a_table_that_fail_and_do_not_say_why(name):
 
 
 def test_an_export_that_succeeds_with_null():
-    functions = {"dltensor_from_py_object_no_sync": None, "managed_tensor_from_py_object_no_sync": failing_function(0, None).address}
+    functions = {
+        "dltensor_from_py_object_no_sync": None,
+        "managed_tensor_from_py_object_no_sync": failing_function(0, None).address,
+    }
     tensor = tabled_type(**functions)(np.ones(3))
     check_refused(tensor, "did not say why")
     assert type_and_message(total, "text", tensor)[0] is BufferError
@@ -570,7 +606,8 @@ def test_an_exception_in_the_very_first_call(how):
     assert got[4][len(got[4]) - len(want[4]) :] == want[4]
 
 
-@pytest.mark.parametrize("how", [0, 1, 4, 6, 8])  # an exception of an inner function leaks its arguments in Numba itself
+# Not 3: an exception of an inner function leaks its arguments in Numba itself.
+@pytest.mark.parametrize("how", [0, 1, 4, 6, 8])
 def test_exceptions_in_kernels_leak_nothing(how, framework):
     tensor = framework.tensor(np.ones(3))
     fails(-1, tensor)

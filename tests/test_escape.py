@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from frameworks import torch
 from interpreter import run_python
-from made_producers import Dunder, Legacy, Tabled, tabled_type
+from made_producers import Dunder, Legacy, Tabled, ffi, tabled_type
 
 from fastexchange import fast_args
 
@@ -258,7 +258,6 @@ def test_a_numpy_array_handed_to_python_in_object_mode():
 
 def test_an_array_that_a_producer_of_borrowed_views_does_not_export():
     """A kernel kept a borrowed view, and the producer refuses the export that would keep its memory: the tensor is kept."""
-    from made_producers import ffi
 
     @ffi.callback("int(void *, DLManagedTensorVersioned **)")
     def refuse(py_object, out):
