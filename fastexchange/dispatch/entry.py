@@ -101,6 +101,9 @@ def _load_leaves(builder, words, leaves):
     return loaded
 
 
+MAX_INLINED_VIEWS = 6
+"""Beyond so many, one function reads all views of a rank: a copy for each would no longer fit the instruction cache."""
+
 FAST_ENTRY_DIFFERS = 1 << 30
 """What a fast entry returns for arguments that do not follow its plan; no kernel returns it."""
 FAST_ENTRY_FAILED = FAST_ENTRY_DIFFERS << 1
@@ -134,7 +137,10 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
         record = builder.add(plan, _WORD(layout.PLAN_SIZE * position))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
         word = builder.gep(first, [_INT32(used_words)])
-        outcome = PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
+        if kind == layout.KIND_EXCHANGE and kinds.count(kind) > MAX_INLINED_VIEWS:
+            outcome = builder.call(_view_reader(unit, rank), [ob, record, array, word])
+        else:
+            outcome = PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
         agrees = unit.function.append_basic_block("agrees")
         if kind == layout.KIND_EXCHANGE:
             _fail_if(unit, builder.icmp_signed("<", outcome, _WORD(0)), position)
@@ -152,6 +158,20 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
     builder.ret(_INT32(FAST_ENTRY_DIFFERS))
     unit.linked.append(rtsys.library)
     return unit.finish()
+
+
+def _view_reader(unit, rank: int):
+    """The part for views of this rank as a function of its own."""
+    name = f"{unit.symbol}.view{rank}"
+    if name not in unit.module.globals:
+        function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, _WORD.as_pointer()]), name)
+        function.linkage = "internal"
+        for attribute in ("noinline", "noimplicitfloat"):
+            function.attributes.add(attribute)
+        outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
+        unit.builder.ret(PARTS[layout.KIND_EXCHANGE].call(unit, [*function.args, _WORD(rank)]))
+        unit.builder = outer
+    return unit.module.globals[name]
 
 
 def _fail_if(unit, condition, position: int) -> None:
