@@ -131,8 +131,7 @@ def test_damaged_data_files_are_survived(copied):
     damaged[1].write_bytes(os.urandom(1000))
     damaged[2].write_bytes(damaged[2].read_bytes()[:-100])
     damaged[3].unlink()
-    misses, hits = misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))
-    assert misses > 0 and hits > 0
+    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] > 0
     assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, (
         "the damaged files were not replaced"
     )
