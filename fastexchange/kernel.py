@@ -102,6 +102,13 @@ class FastKernel(NativeCallable):
         self._slow_calls += 1
         return call(self, bound)
 
+    def _call_numba(self, /, *args, **kwargs):
+        """Called by the shim for a call that is known to be one for Numba's dispatcher."""
+        from .slow_path import call_numba
+
+        self._slow_calls += 1
+        return call_numba(self, self._parameters.bind(*args, **kwargs))
+
     def _count_as_fast(self) -> None:
         """A call came here to be planned only; the shim knew it."""
         self._slow_calls -= 1

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from ._abi import ffi
 from .dispatch import layout
 from .dispatch.leaves import MAX_ELEMENTS
@@ -45,17 +43,6 @@ def wording(status: int, tensor) -> str:
     if status == layout.STATUS_CHANGED:
         return "it changed while another argument's producer ran Python code"
     raise AssertionError(f"status {status} is no refusal")
-
-
-def swapped_dtype(value) -> np.dtype | None:
-    """The dtype of `value` if it is an array, or in a tuple of arrays, that is not in native byte order."""
-    from .dtypes import is_native_order
-
-    if isinstance(value, np.ndarray):
-        return None if is_native_order(value.dtype) else value.dtype
-    if isinstance(value, tuple):
-        return next((dtype for item in value if (dtype := swapped_dtype(item)) is not None), None)
-    return None
 
 
 def status_of(tensor) -> int:

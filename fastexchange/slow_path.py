@@ -6,6 +6,7 @@ native code cannot do at all goes to Numba's dispatcher, tensors as NumPy views.
 
 import ctypes
 import functools
+import weakref
 from typing import Any, NoReturn
 
 import numba
@@ -15,15 +16,16 @@ from numba.core import types
 from ._abi import ffi
 from .cpython import NativeCallable
 from .convert import numpy_view
-from .discovery import PATH_DUNDER, PATH_EXCHANGE, discover, learn, type_name
+from .discovery import discover, learn, type_name
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.shim import FLAG_PLANNED
 from .dispatch.walk import FLAG_TRUSTED
+from .dtypes import is_native_order
 from .producers import torch
 from .producers.omitted import OMITTED
-from .refusal import dtype_name, swapped_dtype, wording
+from .refusal import dtype_name, wording
 
 _MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
 _REPORT_KEYS = 4096
@@ -167,7 +169,9 @@ def _overload_for(dispatcher, given: tuple):
 
 def _as_declared(numba_type):
     """The type under which an explicit signature accepts an argument: Numba types every array as aligned."""
-    return numba_type.copy(aligned=True) if isinstance(numba_type, types.Array) else numba_type
+    if not isinstance(numba_type, types.Array):
+        return numba_type
+    return types.Array(numba_type.dtype, numba_type.ndim, numba_type.layout, readonly=not numba_type.mutable, aligned=True)
 
 
 def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
@@ -191,49 +195,68 @@ def call_numba(kernel, bound: tuple):
     """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    skipped = False
     for position, value in enumerate(bound):
         if value is OMITTED:
-            skipped = True
             continue
         viewed = as_numba_takes_it(kernel, position, value)
-        if skipped:
-            named[kernel._parameters.names[position]] = viewed
-        else:
+        if len(positional) == position:
             positional.append(viewed)
+        else:  # behind an omitted one
+            named[kernel._parameters.names[position]] = viewed
     return kernel.dispatcher(*positional, **named)
 
 
 def as_numba_takes_it(kernel, position: int, value):
     """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples."""
     cls = type(value)
-    if cls is int and not -(2**63) <= value < 2**64:
-        raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
-    dtype = swapped_dtype(value)
-    if dtype is not None:
-        advice = "x.astype(x.dtype.newbyteorder('='))"
-        refuse_value(kernel, position, value, f"its dtype {dtype!r} is not in native byte order; pass {advice}")
-    if cls is tuple or (isinstance(value, tuple) and hasattr(cls, "_make")):
-        items = [as_numba_takes_it(kernel, position, item) for item in value]
-        return tuple(items) if cls is tuple else cls._make(items)
-    found = discover(cls)
-    if found.path in (PATH_EXCHANGE, PATH_DUNDER):
+    fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    kind = fields["kind"]
+    if kind == layout.KIND_INT:
+        if not -(2**63) <= value < 2**64:
+            raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
+    elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
         check_tensors(kernel, position, value)
         try:
-            return numpy_view(value, found.entry["managed"])
+            return numpy_view(value, fields["managed"])
         except Exception as error:
             refused(kernel, position, error)
-    if isinstance(value, np.ma.MaskedArray):
-        numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
-    if isinstance(value, NativeCallable):
+    elif kind == layout.KIND_TUPLE:
+        return tuple([as_numba_takes_it(kernel, position, item) for item in value])
+    elif kind == layout.KIND_NAMED_TUPLE:
+        return cls._make([as_numba_takes_it(kernel, position, item) for item in value])
+    elif isinstance(value, np.ndarray):
+        _require_native_order(kernel, position, value)
+        if isinstance(value, np.ma.MaskedArray):
+            numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+    elif isinstance(value, NativeCallable):
         return value.dispatcher
-    if not _has_numba_type(value):
-        tried = "; ".join(found.notes)
-        raise TypeError(
-            f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
-            f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
-        )
+    elif kind == layout.KIND_NUMBA:
+        _require_numba_type(kernel, position, value)
     return value
+
+
+def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
+    if not is_native_order(array.dtype):
+        advice = "pass x.astype(x.dtype.newbyteorder('='))"
+        refuse_value(kernel, position, array, f"its dtype {array.dtype!r} is not in native byte order; {advice}")
+
+
+def _require_numba_type(kernel, position: int, value) -> None:
+    """Raise TypeError for an object that nobody can pass."""
+    cls = type(value)
+    if id(cls) in _typed_by_numba or _has_numba_type(value):
+        if id(cls) not in _typed_by_numba:
+            _typed_by_numba[id(cls)] = weakref.ref(cls, lambda _, address=id(cls): _typed_by_numba.pop(address, None))
+        return
+    tried = "; ".join(discover(cls).notes)
+    raise TypeError(
+        f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
+        f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
+    )
+
+
+_typed_by_numba: dict[int, weakref.ref] = {}
+"""Types, by ``id``, of which Numba has typed an object: those that it then does not know, its dispatcher refuses."""
 
 
 def _shortened(value: int) -> str:

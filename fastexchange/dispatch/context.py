@@ -43,7 +43,7 @@ class KernelContext:
     def __init__(self, parameters, release_gil: bool):
         names = parameters.names
         self.runtime = runtime()
-        self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_refused")]
+        self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_refused")]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
         self._has_default = ffi.new("int64_t[]", [i in parameters.defaults for i in range(len(names))] or [0])
         self._buckets = ffi.new("intptr_t[]", _FIRST_BUCKETS)
@@ -51,6 +51,7 @@ class KernelContext:
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         # Stands for the last call before there was one.
         self._nothing = ffi.new("fx_overload *")
+        self._nothing.given_count = -1
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
         native.last = address_of(self._nothing)
@@ -62,7 +63,7 @@ class KernelContext:
         native.names = address_of(self._names)
         native.has_default = address_of(self._has_default)
         native.omitted = id(OMITTED)
-        native.slow_name, native.refused_name = map(id, self._strings[-2:])
+        native.slow_name, native.numba_name, native.refused_name = map(id, self._strings[-3:])
         native.release_gil = release_gil
         native.raise_error = entry.raise_error()
 
@@ -102,6 +103,7 @@ class KernelContext:
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
+        overload.given_count = -1
         self._overloads[keys] = _Filed(overload, code, [key_words, constants])
         if len(self._overloads) > len(self._buckets):
             self._spread(4 * len(self._buckets))
@@ -118,7 +120,8 @@ class KernelContext:
         plan, held = self._plan(keys, bound)
         variant = ffi.new("fx_overload *", first[0])
         variant.plan = address_of(plan)
-        variant.fast_entry = entry.fast_entry(code.given, code.taken, kinds) if kinds is not None else 0
+        if kinds is not None:
+            variant.given_count, variant.fast_entry = len(kinds), entry.fast_entry(code.given, code.taken, kinds)
         variant.array_count = sum(key & 0xFF == layout.KIND_ARRAY for key in keys)
         kept += [variant, plan, held]
         variant.variant, first.variant = first.variant, address_of(variant)
@@ -142,13 +145,16 @@ class KernelContext:
         self._buckets[index] = address_of(overload)
 
     def _planned_kinds(self, keys: tuple[int, ...], bound: tuple) -> tuple[int, ...] | None:
-        """The kinds of the arguments, None if one has no part in a fast entry."""
-        if self.native.release_gil or self.native.variadic or len(keys) != len(bound):
+        """The kinds of the arguments without the omitted ones at the end; None if one has no part in a fast entry."""
+        if self.native.release_gil or self.native.plain_count < 0 or len(keys) != len(bound):
             return None
-        kinds = tuple(self.runtime.entries.fields(type(value))["kind"] for value in bound)
+        count = len(bound)
+        while count and bound[count - 1] is OMITTED:
+            count -= 1
+        kinds = tuple(self.runtime.entries.fields(type(value))["kind"] for value in bound[:count])
         is_planned = all(kind in PARTS for kind in kinds)
-        has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=True))
-        # (A uint64 has to be looked at: the next int may fit into an int64.)
+        # A uint64 has to be looked at: the next int may fit into an int64.
+        has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys))
         return kinds if is_planned and not has_uint64 else None
 
     def _plan(self, keys: tuple[int, ...], bound: tuple):

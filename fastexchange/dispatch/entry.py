@@ -113,12 +113,12 @@ FAST_ENTRY_FAILED = FAST_ENTRY_DIFFERS << 1
 def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...]) -> int:
     """The address of ``int (*)(args, plan, arrays, kernel, result, excinfo)``: arguments into the kernel, in one function.
 
-    `kinds`: the kind of each argument's entry, ``KIND_*``; 0 if any has no part in ``plan.PARTS``. `plan` and `arrays` are
+    `kinds`: of each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `plan` and `arrays` are
     the overload's ``fx_plan[]`` and the frame's ``fx_array[]``. Returns the kernel's return code, or FAST_ENTRY_*.
     """
     context = _context()
     leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
-    ranks = tuple(getattr(t, "ndim", 0) for t in given)
+    ranks = tuple(getattr(t, "ndim", 0) for t in given[: len(kinds)])
     casts = () if given == taken else (repr(given), repr(taken))
     key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, ranks, casts)
     return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, kinds, ranks))[0]
@@ -132,7 +132,7 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
     first = builder.bitcast(words, _WORD.as_pointer())
     differs = unit.function.append_basic_block("differs")
     used_words = used_arrays = 0
-    for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks, strict=True)):
+    for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks)):
         ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
         record = builder.add(plan, _WORD(layout.PLAN_SIZE * position))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))

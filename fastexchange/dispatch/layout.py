@@ -44,6 +44,7 @@ typedef struct {
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release;            /* void (fx_runtime *, fx_frame *) */
+    int64_t run;                /* the functions of the shim, by its names */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cpu_readable;       /* bit d: a CPU reads device type d */
@@ -74,7 +75,8 @@ typedef struct {
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t plan;               /* fx_plan[parameter_count] */
     int64_t fast_entry;         /* int (args, plan, fx_array *, kernel, result, excinfo *); 0: none */
-    int64_t array_count;        /* of a call that the fast entry makes */
+    int64_t given_count;        /* positional arguments of a call that the fast entry makes; -1: there is none */
+    int64_t array_count;        /* arrays of such a call */
 } fx_overload;
 
 /* One per kernel. */
@@ -92,6 +94,7 @@ typedef struct {
     int64_t names;              /* PyObject *[parameter_count], interned */
     int64_t omitted;            /* the object that stands for an omitted default */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
+    int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */

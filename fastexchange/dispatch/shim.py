@@ -102,13 +102,16 @@ def launch(context, frame, overload):
     return finish(context, overload, code, frame.result, excinfo)
 
 
-@native
-def run(context, runtime, frame_address, args, nargs, flags):
-    """Make a call with arguments in parameter order. Returns (status, result, frame): a frame too small is replaced.
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def run(context_address, args, nargs, flags, state):
+    """Make a call with arguments in parameter order. Returns a STATUS_*.
 
-    What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or 0 with
-    an exception set.
+    `state`: two words, the frame, which is replaced if it is too small, and the result. What the call took is released,
+    whatever happened. If the status is STATUS_OK the result is a new reference, or 0 with an exception set.
     """
+    context = layout.context_at(context_address)
+    runtime = layout.runtime_at(context.runtime)
+    frame_address = load(state)
     frame = layout.frame_at(frame_address)
     status = walk(context, runtime, frame, args, nargs, flags)
     while status == layout.STATUS_EXPORT or status == layout.STATUS_GROW:
@@ -142,7 +145,9 @@ def run(context, runtime, frame_address, args, nargs, flags):
             else:
                 result = launch(context, frame, layout.overload_at(at))
     release(runtime, frame)
-    return status, result, frame_address
+    store(state, frame_address)
+    store(state + 8, result)
+    return status
 
 
 @native
@@ -179,13 +184,13 @@ def bind(context, frame, args, nargs, kwnames):
 
 
 @native
-def call_slowly(context, callable_, args, nargsf, kwnames):
-    """``kernel._call_slowly(*args, **kwargs)``: a new reference, or 0 with an exception set."""
+def call_method(name, callable_, args, nargsf, kwnames):
+    """Call the kernel's method `name` with the call's arguments: a new reference, or 0 with an exception set."""
     nargs = nargsf & 0x7FFFFFFFFFFFFFFF
     if nargsf < 0:  # PY_VECTORCALL_ARGUMENTS_OFFSET: the word before the arguments is ours for the time of the call
         saved = load(args - 8)
         store(args - 8, callable_)
-        result = c.PyObject_VectorcallMethod(context.slow_name, args - 8, nargs + 1, kwnames)
+        result = c.PyObject_VectorcallMethod(name, args - 8, nargs + 1, kwnames)
         store(args - 8, saved)
         return result
     total = nargs + (load(kwnames + OB_SIZE) if kwnames != 0 else 0)
@@ -196,7 +201,7 @@ def call_slowly(context, callable_, args, nargsf, kwnames):
     store(copy, callable_)
     for i in range(total):
         store(copy + 8 + 8 * i, load(args + 8 * i))
-    result = c.PyObject_VectorcallMethod(context.slow_name, copy, nargs + 1, kwnames)
+    result = c.PyObject_VectorcallMethod(name, copy, nargs + 1, kwnames)
     c.PyMem_RawFree(copy)
     return result
 
@@ -238,23 +243,11 @@ def bind_into(context, runtime, frame_address, args, nargs, kwnames):
     return status, frame_address
 
 
-@native
-def end_call(context, callable_, args, nargsf, kwnames, status, result, frame_address):
-    """Give the frame back, and end the call: with the result, with the exception that is set, or on the slow path."""
-    position = layout.frame_at(frame_address).position
-    give_frame(layout.runtime_at(context.runtime), frame_address)
-    if status == layout.STATUS_OK:
-        context.calls += 1
-        return result
-    if status == layout.STATUS_ERROR:
-        return refuse(context, callable_, position)
-    return call_slowly(context, callable_, args, nargsf, kwnames)
-
-
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """:data:`vectorcall` for calls with keywords, with defaults, with ``*args``: all others too."""
-    context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
+    context_address = load(callable_ + CALLABLE_CONTEXT)
+    context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
     frame_address = take_frame(runtime)
     if frame_address == 0:
@@ -262,15 +255,26 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
     nargs = nargsf & 0x7FFFFFFFFFFFFFFF
     items = args
     status = layout.STATUS_OK
-    result = 0
     if kwnames != 0 or nargs != context.plain_count:
         if kwnames != 0 or nargs < context.parameter_count or context.variadic == 0:
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
             items = layout.frame_at(frame_address).bound
             nargs = context.parameter_count
+    state = stack(2)
+    store(state, frame_address)
+    store(state + 8, 0)
     if status == layout.STATUS_OK:
-        status, result, frame_address = run(context, runtime, frame_address, items, nargs, 0)
-    return end_call(context, callable_, args, nargsf, kwnames, status, result, frame_address)
+        status = call_word(runtime.run, (context_address, items, nargs, 0, state))
+    frame = load(state)
+    position = layout.frame_at(frame).position
+    give_frame(runtime, frame)
+    if status == layout.STATUS_OK:
+        context.calls += 1
+        return load(state + 8)
+    if status == layout.STATUS_ERROR:
+        return refuse(context, callable_, position)
+    method = context.numba_name if status == layout.STATUS_NUMBA else context.slow_name
+    return call_method(method, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp)
@@ -289,14 +293,14 @@ def release_any(runtime_address, frame_address):
 def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
-    What most calls need and nothing else: as many positional arguments as parameters, looking as in the last call. Then one
-    compiled function takes them into the kernel. All other calls are :data:`vectorcall_any`'s.
+    What most calls need and nothing else: positional arguments that look as in the last call. Then one compiled function
+    takes them into the kernel. All other calls are :data:`vectorcall_any`'s.
     """
     context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
     runtime = layout.runtime_at(context.runtime)
     overload = layout.overload_at(context.last)
     at = runtime.frames
-    if kwnames == 0 and nargsf & 0x7FFFFFFFFFFFFFFF == context.plain_count and overload.fast_entry != 0 and at != 0:
+    if kwnames == 0 and nargsf & 0x7FFFFFFFFFFFFFFF == overload.given_count and at != 0:
         frame = layout.frame_at(at)
         if overload.array_count <= frame.key_capacity:
             runtime.frames = frame.next
@@ -332,9 +336,12 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return types.int32(layout.STATUS_ERROR)
-    status, result, frame_address = run(context, runtime, frame_address, args, nargs, flags)
+    state = stack(2)
+    store(state, frame_address)
+    status = call_word(runtime.run, (context_address, args, nargs, flags, state))
+    frame_address = load(state)
     frame = layout.frame_at(frame_address)
-    report.result = result
+    report.result = load(state + 8)
     report.position = frame.position
     report.object = frame.object
     report.key_count = frame.key_count

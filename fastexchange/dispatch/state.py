@@ -70,6 +70,10 @@ class EntryTable:
         """What has been filed for `thing`, the fields of its ``fx_entry``."""
         return self._fields[id(thing)]
 
+    def get(self, thing) -> dict[str, int] | None:
+        """What has been filed for `thing`, None if nothing was."""
+        return self._fields.get(id(thing))
+
     def watch(self, thing, plan) -> None:
         """Clear the records of `plan` (``fx_plan[]``) that name the type `thing`, when that type dies."""
         self._plans.setdefault(id(thing), weakref.WeakSet()).add(plan)
@@ -168,6 +172,7 @@ class Runtime:
         checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo())
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.native.release = shim.release_any.address
+        self.native.run = shim.run.address
         self.native.refuse = shim.refuse_argument.address
         self.native.vectorcall_any = shim.vectorcall_any.address
         self.native.release_owner = frame.release_owner.address

@@ -1,18 +1,16 @@
-"""Any type with ``__dlpack__`` and ``__dlpack_device__``: the array API's protocol, as an exchange table.
+"""Any type with ``__dlpack__`` (and ``__dlpack_device__``): the array API's protocol, as an exchange table.
 
 ``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then take the managed export,
-here :data:`managed_tensor_from_py_object_no_sync`, which calls the two methods.
+here :data:`managed_tensor_from_py_object_no_sync`, which calls the method.
 
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
-
-import operator
 
 from numba import types
 
 from .. import cpython as c
 from ..cpython import OB_ITEM
-from ..dlpack import CPU_READABLE_MASK, VERSION, DLDeviceType, is_readable_by_cpu
+from ..dlpack import VERSION
 from ..native import (
     call_word,
     cfunction,
@@ -34,7 +32,6 @@ DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 LEGACY_DL_TENSOR = offset_of("DLManagedTensor", "dl_tensor")
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
-_CPU_READABLE = CPU_READABLE_MASK
 
 
 @cfunction(types.void, types.intp)
@@ -81,49 +78,27 @@ def python_side():
     return state + OB_ITEM
 
 
-@native
-def is_readable(device):
-    """Whether the result of ``__dlpack_device__`` is a tuple of two ints that names memory a CPU reads."""
-    if c.PyTuple_Size(device) != 2:
-        c.PyErr_Clear()
-        return False
-    kind = c.PyLong_AsSsize_t(c.PyTuple_GetItem(device, 0))
-    if kind == -1:
-        c.PyErr_Clear()
-        return False
-    return 0 <= kind and kind < 63 and (_CPU_READABLE >> kind) & 1 != 0
-
-
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
     """Fill the pointer at `out` with an owning export of `py_object`; the caller calls its deleter, once.
 
-    Asks ``__dlpack_device__`` first and refuses memory that a CPU cannot read, then calls
-    ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. The capsule is consumed: renamed to
-    ``used_…``. Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
+    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. The capsule is consumed:
+    renamed to ``used_…``. The device is that of the exported tensor, which the consumer looks at; ``__dlpack_device__`` is
+    not asked first, because a consumer on the CPU has no stream to pass (and PyTorch's takes 1.3 µs). Needs the GIL, runs
+    Python code. Returns 0, or -1 with an exception set.
     """
     side = python_side()
     if side == 0:
         return types.int32(-1)
     arguments = stack(2)
     store(arguments, py_object)
-    device = c.PyObject_VectorcallMethod(load(side), arguments, 1, 0)
-    if device == 0:
-        return types.int32(-1)
-    if not is_readable(device):
-        checked = c.PyObject_CallFunctionObjArgs(load(side + 32), device, 0)
-        if checked == 0:
-            c.Py_DecRef(device)
-            return types.int32(-1)
-        c.Py_DecRef(checked)
-    c.Py_DecRef(device)
-    store(arguments + 8, load(side + 16))
-    capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, load(side + 24))
+    store(arguments + 8, load(side + 8))
+    capsule = c.PyObject_VectorcallMethod(load(side), arguments, 1, load(side + 16))
     if capsule == 0:
         if c.PyErr_ExceptionMatches(global_address("PyExc_TypeError")) == 0:
             return types.int32(-1)
         c.PyErr_Clear()
-        capsule = c.PyObject_VectorcallMethod(load(side + 8), arguments, 1, 0)
+        capsule = c.PyObject_VectorcallMethod(load(side), arguments, 1, 0)
         if capsule == 0:
             return types.int32(-1)
     managed = 0
@@ -132,13 +107,13 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         c.PyCapsule_SetName(capsule, cstring("used_dltensor_versioned"))
     elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
         legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
-        managed = wrap_legacy(legacy, c.PyLong_AsSsize_t(load(side + 48)))
+        managed = wrap_legacy(legacy, c.PyLong_AsSsize_t(load(side + 32)))
         if managed != 0:
             c.PyCapsule_SetName(capsule, cstring("used_dltensor"))
         else:
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
     else:
-        refused = c.PyObject_CallFunctionObjArgs(load(side + 40), capsule, 0)
+        refused = c.PyObject_CallFunctionObjArgs(load(side + 24), capsule, 0)
         if refused != 0:
             c.Py_DecRef(refused)
     c.Py_DecRef(capsule)
@@ -146,17 +121,6 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         return types.int32(-1)
     store(out, managed)
     return types.int32(0)
-
-
-def _check_device(device) -> None:
-    """Raise BufferError unless `device`, what ``__dlpack_device__`` returned, is memory that a CPU reads."""
-    try:
-        kind, index = device
-        kind = DLDeviceType(operator.index(kind))
-    except (TypeError, ValueError):
-        raise BufferError(f"__dlpack_device__ returned {device!r}, not a pair (DLPack device type, index)") from None
-    if not is_readable_by_cpu(kind):
-        raise BufferError(f"its memory is on device {kind.name}:{index}, which a CPU kernel cannot read; copy it to the CPU first")
 
 
 def _refuse_capsule(result):
@@ -170,7 +134,4 @@ def __getattr__(name):
     """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item compiles a deleter)."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return (
-        "__dlpack_device__", "__dlpack__", VERSION, ("max_version",), _check_device, _refuse_capsule,
-        delete_legacy.address,
-    )  # fmt: skip
+    return "__dlpack__", VERSION, ("max_version",), _refuse_capsule, delete_legacy.address
