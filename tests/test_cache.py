@@ -112,15 +112,10 @@ def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda content: os.urandom(len(content)), lambda content: content[: len(content) // 2]],
-    ids=["garbage", "truncated"],
-)
-def test_a_damaged_index_is_survived(copied, damage):
+def test_a_damaged_index_is_survived(copied):
     for path in files(copied):
         if path.suffix == ".nbi":
-            path.write_bytes(damage(path.read_bytes()))
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] > 0
     assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, "the index was not replaced"
 
