@@ -9,7 +9,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 from numba.core import sigutils
@@ -109,10 +109,11 @@ class FastKernel(NativeCallable):
         self._slow_calls += 1
         return call_numba(self, self._parameters.bind(*args, **kwargs))
 
-    def _count_as_fast(self) -> None:
-        """A call came here to be planned only; the shim knew it."""
-        self._slow_calls -= 1
-        self._native.native.calls += 1
+    def _plan_call(self, /, *args, **kwargs):
+        """Called by the shim after a call like others that it has made: to make such calls faster."""
+        from .slow_path import plan
+
+        plan(self, self._parameters.bind(*args, **kwargs))
 
     def _refused(self, position: int, error: BaseException):
         """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
@@ -122,7 +123,8 @@ class FastKernel(NativeCallable):
 
 
 _kernels: "weakref.WeakValueDictionary[int, FastKernel]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive: so that a kernel which is pickled and loaded in the same process is the same kernel."""
+"""By ``id`` of the dispatcher, which the kernel keeps alive: a kernel that is pickled and loaded in the same process is
+the same kernel."""
 
 enable_vectorcall(FastKernel)
 
@@ -184,7 +186,8 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
             f"{type(function).__qualname__}"
         )
     try:
-        return numba.njit(function, **options) if signatures is None else numba.njit(signatures, **options)(function)
+        jit: Any = numba.njit(**options) if signatures is None else numba.njit(signatures, **options)
+        return jit(function)
     except RuntimeError as error:
         if not options.get("cache") or "cannot cache function" not in str(error):
             raise
