@@ -20,7 +20,7 @@ from .discovery import discover, learn, type_name
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
 from .dispatch.signature import UnknownDtype, numba_types
-from .dispatch.shim import FLAG_PLANNED
+from .dispatch.shim import FLAG_LOOK
 from .dispatch.walk import FLAG_TRUSTED
 from .dtypes import is_native_order
 from .producers import torch
@@ -110,10 +110,6 @@ def call(kernel, bound: tuple):
                 # Numba could do what we cannot (a literal argument, say): next time straight to it.
                 kernel._native.add_numba_only(report.keys)
                 return result
-        elif status == layout.STATUS_UNPLANNED:
-            kernel._native.add_plan(report.keys, bound)
-            kernel._count_as_fast()
-            flags |= FLAG_PLANNED
         elif status in _BY_NUMBA:
             return call_numba(kernel, bound)
         elif status == layout.STATUS_CHECK:
@@ -125,6 +121,16 @@ def call(kernel, bound: tuple):
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
     raise BufferError(f"{kernel.__qualname__}(): the arguments were different at each of {_MAX_LOOKS} looks at them")
+
+
+def plan(kernel, bound: tuple) -> None:
+    """Compile a fast entry for calls with arguments of these types, if they still have the shape of the call just made."""
+    report = Report()
+    try:
+        if attempt(kernel, bound, FLAG_LOOK, report) == layout.STATUS_UNKNOWN_SHAPE and report.keys in kernel._native:
+            kernel._native.add_plan(report.keys, bound)
+    except Exception:  # the call has been made, and the next ones can be made without
+        pass
 
 
 # ---- compiling -----------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class KernelContext:
     def __init__(self, parameters, release_gil: bool):
         names = parameters.names
         self.runtime = runtime()
-        self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_refused")]
+        self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_plan_call", "_refused")]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
         self._has_default = ffi.new("int64_t[]", [i in parameters.defaults for i in range(len(names))] or [0])
         self._buckets = ffi.new("intptr_t[]", _FIRST_BUCKETS)
@@ -63,7 +63,7 @@ class KernelContext:
         native.names = address_of(self._names)
         native.has_default = address_of(self._has_default)
         native.omitted = id(OMITTED)
-        native.slow_name, native.numba_name, native.refused_name = map(id, self._strings[-3:])
+        native.slow_name, native.numba_name, native.plan_name, native.refused_name = map(id, self._strings[-4:])
         native.release_gil = release_gil
         native.raise_error = entry.raise_error()
 
@@ -113,7 +113,7 @@ class KernelContext:
     def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
         """Compile a fast entry for calls with these keys whose arguments have the types that `bound` has.
 
-        Where there can be none (a tuple, an owning export) the types are filed all the same, so that nobody asks again.
+        Where there can be none (for a tuple, say) the types are filed all the same, so that nobody asks again.
         """
         first, code, kept = self._overloads[keys]
         kinds = self._planned_kinds(keys, bound)

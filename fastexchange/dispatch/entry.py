@@ -10,6 +10,7 @@ return codes and its error values are taken from it, not restated here.
 
 from llvmlite import ir
 from numba.core import types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.pythonapi import EnvironmentManager
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
@@ -47,6 +48,7 @@ def _as_word_sized(llvm_type):
     raise UnsupportedEntry(f"an argument of LLVM type {llvm_type} is wider than a word")
 
 
+@global_compiler_lock
 def trampoline(given: tuple, taken: tuple) -> int:
     """The address of ``int (*)(kernel, result, excinfo, words)`` for a kernel with argument types `taken`.
 
@@ -110,6 +112,7 @@ FAST_ENTRY_FAILED = FAST_ENTRY_DIFFERS << 1
 """Plus the argument's position: its producer set an exception. Negative as a C int, and below every code of a kernel."""
 
 
+@global_compiler_lock
 def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...]) -> int:
     """The address of ``int (*)(args, plan, arrays, kernel, result, excinfo)``: arguments into the kernel, in one function.
 
@@ -199,6 +202,7 @@ class _Constants(EnvironmentManager):
         return builder.load(builder.gep(self.pointers, [ir.Constant(_INT32, index)]))
 
 
+@global_compiler_lock
 def box(return_type) -> tuple[int, tuple]:
     """The address of ``PyObject *(*)(result, constants)`` for a Numba return type, and the constants, Python objects.
 
@@ -243,6 +247,7 @@ def _build_box(context, return_type):
     return unit.finish(tuple(manager.objects))
 
 
+@global_compiler_lock
 def raise_error() -> int:
     """The address of ``void (*)(code, excinfo)``: sets the Python exception that a kernel's return code stands for."""
     context = _context()

@@ -95,6 +95,7 @@ typedef struct {
     int64_t omitted;            /* the object that stands for an omitted default */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
+    int64_t plan_name;          /* PyObject *, name of the method that makes a plan after a call */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */
@@ -180,7 +181,6 @@ STATUS_CHECK = 8  # the tensor is not plain: ask its framework
 STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
 STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
-STATUS_UNPLANNED = 12  # known, and called often enough with arguments of these types to be planned for them
 STATUS_NULL_DATA = 32
 STATUS_DEVICE = 33
 STATUS_DTYPE = 34

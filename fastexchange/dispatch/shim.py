@@ -26,7 +26,6 @@ FAST_ENTRY_FAILED_LIMIT = -(1 << 30)  # at or below: FAST_ENTRY_FAILED plus a po
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
 
 FLAG_LOOK = 2 * FLAG_TRUSTED  # stop before the kernel: only the keys are wanted
-FLAG_PLANNED = 4 * FLAG_TRUSTED  # do not ask for a plan again
 
 
 @native
@@ -106,8 +105,9 @@ def launch(context, frame, overload):
 def run(context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order. Returns a STATUS_*.
 
-    `state`: two words, the frame, which is replaced if it is too small, and the result. What the call took is released,
-    whatever happened. If the status is STATUS_OK the result is a new reference, or 0 with an exception set.
+    `state`: three words, the frame, which is replaced if it is too small; the result; whether it is time to plan such
+    calls. What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or
+    0 with an exception set.
     """
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
@@ -132,6 +132,7 @@ def run(context_address, args, nargs, flags, state):
             frame.array_count = 0
             status = walk(context, runtime, frame, args, nargs, flags)
     result = 0
+    wants_plan = False
     if status == layout.STATUS_OK:
         at = look_up(context, frame.keys, frame.key_count)
         if at == 0 or flags & FLAG_LOOK != 0:
@@ -139,14 +140,13 @@ def run(context_address, args, nargs, flags, state):
         elif layout.overload_at(at).trampoline == 0:
             status = layout.STATUS_NUMBA
         else:
-            chosen = choose_variant(context, at, args) if flags & FLAG_PLANNED == 0 else at
-            if chosen == 0:
-                status = layout.STATUS_UNPLANNED
-            else:
-                result = launch(context, frame, layout.overload_at(at))
+            chosen = choose_variant(context, at, args) if frame.export_count == 0 else at
+            wants_plan = chosen == 0
+            result = launch(context, frame, layout.overload_at(at))
     release(runtime, frame)
     store(state, frame_address)
     store(state + 8, result)
+    store(state + 16, types.intp(wants_plan and result != 0))
     return status
 
 
@@ -154,7 +154,7 @@ def run(context_address, args, nargs, flags, state):
 def bind(context, frame, args, nargs, kwnames):
     """Put positional and keyword arguments in parameter order into ``frame.bound``. Returns a STATUS_*.
 
-    Names are compared by identity: CPython interns the names of keyword arguments. Any other is left to the slow path.
+    Names are compared by identity first: CPython interns those that stand in source code.
     """
     count = context.parameter_count
     if count > frame.bound_capacity:
@@ -172,6 +172,10 @@ def bind(context, frame, args, nargs, kwnames):
         i = context.positional_only
         while i < count and load(context.names + 8 * i) != name:
             i += 1
+        if i == count:  # a name that is not interned: from **mapping, for instance
+            i = context.positional_only
+            while i < count and c.PyUnicode_Compare(load(context.names + 8 * i), name) != 0:
+                i += 1
         if i == count or load(bound + 8 * i) != 0:
             return layout.STATUS_ARITY
         store(bound + 8 * i, load(args + 8 * (nargs + k)))
@@ -260,9 +264,8 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
             items = layout.frame_at(frame_address).bound
             nargs = context.parameter_count
-    state = stack(2)
+    state = stack(3)
     store(state, frame_address)
-    store(state + 8, 0)
     if status == layout.STATUS_OK:
         status = call_word(runtime.run, (context_address, items, nargs, 0, state))
     frame = load(state)
@@ -270,7 +273,14 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
     give_frame(runtime, frame)
     if status == layout.STATUS_OK:
         context.calls += 1
-        return load(state + 8)
+        result = load(state + 8)
+        if load(state + 16) != 0:
+            planned = call_method(context.plan_name, callable_, args, nargsf, kwnames)
+            if planned == 0:  # interrupted
+                c.Py_DecRef(result)
+                return 0
+            c.Py_DecRef(planned)
+        return result
     if status == layout.STATUS_ERROR:
         return refuse(context, callable_, position)
     method = context.numba_name if status == layout.STATUS_NUMBA else context.slow_name
@@ -336,7 +346,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return types.int32(layout.STATUS_ERROR)
-    state = stack(2)
+    state = stack(3)
     store(state, frame_address)
     status = call_word(runtime.run, (context_address, args, nargs, flags, state))
     frame_address = load(state)
@@ -347,7 +357,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     report.key_count = frame.key_count
     for i in range(DL_TENSOR_WORDS):
         report.tensor[i] = frame.tensor[i]
-    if status == layout.STATUS_UNKNOWN_SHAPE or status == layout.STATUS_UNPLANNED:
+    if status == layout.STATUS_UNKNOWN_SHAPE:
         if frame.key_count > report.key_capacity:
             status = layout.STATUS_NUMBA
         else:
