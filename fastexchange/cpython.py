@@ -1,7 +1,7 @@
 """What native code needs of CPython: reference counts, errors, object layouts, and the vectorcall type.
 
 Every offset used here is either asked of the interpreter (``__basicsize__``, ``__flags__``) or checked against it at
-import by :func:`verify`; what fails the check is listed in :data:`UNVERIFIED`, and its user takes a safer way.
+import by :func:`verify`; what fails the check is listed in ``Runtime.unverified``, and its user takes a safer way.
 """
 
 import ctypes

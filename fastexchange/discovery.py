@@ -111,10 +111,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         return None
     view = int(ffi.cast("intptr_t", table.dltensor_from_py_object_no_sync))
     managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
-    if torch.is_tensor_type(cls) and torch.runs_python(cls):
-        view = 0
-        notes.append(f"{cls.__qualname__} has a __torch_function__ of its own: each call takes an owning export")
-    elif not view:
+    if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
     kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
     guard = torch.guard() if torch.is_tensor_type(cls) else {}
@@ -166,6 +163,8 @@ _PYTHON_SCALARS = (
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
     """Python's and NumPy's own scalar types, exactly: a subclass may mean something else by its value."""
     kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
+    if kind is not None and cls.__name__ in runtime().unverified:
+        return None
     if kind is not None:
         return Discovery(PATH_SCALAR, {"kind": kind})
     if not issubclass(cls, np.generic) or not cls.__module__.startswith("numpy"):
@@ -243,7 +242,7 @@ def learn(value) -> bool:
         found = discover(cls)
         entries.add(cls, found.holder, **found.entry)
     if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
-        return any([learn(item) for item in value]) or news
+        return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
     if issubclass(cls, np.ndarray):
         return _learn_dtype(value.dtype) or news
     if entries.fields(cls)["kind"] == layout.KIND_CONSTANT:

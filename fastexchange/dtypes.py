@@ -36,7 +36,7 @@ def is_native_order(dtype: np.dtype) -> bool:
     """Whether every element, also of a structured dtype's fields, is stored in this machine's byte order."""
     if dtype.fields is not None:
         return all(is_native_order(field[0]) for field in dtype.fields.values())
-    return dtype.base.byteorder in ("=", "|", "<" if sys.byteorder == "little" else ">")
+    return dtype.byteorder in ("=", "|", "<" if sys.byteorder == "little" else ">")
 
 
 def dtype_field(dtype: np.dtype) -> int | None:

@@ -72,6 +72,8 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
     from .slow_path import Report, attempt, check_tensors
 
+    if not runtime().is_native:
+        return _explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
     report = Report()
     flags = 0
     outcome, numba_names = "", ["?"] * len(bound)
@@ -106,15 +108,21 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             why = wording(status, report.tensor)
             outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {why}"
         break
-    arguments = []
-    for position, value in enumerate(bound):
-        name = kernel._parameters.name_of(position)
-        arguments.append((name, None if value is OMITTED else explain(value), _numba_name(numba_names, position, value)))
-    notes = tuple(
-        f"the {what} layout of this interpreter is not as expected: its fast path is off"
-        for what in runtime().unverified
+    return _explained(kernel, bound, outcome, numba_names)
+
+
+def _explained(kernel, bound: tuple, outcome: str, numba_names: list[str]) -> CallExplanation:
+    arguments = tuple(
+        (
+            kernel._parameters.name_of(position),
+            None if value is OMITTED else explain(value),
+            _numba_name(numba_names, position, value),
+        )
+        for position, value in enumerate(bound)
     )
-    return CallExplanation(kernel.__qualname__, tuple(arguments), outcome, notes)
+    odd = runtime().unverified
+    notes = tuple(f"the layout {what!r} is not as expected: it is left to Numba or to __dlpack__" for what in odd)
+    return CallExplanation(kernel.__qualname__, arguments, outcome, notes)
 
 
 def _fate(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:

@@ -122,6 +122,15 @@ class FastKernel(NativeCallable):
         refused(self, position, error)
 
 
+class _CarefulKernel(FastKernel):
+    """A kernel on an interpreter whose objects do not lie in memory as native code assumes: Numba's dispatcher calls it."""
+
+    __slots__ = ()
+
+    def __call__(self, /, *args, **kwargs):
+        return self._call_numba(*args, **kwargs)
+
+
 _kernels: "weakref.WeakValueDictionary[int, FastKernel]" = weakref.WeakValueDictionary()
 """By ``id`` of the dispatcher, which the kernel keeps alive: a kernel that is pickled and loaded in the same process is
 the same kernel."""
@@ -165,12 +174,18 @@ def fast_args(func=None, /, **options):
     if isinstance(func, CPUDispatcher):
         _no_options(options, "a Numba dispatcher")
         known = _kernels.get(id(func))
-        return known if known is not None else FastKernel(func)
+        return known if known is not None else _make(func)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions and CPU dispatchers; {type(func).__name__} is for another target")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
-        return lambda function: FastKernel(_jit(function, options, func))
-    return FastKernel(_jit(func, options))
+        return lambda function: _make(_jit(function, options, func))
+    return _make(_jit(func, options))
+
+
+def _make(dispatcher: CPUDispatcher) -> FastKernel:
+    from .dispatch.state import runtime
+
+    return FastKernel(dispatcher) if runtime().is_native else _CarefulKernel(dispatcher)
 
 
 def _no_options(options: dict, what: str) -> None:

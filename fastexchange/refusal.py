@@ -63,4 +63,4 @@ def status_of(tensor) -> int:
     if count > MAX_ELEMENTS or any(abs(stride) > MAX_ELEMENTS for stride in strides):
         return layout.STATUS_OVERFLOW
     address = int(ffi.cast("uintptr_t", tensor.data)) + tensor.byte_offset
-    return layout.STATUS_NULL_DATA if all(shape) and not address else 0
+    return layout.STATUS_NULL_DATA if all(shape) and not address >> 12 else 0

@@ -14,13 +14,13 @@ import numpy as np
 from numba.core import types
 
 from ._abi import ffi
-from .cpython import NativeCallable
 from .convert import numpy_view
+from .cpython import NativeCallable
 from .discovery import discover, learn, type_name
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
-from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.shim import FLAG_LOOK
+from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_TRUSTED
 from .dtypes import is_native_order
 from .producers import torch
@@ -252,13 +252,18 @@ def _require_numba_type(kernel, position: int, value) -> None:
     cls = type(value)
     if id(cls) in _typed_by_numba or _has_numba_type(value):
         if id(cls) not in _typed_by_numba:
-            _typed_by_numba[id(cls)] = weakref.ref(cls, lambda _, address=id(cls): _typed_by_numba.pop(address, None))
+            forget = functools.partial(_forget_type, id(cls))
+            _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         return
     tried = "; ".join(discover(cls).notes)
     raise TypeError(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
         f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
     )
+
+
+def _forget_type(address: int, _reference) -> None:
+    _typed_by_numba.pop(address, None)
 
 
 _typed_by_numba: dict[int, weakref.ref] = {}

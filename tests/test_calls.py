@@ -646,3 +646,55 @@ def test_keyword_only_parameters_as_numba_takes_them():
     for _ in range(2):
         assert kernel(1, k=2) == 12
     assert type_and_message(kernel, 1) == type_and_message(function, 1)
+
+
+def test_bound_arguments_move_with_a_frame_that_grows():
+    """A producer that calls kernels with keywords, in a call with keywords whose frame was too small."""
+
+    class Producer:
+        def __init__(self, array, hook=None):
+            self.array, self.hook = array, hook
+
+        def __dlpack__(self, **keywords):
+            if self.hook:
+                self.hook()
+            return self.array.__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    @fast_args
+    def big(t, x, a):
+        s = 0.0
+        for value in t:
+            s += value
+        return s + x[0] * 1000 + a * 1e6
+
+    @fast_args
+    def other(u, v, w):
+        return 0.0
+
+    @fast_args
+    def outer(x):
+        return x[0]
+
+    numbers = tuple(float(i) for i in range(100))
+    negative = tuple(-value for value in numbers)
+    producer = Producer(np.ones(3))
+    for _ in range(3):
+        big(t=numbers, x=producer, a=1.0)
+    other(u=negative, v=1.0, w=5.0)
+    other(u=negative, v=producer, w=5.0)
+    outer(producer)
+    results = []
+
+    def second():
+        producer.hook = None
+        other(u=negative, v=producer, w=5.0)
+
+    def first():
+        producer.hook = second
+        results.append(big(t=numbers, x=producer, a=1.0))
+
+    outer(Producer(np.ones(3), first))
+    assert results == [1005950.0]

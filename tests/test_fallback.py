@@ -1,6 +1,5 @@
 """``__dlpack__`` producers written in Python: what they are asked, and that what they export is given back once."""
 
-import enum
 import gc
 import itertools
 

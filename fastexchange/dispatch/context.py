@@ -1,6 +1,7 @@
 """A kernel's native memory: its ``fx_context``, its overloads and their plans. Written by Python, read by the shim."""
 
 import sys
+import threading
 from typing import Any, NamedTuple
 
 from .._abi import ffi
@@ -45,8 +46,9 @@ class KernelContext:
         self.runtime = runtime()
         self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_plan_call", "_refused")]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
-        self._has_default = ffi.new("int64_t[]", [i in parameters.defaults for i in range(len(names))] or [0])
-        self._buckets = ffi.new("intptr_t[]", _FIRST_BUCKETS)
+        self._has_default = ffi.new("int64_t[]", [int(i in parameters.defaults) for i in range(len(names))] or [0])
+        self._lock = threading.RLock()
+        self._buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = []
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         # Stands for the last call before there was one.
@@ -55,7 +57,7 @@ class KernelContext:
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
         native.last = address_of(self._nothing)
-        native.overloads, native.overloads_mask = address_of(self._buckets), _FIRST_BUCKETS - 1
+        native.buckets = address_of(self._buckets)
         native.parameter_count = len(names)
         native.variadic = parameters.variadic is not None
         native.plain_count = len(names) if not native.variadic and parameters.positional == len(names) else -1
@@ -95,8 +97,11 @@ class KernelContext:
         self._file(keys, _Code(trampoline, kernel, box, constants, given, taken, compiled))
 
     def _file(self, keys: tuple[int, ...], code: "_Code") -> None:
-        if keys in self._overloads:
-            return
+        with self._lock:
+            if keys not in self._overloads:
+                self._file_new(keys, code)
+
+    def _file_new(self, keys: tuple[int, ...], code: "_Code") -> None:
         key_words = ffi.new("int64_t[]", keys or [0])
         constants = ffi.new("intptr_t[]", [id(constant) for constant in code.constants] or [0])
         overload = ffi.new("fx_overload *")
@@ -105,8 +110,8 @@ class KernelContext:
         overload.box, overload.box_constants = code.box, address_of(constants)
         overload.given_count = -1
         self._overloads[keys] = _Filed(overload, code, [key_words, constants])
-        if len(self._overloads) > len(self._buckets):
-            self._spread(4 * len(self._buckets))
+        if len(self._overloads) > 1 + self._buckets[0]:
+            self._spread(4 * (1 + self._buckets[0]))
         else:
             self._link(overload)
 
@@ -124,23 +129,23 @@ class KernelContext:
             variant.given_count, variant.fast_entry = len(kinds), entry.fast_entry(code.given, code.taken, kinds)
         variant.array_count = sum(key & 0xFF == layout.KIND_ARRAY for key in keys)
         kept += [variant, plan, held]
-        variant.variant, first.variant = first.variant, address_of(variant)
-        first.variant_count += 1
-        first.unplanned_calls = 0
+        with self._lock:
+            variant.variant, first.variant = first.variant, address_of(variant)
+            first.variant_count += 1
+            first.unplanned_calls = 0
 
     def _spread(self, size: int) -> None:
         """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
         self._retired.append(self._buckets)
-        self._buckets = ffi.new("intptr_t[]", size)
+        self._buckets = _new_buckets(size)
         for filed in self._overloads.values():
             filed.overload.next = 0
         for filed in self._overloads.values():
             self._link(filed.overload)
-        self.native.overloads = address_of(self._buckets)
-        self.native.overloads_mask = size - 1
+        self.native.buckets = address_of(self._buckets)
 
     def _link(self, overload) -> None:
-        index = ((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & (len(self._buckets) - 1)
+        index = 1 + (((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & self._buckets[0])
         overload.next = self._buckets[index]
         self._buckets[index] = address_of(overload)
 
@@ -154,13 +159,13 @@ class KernelContext:
         kinds = tuple(self.runtime.entries.fields(type(value))["kind"] for value in bound[:count])
         is_planned = all(kind in PARTS for kind in kinds)
         # A uint64 has to be looked at: the next int may fit into an int64.
-        has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys))
+        has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=False))
         return kinds if is_planned and not has_uint64 else None
 
     def _plan(self, keys: tuple[int, ...], bound: tuple):
         """The plan of an overload (see ``dispatch.plan``), and the dtypes that it refers to."""
         plan = ffi.new("fx_plan[]", len(bound) or 1)
-        held = []
+        held: list[Any] = []
         for index, value in enumerate(bound):
             record, fields = plan[index], self.runtime.entries.fields(type(value))
             if len(keys) == len(bound):
@@ -179,6 +184,12 @@ class KernelContext:
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
             for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
                 setattr(record, name, fields.get(name, 0))
+
+
+def _new_buckets(size: int):
+    buckets = ffi.new("intptr_t[]", 1 + size)
+    buckets[0] = size - 1
+    return buckets
 
 
 def _hash(keys) -> int:

@@ -19,10 +19,11 @@ def slot_of(address, mask):
 @native_inline
 def find(runtime, address):
     """The address of the fx_entry of the type or dtype object at `address`, 0 if there is none."""
-    mask = runtime.entries_mask
+    table = runtime.entries
+    mask = layout.entry_at(table).address
     slot = slot_of(address, mask)
     while True:
-        entry = runtime.entries + slot * layout.ENTRY_SIZE
+        entry = table + (1 + slot) * layout.ENTRY_SIZE
         found = layout.entry_at(entry).address
         if found == address:
             return entry

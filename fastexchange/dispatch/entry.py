@@ -135,7 +135,7 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
     first = builder.bitcast(words, _WORD.as_pointer())
     differs = unit.function.append_basic_block("differs")
     used_words = used_arrays = 0
-    for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks)):
+    for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks, strict=False)):
         ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
         record = builder.add(plan, _WORD(layout.PLAN_SIZE * position))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))

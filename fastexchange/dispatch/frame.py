@@ -11,7 +11,20 @@ it as on any array. After the call the count tells whether the kernel kept the a
 from numba import types
 
 from .. import cpython as c
-from ..native import call_int, call_word, cfunction, external, global_address, load, native, native_inline, sizeof, stack, store, struct_at
+from ..native import (
+    call_int,
+    call_word,
+    cfunction,
+    external,
+    global_address,
+    load,
+    native,
+    native_inline,
+    sizeof,
+    stack,
+    store,
+    struct_at,
+)
 from . import layout
 from .entries import Py_TYPE, find
 
@@ -86,7 +99,7 @@ def give_frame(runtime, at):
 
 @native
 def grow_frame(runtime, at, keys):
-    """A larger frame that takes over the exports of the frame at `at`, which is free again; 0 with MemoryError set."""
+    """A larger frame with the exports and the bound arguments of the one at `at`, which is free again; 0: MemoryError."""
     old = layout.frame_at(at)
     larger = new_frame(max(2 * old.key_capacity, keys))
     if larger == 0:
@@ -95,6 +108,8 @@ def grow_frame(runtime, at, keys):
     new = layout.frame_at(larger)
     for i in range(2 * old.export_count):
         store(new.exports + 8 * i, load(old.exports + 8 * i))
+    for i in range(old.bound_capacity):
+        store(new.bound + 8 * i, load(old.bound + 8 * i))
     new.export_count = old.export_count
     old.export_count = 0
     give_frame(runtime, at)

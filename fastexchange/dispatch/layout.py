@@ -29,7 +29,7 @@ typedef struct {
     int64_t guard_word;         /* … in which the word at this offset … */
     int64_t guard_mask;         /* … must have none of these bits; 0: no guard */
     int64_t guard_pointer;      /* … and, unless the word at this offset is 0, … (0: no such guard) */
-    int64_t guard_name;         /* … the attribute of this name must be False; 0: the slow path has to ask */
+    int64_t guard_name;         /* … the attribute of this name must be False */
     int64_t reserved[5];
 } fx_entry;
 
@@ -37,8 +37,7 @@ typedef struct fx_frame fx_frame;
 
 /* One per process. */
 typedef struct {
-    int64_t entries;            /* fx_entry[entries_mask + 1], open addressing, linear probing */
-    int64_t entries_mask;
+    int64_t entries;            /* fx_entry[1 + size]: open addressing, linear probing; the first one's address: size - 1 */
     int64_t frames;             /* free fx_frames, linked */
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
@@ -83,8 +82,7 @@ typedef struct {
 typedef struct {
     int64_t runtime;
     int64_t last;               /* fx_overload * of the last call: its plan is tried first */
-    int64_t overloads;          /* fx_overload *[overloads_mask + 1] */
-    int64_t overloads_mask;
+    int64_t buckets;            /* fx_overload *[1 + size]; the first word: size - 1 */
     int64_t parameter_count;    /* without *args */
     int64_t plain_count;        /* the same, or -1 for a kernel with *args or keyword-only parameters */
     int64_t has_default;        /* int64_t[parameter_count], 1 for a parameter that may be omitted */

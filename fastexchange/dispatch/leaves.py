@@ -137,7 +137,7 @@ def pack_tensor(at, ndim, field, words):
         status = check_sizes(tensor, itemsize)
         if status != layout.STATUS_OK:
             return -1, status
-    if data == 0 and count != 0:
+    if data >> 12 == 0 and count != 0:  # in the first page lies nothing: NULL, perhaps with an offset
         return -1, layout.STATUS_NULL_DATA
     flags = layout.C_ORDER | layout.F_ORDER if ndim < 2 or count == 0 else layout.C_ORDER
     if scattered != 0 and count != 0:

@@ -1,7 +1,8 @@
 """The parts of a fast entry: reading one argument that looks as it did when the call was planned.
 
 An overload that is called often gets plans, one for each combination of argument types: a record for each parameter of
-what the argument was then, its type, its dtype, its flags. An argument that agrees with its record has the record's key, so nothing is looked up and no key is made.
+what the argument was then, its type, its dtype, its flags. An argument that agrees with its record has the record's key,
+so nothing is looked up and no key is made.
 ``entry.fast_entry`` strings the parts together, one for each parameter, and the kernel's call behind them, and compiles
 that into one function: the words between them become registers.
 
@@ -13,7 +14,7 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..native import WORDS, call_int, global_address, load, native, native_inline, part, put, stack
+from ..native import WORDS, call_int, global_address, load, native_inline, part, put, stack
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
@@ -28,27 +29,18 @@ PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.int
 
 
 @native_inline
-def is_flagged(guarded, ob):
-    """Whether the guard of `ob`'s type (in its entry, or in a plan) says that the tensor is not plain."""
+def is_odd(guarded, ob):
+    """Whether the guard of `ob`'s type (in its entry, or in a plan) says that the tensor is of an unusual kind."""
     implementation = load(ob + guarded.guard_object)
-    if load(implementation + guarded.guard_word) & guarded.guard_mask != 0:
-        return True
-    if guarded.guard_pointer == 0 or load(implementation + guarded.guard_pointer) == 0:
+    return guarded.guard_mask != 0 and load(implementation + guarded.guard_word) & guarded.guard_mask != 0
+
+
+@native_inline
+def is_watched(guarded, ob):
+    """Whether autograd may know the tensor, so that it has to be asked; that may run Python code."""
+    if guarded.guard_pointer == 0:
         return False
-    return is_attribute_set(ob, guarded.guard_name)
-
-
-@native
-def is_attribute_set(ob, name):
-    """Whether the attribute is anything but False; also if it cannot be asked natively (`name` 0)."""
-    if name == 0:
-        return True
-    answer = c.PyObject_GetAttr(ob, name)
-    if answer == 0:
-        c.PyErr_Clear()
-        return True
-    c.Py_DecRef(answer)
-    return answer != global_address("_Py_FalseStruct")
+    return load(load(ob + guarded.guard_object) + guarded.guard_pointer) != 0
 
 
 @part(PART_SIGNATURE)
@@ -75,7 +67,7 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
 def read_view(ob, plan_address, array_address, words, ndim):
     """A tensor, a borrowed view of it taken through its type's exchange table."""
     plan = layout.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type or (plan.guard_mask != 0 and is_flagged(plan, ob)):
+    if Py_TYPE(ob) != plan.type or is_odd(plan, ob) or is_watched(plan, ob):
         return DIFFERS
     view = stack(DL_TENSOR_WORDS)
     if call_int(plan.borrow, (ob, view)) != 0:
@@ -138,8 +130,10 @@ def read_none(ob, plan_address, array_address, words, ndim):
 
 @part(types.intp())
 def was_error_set():
-    """Whether a producer that returned success has set an exception. It is cleared: the general way finds it again, and
-    with it the argument."""
+    """Whether a producer that returned success has set an exception.
+
+    It is cleared: the general way finds it again, and with it the argument.
+    """
     if PyErr_Occurred() == 0:
         return 0
     c.PyErr_Clear()

@@ -14,10 +14,10 @@ from numba import types
 from .. import cpython as c
 from ..native import call_int, call_word, cfunction, global_address, load, native, native_inline, stack, store
 from . import layout
-from .frame import give_frame, grow_frame, is_anything_kept, release, take_frame
 from .entries import GOLDEN, Py_TYPE
-from .leaves import DL_TENSOR_WORDS
 from .entry import FAST_ENTRY_DIFFERS
+from .frame import give_frame, grow_frame, is_anything_kept, release, take_frame
+from .leaves import DL_TENSOR_WORDS
 from .walk import FLAG_TRUSTED, export_managed, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
@@ -34,7 +34,8 @@ def look_up(context, keys, count):
     hash_ = 0
     for i in range(count):
         hash_ = (hash_ << 5) ^ (hash_ >> 59) ^ load(keys + 8 * i)
-    at = load(context.overloads + 8 * ((hash_ * GOLDEN >> 40) & context.overloads_mask))
+    buckets = context.buckets
+    at = load(buckets + 8 + 8 * ((hash_ * GOLDEN >> 40) & load(buckets)))
     while at != 0:
         overload = layout.overload_at(at)
         if overload.hash == hash_ and overload.key_count == count:
@@ -49,8 +50,10 @@ def look_up(context, keys, count):
 
 @native
 def choose_variant(context, first, args):
-    """The variant of the overload `first` that is planned for arguments of these types, made the context's last; `first`
-    itself if there is none. 0 if it is time to make one (``KernelContext.add_plan``)."""
+    """The variant of the overload `first` that is planned for arguments of these types, made the context's last.
+
+    `first` itself if there is none; 0 if it is time to make one (``KernelContext.add_plan``).
+    """
     if context.variadic != 0:
         return first
     at = layout.overload_at(first).variant
@@ -121,12 +124,15 @@ def run(context_address, args, nargs, flags, state):
             if status == layout.STATUS_OK and frame.export_count == exported:
                 status = layout.STATUS_CHANGED
         if status == layout.STATUS_GROW:
+            is_bound = args == frame.bound
             grown = grow_frame(runtime, frame_address, nargs + 1)
             if grown == 0:
                 status = layout.STATUS_ERROR
             else:
                 frame_address = grown
                 frame = layout.frame_at(frame_address)
+                if is_bound:  # the arguments have moved with the frame
+                    args = frame.bound
                 status = layout.STATUS_OK
         if status == layout.STATUS_OK:
             frame.array_count = 0

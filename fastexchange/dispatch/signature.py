@@ -8,8 +8,21 @@ from numba.core import types
 
 from ..dtypes import field_to_dtype, field_to_numba
 from .layout import (
-    ALIGNED, C_ORDER, DTYPE_SHIFT, F_ORDER, FLAGS_SHIFT, KIND_ARRAY, KIND_CONSTANT, KIND_NAMED_TUPLE, KIND_NONE, KIND_OMITTED, KIND_SCALAR, KIND_TUPLE,
-    NDIM_SHIFT, SERIAL_SHIFT, WRITEABLE,
+    ALIGNED,
+    C_ORDER,
+    DTYPE_SHIFT,
+    F_ORDER,
+    FLAGS_SHIFT,
+    KIND_ARRAY,
+    KIND_CONSTANT,
+    KIND_NAMED_TUPLE,
+    KIND_NONE,
+    KIND_OMITTED,
+    KIND_SCALAR,
+    KIND_TUPLE,
+    NDIM_SHIFT,
+    SERIAL_SHIFT,
+    WRITEABLE,
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -30,10 +31,12 @@ class EntryTable:
 
     def __init__(self, runtime):
         self._runtime = runtime
+        self._lock = threading.RLock()
         self._fields: dict[int, dict[str, int]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
         self._plans: dict[int, weakref.WeakSet] = {}
+        self._entries = None
         self._rebuild(_FIRST_CAPACITY)
 
     def __len__(self) -> int:
@@ -45,8 +48,6 @@ class EntryTable:
     def add(self, thing, holder=None, **fields: int) -> None:
         """File the type or constant `thing`, until it dies. `holder` is kept alive as long."""
         address = id(thing)
-        if address in self._fields:
-            self.remove(address)
         table = weakref.ref(self)
 
         def forget(_reference, address=address, table=table):
@@ -54,17 +55,20 @@ class EntryTable:
             if self is not None:
                 self.remove(address)
 
-        self._holders[address] = (weakref.ref(thing, forget), holder)
-        self._insert(address, fields)
+        with self._lock:
+            if address not in self._fields:
+                self._holders[address] = (weakref.ref(thing, forget), holder)
+                self._insert(address, fields)
 
     def add_kept(self, thing, **fields: int) -> None:
         """File a dtype object, kept alive until many others have been filed."""
-        if id(thing) in self._fields:
-            return
-        if len(self._kept) >= self.DTYPES_KEPT:
-            self.remove(next(iter(self._kept)))
-        self._kept[id(thing)] = thing
-        self._insert(id(thing), fields)
+        with self._lock:
+            if id(thing) in self._fields:
+                return
+            if len(self._kept) >= self.DTYPES_KEPT:
+                self.remove(next(iter(self._kept)))
+            self._kept[id(thing)] = thing
+            self._insert(id(thing), fields)
 
     def fields(self, thing) -> dict[str, int]:
         """What has been filed for `thing`, the fields of its ``fx_entry``."""
@@ -79,51 +83,53 @@ class EntryTable:
         self._plans.setdefault(id(thing), weakref.WeakSet()).add(plan)
 
     def remove(self, address: int) -> None:
-        """Forget what lies at `address`."""
-        for plan in self._plans.pop(address, ()):
-            for record in plan:
-                if record.type == address:
-                    record.type = 0
-        if self._fields.pop(address, None) is None:
-            return
-        self._holders.pop(address, None)
-        self._kept.pop(address, None)
-        self._entries[self._slot(address)].address = REMOVED
+        """Forget what lies at `address`. Called by weak references too, so at any moment: also amid a :meth:`_rebuild`."""
+        with self._lock:
+            for plan in list(self._plans.pop(address, ())):
+                for record in plan:
+                    if record.type == address:
+                        record.type = 0
+            if self._fields.pop(address, None) is not None:
+                self._entries[self._slot(self._entries, address)].address = REMOVED
+            holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
+        del holder, kept  # outside of the lock: they may set anything free
 
     def _insert(self, address: int, fields: dict[str, int]) -> None:
         self._fields[address] = fields
-        if 2 * (self._used + 1) > len(self._entries):
+        if 2 * (self._used + 1) > self._entries[0].address:
             self._rebuild(max(_FIRST_CAPACITY, 4 * len(self._fields)))
         else:
-            self._write(address, fields)
-
-    def _slot(self, address: int) -> int:
-        mask = len(self._entries) - 1
-        slot = self._start(address, mask)
-        while self._entries[slot].address not in (address, FREE):
-            slot = (slot + 1) & mask
-        return slot
+            self._write(self._entries, address, fields)
+            self._used += 1
 
     @staticmethod
-    def _start(address: int, mask: int) -> int:
-        return (((address >> 4) * _GOLDEN & (1 << 64) - 1) >> 40) & mask
+    def _slot(entries, address: int) -> int:
+        """The index of `address` in a table, or of the free entry where it belongs. Entry 0 holds the mask."""
+        mask = entries[0].address
+        slot = ((address >> 4) * _GOLDEN & (1 << 64) - 1) >> 40 & mask
+        while entries[1 + slot].address not in (address, FREE):
+            slot = (slot + 1) & mask
+        return 1 + slot
 
-    def _write(self, address: int, fields: dict[str, int]) -> None:
-        entry = self._entries[self._slot(address)]
-        if entry.address == FREE:
-            self._used += 1
+    def _write(self, entries, address: int, fields: dict[str, int]) -> None:
+        entry = entries[self._slot(entries, address)]
         for name, value in fields.items():
             setattr(entry, name, value)
         entry.address = address  # last: the entry is complete when it can be found
 
     def _rebuild(self, capacity: int) -> None:
+        """Fill a new table, then publish it. What dies meanwhile is removed from the old one, and from the new one at the end."""
         size = 1 << (capacity - 1).bit_length()
-        self._entries = ffi.new("fx_entry[]", size)
-        self._used = 0
-        for address, fields in self._fields.items():
-            self._write(address, fields)
-        self._runtime.entries_mask = size - 1
-        self._runtime.entries = int(ffi.cast("intptr_t", self._entries))
+        entries = ffi.new("fx_entry[]", 1 + size)
+        entries[0].address = size - 1
+        snapshot = self._fields.copy()  # one step: no garbage collection between two items
+        for address, fields in snapshot.items():
+            self._write(entries, address, fields)
+        replaced, self._entries, self._used = self._entries, entries, len(snapshot)
+        self._runtime.entries = int(ffi.cast("intptr_t", entries))
+        for address in snapshot.keys() - self._fields.keys():
+            entries[self._slot(entries, address)].address = REMOVED
+        del replaced
 
 
 @cfunction(types.intp)
@@ -159,7 +165,11 @@ def _verify_meminfo() -> bool:
 
 
 class Runtime:
-    """What all kernels of a process share. ``unverified`` names the layouts that are not as native code assumes."""
+    """What all kernels of a process share.
+
+    ``unverified`` names the layouts that are not as native code assumes; with ``is_native`` False kernels leave all calls
+    to Numba's dispatcher.
+    """
 
     def __init__(self):
 
@@ -171,6 +181,7 @@ class Runtime:
         self.serials: dict[int, Callable[[], object]] = {}
         checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo())
         self.unverified = [name for name, holds in checks.items() if not holds]
+        self.is_native = not {"object", "tuple", "meminfo"} & set(self.unverified)
         self.native.release = shim.release_any.address
         self.native.run = shim.run.address
         self.native.refuse = shim.refuse_argument.address

@@ -15,9 +15,17 @@ from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import (
-    DL_TENSOR_WORDS, dl_tensor_at, dtype_entry, element_field, is_plain, keep_tensor, pack_ndarray, pack_tensor, refusal,
+    DL_TENSOR_WORDS,
+    dl_tensor_at,
+    dtype_entry,
+    element_field,
+    is_plain,
+    keep_tensor,
+    pack_ndarray,
+    pack_tensor,
+    refusal,
 )  # fmt: skip
-from .plan import is_flagged
+from .plan import is_odd, is_watched
 
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
@@ -30,6 +38,26 @@ SCALAR_BOOL = KIND_SCALAR | (6 | 8 << 8) << DTYPE_SHIFT
 SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
 
 FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
+
+
+@native_inline
+def needs_export(context, entry, ob):
+    """Whether a tensor has to be exported before any view is borrowed.
+
+    No view can be had of it, or only by running Python code, or it would not be safe (the kernel runs without the GIL).
+    """
+    return entry.kind == layout.KIND_MANAGED or context.release_gil != 0 or is_watched(entry, ob)
+
+
+@native
+def is_attribute_set(ob, name):
+    """Whether the attribute is anything but False; also if it cannot be read. May run Python code."""
+    answer = c.PyObject_GetAttr(ob, name)
+    if answer == 0:
+        c.PyErr_Clear()
+        return True
+    c.Py_DecRef(answer)
+    return answer != global_address("_Py_FalseStruct")
 
 
 @native
@@ -116,7 +144,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             entry = layout.entry_at(entry_address)
             origin = ob + layout.ORIGIN_VIEW
             writeable = True
-            if kind == layout.KIND_MANAGED or context.release_gil != 0:
+            if needs_export(context, entry, ob):
                 if exports == frame.export_count:
                     status = layout.STATUS_EXPORT
                     break
@@ -133,7 +161,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                 tensor = managed + DL_TENSOR
                 origin = ob + layout.ORIGIN_EXPORT
             else:
-                if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
+                if flags & FLAG_TRUSTED == 0 and is_odd(entry, ob):
                     status = layout.STATUS_CHECK
                     break
                 tensor = view
@@ -221,7 +249,9 @@ def walk(context, runtime, frame, args, nargs, flags):
             depth += 1
             items = ob + OB_ITEM
             left = load(ob + OB_SIZE)
-            key = layout.entry_at(entry_address).key if kind == layout.KIND_NAMED_TUPLE else layout.KIND_TUPLE | left << layout.SERIAL_SHIFT
+            key = layout.KIND_TUPLE | left << layout.SERIAL_SHIFT
+            if kind == layout.KIND_NAMED_TUPLE:
+                key = layout.entry_at(entry_address).key
         elif kind == layout.KIND_CONSTANT:
             known = find(runtime, ob)
             if known == 0:
@@ -277,18 +307,20 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             break
         entry = layout.entry_at(at)
         kind = entry.kind
-        if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and context.release_gil != 0):
+        if (kind == layout.KIND_MANAGED or kind == layout.KIND_EXCHANGE) and needs_export(context, entry, ob):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1
                 continue
             if frame.export_count == frame.export_capacity:
                 status = layout.STATUS_GROW
                 break
-            if flags & FLAG_TRUSTED == 0 and entry.guard_mask != 0 and is_flagged(entry, ob):
-                status = layout.STATUS_CHECK
-                break
+            export_function = entry.managed  # the entry may move while Python code runs
+            if flags & FLAG_TRUSTED == 0:
+                if is_odd(entry, ob) or (is_watched(entry, ob) and is_attribute_set(ob, entry.guard_name)):
+                    status = layout.STATUS_CHECK
+                    break
             store(out, 0)
-            failed = call_int(entry.managed, (ob, out)) != 0
+            failed = call_int(export_function, (ob, out)) != 0
             if failed or PyErr_Occurred() != 0 or load(out) == 0:
                 if not failed and load(out) != 0:
                     delete_managed(load(out))

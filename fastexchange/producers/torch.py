@@ -52,21 +52,13 @@ def check(tensor) -> None:
 def guard() -> dict[str, int]:
     """The guard fields of ``fx_entry`` for a type of tensors; fields that flag every tensor if there is no other way.
 
-    A tensor with an autograd pointer (a view has one, too) is asked for ``requires_grad``. For a subclass with a
-    ``__torch_function__`` that may run Python code: see :func:`runs_python`.
+    A tensor with an autograd pointer (a view has one, too) is asked for ``requires_grad``, which may run Python code (a
+    subclass's ``__torch_function__``, a mode); so the call asks before it borrows any view, and takes an owning export.
     """
     found = _layout()
     if found is None:
         return {"guard_object": ctypes.sizeof(ctypes.c_ssize_t), "guard_word": 0, "guard_mask": -1}
     return {**found, "guard_name": id(_REQUIRES_GRAD)}
-
-
-def runs_python(cls: type) -> bool:
-    """Whether a look at an attribute of such a tensor may run Python code, so that it has to happen before any view is
-    borrowed: then the call takes an owning export."""
-    import torch
-
-    return cls is not torch.Tensor and cls.__torch_function__ is not torch._C._disabled_torch_function_impl
 
 
 def is_verified() -> bool:

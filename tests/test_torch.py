@@ -1,0 +1,129 @@
+"""PyTorch's tensors whose memory is not their value, or not there: the guards in the shim."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fastexchange import fast_args  # noqa: E402
+from fastexchange.producers import torch as producer  # noqa: E402
+
+
+@fast_args
+def total(x):
+    return x.sum()
+
+
+def odd_tensors():
+    z = torch.ones(3, dtype=torch.complex64) * 1j
+    yield "conjugated", z.conj()
+    yield "negated", z.conj().imag
+    yield "sparse", torch.eye(2).to_sparse()
+    yield "csr", torch.eye(2).to_sparse_csr()
+    yield "meta", torch.ones(2, device="meta")
+    yield "zero", torch._efficientzerotensor((2,))
+    yield "requires grad", torch.ones(2, requires_grad=True)
+    yield "non-leaf", torch.ones(2, requires_grad=True) * 2
+    yield "view of one that requires grad", torch.ones(2, 2, requires_grad=True).t()
+    yield "quantised", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    yield "freed storage", freed
+    viewed = torch.ones(1024)
+    view = viewed[512:]
+    viewed.untyped_storage().resize_(0)
+    yield "view of a freed storage", view
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    yield "fake", FakeTensorMode().from_tensor(torch.ones(3))
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    ODD = dict(odd_tensors())
+
+
+def test_the_layout_of_tensors_is_found():
+    assert producer.is_verified()
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("calls_before", [0, 1, 40])
+def test_odd_tensors_are_refused_on_every_path(name, calls_before):
+    plain = torch.ones(3, dtype=torch.complex64) if name == "conjugated" else torch.ones(3)
+    for _ in range(calls_before):
+        total(plain)
+    for _ in range(2):
+        with pytest.raises((BufferError, RuntimeError), match="'x'"):
+            total(ODD[name])
+    assert total(plain) == 3
+
+
+def test_gradients_are_taken_while_grad_mode_is_off():
+    leaf = torch.ones(2, requires_grad=True)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert [total(leaf) for _ in range(40)] == [2.0] * 40
+    with pytest.raises(BufferError, match="detach"):
+        total(leaf)
+
+
+def test_views_and_subclasses_stay_native():
+    class Sub(torch.Tensor):
+        pass
+
+    base = torch.arange(12.0).reshape(3, 4)
+    for tensor in (base.t(), base[1:], torch.tensor([1.0, 2.0]), base.as_subclass(Sub), torch.nn.Parameter(base, False)):
+        total(tensor)
+        before = total.stats()
+        assert [total(tensor) for _ in range(40)] == [tensor.sum().item()] * 40
+        assert total.stats()[:2] == (before.fast + 40, before.slow)
+
+
+def test_the_slow_check_gives_the_same_answers(monkeypatch):
+    """As on a PyTorch whose tensors lie in memory in some other way."""
+    script = """
+    import sys
+    sys.path.insert(0, "tests")
+    from fastexchange.producers import torch as producer
+    producer._find = lambda: None
+    import test_torch
+    assert not producer.is_verified()
+    for name in test_torch.ODD:
+        test_torch.test_odd_tensors_are_refused_on_every_path(name, 2)
+    test_torch.test_gradients_are_taken_while_grad_mode_is_off()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
+    from torch.overrides import TorchFunctionMode
+
+    @fast_args
+    def first_and_sum(a, b):
+        return b[0] + b[1], a.sum()
+
+    a = torch.ones(1 << 16, dtype=torch.float64)
+    b = torch.ones(8, dtype=torch.float64)[2:]
+    for _ in range(30):
+        first_and_sum(a, b)
+
+    class Frees(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            a.untyped_storage().resize_(0)
+            return function(*args, **(kwargs or {}))
+
+    with pytest.raises(BufferError, match="NULL"), Frees():
+        first_and_sum(a, b)
+
+
+def test_numpy_and_torch_in_turn():
+    array, tensor = np.ones(3, np.float32), torch.ones(3)
+    for _ in range(50):
+        assert total(array) == total(tensor) == 3.0
