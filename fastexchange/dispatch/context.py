@@ -176,11 +176,13 @@ class KernelContext:
 
     @staticmethod
     def _describe(record, value, key: int, fields: dict[str, int], held: list) -> None:
-        record.flags = key >> layout.FLAGS_SHIFT
+        record.flags, record.origin = key >> layout.FLAGS_SHIFT, -1
         if fields["kind"] == layout.KIND_NDARRAY:
+            record.origin = layout.ORIGIN_NDARRAY
             record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
             held.append(value.dtype)
         elif fields["kind"] == layout.KIND_EXCHANGE:
+            record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
             for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
                 setattr(record, name, fields.get(name, 0))

@@ -226,7 +226,8 @@ def _is_plain(numba_type) -> bool:
         return _is_plain(numba_type.dtype)
     if isinstance(numba_type, (types.Tuple, types.UniTuple)):
         return all(map(_is_plain, numba_type.types))
-    return isinstance(numba_type, (types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, types.UnicodeType))
+    plain = (types.NoneType, types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, types.UnicodeType)
+    return isinstance(numba_type, plain)
 
 
 def _build_box(context, return_type):

@@ -42,7 +42,7 @@ typedef struct {
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
-    int64_t release;            /* void (fx_runtime *, fx_frame *) */
+    int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *) */
     int64_t run;                /* the functions of the shim, by its names */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
@@ -54,6 +54,7 @@ typedef struct {
     int64_t type;               /* Py_TYPE; 0: that type is dead */
     int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
     int64_t flags;              /* array: the flags in its key */
+    int64_t origin;             /* array: ORIGIN_*; else -1 */
     int64_t itemsize;
     int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
     int64_t guard_object, guard_word, guard_mask, guard_pointer, guard_name; /* as in fx_entry */

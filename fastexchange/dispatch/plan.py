@@ -25,7 +25,7 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 AGREES, DIFFERS, FAILED = 1, 0, -1
 
 PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.intp)
-"""``part(ob, plan, array, words, ndim)``: read `ob`, write its words, note it in the fx_array at `array`."""
+"""``part(ob, plan, array, words, ndim)``: read `ob`, write its words; an array takes the memory block at `array`."""
 
 
 @native_inline
@@ -56,9 +56,7 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
         or types.intp(array.flags) & layout.KEY_FLAGS != plan.flags
     ):
         return DIFFERS
-    slot = layout.array_at(array_address)
-    slot.origin = ob + layout.ORIGIN_NDARRAY
-    put(words, 0, slot.meminfo)
+    put(words, 0, layout.array_at(array_address).meminfo)
     pack_ndarray(ob, ndim, plan.itemsize, words)
     return AGREES
 
@@ -81,9 +79,7 @@ def read_view(ob, plan_address, array_address, words, ndim):
     flags, _ = pack_tensor(view, ndim, plan.dtype, words)
     if flags | layout.WRITEABLE != plan.flags:
         return DIFFERS
-    slot = layout.array_at(array_address)
-    slot.origin = ob + layout.ORIGIN_VIEW
-    put(words, 0, slot.meminfo)
+    put(words, 0, layout.array_at(array_address).meminfo)
     return AGREES
 
 

@@ -16,7 +16,7 @@ from ..native import call_int, call_word, cfunction, global_address, load, nativ
 from . import layout
 from .entries import GOLDEN, Py_TYPE
 from .entry import FAST_ENTRY_DIFFERS
-from .frame import give_frame, grow_frame, is_anything_kept, release, take_frame
+from .frame import ARRAY_BYTES, give_frame, grow_frame, is_anything_kept, release, take_frame
 from .leaves import DL_TENSOR_WORDS
 from .walk import FLAG_TRUSTED, export_managed, walk
 
@@ -299,10 +299,19 @@ def refuse_argument(callable_, position):
     return refuse(layout.context_at(load(callable_ + CALLABLE_CONTEXT)), callable_, position)
 
 
-@cfunction(types.void, types.intp, types.intp)
-def release_any(runtime_address, frame_address):
-    """``frame.release``, out of the way of the calls that have nothing to release."""
-    release(layout.runtime_at(runtime_address), layout.frame_at(frame_address))
+@cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
+def release_planned(runtime_address, frame_address, args, overload_address):
+    """``frame.release`` after a fast entry's call, which has not noted whose arrays it passed."""
+    frame = layout.frame_at(frame_address)
+    overload = layout.overload_at(overload_address)
+    arrays = 0
+    for i in range(overload.given_count):
+        origin = layout.plan_at(overload.plan + layout.PLAN_SIZE * i).origin
+        if origin >= 0:
+            layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = load(args + 8 * i) + origin
+            arrays += 1
+    frame.array_count = arrays
+    release(layout.runtime_at(runtime_address), frame)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -314,7 +323,8 @@ def vectorcall(callable_, args, nargsf, kwnames):
     """
     context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
     runtime = layout.runtime_at(context.runtime)
-    overload = layout.overload_at(context.last)
+    last = context.last  # a kernel may call itself, through Python, with other arguments
+    overload = layout.overload_at(last)
     at = runtime.frames
     if kwnames == 0 and nargsf & 0x7FFFFFFFFFFFFFFF == overload.given_count and at != 0:
         frame = layout.frame_at(at)
@@ -327,8 +337,7 @@ def vectorcall(callable_, args, nargsf, kwnames):
             if code > FAST_ENTRY_FAILED_LIMIT and code != FAST_ENTRY_DIFFERS:
                 result = finish(context, overload, code, result, excinfo)
                 if is_anything_kept(frame, overload.array_count):
-                    frame.array_count = overload.array_count
-                    call_word(runtime.release, (context.runtime, at))
+                    call_word(runtime.release_planned, (context.runtime, at, args, last))
                 give_frame(runtime, at)
                 context.calls += 1
                 return result

@@ -182,7 +182,7 @@ class Runtime:
         checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo())
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.is_native = not {"object", "tuple", "meminfo"} & set(self.unverified)
-        self.native.release = shim.release_any.address
+        self.native.release_planned = shim.release_planned.address
         self.native.run = shim.run.address
         self.native.refuse = shim.refuse_argument.address
         self.native.vectorcall_any = shim.vectorcall_any.address
