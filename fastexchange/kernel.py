@@ -85,6 +85,11 @@ class FastKernel(NativeCallable):
         """Counts: calls on the fast path, calls on the slow path, and signatures compiled."""
         return KernelStats(self._native.native.calls, self._slow_calls, len(self.dispatcher.overloads))
 
+    def recompile(self) -> None:
+        """``dispatcher.recompile()``, after a global that the function uses has changed: old code is called no more."""
+        self.dispatcher.recompile()
+        self._native.forget()
+
     def explain(self, /, *args, **kwargs):
         """What a call with these arguments would do, without making it: each argument's path and Numba type, and why.
 
@@ -119,7 +124,10 @@ class FastKernel(NativeCallable):
         """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
         from .slow_path import refused
 
-        refused(self, position, error)
+        try:
+            refused(self, position, error)
+        finally:
+            del error  # its traceback holds this frame
 
 
 class _CarefulKernel(FastKernel):

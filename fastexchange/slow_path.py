@@ -103,7 +103,10 @@ def call(kernel, bound: tuple):
         if status == layout.STATUS_OK:
             return report.take_result()
         if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
-            learn(report.stopped_at)
+            try:
+                learn(report.stopped_at)
+            except Exception as error:  # a type whose attributes cannot even be asked for
+                refused(kernel, report.position, error)
         elif status == layout.STATUS_UNKNOWN_SHAPE:
             if not specialise(kernel, report.keys, bound):
                 result = call_numba(kernel, bound)
@@ -319,6 +322,9 @@ def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
 
 def refused(kernel, position: int, error: BaseException) -> NoReturn:
     """Raise a producer's exception again, the argument named; an exception that is more than a message unchanged."""
-    if type(error) not in _REWORDED:
-        raise error
-    raise type(error)(f"{argument(kernel, position)} cannot be passed to the kernel: {error}") from error
+    try:
+        if type(error) not in _REWORDED:
+            raise error
+        raise type(error)(f"{argument(kernel, position)} cannot be passed to the kernel: {error}") from error
+    finally:
+        del error  # its traceback holds this frame

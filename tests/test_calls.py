@@ -1,5 +1,6 @@
 """A kernel as a Python callable: how its arguments bind, and all else that functions can do."""
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -698,3 +699,65 @@ def test_bound_arguments_move_with_a_frame_that_grows():
 
     outer(Producer(np.ones(3), first))
     assert results == [1005950.0]
+
+
+FACTOR = 1
+
+
+def test_recompile_takes_up_changed_globals():
+    global FACTOR
+
+    @fast_args
+    def scaled(x):
+        return x * FACTOR
+
+    try:
+        assert [scaled(2.0) for _ in range(40)] == [2.0] * 40
+        FACTOR = 5
+        assert scaled(2.0) == 2.0, "a global is a constant of the compiled code, as under @njit"
+        scaled.recompile()
+        assert [scaled(2.0) for _ in range(40)] == [10.0] * 40
+    finally:
+        FACTOR = 1
+
+
+def test_a_refusal_leaves_no_cycle():
+    class Refuses:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **keywords):
+            raise KeyError("no")
+
+    @fast_args
+    def kernel(x, y):
+        return 1
+
+    refuses, array = Refuses(), np.ones(3)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getrefcount(array)
+        for _ in range(20):
+            with contextlib.suppress(KeyError):
+                kernel(array, refuses)
+        assert sys.getrefcount(array) == before
+    finally:
+        gc.enable()
+
+
+def test_a_type_that_cannot_be_asked():
+    class Meta(type):
+        def __getattr__(cls, name):
+            raise RuntimeError(f"do not ask for {name}")
+
+    class Mute(metaclass=Meta):
+        pass
+
+    @fast_args
+    def kernel(x):
+        return 1
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"'x'.*position 0.*do not ask"):
+            kernel(Mute())

@@ -134,6 +134,14 @@ class KernelContext:
             first.variant_count += 1
             first.unplanned_calls = 0
 
+    def forget(self) -> None:
+        """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
+        with self._lock:
+            self._retired += [self._overloads, self._buckets]
+            self._overloads, self._buckets = {}, _new_buckets(_FIRST_BUCKETS)
+            self.native.buckets = address_of(self._buckets)
+            self.native.last = address_of(self._nothing)
+
     def _spread(self, size: int) -> None:
         """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
         self._retired.append(self._buckets)
