@@ -316,6 +316,7 @@ def test_jitted_functions_made_in_a_loop():
     assert kernel.stats().fast == 5
 
 
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaExperimentalFeatureWarning")
 def test_jitted_functions_in_tuples():
     @fast_args
     def both(functions, x):
