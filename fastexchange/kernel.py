@@ -161,8 +161,8 @@ def fast_args(func=None, /, **options):
 
     Raises TypeError for anything else, and for options given together with a dispatcher, which has its own.
 
-    Ownership: a call borrows its tensors for the time of the call. With ``nogil=True`` it holds owning exports instead,
-    so that another thread cannot free what the kernel reads.
+    Ownership: a call borrows its tensors for the time of the call. With ``nogil=True`` it holds owning exports instead.
+    (A PyTorch export shares the tensor's storage: it does not outlast ``set_()`` or ``resize_()`` in another thread.)
 
     >>> import numpy as np
     >>> @fast_args
