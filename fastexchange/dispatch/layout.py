@@ -188,7 +188,6 @@ STATUS_SHAPE = 36
 STATUS_OVERFLOW = 37
 STATUS_VERSION = 38
 STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
-STATUS_BYTE_ORDER = 40
 
 MAX_NDIM = 64  # NumPy's
 MAX_VARIANTS = 8  # plans of one overload
