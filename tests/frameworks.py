@@ -32,6 +32,12 @@ class Framework:
     """Whether a readonly array stays readonly."""
     negative_strides: bool = True
     dtypes: tuple[str, ...] = NUMPY_DTYPES
+    own_strides: bool = True
+    """Whether the strides of dimensions of one element, which mean nothing, come through as the array has them."""
+
+    def view(self, tensor, array):
+        """`array`, which `tensor` shares, with the strides that `tensor` has."""
+        return array if self.own_strides else np.from_dlpack(tensor)
 
     def __str__(self):
         return self.name
@@ -47,4 +53,6 @@ FRAMEWORKS = [
 if torch is not None:
     FRAMEWORKS.append(Framework("torch", torch.from_numpy, readonly=False, negative_strides=False))
 if tvm_ffi is not None:
-    FRAMEWORKS.append(Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False))
+    FRAMEWORKS.append(
+        Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)
+    )

@@ -503,8 +503,9 @@ def check_array(kernel, tensor, view, native=True):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, framework):
-    view = LAYOUTS[layout]("f4")
-    check_array(look, framework.tensor(view), view)
+    array = LAYOUTS[layout]("f4")
+    tensor = framework.tensor(array)
+    check_array(look, tensor, framework.view(tensor, array))
 
 
 @pytest.mark.parametrize("layout", NEGATIVE_LAYOUTS)
