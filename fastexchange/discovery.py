@@ -114,10 +114,20 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
     kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
-    guard = torch.guard() if torch.is_tensor_type(cls) else {}
-    if guard and not torch.is_verified():
+    fields = {"kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes)}
+    return Discovery(PATH_EXCHANGE, fields, notes, capsule)
+
+
+def _guard(cls: type, notes: list[str]) -> int:
+    """The address of the ``fx_guard`` for tensors of this type; 0 for a framework whose exports need none."""
+    if not torch.is_tensor_type(cls):
+        return 0
+    guard = torch.guard()
+    if not guard.knows_keys:
         notes.append("this PyTorch's tensors are not laid out as expected: each is checked by asking PyTorch")
-    return Discovery(PATH_EXCHANGE, {"kind": kind, "borrow": view, "managed": managed, **guard}, notes, capsule)
+    elif not guard.knows_autograd:
+        notes.append("what this PyTorch's autograd knows is not laid out as expected: views are checked by asking PyTorch")
+    return guard.address
 
 
 def _dunder(cls: type, notes: list[str]) -> Discovery | None:
@@ -130,8 +140,8 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
     if not any(EXCHANGE_ATTRIBUTE in note or "exchange table" in note for note in notes):
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     managed = dunder.managed_tensor_from_py_object_no_sync.address
-    guard = torch.guard() if torch.is_tensor_type(cls) else {}
-    return Discovery(PATH_DUNDER, {"kind": layout.KIND_MANAGED, "borrow": 0, "managed": managed, **guard}, notes)
+    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes)}
+    return Discovery(PATH_DUNDER, fields, notes)
 
 
 # ---- NumPy, scalars, tuples ----------------------------------------------------------------------------------------

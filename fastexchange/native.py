@@ -274,6 +274,16 @@ class CodeUnit:
         self.linked: list = []
         """Libraries whose functions it calls, to be inlined from."""
 
+    def stack_slot(self, llvm_type):
+        """Uninitialised memory on the stack, a pointer to `llvm_type`.
+
+        At the very start: whatever stands behind a call in the first block is no longer in it once the call is inlined, and
+        the stack pointer moves while the function runs.
+        """
+        with self.builder.goto_block(self.function.entry_basic_block):
+            self.builder.position_at_start(self.function.entry_basic_block)
+            return self.builder.alloca(llvm_type)
+
     def finish(self, extra=None):
         """Compile it. Returns ``(library, symbol, extra)``, what :meth:`CodeCache.get` stores."""
         self.library.add_ir_module(self.module)
@@ -386,8 +396,10 @@ class Part:
             unit.linked.append(self._compiled.library)
             callee_type = convention.get_function_type(self._signature.return_type, self._signature.args)
             callee = ir.Function(unit.module, callee_type, name)
-        result, arguments = self._signature.return_type, self._signature.args
-        return convention.call_function(unit.builder, callee, result, arguments, values)[1]
+        # As convention.call_function does it, but with the stack slots where they cost nothing.
+        slots = [unit.stack_slot(pointer.pointee) for pointer in callee.function_type.args[:2]]
+        unit.builder.call(callee, [*slots, *values])
+        return None if self._signature.return_type == types.void else unit.builder.load(slots[0])
 
 
 def part(signature):

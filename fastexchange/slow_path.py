@@ -6,6 +6,7 @@ native code cannot do at all goes to Numba's dispatcher, tensors as NumPy views.
 
 import ctypes
 import functools
+import warnings
 import weakref
 from typing import Any, NoReturn
 
@@ -132,8 +133,9 @@ def plan(kernel, bound: tuple) -> None:
     try:
         if attempt(kernel, bound, FLAG_LOOK, report) == layout.STATUS_UNKNOWN_SHAPE and report.keys in kernel._native:
             kernel._native.add_plan(report.keys, bound)
-    except Exception:  # the call has been made, and the next ones can be made without
-        pass
+    except Exception as error:  # the call has been made, and the next ones can be made without
+        message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 # ---- compiling -----------------------------------------------------------------------------------------------------

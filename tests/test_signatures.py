@@ -506,3 +506,18 @@ def test_threads_at_exit():
             threading.Thread(target=work, daemon=True).start()
         """
     )
+
+
+def test_a_fast_entry_that_cannot_be_compiled_is_reported_once(monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("no such instruction")
+
+    kernel = fast_args(lambda x: x[0])
+    array = np.ones(1, np.float32)
+    monkeypatch.setattr("fastexchange.dispatch.entry.fast_entry", broken)
+    with pytest.warns(RuntimeWarning, match="no such instruction") as caught:
+        assert [kernel(array) for _ in range(100)] == [1.0] * 100
+    assert len(caught) == 1
+    monkeypatch.undo()
+    assert kernel(array) == 1.0
+    assert kernel.stats().fast >= 99

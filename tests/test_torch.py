@@ -49,7 +49,49 @@ with warnings.catch_warnings():
 
 
 def test_the_layout_of_tensors_is_found():
-    assert producer.is_verified()
+    assert producer.guard().knows_keys
+    assert producer.guard().knows_autograd
+
+
+def test_the_layout_is_found_whatever_mode_the_caller_is_in():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    for mode in (torch.inference_mode(), torch.no_grad(), FakeTensorMode(), torch.device("meta")):
+        with mode:
+            found = producer.Guard()
+        assert found.knows_keys and found.knows_autograd
+
+
+def test_what_is_read_of_autograd_is_what_pytorch_says():
+    leaf = torch.ones(4, requires_grad=True)
+    written = torch.zeros(4)
+    row, rows_row = written[1:], written[1:][1:]
+    written.mul_(leaf)
+    part = torch.zeros(4)
+    part_row = part[2:]
+    part_row.mul_(leaf[2:])
+    tensors = [
+        torch.ones(3), torch.tensor([1.0]), torch.ones(3)[1:], torch.ones(3).detach(), leaf, leaf[1:], leaf[1:].detach(),
+        leaf.data, leaf * 2, (leaf * 2)[1:], written, row, rows_row, part, part_row, torch.nn.Parameter(torch.ones(2)),
+        torch.nn.Parameter(torch.ones(2), False), torch.nn.Linear(2, 2).weight, torch.ones(3).requires_grad_(),
+        torch.ones(3).requires_grad_().requires_grad_(False), leaf.clone(), leaf.detach().clone(), leaf.view(2, 2).t(),
+        *torch.ones(4).split(2), *leaf.split(2), torch.ones(3, 3).diagonal(), torch.ones(1).expand(3),
+        leaf.as_subclass(torch.nn.Parameter), torch.frombuffer(bytearray(8), dtype=torch.float32), torch.from_numpy(np.ones(3)),
+    ]  # fmt: skip
+    with torch.no_grad():
+        tensors += [leaf * 2, leaf[1:], leaf.view(2, 2)]
+    with torch.inference_mode():
+        tensors += [leaf * 2, torch.ones(2)[1:]]
+    for index, tensor in enumerate(tensors):
+        for _ in range(2):
+            if tensor.requires_grad:
+                with pytest.raises(BufferError, match="requires grad"):
+                    total(tensor)
+                with torch.no_grad():
+                    total(tensor)
+            else:
+                assert total(tensor) == tensor.sum().item(), index
+        assert producer.guard()._is_watched(tensor) == tensor.requires_grad, index
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -69,6 +111,11 @@ def test_gradients_are_taken_while_grad_mode_is_off():
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             assert [total(leaf) for _ in range(40)] == [2.0] * 40
+        with mode:
+            before = total.stats()
+            assert [total(leaf) for _ in range(40)] == [2.0] * 40
+            is_read = producer.guard().knows_autograd
+            assert total.stats()[:2] == ((before.fast + 40, before.slow) if is_read else (before.fast, before.slow + 40))
     with pytest.raises(BufferError, match="detach"):
         total(leaf)
 
@@ -85,19 +132,20 @@ def test_views_and_subclasses_stay_native():
         assert total.stats()[:2] == (before.fast + 40, before.slow)
 
 
-def test_the_slow_check_gives_the_same_answers(monkeypatch):
+@pytest.mark.parametrize("unknown", ["_find_keys", "_find_autograd"])
+def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way."""
     script = """
     import sys
     sys.path.insert(0, "tests")
     from fastexchange.producers import torch as producer
-    producer._find = lambda: None
+    producer.Guard.{} = lambda self: False
     import test_torch
-    assert not producer.is_verified()
+    assert not producer.guard().knows_autograd
     for name in test_torch.ODD:
         test_torch.test_odd_tensors_are_refused_on_every_path(name, 2)
     test_torch.test_gradients_are_taken_while_grad_mode_is_off()
-    """
+    """.replace("{}", unknown)
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -119,8 +167,10 @@ def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
             a.untyped_storage().resize_(0)
             return function(*args, **(kwargs or {}))
 
-    with pytest.raises(BufferError, match="NULL"), Frees():
-        first_and_sum(a, b)
+    with Frees():  # PyTorch is asked nothing, so nothing is freed
+        assert first_and_sum(a, b) == (2.0, 1 << 16)
+    with Frees(), pytest.raises(BufferError, match=r"requires grad|NULL"):
+        first_and_sum(a, b.clone().requires_grad_())
 
 
 def test_numpy_and_torch_in_turn():

@@ -8,6 +8,7 @@ from .._abi import ffi
 from ..producers.omitted import OMITTED
 from . import entry, layout
 from .entries import GOLDEN
+from .frame import DEFAULT_KEYS
 from .plan import PARTS
 from .state import runtime
 
@@ -53,7 +54,7 @@ class KernelContext:
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         # Stands for the last call before there was one.
         self._nothing = ffi.new("fx_overload *")
-        self._nothing.given_count = -1
+        self._nothing.fast_entry = self.runtime.native.vectorcall_any
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
         native.last = address_of(self._nothing)
@@ -108,7 +109,7 @@ class KernelContext:
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
-        overload.given_count = -1
+        overload.fast_entry = self.runtime.native.vectorcall_any
         self._overloads[keys] = _Filed(overload, code, [key_words, constants])
         if len(self._overloads) > 1 + self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
@@ -125,14 +126,18 @@ class KernelContext:
         plan, held = self._plan(keys, bound)
         variant = ffi.new("fx_overload *", first[0])
         variant.plan = address_of(plan)
-        if kinds is not None:
-            variant.given_count, variant.fast_entry = len(kinds), entry.fast_entry(code.given, code.taken, kinds)
-        variant.array_count = sum(key & 0xFF == layout.KIND_ARRAY for key in keys)
         kept += [variant, plan, held]
+        try:
+            if kinds is not None:
+                variant.given_count = len(kinds)
+                variant.fast_entry = entry.fast_entry(code.given, code.taken, kinds, is_boxed=bool(code.box))
+        finally:  # also if it could not be compiled: nobody shall try again at every call
+            self._file_variant(first, variant)
+
+    def _file_variant(self, first, variant) -> None:
         with self._lock:
             variant.variant, first.variant = first.variant, address_of(variant)
             first.variant_count += 1
-            first.unplanned_calls = 0
 
     def forget(self) -> None:
         """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
@@ -159,7 +164,7 @@ class KernelContext:
 
     def _planned_kinds(self, keys: tuple[int, ...], bound: tuple) -> tuple[int, ...] | None:
         """The kinds of the arguments without the omitted ones at the end; None if one has no part in a fast entry."""
-        if self.native.release_gil or self.native.plain_count < 0 or len(keys) != len(bound):
+        if self.native.release_gil or self.native.plain_count < 0 or len(keys) != len(bound) or len(keys) > DEFAULT_KEYS:
             return None
         count = len(bound)
         while count and bound[count - 1] is OMITTED:
@@ -192,8 +197,7 @@ class KernelContext:
         elif fields["kind"] == layout.KIND_EXCHANGE:
             record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
-            for name in ("borrow", "guard_object", "guard_word", "guard_mask", "guard_pointer", "guard_name"):
-                setattr(record, name, fields.get(name, 0))
+            record.borrow, record.guard = fields["borrow"], fields.get("guard", 0)
 
 
 def _new_buckets(size: int):

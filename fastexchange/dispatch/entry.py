@@ -16,10 +16,9 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
 from ..native import CodeUnit, code_cache
-from . import layout
+from . import layout, plan
 from .frame import ARRAY_BYTES
 from .layout import RESULT_BYTES
-from .plan import PARTS, was_error_set
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
@@ -70,13 +69,13 @@ def _build_trampoline(context, leaves, given, taken):
     builder = unit.builder
     words = builder.bitcast(words, _WORD.as_pointer())
     loaded = _load_leaves(builder, words, leaves)
-    _call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken)
+    builder.ret(_call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken))
     unit.linked.append(rtsys.library)
     return unit.finish()
 
 
 def _call_kernel(context, unit, kernel, pointers, loaded, given, taken):
-    """Emit the call of the kernel with leaves as loaded from words, cast where `given` and `taken` differ; return its code."""
+    """Emit the call of the kernel with leaves as loaded from words, cast where `given` and `taken` differ. Returns its code."""
     builder = unit.builder
     if given != taken:
         packer = context.call_conv._get_arg_packer(given)
@@ -91,7 +90,7 @@ def _call_kernel(context, unit, kernel, pointers, loaded, given, taken):
         ]
         loaded = list(context.call_conv._get_arg_packer(taken).as_arguments(builder, values))
     signature = ir.FunctionType(_INT32, [_VOID_POINTER, _VOID_POINTER, *(value.type for value in loaded)])
-    builder.ret(builder.call(builder.bitcast(kernel, signature.as_pointer()), [*pointers, *loaded]))
+    return builder.call(builder.bitcast(kernel, signature.as_pointer()), [*pointers, *loaded])
 
 
 def _load_leaves(builder, words, leaves):
@@ -106,59 +105,65 @@ def _load_leaves(builder, words, leaves):
 MAX_INLINED_VIEWS = 6
 """Beyond so many, one function reads all views of a rank: a copy for each would no longer fit the instruction cache."""
 
-FAST_ENTRY_DIFFERS = 1 << 30
-"""What a fast entry returns for arguments that do not follow its plan; no kernel returns it."""
-FAST_ENTRY_FAILED = FAST_ENTRY_DIFFERS << 1
-"""Plus the argument's position: its producer set an exception. Negative as a C int, and below every code of a kernel."""
-
-
 @global_compiler_lock
-def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...]) -> int:
-    """The address of ``int (*)(args, plan, arrays, kernel, result, excinfo)``: arguments into the kernel, in one function.
+def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], is_boxed: bool) -> int:
+    """The address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
-    `kinds`: of each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `plan` and `arrays` are
-    the overload's ``fx_plan[]`` and the frame's ``fx_array[]``. Returns the kernel's return code, or FAST_ENTRY_*.
+    It makes the calls that follow the plan, all in one function, and leaves others to ``shim.vectorcall_any``. `kinds`: of
+    each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `is_boxed`: the kernel returns
+    something else than None.
     """
     context = _context()
     leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
     ranks = tuple(getattr(t, "ndim", 0) for t in given[: len(kinds)])
     casts = () if given == taken else (repr(given), repr(taken))
-    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, ranks, casts)
-    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, kinds, ranks))[0]
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, ranks, is_boxed, casts)
+    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed))[0]
 
 
-def _build_fast_entry(context, leaves, given, taken, kinds, ranks):
-    unit = CodeUnit(context, "fast_entry", ir.FunctionType(_INT32, [_WORD] * 3 + [_VOID_POINTER] * 3))
-    args, plan, arrays, kernel, result, excinfo = unit.function.args
+def _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed):
+    unit = CodeUnit(context, "fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
+    callable_, args, nargsf, kwnames, own, overload = unit.function.args
     builder = unit.builder
-    words = builder.alloca(ir.ArrayType(_WORD, len(leaves) + 1))
+    words, own_result, excinfo = (unit.stack_slot(ir.ArrayType(_WORD, count)) for count in (len(leaves) + 1, 1, 1))
     first = builder.bitcast(words, _WORD.as_pointer())
+    frame = plan.enter.call(unit, [own, nargsf, kwnames, _WORD(len(kinds))])
     differs = unit.function.append_basic_block("differs")
+    entered = unit.function.append_basic_block("entered")
+    builder.cbranch(builder.icmp_signed("!=", frame, _WORD(0)), entered, differs)
+    builder.position_at_end(entered)
+    arrays, records = plan.arrays_of.call(unit, [frame]), plan.plan_of.call(unit, [overload])
     used_words = used_arrays = 0
     for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks, strict=False)):
         ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
-        record = builder.add(plan, _WORD(layout.PLAN_SIZE * position))
+        record = builder.add(records, _WORD(layout.PLAN_SIZE * position))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
         word = builder.gep(first, [_INT32(used_words)])
         if kind == layout.KIND_EXCHANGE and kinds.count(kind) > MAX_INLINED_VIEWS:
             outcome = builder.call(_view_reader(unit, rank), [ob, record, array, word])
         else:
-            outcome = PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
+            outcome = plan.PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
         agrees = unit.function.append_basic_block("agrees")
         if kind == layout.KIND_EXCHANGE:
-            _fail_if(unit, builder.icmp_signed("<", outcome, _WORD(0)), position)
+            with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
+                builder.ret(plan.fail.call(unit, [own, frame, callable_, _WORD(position)]))
         builder.cbranch(builder.icmp_signed(">", outcome, _WORD(0)), agrees, differs)
         builder.position_at_end(agrees)
         used_words += len(context.call_conv._get_arg_packer((numba_type,)).argument_types)
         used_arrays += kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
     if layout.KIND_EXCHANGE in kinds:
         unset = unit.function.append_basic_block("unset")
-        builder.cbranch(builder.icmp_signed("!=", was_error_set.call(unit, []), _WORD(0)), differs, unset)
+        builder.cbranch(builder.icmp_signed("!=", plan.was_error_set.call(unit, []), _WORD(0)), differs, unset)
         builder.position_at_end(unset)
     loaded = _load_leaves(builder, first, leaves)
-    _call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken)
+    kernel = builder.inttoptr(plan.kernel_of.call(unit, [overload]), _VOID_POINTER)
+    result = plan.result_of.call(unit, [frame]) if is_boxed else builder.ptrtoint(own_result, _WORD)
+    pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
+    code = builder.sext(_call_kernel(context, unit, kernel, pointers, loaded, given, taken), _WORD)
+    ending = [own, overload, frame, args, code, result, builder.ptrtoint(excinfo, _WORD)]
+    builder.ret(plan.leave.call(unit, [*ending, _WORD(int(is_boxed)), _WORD(used_arrays)]))
     builder.position_at_end(differs)
-    builder.ret(_INT32(FAST_ENTRY_DIFFERS))
+    builder.ret(plan.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
     unit.linked.append(rtsys.library)
     return unit.finish()
 
@@ -172,14 +177,9 @@ def _view_reader(unit, rank: int):
         for attribute in ("noinline", "noimplicitfloat"):
             function.attributes.add(attribute)
         outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
-        unit.builder.ret(PARTS[layout.KIND_EXCHANGE].call(unit, [*function.args, _WORD(rank)]))
+        unit.builder.ret(plan.PARTS[layout.KIND_EXCHANGE].call(unit, [*function.args, _WORD(rank)]))
         unit.builder = outer
     return unit.module.globals[name]
-
-
-def _fail_if(unit, condition, position: int) -> None:
-    with unit.builder.if_then(condition, likely=False):
-        unit.builder.ret(_INT32(FAST_ENTRY_FAILED + position - (1 << 32)))
 
 
 class _Constants(EnvironmentManager):

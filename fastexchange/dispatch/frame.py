@@ -92,9 +92,24 @@ def take_frame(runtime):
 
 
 @native_inline
-def give_frame(runtime, at):
+def put_back(runtime, at):
+    """Let the next call have a frame that this call has not changed."""
     layout.frame_at(at).next = runtime.frames
     runtime.frames = at
+
+
+@native
+def give_frame(runtime, at):
+    """Let the next call have the frame, unless it lacks a memory block (:func:`let_escape`)."""
+    frame = layout.frame_at(at)
+    if frame.key_capacity != 0:
+        put_back(runtime, at)
+        return
+    for i in range(frame.export_capacity):
+        meminfo = layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo
+        if meminfo != 0:
+            NRT_MemInfo_release(meminfo)
+    c.PyMem_RawFree(at)
 
 
 @native
@@ -164,19 +179,17 @@ def let_escape(runtime, frame, i):
     NRT_MemInfo_release(meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:
-        frame.key_capacity = i  # out of memory: the frame serves smaller calls from now on
+        frame.key_capacity = 0  # out of memory: no other call can have this frame
 
 
 @native_inline
 def is_anything_kept(frame, count):
     """Whether somebody still holds one of the first `count` arrays of the call: the kernel returned it, or stored it."""
-    at = frame.arrays
-    end = at + ARRAY_BYTES * count
-    while at < end:
-        if load(layout.array_at(at).meminfo + MEMINFO_REFCOUNT) != 1:
-            return True
-        at += ARRAY_BYTES
-    return False
+    arrays = frame.arrays
+    changed = 0
+    for i in range(count):
+        changed |= load(layout.array_at(arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) ^ 1
+    return changed != 0
 
 
 @native

@@ -17,6 +17,19 @@ bits  meaning
 from ..native import sizeof, struct_at
 
 CDEF = """
+/* How native code tells a framework's plain tensors from those that it has to ask about: offsets, found by experiment. */
+typedef struct {
+    int64_t object;             /* in the Python object: a pointer to the tensor's implementation, in which … */
+    int64_t keys, odd_keys;     /* … the word here must have none of these bits, and … */
+    int64_t autograd;           /* … if the pointer here, to what autograd knows of the tensor, is not NULL, then there … */
+    int64_t requires_grad;      /* … the byte here and … */
+    int64_t grad_fn;            /* … the word here must be 0; and if the byte … */
+    int64_t is_view;            /* … here is not 0, the byte … */
+    int64_t has_base;           /* … here must be 1 and the same hold for … */
+    int64_t base;               /* … the implementation to which this word points; unless … */
+    int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
+} fx_guard;
+
 /* One thing found by address: a type, or a NumPy dtype object. */
 typedef struct {
     int64_t address;            /* 0: free, 1: removed */
@@ -25,12 +38,8 @@ typedef struct {
     int64_t size;               /* scalars, dtypes: bytes of one element */
     int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
-    int64_t guard_object;       /* offset in the Python object of a pointer to the tensor's implementation … */
-    int64_t guard_word;         /* … in which the word at this offset … */
-    int64_t guard_mask;         /* … must have none of these bits; 0: no guard */
-    int64_t guard_pointer;      /* … and, unless the word at this offset is 0, … (0: no such guard) */
-    int64_t guard_name;         /* … the attribute of this name must be False */
-    int64_t reserved[5];
+    int64_t guard;              /* fx_guard *, or 0 */
+    int64_t reserved[9];
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -42,7 +51,7 @@ typedef struct {
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
-    int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *) */
+    int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
     int64_t run;                /* the functions of the shim, by its names */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
@@ -57,7 +66,7 @@ typedef struct {
     int64_t origin;             /* array: ORIGIN_*; else -1 */
     int64_t itemsize;
     int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
-    int64_t guard_object, guard_word, guard_mask, guard_pointer, guard_name; /* as in fx_entry */
+    int64_t guard;              /* fx_guard *, or 0 */
 } fx_plan;
 
 /* One compiled signature of one kernel. */
@@ -74,15 +83,14 @@ typedef struct {
     int64_t box;                /* from the result's bytes to a Python object; 0: the kernel returns None */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t plan;               /* fx_plan[parameter_count] */
-    int64_t fast_entry;         /* int (args, plan, fx_array *, kernel, result, excinfo *); 0: none */
-    int64_t given_count;        /* positional arguments of a call that the fast entry makes; -1: there is none */
-    int64_t array_count;        /* arrays of such a call */
+    int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
+    int64_t given_count;        /* positional arguments of a call that it makes itself */
 } fx_overload;
 
 /* One per kernel. */
 typedef struct {
     int64_t runtime;
-    int64_t last;               /* fx_overload * of the last call: its plan is tried first */
+    int64_t last;               /* fx_overload * of the last planned call: its fast entry gets the next call */
     int64_t buckets;            /* fx_overload *[1 + size]; the first word: size - 1 */
     int64_t parameter_count;    /* without *args */
     int64_t plain_count;        /* the same, or -1 for a kernel with *args or keyword-only parameters */
@@ -199,6 +207,7 @@ ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, 
 
 ENTRY_SIZE = sizeof("fx_entry")
 entry_at = struct_at("fx_entry")
+guard_at = struct_at("fx_guard")
 runtime_at = struct_at("fx_runtime")
 PLAN_SIZE = sizeof("fx_plan")
 plan_at = struct_at("fx_plan")

@@ -1,46 +1,120 @@
-"""The parts of a fast entry: reading one argument that looks as it did when the call was planned.
+"""The parts of a fast entry: opening a planned call, reading one argument that looks as it did then, closing the call.
 
 An overload that is called often gets plans, one for each combination of argument types: a record for each parameter of
 what the argument was then, its type, its dtype, its flags. An argument that agrees with its record has the record's key,
 so nothing is looked up and no key is made.
-``entry.fast_entry`` strings the parts together, one for each parameter, and the kernel's call behind them, and compiles
-that into one function: the words between them become registers.
+``entry.fast_entry`` strings the parts together, :func:`enter`, one for each argument, the kernel's call and :func:`leave`,
+and compiles that into one function: the words between them become registers.
 
 Addresses in a plan are those of living objects: the overload holds the dtypes, and a type that dies clears its records
 (``state.EntryTable``). A part reads what it needs from the record; only the rank is compiled in.
 """
 
+import sys
+
 from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..native import WORDS, call_int, global_address, load, native_inline, part, put, stack
+from ..native import WORDS, call_int, call_word, global_address, load, native_inline, part, put, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
+from .frame import is_anything_kept, put_back
+from .guard import is_odd
 from .leaves import DL_TENSOR_WORDS, dl_tensor_at, is_plain, pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
+ARGUMENTS_MASK = 0x7FFFFFFFFFFFFFFF  # all but PY_VECTORCALL_ARGUMENTS_OFFSET
+NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
+_WORD = types.intp
 
 PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.intp)
 """``part(ob, plan, array, words, ndim)``: read `ob`, write its words; an array takes the memory block at `array`."""
 
 
 @native_inline
-def is_odd(guarded, ob):
-    """Whether the guard of `ob`'s type (in its entry, or in a plan) says that the tensor is of an unusual kind."""
-    implementation = load(ob + guarded.guard_object)
-    return guarded.guard_mask != 0 and load(implementation + guarded.guard_word) & guarded.guard_mask != 0
+def finish(context, overload, code, result, excinfo, is_boxed):
+    """What a kernel's return code means: a new reference to its boxed result, or 0 with an exception set."""
+    if code == 0 and is_boxed:
+        return call_word(overload.box, (result, overload.box_constants))
+    if code == 0 or code == -2:  # RETCODE_OK, RETCODE_NONE
+        none = global_address("_Py_NoneStruct")
+        if not NONE_IS_IMMORTAL:
+            store(none, load(none) + 1)
+        return none
+    call_word(context.raise_error, (code, load(excinfo)))
+    return 0
 
 
-@native_inline
-def is_watched(guarded, ob):
-    """Whether autograd may know the tensor, so that it has to be asked; that may run Python code."""
-    if guarded.guard_pointer == 0:
-        return False
-    return load(load(ob + guarded.guard_object) + guarded.guard_pointer) != 0
+@part(_WORD(_WORD, _WORD, _WORD, _WORD))
+def enter(context_address, nargsf, kwnames, count):
+    """A free frame for a call with `count` positional arguments; 0 if this call is another, or no frame is free."""
+    if kwnames != 0 or nargsf & ARGUMENTS_MASK != count:
+        return 0
+    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    at = runtime.frames
+    if at != 0:
+        runtime.frames = layout.frame_at(at).next
+    return at
+
+
+@part(_WORD(_WORD))
+def arrays_of(frame_address):
+    """The ``fx_array[]`` of a frame."""
+    return layout.frame_at(frame_address).arrays
+
+
+@part(_WORD(_WORD))
+def result_of(frame_address):
+    """Where the kernel of a call with this frame puts its result."""
+    return layout.frame_at(frame_address).result
+
+
+@part(_WORD(_WORD))
+def plan_of(overload_address):
+    """The ``fx_plan[]`` of an overload."""
+    return layout.overload_at(overload_address).plan
+
+
+@part(_WORD(_WORD))
+def kernel_of(overload_address):
+    """The address of an overload's compiled kernel."""
+    return layout.overload_at(overload_address).kernel
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
+def leave(context_address, overload_address, frame_address, args, code, result, excinfo, is_boxed, array_count):
+    """The end of a call whose kernel has returned `code`: what vectorcall returns."""
+    context = layout.context_at(context_address)
+    overload = layout.overload_at(overload_address)
+    runtime = layout.runtime_at(context.runtime)
+    value = finish(context, overload, code, result, excinfo, is_boxed != 0)
+    context.calls += 1
+    if is_anything_kept(layout.frame_at(frame_address), array_count):
+        call_word(runtime.release_planned, (context.runtime, frame_address, args, overload_address))
+    else:
+        put_back(runtime, frame_address)
+    return value
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
+def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
+    """The call is not the planned one: leave it to the general way. Without a frame, none had been taken."""
+    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    if frame_address != 0:
+        put_back(runtime, frame_address)
+    return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD))
+def fail(context_address, frame_address, callable_, position):
+    """The producer of the argument at `position` has set an exception: the call ends."""
+    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    put_back(runtime, frame_address)
+    return call_word(runtime.refuse, (callable_, position))
 
 
 @part(PART_SIGNATURE)
@@ -65,7 +139,7 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
 def read_view(ob, plan_address, array_address, words, ndim):
     """A tensor, a borrowed view of it taken through its type's exchange table."""
     plan = layout.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type or is_odd(plan, ob) or is_watched(plan, ob):
+    if Py_TYPE(ob) != plan.type or is_odd(plan.guard, ob):
         return DIFFERS
     view = stack(DL_TENSOR_WORDS)
     if call_int(plan.borrow, (ob, view)) != 0:

@@ -7,23 +7,19 @@ path*; it never learns by itself. The slow path uses :data:`attempt`, the same c
 Ownership: a frame holds every export of its call; ``frame.release`` gives each back exactly once, on every exit.
 """
 
-import sys
-
 from numba import types
 
 from .. import cpython as c
-from ..native import call_int, call_word, cfunction, global_address, load, native, native_inline, stack, store
+from ..native import call_int, call_word, cfunction, global_address, load, native, stack, store
 from . import layout
 from .entries import GOLDEN, Py_TYPE
-from .entry import FAST_ENTRY_DIFFERS
-from .frame import ARRAY_BYTES, give_frame, grow_frame, is_anything_kept, release, take_frame
+from .frame import ARRAY_BYTES, give_frame, grow_frame, release, take_frame
 from .leaves import DL_TENSOR_WORDS
+from .plan import finish
 from .walk import FLAG_TRUSTED, export_managed, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 CALLABLE_CONTEXT = c.CALLABLE_CONTEXT
-FAST_ENTRY_FAILED_LIMIT = -(1 << 30)  # at or below: FAST_ENTRY_FAILED plus a position, as a C int
-NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
 
 FLAG_LOOK = 2 * FLAG_TRUSTED  # stop before the kernel: only the keys are wanted
 
@@ -72,36 +68,22 @@ def choose_variant(context, first, args):
     if overload.variant_count < layout.MAX_VARIANTS:
         overload.unplanned_calls += 1
         if overload.unplanned_calls > layout.CALLS_PER_PLAN:
+            overload.unplanned_calls = 0
             return 0
     return first
-
-
-@native_inline
-def finish(context, overload, code, result, excinfo):
-    """What a kernel's return code means: a new reference to its boxed result, or 0 with an exception set."""
-    if code == 0 and overload.box != 0:
-        return call_word(overload.box, (result, overload.box_constants))
-    if code == 0 or code == -2:  # RETCODE_OK, RETCODE_NONE
-        none = global_address("_Py_NoneStruct")
-        if not NONE_IS_IMMORTAL:
-            store(none, load(none) + 1)
-        return none
-    call_word(context.raise_error, (code, load(excinfo)))
-    return 0
 
 
 @native
 def launch(context, frame, overload):
     """Call the kernel with the words in `frame`. Returns a new reference to its result, or 0 with an exception set."""
     excinfo = stack(1)
-    store(excinfo, 0)
     if context.release_gil != 0:
         thread = c.PyEval_SaveThread()
         code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
         c.PyEval_RestoreThread(thread)
     else:
         code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
-    return finish(context, overload, code, frame.result, excinfo)
+    return finish(context, overload, code, frame.result, excinfo, overload.box)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -255,7 +237,7 @@ def bind_into(context, runtime, frame_address, args, nargs, kwnames):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
-    """:data:`vectorcall` for calls with keywords, with defaults, with ``*args``: all others too."""
+    """Any call, with keywords, with defaults, with ``*args``, of arguments that have never been seen: the general way."""
     context_address = load(callable_ + CALLABLE_CONTEXT)
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
@@ -301,7 +283,8 @@ def refuse_argument(callable_, position):
 
 @cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
 def release_planned(runtime_address, frame_address, args, overload_address):
-    """``frame.release`` after a fast entry's call, which has not noted whose arrays it passed."""
+    """``frame.release`` after a fast entry's call, which has not noted whose arrays it passed; and the frame goes back."""
+    runtime = layout.runtime_at(runtime_address)
     frame = layout.frame_at(frame_address)
     overload = layout.overload_at(overload_address)
     arrays = 0
@@ -311,40 +294,20 @@ def release_planned(runtime_address, frame_address, args, overload_address):
             layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = load(args + 8 * i) + origin
             arrays += 1
     frame.array_count = arrays
-    release(layout.runtime_at(runtime_address), frame)
+    release(runtime, frame)
+    give_frame(runtime, frame_address)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
-    What most calls need and nothing else: positional arguments that look as in the last call. Then one compiled function
-    takes them into the kernel. All other calls are :data:`vectorcall_any`'s.
+    Straight into the fast entry of the last planned call: most calls look like the one before. It leaves to
+    :data:`vectorcall_any` what does not, which is what stands in its place before there is one.
     """
-    context = layout.context_at(load(callable_ + CALLABLE_CONTEXT))
-    runtime = layout.runtime_at(context.runtime)
-    last = context.last  # a kernel may call itself, through Python, with other arguments
-    overload = layout.overload_at(last)
-    at = runtime.frames
-    if kwnames == 0 and nargsf & 0x7FFFFFFFFFFFFFFF == overload.given_count and at != 0:
-        frame = layout.frame_at(at)
-        if overload.array_count <= frame.key_capacity:
-            runtime.frames = frame.next
-            excinfo = stack(1)
-            store(excinfo, 0)
-            result = frame.result
-            code = call_int(overload.fast_entry, (args, overload.plan, frame.arrays, overload.kernel, result, excinfo))
-            if code > FAST_ENTRY_FAILED_LIMIT and code != FAST_ENTRY_DIFFERS:
-                result = finish(context, overload, code, result, excinfo)
-                if is_anything_kept(frame, overload.array_count):
-                    call_word(runtime.release_planned, (context.runtime, at, args, last))
-                give_frame(runtime, at)
-                context.calls += 1
-                return result
-            give_frame(runtime, at)
-            if code != FAST_ENTRY_DIFFERS:
-                return call_word(runtime.refuse, (callable_, code & 0xFFFFFF))
-    return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
+    context_address = load(callable_ + CALLABLE_CONTEXT)
+    last = layout.context_at(context_address).last
+    return call_word(layout.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
 
 
 @cfunction(types.int32, types.intp, types.intp, types.intp, types.intp, types.intp)

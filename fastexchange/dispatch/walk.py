@@ -13,6 +13,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
+from .guard import is_odd
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import (
     DL_TENSOR_WORDS,
@@ -25,7 +26,6 @@ from .leaves import (
     pack_tensor,
     refusal,
 )  # fmt: skip
-from .plan import is_odd, is_watched
 
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
@@ -41,23 +41,12 @@ FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors tha
 
 
 @native_inline
-def needs_export(context, entry, ob):
+def needs_export(context, entry):
     """Whether a tensor has to be exported before any view is borrowed.
 
     No view can be had of it, or only by running Python code, or it would not be safe (the kernel runs without the GIL).
     """
-    return entry.kind == layout.KIND_MANAGED or context.release_gil != 0 or is_watched(entry, ob)
-
-
-@native
-def is_attribute_set(ob, name):
-    """Whether the attribute is anything but False; also if it cannot be read. May run Python code."""
-    answer = c.PyObject_GetAttr(ob, name)
-    if answer == 0:
-        c.PyErr_Clear()
-        return True
-    c.Py_DecRef(answer)
-    return answer != global_address("_Py_FalseStruct")
+    return entry.kind == layout.KIND_MANAGED or context.release_gil != 0
 
 
 @native
@@ -144,7 +133,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             entry = layout.entry_at(entry_address)
             origin = ob + layout.ORIGIN_VIEW
             writeable = True
-            if needs_export(context, entry, ob):
+            if needs_export(context, entry):
                 if exports == frame.export_count:
                     status = layout.STATUS_EXPORT
                     break
@@ -161,7 +150,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                 tensor = managed + DL_TENSOR
                 origin = ob + layout.ORIGIN_EXPORT
             else:
-                if flags & FLAG_TRUSTED == 0 and is_odd(entry, ob):
+                if flags & FLAG_TRUSTED == 0 and is_odd(entry.guard, ob):
                     status = layout.STATUS_CHECK
                     break
                 tensor = view
@@ -307,7 +296,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             break
         entry = layout.entry_at(at)
         kind = entry.kind
-        if (kind == layout.KIND_MANAGED or kind == layout.KIND_EXCHANGE) and needs_export(context, entry, ob):
+        if (kind == layout.KIND_MANAGED or kind == layout.KIND_EXCHANGE) and needs_export(context, entry):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1
                 continue
@@ -315,10 +304,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_GROW
                 break
             export_function = entry.managed  # the entry may move while Python code runs
-            if flags & FLAG_TRUSTED == 0:
-                if is_odd(entry, ob) or (is_watched(entry, ob) and is_attribute_set(ob, entry.guard_name)):
-                    status = layout.STATUS_CHECK
-                    break
+            if flags & FLAG_TRUSTED == 0 and is_odd(entry.guard, ob):
+                status = layout.STATUS_CHECK
+                break
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0
             if failed or PyErr_Occurred() != 0 or load(out) == 0:

@@ -2,19 +2,24 @@
 
 PyTorch 2.13's ``dltensor_from_py_object_no_sync`` hands out tensors whose memory is not their value (lazily conjugated or
 negated), that have no memory (fake, zero, wrapper tensors) or that autograd watches. Asking PyTorch costs 20 to 50 ns a
-question; the answers lie in memory, in the tensor's set of dispatch keys and in its autograd pointer. Where they lie is
-found by experiment and verified on tensors of every kind; where that fails every tensor is asked (:func:`check`).
+question; the answers lie in memory, in the tensor's set of dispatch keys and in what its autograd pointer points to. Where
+they lie is found by experiment and verified on tensors of every kind; where that fails PyTorch is asked (:func:`check`).
 """
 
 import ctypes
 import functools
 import sys
+import threading
+import warnings
+from pathlib import Path
 
-__all__ = ["check", "guard", "is_tensor_type"]
+from .._abi import ffi
 
-_SCANNED_BYTES = 256  # of a tensor's C++ object, which is larger
+__all__ = ["Guard", "check", "guard", "is_tensor_type"]
+
+_SCANNED_BYTES = 256  # of the C++ objects of a tensor and of a view's autograd data, which are larger
 _WORD = 8
-_REQUIRES_GRAD = sys.intern("requires_grad")
+_OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
 
 
 def is_tensor_type(cls: type) -> bool:
@@ -31,9 +36,9 @@ def check(tensor) -> None:
     """
     import torch
 
-    found = _layout()
-    if found is not None and not tensor.requires_grad:
-        if not _signed(torch._C._dispatch_keys(tensor).raw_repr()) & found["guard_mask"]:
+    found = guard()
+    if found.knows_keys and not _keys(tensor) & found.native.odd_keys:
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
             return
     if tensor.layout is not torch.strided:
         raise BufferError(f"it has layout {tensor.layout}; pass x.to_dense()")
@@ -49,33 +54,148 @@ def check(tensor) -> None:
     tensor.detach().__dlpack__(max_version=(1, 3))
 
 
-def guard() -> dict[str, int]:
-    """The guard fields of ``fx_entry`` for a type of tensors; fields that flag every tensor if there is no other way.
+class Guard:
+    """An ``fx_guard`` for PyTorch's tensors, as complete as could be verified."""
 
-    A tensor with an autograd pointer (a view has one, too) is asked for ``requires_grad``, which may run Python code (a
-    subclass's ``__torch_function__``, a mode); so the call asks before it borrows any view, and takes an owning export.
-    """
-    found = _layout()
-    if found is None:
-        return {"guard_object": ctypes.sizeof(ctypes.c_ssize_t), "guard_word": 0, "guard_mask": -1}
-    return {**found, "guard_name": id(_REQUIRES_GRAD)}
+    def __init__(self):
+        self.native = ffi.new("fx_guard *")
+        self.knows_keys = self.knows_autograd = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # prototype features announce themselves
+            # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
+            experiments = threading.Thread(target=self._find)
+            experiments.start()
+            experiments.join()
+        if not self.knows_keys:  # the word at the start of every type object, its reference count, is not 0
+            self._set(object=_OB_TYPE, keys=0, odd_keys=-1)
 
+    @property
+    def address(self) -> int:
+        """The address of the ``fx_guard``. It holds for the life of the process."""
+        return int(ffi.cast("intptr_t", self.native))
 
-def is_verified() -> bool:
-    """Whether the layout was found; if not, every tensor of every call is asked, slowly."""
-    return _layout() is not None
+    def _set(self, **fields: int) -> None:
+        for name, value in fields.items():
+            setattr(self.native, name, value)
+
+    def _find(self) -> None:
+        try:
+            self.knows_keys = self._find_keys()
+            self.knows_autograd = self.knows_keys and self._find_autograd()
+        except Exception:  # a PyTorch without these private functions
+            pass
+
+    def _find_keys(self) -> bool:
+        """Find the implementation, its dispatch keys and its autograd pointer; see that they tell plain tensors from odd."""
+        import torch
+
+        plain, views, watched, odd = _plain_tensors(), _views(), _watched_tensors(), _odd_tensors()
+        everything = plain + views + watched + odd
+        in_object = [
+            at
+            for at in range(2 * _WORD, torch.Tensor.__basicsize__, _WORD)
+            if all(_word(id(tensor) + at) == tensor._cdata for tensor in everything)
+        ]
+        in_tensor = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == _keys(t) for t in everything))
+        known = views + watched
+        autograd = _offsets(
+            _WORD, lambda at: all(_word(t._cdata + at) for t in known) and not any(_word(t._cdata + at) for t in plain)
+        )
+        if len(in_object) != 1 or len(in_tensor) != 1 or len(autograd) != 1:
+            return False
+        allowed = functools.reduce(int.__or__, map(_keys, plain + views + watched))
+        if any(_keys(tensor) & ~allowed == 0 for tensor in odd):
+            return False
+        self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
+        return True
+
+    def _find_autograd(self) -> bool:
+        """Find what autograd notes of a tensor; see that it agrees with ``requires_grad`` on tensors of every kind."""
+        views, watched = _views(), _watched_tensors()
+        leaves, results = [t for t in watched if t.is_leaf], [t for t in watched if not t.is_leaf and not t._is_view()]
+        cleared = [t.clone().requires_grad_().requires_grad_(False) for t in _plain_tensors() if t.is_floating_point()]
+        unwatched_views = [view for view in views if not view._base.requires_grad]
+
+        def flag(ones: list, zeros: list) -> list[int]:
+            read = [(self._known(tensor), 1) for tensor in ones] + [(self._known(tensor), 0) for tensor in zeros]
+            return _offsets(1, lambda at: all(_byte(known + at) == wanted for known, wanted in read))
+
+        requires_grad = flag(leaves, cleared + results + unwatched_views)
+        is_view = flag(views, cleared + leaves + results)
+        having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
+        grad_fn = _offsets(_WORD, lambda at: all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking))
+        base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
+        # A flag behind the base says that there is one. No tensor is known to be a view and to lack it.
+        has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD]
+        switch = _grad_mode_function()
+        if not (requires_grad and grad_fn and is_view and base and has_base and switch):
+            return False
+        # The first of several: further on lie parts of addresses, and memory that a plain tensor's data does not have.
+        self._set(
+            requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
+            is_grad_enabled=switch,
+        )  # fmt: skip
+        return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
+
+    def _known(self, tensor) -> int:
+        return _word(tensor._cdata + self.native.autograd)
+
+    def _is_watched(self, tensor) -> bool:
+        """``tensor.requires_grad``, read as ``dispatch.guard`` reads it."""
+        known, native = self._known(tensor), self.native
+        if not known:
+            return False
+        watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
+        if not watched and _byte(known + native.is_view):
+            known = _word(_word(known + native.base) + native.autograd)
+            if known:
+                watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
+        return bool(watched)
 
 
 @functools.cache
-def _layout() -> dict[str, int] | None:
-    try:
-        return _find()
-    except Exception:  # a PyTorch without these private functions
-        return None
+def guard() -> Guard:
+    """The process's one guard for PyTorch's tensors. PyTorch is imported."""
+    return Guard()
+
+
+def _grad_mode_function() -> int | None:
+    """The address of ``bool (*)(void)``, whether grad mode is on in the calling thread: a function of PyTorch's C shim."""
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    for path in (*folder.glob("libtorch_cpu.*"), *folder.glob("torch_cpu.dll")):
+        function = getattr(ctypes.CDLL(str(path)), "aoti_torch_grad_mode_is_enabled", None)
+        if function is None:
+            continue
+        function.restype, function.argtypes = ctypes.c_bool, []
+        answers = [function()]
+        for mode in (torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
+            with mode:
+                answers.append(function())
+        if answers == [torch.is_grad_enabled(), False, True, False]:
+            return ctypes.cast(function, ctypes.c_void_p).value
+    return None
+
+
+def _offsets(step: int, holds) -> list[int]:
+    """At which offsets in a C++ object something holds."""
+    return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
 
 
 def _word(address: int) -> int:
     return ctypes.c_ssize_t.from_address(address).value
+
+
+def _byte(address: int) -> int:
+    return ctypes.c_uint8.from_address(address).value
+
+
+def _keys(tensor) -> int:
+    """A tensor's dispatch keys, as the signed word that holds them."""
+    import torch
+
+    return ctypes.c_ssize_t(torch._C._dispatch_keys(tensor).raw_repr()).value
 
 
 def _plain_tensors() -> list:
@@ -93,15 +213,18 @@ def _plain_tensors() -> list:
 def _views() -> list:
     import torch
 
-    base = torch.arange(12.0).reshape(3, 4)
-    return [base.t(), base[1:, ::2], base.detach(), base.view(-1), torch.tensor(1.0)]
+    base, written, weights = torch.ones(12), torch.ones(2, 3), torch.ones(3, requires_grad=True)
+    row = written[0]
+    written.mul_(weights)  # only now the view of it requires grad
+    table = torch.ones(3, 4, dtype=torch.int16)
+    return [base[1:], base.view(3, 4), base.reshape(3, 4).t(), base[::2].view(2, 3), table.t(), table[0], row]
 
 
 def _watched_tensors() -> list:
     import torch
 
     leaf = torch.ones(3, requires_grad=True)
-    return [leaf, leaf * 2, torch.nn.Parameter(torch.ones(2, 2))]
+    return [leaf, torch.nn.Parameter(torch.ones(2, 2)), leaf * 2, leaf.sum(), leaf[1:], (leaf * 2)[1:]]
 
 
 def _odd_tensors() -> list:
@@ -113,43 +236,3 @@ def _odd_tensors() -> list:
         torch._efficientzerotensor((2,)), torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     ]  # fmt: skip
-
-
-def _find() -> dict[str, int] | None:
-    """Find the three offsets and the mask, and see that they tell all plain tensors from all others."""
-    import warnings
-
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # prototype features announce themselves
-        plain, views, watched, odd = _plain_tensors(), _views(), _watched_tensors(), _odd_tensors()
-    everything = plain + views + watched + odd
-    in_object = [
-        at
-        for at in range(2 * _WORD, torch.Tensor.__basicsize__, _WORD)
-        if all(_word(id(tensor) + at) == tensor._cdata for tensor in everything)
-    ]
-    keys = {id(tensor): _signed(torch._C._dispatch_keys(tensor).raw_repr()) for tensor in everything}
-    in_tensor = [
-        at for at in range(0, _SCANNED_BYTES, _WORD) if all(_word(t._cdata + at) == keys[id(t)] for t in everything)
-    ]
-    autograd = [
-        at
-        for at in range(_WORD, _SCANNED_BYTES, _WORD)
-        if all(_word(t._cdata + at) == 0 for t in plain) and all(_word(t._cdata + at) != 0 for t in watched)
-    ]
-    if len(in_object) != 1 or len(in_tensor) != 1 or len(autograd) != 1:
-        return None
-    allowed = 0
-    for tensor in plain + views + watched:
-        allowed |= keys[id(tensor)]
-    if any(keys[id(tensor)] & ~allowed == 0 for tensor in odd):
-        return None
-    return {
-        "guard_object": in_object[0], "guard_word": in_tensor[0], "guard_mask": ~allowed, "guard_pointer": autograd[0],
-    }  # fmt: skip
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word

@@ -1,0 +1,39 @@
+"""Telling plain tensors from those whose memory is not their value, or that autograd watches, without asking.
+
+Offsets and bits come from the framework's producer (``producers.torch.guard``), which has verified them. Nothing here runs
+foreign code, so a borrowed view stays what it was.
+"""
+
+from ..native import call_int, load, native, native_inline
+from . import layout
+
+
+@native
+def is_watched(guard, known):
+    """Whether autograd has to learn of what happens to the tensor of which it knows what lies at `known`."""
+    if guard.is_grad_enabled == 0:
+        return True
+    watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
+    if watched == 0 and load(known + guard.is_view) & 0xFF != 0:
+        if load(known + guard.has_base) & 0xFF != 1:
+            return True
+        known = load(load(known + guard.base) + guard.autograd)
+        if known != 0:
+            watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
+            watched |= load(known + guard.is_view) & 0xFF  # the base of a view is none itself
+    return watched != 0 and call_int(guard.is_grad_enabled, ()) & 0xFF != 0
+
+
+@native_inline
+def is_odd(address, ob):
+    """Whether the ``fx_guard`` at `address`, if any, says that the tensor `ob` is not to be taken for what it seems."""
+    if address == 0:
+        return False
+    guard = layout.guard_at(address)
+    implementation = load(ob + guard.object)
+    if load(implementation + guard.keys) & guard.odd_keys != 0:
+        return True
+    if guard.autograd == 0:
+        return False
+    known = load(implementation + guard.autograd)
+    return known != 0 and is_watched(guard, known)
