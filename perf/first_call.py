@@ -36,7 +36,7 @@ end = perf_counter_ns()
 dispatcher = kernel.dispatcher if who == "fast" else kernel
 compiled = sum(dispatcher.stats.cache_misses.values())
 if who == "fast":
-    from fastexchange.native import code_cache
+    from fastexchange.compiled import code_cache
 
     compiled += code_cache.misses
 print(json.dumps({"decorate": decorated - start, "first": end - decorated, "compiled": compiled}))

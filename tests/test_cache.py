@@ -11,7 +11,7 @@ from interpreter import run_python
 PROGRAM = """
     import numpy as np
     import fastexchange
-    from fastexchange import fast_args, native
+    from fastexchange import compiled, fast_args
     from made_producers import Dunder, Legacy, Tabled
 
     @fast_args
@@ -36,7 +36,7 @@ PROGRAM = """
         axpy(2.0, np.arange(3.0), np.zeros(2, "f4")[:0])
     except Exception:
         pass
-    print(native.code_cache.misses, native.code_cache.hits)
+    print(compiled.code_cache.misses, compiled.code_cache.hits)
     """
 
 
@@ -79,7 +79,7 @@ def test_another_program_shares_what_is_common(copied):
         run_python(
             """
             import numpy as np
-            from fastexchange import fast_args, native
+            from fastexchange import compiled, fast_args
 
             @fast_args
             def another_kernel(b, c, d):
@@ -87,7 +87,7 @@ def test_another_program_shares_what_is_common(copied):
 
             for _ in range(2):
                 another_kernel(1.5, np.ones(3), np.ones(3))
-            print(native.code_cache.misses, native.code_cache.hits)
+            print(compiled.code_cache.misses, compiled.code_cache.hits)
             """,
             NUMBA_CACHE_DIR=str(copied),
         )
@@ -102,7 +102,7 @@ def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
         import fastexchange
         from fastexchange import FastKernel, fast_args
         assert "torch" not in sys.modules and "tvm_ffi" not in sys.modules and "cffi" not in sys.modules
-        module = sys.modules.get("fastexchange.native")
+        module = sys.modules.get("fastexchange.compiled")
         cache = getattr(module, "code_cache", None)
         print(*((cache.misses, cache.hits) if cache else (0, 0)))
         """,
@@ -174,7 +174,7 @@ USER = """
     sys.path.insert(0, sys.argv[1])
     import numpy as np
     import kernels_of_the_test as k
-    from fastexchange import native
+    from fastexchange import compiled
 
     for _ in range(2):
         assert k.cached(np.arange(3.0)) == 6.0
@@ -182,7 +182,7 @@ USER = """
     stats = k.cached.dispatcher.stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
     print(k.cached.stats().fast)
-    print(native.code_cache.misses, native.code_cache.hits)
+    print(compiled.code_cache.misses, compiled.code_cache.hits)
     """
 
 

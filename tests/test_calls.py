@@ -398,7 +398,8 @@ def test_calls_keep_no_reference_to_none_and_bools():
     def returns_none(x, y, z=None):
         pass
 
-    returns_none(None, True)
+    for _ in range(40):  # what is compiled on the way holds some
+        returns_none(None, True)
     singletons = (None, True, False)
     before = [sys.getrefcount(thing) for thing in singletons]
     for _ in range(10_000):

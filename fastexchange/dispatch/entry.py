@@ -15,7 +15,7 @@ from numba.core.pythonapi import EnvironmentManager
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
-from ..native import CodeUnit, code_cache
+from ..compiled import CodeUnit, code_cache
 from . import layout, plan
 from .frame import ARRAY_BYTES
 from .layout import RESULT_BYTES

@@ -11,10 +11,10 @@ it as on any array. After the call the count tells whether the kernel kept the a
 from numba import types
 
 from .. import cpython as c
+from ..compiled import cfunction
 from ..native import (
     call_int,
     call_word,
-    cfunction,
     external,
     global_address,
     load,

@@ -15,8 +15,9 @@ import sys
 from numba import types
 
 from .. import cpython as c
+from ..compiled import part
 from ..cpython import PyErr_Occurred
-from ..native import WORDS, call_int, call_word, global_address, load, native_inline, part, put, stack, store
+from ..native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE

@@ -10,8 +10,10 @@ Ownership: a frame holds every export of its call; ``frame.release`` gives each 
 from numba import types
 
 from .. import cpython as c
-from ..native import call_int, call_word, cfunction, global_address, load, native, stack, store
+from ..compiled import cfunction
+from ..native import call_int, call_word, global_address, load, native, stack, store
 from . import layout
+from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
 from .frame import ARRAY_BYTES, give_frame, grow_frame, release, take_frame
 from .leaves import DL_TENSOR_WORDS
@@ -139,43 +141,6 @@ def run(context_address, args, nargs, flags, state):
 
 
 @native
-def bind(context, frame, args, nargs, kwnames):
-    """Put positional and keyword arguments in parameter order into ``frame.bound``. Returns a STATUS_*.
-
-    Names are compared by identity first: CPython interns those that stand in source code.
-    """
-    count = context.parameter_count
-    if count > frame.bound_capacity:
-        return layout.STATUS_GROW
-    if nargs > context.positional_count:
-        return layout.STATUS_ARITY
-    bound = frame.bound
-    for i in range(nargs):
-        store(bound + 8 * i, load(args + 8 * i))
-    for i in range(nargs, count):
-        store(bound + 8 * i, 0)
-    keywords = load(kwnames + OB_SIZE) if kwnames != 0 else 0
-    for k in range(keywords):
-        name = load(kwnames + OB_ITEM + 8 * k)
-        i = context.positional_only
-        while i < count and load(context.names + 8 * i) != name:
-            i += 1
-        if i == count:  # a name that is not interned: from **mapping, for instance
-            i = context.positional_only
-            while i < count and c.PyUnicode_Compare(load(context.names + 8 * i), name) != 0:
-                i += 1
-        if i == count or load(bound + 8 * i) != 0:
-            return layout.STATUS_ARITY
-        store(bound + 8 * i, load(args + 8 * (nargs + k)))
-    for i in range(nargs, count):
-        if load(bound + 8 * i) == 0:
-            if load(context.has_default + 8 * i) == 0:
-                return layout.STATUS_ARITY
-            store(bound + 8 * i, context.omitted)
-    return layout.STATUS_OK
-
-
-@native
 def call_method(name, callable_, args, nargsf, kwnames):
     """Call the kernel's method `name` with the call's arguments: a new reference, or 0 with an exception set."""
     nargs = nargsf & 0x7FFFFFFFFFFFFFFF
@@ -220,19 +185,6 @@ def refuse(context, callable_, position):
         if load(error + 8 * i) != 0:
             c.Py_DecRef(load(error + 8 * i))
     return 0
-
-
-@native
-def bind_into(context, runtime, frame_address, args, nargs, kwnames):
-    """:func:`bind` into a frame that is large enough. Returns (status, frame)."""
-    status = bind(context, layout.frame_at(frame_address), args, nargs, kwnames)
-    if status == layout.STATUS_GROW:
-        grown = grow_frame(runtime, frame_address, context.parameter_count)
-        if grown == 0:
-            return layout.STATUS_ERROR, frame_address
-        frame_address = grown
-        status = bind(context, layout.frame_at(frame_address), args, nargs, kwnames)
-    return status, frame_address
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

@@ -9,9 +9,9 @@ from numba import types
 
 from .. import cpython
 from .._abi import ffi
+from ..compiled import cfunction
 from ..dlpack import CPU_READABLE_MASK
 from ..dtypes import plain_fields_by_type_number
-from ..native import cfunction
 from ..producers import ndarray
 from . import frame, shim
 

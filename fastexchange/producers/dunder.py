@@ -9,11 +9,11 @@ Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 from numba import types
 
 from .. import cpython as c
+from ..compiled import cfunction
 from ..cpython import OB_ITEM
 from ..dlpack import VERSION
 from ..native import (
     call_word,
-    cfunction,
     cstring,
     global_address,
     load,

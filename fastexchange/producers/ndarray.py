@@ -12,9 +12,10 @@ import numpy as np
 from numba import types
 
 from .._abi import ffi
+from ..compiled import cfunction
 from ..cpython import PyErr_SetString
 from ..dtypes import plain_fields_by_type_number
-from ..native import cfunction, cstring, global_address, load, native, static_array, store, struct_at
+from ..native import cstring, global_address, load, native, static_array, store, struct_at
 
 CDEF = """
 typedef struct {
