@@ -7,6 +7,7 @@ import numpy as np
 from ._abi import ffi
 from .dispatch import layout
 from .dtypes import dtype_of_dl
+from .producers.dunder import SAYS_NOTHING_OF_READONLY
 from .refusal import status_of, wording
 
 _export = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -24,7 +25,7 @@ class _ManagedMemory:
         dtype = None if status else dtype_of_dl(tensor.dtype.code, tensor.dtype.bits)
         if status or dtype is None:
             raise BufferError(wording(status or layout.STATUS_DTYPE, tensor))
-        self.dtype, self.is_readonly = dtype, bool(managed.flags & 1)
+        self.dtype, self.is_readonly = dtype, bool(managed.flags & (1 | int(SAYS_NOTHING_OF_READONLY)))
         self.shape = shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
         strides = None
         if tensor.strides != ffi.NULL:

@@ -4,8 +4,8 @@ import math
 
 from ._abi import ffi
 from .dispatch import layout
-from .dispatch.leaves import MAX_ELEMENTS
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
+from .dltensor import MAX_ELEMENTS
 
 
 def device_name(device) -> str:

@@ -128,6 +128,28 @@ def torch_arguments(limit) -> Iterator[Group]:
         yield group
 
 
+def autograd(limit) -> Group:
+    """Tensors that autograd keeps notes on: views, and leaves that require grad while grad mode is off."""
+    group = Group("3 PyTorch CPU tensors that autograd knows")
+    for key, label, make in (
+        ("views", "views", lambda: torch.ones(4)[1:2]),
+        ("weights", "requiring grad, in no_grad()", lambda: torch.ones(1, requires_grad=True)),
+    ):
+        values = {f"x{i}": make() for i in range(3)}
+        _, kernel = kernel_of(", ".join(values))
+        code = call("f", values)
+        if key == "weights":
+            code = f"with no_grad(): {'; '.join([code] * _CALLS_IN_MODE)}"
+        calls = _CALLS_IN_MODE if key == "weights" else 1
+        names = {"no_grad": torch.no_grad, **values}
+        group.add(f"autograd/{key}/c", f"{C}, {label}", code, {"f": limit.torch, **names}, calls=calls)
+        group.add(f"autograd/{key}/fast", f"{OURS}, {label}", code, {"f": kernel, **names}, f"autograd/{key}/c", calls)
+    return group
+
+
+_CALLS_IN_MODE = 20  # entering the mode is not what is measured
+
+
 def unpacked(limit) -> Iterator[Group]:
     """The same calls as ``f(*arguments)``: the interpreter's own part does not grow with their number."""
     makers = {"numpy": (arrays, limit.numpy)} | ({"torch": (tensors, limit.torch)} if torch is not None else {})
@@ -308,7 +330,7 @@ def groups() -> list[Group]:
     limit = floor.load()
     found = [control(), *numpy_arguments(limit)]
     if torch is not None:
-        found += [*torch_arguments(limit), mixed()]
+        found += [*torch_arguments(limit), autograd(limit), mixed()]
     return [*found, *unpacked(limit), scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
 
 

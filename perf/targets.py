@@ -61,6 +61,9 @@ def _tensors(book: _Book) -> None:
     book.add(call, "≤ 1.10 x hand-written C", lambda t: t[ours] / t[c], 1.10, "x")
     book.add(call, "≥ 1.6 x faster than tvm-ffi", lambda t: t["torch/3/tvm"] / t[ours], 1.6, "x faster")
     book.add(call, "≥ 10 x faster than x.numpy()", lambda t: t["torch/3/views"] / t[ours], 10, "x faster")
+    for kind, label in (("views", "3 torch views"), ("weights", "3 weights, in no_grad()")):
+        ours, c = f"autograd/{kind}/fast", f"autograd/{kind}/c"
+        book.add(label, "≤ 1.10 x hand-written C", lambda t, o=ours, c=c: t[o] / t[c], 1.10, "x")
     call = "3 NumPy arrays"
     book.add(call, "≤ 2 x empty C builtin", lambda t: t["numpy/3/fast"] / t["numpy/3/empty"], 2, "x")
     with_loop = "≤ 2 x empty, loop counted"

@@ -35,8 +35,14 @@ class Framework:
     own_strides: bool = True
     """Whether the strides of dimensions of one element, which mean nothing, come through as the array has them."""
 
+    mutable: bool = True
+    """Whether a kernel may write: legacy capsules cannot say so, and are taken for readonly, as NumPy takes them."""
+
     def view(self, tensor, array):
-        """`array`, which `tensor` shares, with the strides that `tensor` has."""
+        """`array`, which `tensor` shares, as a kernel sees it in `tensor`."""
+        if not self.mutable:
+            array = array.view()
+            array.flags.writeable = False
         return array if self.own_strides else np.from_dlpack(tensor)
 
     def __str__(self):
@@ -47,8 +53,8 @@ FRAMEWORKS = [
     Framework("numpy", lambda array: array),
     Framework("exchange table", Tabled, readonly=False),
     Framework("__dlpack__", Dunder),
-    Framework("legacy __dlpack__", Legacy, readonly=False),
-    Framework("unversioned __dlpack__", Ignorant, readonly=False),
+    Framework("legacy __dlpack__", Legacy, readonly=False, mutable=False),
+    Framework("unversioned __dlpack__", Ignorant, readonly=False, mutable=False),
 ]
 if torch is not None:
     FRAMEWORKS.append(Framework("torch", torch.from_numpy, readonly=False, negative_strides=False))

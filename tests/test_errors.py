@@ -243,7 +243,7 @@ def test_null_strides_mean_row_major():
     for _, tensor in producers(ndim=2, shape=(2, 3), strides=None):
         tensor.array = array
         assert corner(tensor) == corner(tensor) == 3.0
-    assert corner.signatures == [(types.Array(types.float64, 2, "C"),)]
+    assert {(array.ndim, array.layout) for (array,) in corner.signatures} == {(2, "C")}
 
 
 def test_the_device_is_the_exported_tensors():
@@ -640,7 +640,7 @@ def test_compile_errors_arrive_as_from_njit(framework):
     view = np.ones(3)
     tensor = framework.tensor(view)
     kernel = fast_args(function)
-    want = type_and_message(numba.njit(function), view)
+    want = type_and_message(numba.njit(function), framework.view(tensor, view))
     gc.collect()
     with references_kept(tensor):
         for _ in range(2):

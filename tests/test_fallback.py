@@ -315,6 +315,14 @@ def test_jax():
     array = jax.numpy.arange(4.0)
     assert total(array) == total(array) == 6.0
     assert not total.signatures[-1][0].mutable
+    with pytest.raises(numba.core.errors.TypingError, match="readonly"):
+        clear(array)
+    assert array.tolist() == [0, 1, 2, 3]
+
+
+@fast_args
+def clear(x):
+    x[:] = 0
 
 
 # ---- order ---------------------------------------------------------------------------------------------------------

@@ -141,6 +141,9 @@ def test_no_match_is_njits_error(arguments):
 
 
 def test_arrays_to_layouts_that_take_them(framework):
+    if not framework.mutable:
+        pytest.skip(f"{framework} is readonly, and the signatures are of mutable arrays")
+
     @fast_args(["float64(float64[:, :])", "float32(float32[:, ::1])"])
     def corner(x):
         return x[-1, -1]
@@ -233,6 +236,8 @@ def test_recursion():
 
 
 def test_a_kernel_that_calls_itself_through_python(framework):
+    if not framework.mutable:
+        pytest.skip(f"{framework} is readonly")
     view = np.zeros(40)
     tensor = framework.tensor(view)
     for _ in range(2):
@@ -471,6 +476,9 @@ def test_exceptions_from_kernels_without_the_gil(framework):
 
 
 def test_parallel(framework):
+    if not framework.mutable:
+        pytest.skip(f"{framework} is readonly")
+
     @fast_args(parallel=True)
     def scale(x, factor, out):
         for i in numba.prange(x.size):

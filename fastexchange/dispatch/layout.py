@@ -14,6 +14,7 @@ bits  meaning
 ====  ==================================================================
 """
 
+from .. import dltensor
 from ..native import sizeof, struct_at
 
 CDEF = """
@@ -55,7 +56,6 @@ typedef struct {
     int64_t run;                /* the functions of the shim, by its names */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
-    int64_t cpu_readable;       /* bit d: a CPU reads device type d */
 } fx_runtime;
 
 /* What one argument of an overload looked like when the overload was filed. */
@@ -188,16 +188,16 @@ STATUS_CHECK = 8  # the tensor is not plain: ask its framework
 STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
 STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
-STATUS_NULL_DATA = 32
-STATUS_DEVICE = 33
-STATUS_DTYPE = 34
-STATUS_NDIM = 35
-STATUS_SHAPE = 36
-STATUS_OVERFLOW = 37
-STATUS_VERSION = 38
+STATUS_NULL_DATA = dltensor.NULL_DATA
+STATUS_DEVICE = dltensor.DEVICE
+STATUS_DTYPE = dltensor.DTYPE
+STATUS_NDIM = dltensor.NDIM
+STATUS_SHAPE = dltensor.SHAPE
+STATUS_OVERFLOW = dltensor.OVERFLOW
+STATUS_VERSION = dltensor.VERSION
 STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
 
-MAX_NDIM = 64  # NumPy's
+MAX_NDIM = dltensor.MAX_NDIM
 MAX_VARIANTS = 8  # plans of one overload
 CALLS_PER_PLAN = 16  # calls without a plan until one is made: it takes a compilation of some milliseconds
 MAX_TUPLE_DEPTH = 8

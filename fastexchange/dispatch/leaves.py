@@ -6,13 +6,11 @@ the leaf's key. The first word is the caller's to fill.
 
 from numba import types
 
-from ..native import load, native, native_inline, put, sizeof
-from ..producers.ndarray import SWAPPED, descr_at, dl_tensor_at, ndarray_at
+from ..dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at
+from ..native import load, native, native_inline, put
+from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
 from . import layout
 from .entries import find
-
-DL_TENSOR_WORDS = sizeof("DLTensor") // 8
-MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
 
 
 @native_inline
@@ -49,57 +47,6 @@ def pack_ndarray(ob, ndim, itemsize, words):
     put(words, 4, array.data)
 
 
-@native
-def check_sizes(tensor, itemsize):
-    """Whether a DLTensor's extents, strides and number of elements are sound: a STATUS_*. The exact, slow test."""
-    count = 1
-    for i in range(tensor.ndim):
-        extent = load(tensor.shape + 8 * i)
-        if extent < 0:
-            return layout.STATUS_SHAPE
-        if extent > 1:  # also beside an extent of 0: NumPy has no such arrays either
-            if count > MAX_ELEMENTS // extent:
-                return layout.STATUS_OVERFLOW
-            count *= extent
-        if tensor.strides != 0:
-            stride = load(tensor.strides + 8 * i)
-            if stride > MAX_ELEMENTS or stride < -MAX_ELEMENTS:
-                return layout.STATUS_OVERFLOW
-    return layout.STATUS_OK
-
-
-@native
-def refusal(runtime, tensor):
-    """Which of the plain checks of :func:`pack_tensor` a DLTensor fails: a STATUS_*."""
-    device = types.intp(tensor.device.device_type)
-    if device < 0 or device > 62 or (runtime.cpu_readable >> device) & 1 == 0:
-        return layout.STATUS_DEVICE
-    if tensor.dtype.lanes != 1:
-        return layout.STATUS_DTYPE
-    if tensor.ndim < 0 or tensor.ndim > layout.MAX_NDIM:
-        return layout.STATUS_NDIM
-    if tensor.ndim > 0 and tensor.shape == 0:
-        return layout.STATUS_SHAPE
-    return layout.STATUS_OK
-
-
-@native_inline
-def element_field(tensor):
-    """Code and bits of a DLTensor's elements, as in a key."""
-    return types.intp(tensor.dtype.code) | types.intp(tensor.dtype.bits) << 8
-
-
-@native_inline
-def is_plain(tensor):
-    """Whether device, lanes and rank are those of nearly all tensors. If not, :func:`refusal` tells what is wrong, if so."""
-    return (
-        tensor.device.device_type == 1
-        and tensor.dtype.lanes == 1
-        and types.uint32(tensor.ndim) <= layout.MAX_NDIM
-        and tensor.shape != 0
-    )
-
-
 @native_inline
 def pack_tensor(at, ndim, field, words):
     """Check the sizes of the DLTensor at `at` and write its words, all but the first.
@@ -134,7 +81,7 @@ def pack_tensor(at, ndim, field, words):
         put(words, layout.ARRAY_HEAD_WORDS + i, extent)
         put(words, layout.ARRAY_HEAD_WORDS + ndim + i, stride)
     if odd != 0:
-        status = check_sizes(tensor, itemsize)
+        status = check_sizes(tensor)
         if status != layout.STATUS_OK:
             return -1, status
     if data >> 12 == 0 and count != 0:  # in the first page lies nothing: NULL, perhaps with an offset

@@ -17,13 +17,14 @@ from numba import types
 from .. import cpython as c
 from ..compiled import part
 from ..cpython import PyErr_Occurred
+from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at, is_plain
 from ..native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
 from .frame import is_anything_kept, put_back
 from .guard import is_odd
-from .leaves import DL_TENSOR_WORDS, dl_tensor_at, is_plain, pack_ndarray, pack_tensor
+from .leaves import pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 

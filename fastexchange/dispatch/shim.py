@@ -11,12 +11,12 @@ from numba import types
 
 from .. import cpython as c
 from ..compiled import cfunction
+from ..dltensor import DL_TENSOR_WORDS
 from ..native import call_int, call_word, global_address, load, native, stack, store
 from . import layout
 from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
 from .frame import ARRAY_BYTES, give_frame, grow_frame, release, take_frame
-from .leaves import DL_TENSOR_WORDS
 from .plan import finish
 from .walk import FLAG_TRUSTED, export_managed, walk
 

@@ -10,7 +10,6 @@ from numba import types
 from .. import cpython
 from .._abi import ffi
 from ..compiled import cfunction
-from ..dlpack import CPU_READABLE_MASK
 from ..dtypes import plain_fields_by_type_number
 from ..producers import ndarray
 from . import frame, shim
@@ -174,7 +173,6 @@ class Runtime:
     def __init__(self):
 
         self.native = ffi.new("fx_runtime *")
-        self.native.cpu_readable = CPU_READABLE_MASK
         for number, field in enumerate(plain_fields_by_type_number()):
             self.native.dtype_fields[number] = field
         self.entries = EntryTable(self.native)

@@ -8,24 +8,16 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
+from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at, element_field, is_plain, refusal
 from ..native import as_words, call_int, global_address, load, native, native_inline, offset_of, stack, store
+from ..producers.dunder import SAYS_NOTHING_OF_READONLY
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
 from .guard import is_odd
 from .layout import DTYPE_SHIFT, KIND_SCALAR
-from .leaves import (
-    DL_TENSOR_WORDS,
-    dl_tensor_at,
-    dtype_entry,
-    element_field,
-    is_plain,
-    keep_tensor,
-    pack_ndarray,
-    pack_tensor,
-    refusal,
-)  # fmt: skip
+from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
@@ -47,6 +39,12 @@ def needs_export(context, entry):
     No view can be had of it, or only by running Python code, or it would not be safe (the kernel runs without the GIL).
     """
     return entry.kind == layout.KIND_MANAGED or context.release_gil != 0
+
+
+@native_inline
+def is_writeable(flags, guard):
+    """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
+    return flags & 1 == 0 and (flags & SAYS_NOTHING_OF_READONLY == 0 or guard != 0)
 
 
 @native
@@ -146,7 +144,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                 if managed_at(managed).version.major != 1:
                     status = layout.STATUS_VERSION
                     break
-                writeable = managed_at(managed).flags & 1 == 0
+                writeable = is_writeable(managed_at(managed).flags, entry.guard)
                 tensor = managed + DL_TENSOR
                 origin = ob + layout.ORIGIN_EXPORT
             else:
@@ -159,7 +157,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                     break
             dl_tensor = dl_tensor_at(tensor)
-            status = layout.STATUS_OK if is_plain(dl_tensor) else refusal(runtime, dl_tensor)
+            status = layout.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break

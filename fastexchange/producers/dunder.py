@@ -6,12 +6,14 @@ here :data:`managed_tensor_from_py_object_no_sync`, which calls the method.
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
 
+import numpy as np
 from numba import types
 
 from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import OB_ITEM
 from ..dlpack import VERSION
+from ..dltensor import DL_TENSOR_WORDS, managed_at
 from ..native import (
     call_word,
     cstring,
@@ -26,12 +28,18 @@ from ..native import (
     struct_at,
 )
 
-managed_at = struct_at("DLManagedTensorVersioned")
 legacy_at = struct_at("DLManagedTensor")
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 LEGACY_DL_TENSOR = offset_of("DLManagedTensor", "dl_tensor")
-DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
+
+
+SAYS_NOTHING_OF_READONLY = np.uint64(1 << 63)
+"""A flag of this package's own, in exports whose producer gave a legacy capsule: those have no flags.
+
+Consumers take such memory for readonly, as ``np.from_dlpack`` does (JAX's immutable arrays come so), unless they know the
+type.
+"""
 
 
 @cfunction(types.void, types.intp)
@@ -55,7 +63,7 @@ def wrap_legacy(legacy, deleter):
     managed.version.minor = 0
     managed.manager_ctx = legacy
     managed.deleter = deleter
-    managed.flags = 0
+    managed.flags = SAYS_NOTHING_OF_READONLY
     for i in range(DL_TENSOR_WORDS):
         store(at + DL_TENSOR + 8 * i, load(legacy + LEGACY_DL_TENSOR + 8 * i))
     return at

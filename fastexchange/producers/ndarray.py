@@ -1,7 +1,7 @@
 """``numpy.ndarray``: read from its C struct, which NumPy has kept stable since 1.7 and which is verified at import.
 
 NumPy has no ``__dlpack_c_exchange_api__`` of its own yet. The shim reads the struct in place; other consumers get
-:data:`dltensor_from_py_object_no_sync`, in the table that ``exchange_table`` lays out.
+:data:`dltensor_from_py_object_no_sync`, in the table that ``numpy_table`` makes.
 
 Source: NumPy's C API, ``PyArrayObject_fields`` and ``PyArray_Descr`` (numpy/ndarraytypes.h).
 """
@@ -14,6 +14,7 @@ from numba import types
 from .._abi import ffi
 from ..compiled import cfunction
 from ..cpython import PyErr_SetString
+from ..dltensor import dl_tensor_at
 from ..dtypes import plain_fields_by_type_number
 from ..native import cstring, global_address, load, native, static_array, store, struct_at
 
@@ -87,17 +88,14 @@ def strides_ring(words):
     return ring + 8 * at
 
 
-_DTYPE_FIELDS = np.array(plain_fields_by_type_number(), np.int64)
+DTYPE_FIELDS = np.array(plain_fields_by_type_number(), np.int64)
 
 
 @native
 def dl_data_type(type_num):
     """DLPack's code and bits of a NumPy type number; bits 0 if DLPack has none."""
-    field = _DTYPE_FIELDS[type_num] if 0 <= type_num < 64 else 0
+    field = DTYPE_FIELDS[type_num] if 0 <= type_num < 64 else 0
     return field & 0xFF, field >> 8
-
-
-dl_tensor_at = struct_at("DLTensor")
 
 
 @native

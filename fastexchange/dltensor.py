@@ -1,0 +1,93 @@
+"""Is a DLTensor sound? What a producer says is looked at before anybody follows a pointer of it."""
+
+from numba import types
+
+from .dlpack import CPU_READABLE_MASK
+from .native import load, native, native_inline, sizeof, struct_at
+
+dl_tensor_at = struct_at("DLTensor")
+managed_at = struct_at("DLManagedTensorVersioned")
+DL_TENSOR_WORDS = sizeof("DLTensor") // 8
+MAX_NDIM = 64  # NumPy's
+MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
+
+# What is wrong with a tensor. ``refusal.wording`` has the words.
+SOUND = 0
+NULL_DATA = 32
+DEVICE = 33
+DTYPE = 34
+NDIM = 35
+SHAPE = 36
+OVERFLOW = 37
+VERSION = 38
+
+
+@native
+def check_sizes(tensor):
+    """Whether a DLTensor's extents, strides and number of elements are sound. The exact test, for any numbers."""
+    count = 1
+    for i in range(tensor.ndim):
+        extent = load(tensor.shape + 8 * i)
+        if extent < 0:
+            return SHAPE
+        if extent > 1:  # also beside an extent of 0: NumPy has no such arrays either
+            if count > MAX_ELEMENTS // extent:
+                return OVERFLOW
+            count *= extent
+        if tensor.strides != 0:
+            stride = load(tensor.strides + 8 * i)
+            if stride > MAX_ELEMENTS or stride < -MAX_ELEMENTS:
+                return OVERFLOW
+    return SOUND
+
+
+@native
+def refusal(tensor):
+    """What is wrong with a DLTensor's device, element type or rank; SOUND if nothing is."""
+    device = types.intp(tensor.device.device_type)
+    if device < 0 or device > 62 or (CPU_READABLE_MASK >> device) & 1 == 0:
+        return DEVICE
+    if tensor.dtype.lanes != 1:
+        return DTYPE
+    if tensor.ndim < 0 or tensor.ndim > MAX_NDIM:
+        return NDIM
+    if tensor.ndim > 0 and tensor.shape == 0:
+        return SHAPE
+    return SOUND
+
+
+@native_inline
+def is_plain(tensor):
+    """Whether device, lanes and rank are those of nearly all tensors. If not, :func:`refusal` tells what is wrong, if so."""
+    return (
+        tensor.device.device_type == 1
+        and tensor.dtype.lanes == 1
+        and types.uint32(tensor.ndim) <= MAX_NDIM
+        and tensor.shape != 0
+    )
+
+
+@native_inline
+def element_field(tensor):
+    """Code and bits of a DLTensor's elements: ``code | bits << 8``."""
+    return types.intp(tensor.dtype.code) | types.intp(tensor.dtype.bits) << 8
+
+
+@native
+def lacks_data(tensor):
+    """Whether a tensor of sound sizes has elements, and no memory: in the first page lies nothing."""
+    for i in range(tensor.ndim):
+        if load(tensor.shape + 8 * i) == 0:
+            return False
+    return (tensor.data + types.intp(tensor.byte_offset)) >> 12 == 0
+
+
+@native
+def examine(tensor):
+    """All of it: SOUND, or what is wrong with the DLTensor."""
+    status = SOUND if is_plain(tensor) else refusal(tensor)
+    if status == SOUND:
+        status = check_sizes(tensor)
+    if status == SOUND and lacks_data(tensor):
+        status = NULL_DATA
+    return status
