@@ -5,20 +5,43 @@ Start at :func:`fast_args`. The way of one argument: ``kernel`` (what is called)
 ``slow_path`` and ``discovery`` for what is met for the first time; ``dlpack``, ``cpython`` and ``native`` are the ground.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
 from .dlpack import DLDataTypeCode, DLDeviceType
 from .kernel import FastKernel, KernelStats, fast_args
 
-__all__ = ["DLDataTypeCode", "DLDeviceType", "FastKernel", "KernelStats", "explain", "fast_args"]
+if TYPE_CHECKING:
+    from .conversion import convert, from_dlpack, to_dlpack
+    from .exchange import exchange_api, polyfill, unpolyfill
+    from .explanation import explain
+    from .registry import register_dlpack_dtype
+    from .values import DLDataType, DLDevice, DLPackVersion
+
+__all__ = [
+    "DLDataType", "DLDataTypeCode", "DLDevice", "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats", "convert",
+    "exchange_api", "explain", "fast_args", "from_dlpack", "polyfill", "register_dlpack_dtype", "to_dlpack", "unpolyfill",
+]  # fmt: skip
 __version__ = "0.1.0"
 
+_ROOMS = {
+    "conversion": ("convert", "from_dlpack", "to_dlpack"),
+    "exchange": ("exchange_api", "polyfill", "unpolyfill"),
+    "explanation": ("explain",),
+    "registry": ("register_dlpack_dtype",),
+    "values": ("DLDataType", "DLDevice", "DLPackVersion"),
+}
+"""Where the names are that are imported when they are first used: native rooms take a while."""
 
-def explain(obj, /):
-    """Which path `obj` takes into a kernel, and why not a faster one: an ``Explanation``; print it.
 
-    >>> import numpy as np
-    >>> explain(np.ones(3)).path
-    'ndarray'
-    """
-    from .explanation import explain as explain_object
+def __getattr__(name: str):
+    for room, names in _ROOMS.items():
+        if name in names:
+            found = getattr(_import_module(f".{room}", __name__), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    return explain_object(obj)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

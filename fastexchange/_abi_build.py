@@ -8,7 +8,14 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = ("dlpack.py", "cpython.py", "producers/ndarray.py", "dispatch/layout.py")
+SOURCES = (
+    "dlpack.py",
+    "cpython.py",
+    "producers/ndarray.py",
+    "producers/numpy_table.py",
+    "dispatch/layout.py",
+    "dispatch/transfer.py",
+)
 
 
 def declarations() -> str:

@@ -62,6 +62,10 @@ PyUnicode_Compare = external("PyUnicode_Compare", INT, POINTER, POINTER)
 PyCapsule_IsValid = external("PyCapsule_IsValid", INT, POINTER, POINTER)
 PyCapsule_GetPointer = external("PyCapsule_GetPointer", POINTER, POINTER, POINTER)
 PyCapsule_SetName = external("PyCapsule_SetName", INT, POINTER, POINTER)
+PyCapsule_New = external("PyCapsule_New", POINTER, POINTER, POINTER, POINTER)
+PyCapsule_SetDestructor = external("PyCapsule_SetDestructor", INT, POINTER, POINTER)
+PyGILState_Check = external("PyGILState_Check", INT)
+is_finalizing = external("Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing", INT)
 PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
 
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word

@@ -9,6 +9,7 @@ Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dl
 import ctypes
 import itertools
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core.dispatcher import Dispatcher
@@ -97,8 +98,16 @@ def _defining_class(cls: type, name: str) -> int | None:
     return None
 
 
-def _exchange(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with an exchange table of its own or inherited."""
+class OwnTable(NamedTuple):
+    """A type's own exchange table, and the capsule that holds it."""
+
+    capsule: Any
+    table: Any
+    """``DLPackExchangeAPI *``"""
+
+
+def own_table(cls: type, notes: list[str]) -> OwnTable | None:
+    """The exchange table of `cls`, its own or inherited; None, and a note if it has one that cannot be used."""
     capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
     if capsule is None:
         return None
@@ -107,14 +116,25 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
         return None
     table = _table_in(capsule, notes)
-    if table is None:
+    return None if table is None else OwnTable(capsule, table)
+
+
+def _exchange(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with an exchange table of its own or inherited."""
+    found = own_table(cls, notes)
+    if found is None:
         return None
+    capsule, table = found
     view = int(ffi.cast("intptr_t", table.dltensor_from_py_object_no_sync))
     managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
     if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
     kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
-    fields = {"kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes)}
+    made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
+    fields = {
+        "kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes),
+        "to_object": made, "takes_readonly": not torch.is_tensor_type(cls),
+    }  # fmt: skip
     return Discovery(PATH_EXCHANGE, fields, notes, capsule)
 
 
@@ -243,14 +263,21 @@ def discover(cls: type) -> Discovery:
 # ---- filing --------------------------------------------------------------------------------------------------------
 
 
+def learn_type(cls: type) -> bool:
+    """File how instances of `cls` are read. True if that was news."""
+    entries = runtime().entries
+    if cls in entries:
+        return False
+    found = discover(cls)
+    entries.add(cls, found.holder, **found.entry)
+    return True
+
+
 def learn(value) -> bool:
     """File what native code has to know to read `value`: its type, a tuple's items, a dtype. True if that was news."""
     entries = runtime().entries
     cls = type(value)
-    news = cls not in entries
-    if news:
-        found = discover(cls)
-        entries.add(cls, found.holder, **found.entry)
+    news = learn_type(cls)
     if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
         return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
     if issubclass(cls, np.ndarray):

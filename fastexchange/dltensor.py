@@ -1,9 +1,10 @@
-"""Is a DLTensor sound? What a producer says is looked at before anybody follows a pointer of it."""
+"""Is a DLTensor sound? What a producer says is looked at before anybody follows a pointer of it. And giving one back."""
 
 from numba import types
 
+from . import cpython as c
 from .dlpack import CPU_READABLE_MASK
-from .native import load, native, native_inline, sizeof, struct_at
+from .native import call_word, load, native, native_inline, sizeof, stack, struct_at
 
 dl_tensor_at = struct_at("DLTensor")
 managed_at = struct_at("DLManagedTensorVersioned")
@@ -91,3 +92,15 @@ def examine(tensor):
     if status == SOUND and lacks_data(tensor):
         status = NULL_DATA
     return status
+
+
+@native
+def delete_managed(managed):
+    """Call the deleter of a managed tensor, keeping the pending exception, if any, out of its way. Needs the GIL."""
+    deleter = managed_at(managed).deleter
+    if deleter == 0:
+        return
+    error = stack(3)
+    c.PyErr_Fetch(error, error + 8, error + 16)
+    call_word(deleter, (managed,))
+    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))

@@ -15,7 +15,7 @@ import numpy as np
 from numba.core import types
 
 from ._abi import ffi
-from .convert import numpy_view
+from .conversion import numpy_view
 from .cpython import NativeCallable
 from .discovery import discover, learn, type_name
 from .dispatch import entry, layout, shim

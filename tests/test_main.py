@@ -71,7 +71,7 @@ def test_the_numbers_of_a_row_belong_together(quick):
     for rows in table(quick.stdout).values():
         for _, (call, _, argument, ratio) in rows:
             assert abs(call / 3 - argument) <= 0.1
-            assert abs(call / rows[0][1][0] / ratio - 1) < 0.5
+            assert 0.2 < call / rows[0][1][0] / ratio < 5  # a ratio of medians, a median of ratios
 
 
 def test_names_the_versions(quick):

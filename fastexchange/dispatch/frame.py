@@ -12,9 +12,9 @@ from numba import types
 
 from .. import cpython as c
 from ..compiled import cfunction
+from ..dltensor import delete_managed
 from ..native import (
     call_int,
-    call_word,
     external,
     global_address,
     load,
@@ -23,7 +23,6 @@ from ..native import (
     sizeof,
     stack,
     store,
-    struct_at,
 )
 from . import layout
 from .entries import Py_TYPE, find
@@ -32,7 +31,6 @@ NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # byt
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
 MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified at set-up (state)
 
-managed_at = struct_at("DLManagedTensorVersioned")
 FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
 EXPORT_BYTES = sizeof("fx_export")
@@ -129,18 +127,6 @@ def grow_frame(runtime, at, keys):
     old.export_count = 0
     give_frame(runtime, at)
     return larger
-
-
-@native
-def delete_managed(managed):
-    """Call the deleter of a managed tensor, keeping the pending exception, if any, out of its way. Needs the GIL."""
-    deleter = managed_at(managed).deleter
-    if deleter == 0:
-        return
-    error = stack(3)
-    c.PyErr_Fetch(error, error + 8, error + 16)
-    call_word(deleter, (managed,))
-    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
 @native

@@ -69,6 +69,14 @@ class EntryTable:
             self._kept[id(thing)] = thing
             self._insert(id(thing), fields)
 
+    def update(self, thing, **fields: int) -> None:
+        """Add to what has been filed for `thing`."""
+        with self._lock:
+            self._fields[id(thing)].update(fields)
+            entry = self._entries[self._slot(self._entries, id(thing))]
+            for name, value in fields.items():
+                setattr(entry, name, value)
+
     def fields(self, thing) -> dict[str, int]:
         """What has been filed for `thing`, the fields of its ``fx_entry``."""
         return self._fields[id(thing)]

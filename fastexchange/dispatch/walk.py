@@ -8,13 +8,21 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at, element_field, is_plain, refusal
+from ..dltensor import (
+    DL_TENSOR_WORDS,
+    delete_managed,
+    dl_tensor_at,
+    element_field,
+    is_plain,
+    managed_at,
+    refusal,
+)  # fmt: skip
 from ..native import as_words, call_int, global_address, load, native, native_inline, offset_of, stack, store
 from ..producers.dunder import SAYS_NOTHING_OF_READONLY
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
-from .frame import ARRAY_BYTES, EXPORT_BYTES, delete_managed, managed_at
+from .frame import ARRAY_BYTES, EXPORT_BYTES
 from .guard import is_odd
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor

@@ -6,10 +6,13 @@ here :data:`managed_tensor_from_py_object_no_sync`, which calls the method.
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
 
+import functools
+
 import numpy as np
 from numba import types
 
 from .. import cpython as c
+from .._abi import ffi
 from ..compiled import cfunction
 from ..cpython import OB_ITEM
 from ..dlpack import VERSION
@@ -143,3 +146,29 @@ def __getattr__(name):
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return "__dlpack__", VERSION, ("max_version",), _refuse_capsule, delete_legacy.address
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
+    """Refuse with BufferError: which type the tensor should become, a table for all types cannot know. Returns -1."""
+    c.PyErr_SetString(
+        global_address("PyExc_BufferError"),
+        cstring("a type without an exchange table makes tensors with its framework's from_dlpack only"),
+    )
+    return types.int32(-1)
+
+
+@functools.cache
+def exchange_table():
+    """The ``DLPackExchangeAPI *`` for every type that has ``__dlpack__`` and no table, alive as long as the process."""
+    from . import numpy_table
+
+    table = ffi.new("DLPackExchangeAPI *")
+    table.header.version.major, table.header.version.minor = VERSION
+    for function in (
+        numpy_table.managed_tensor_allocator, managed_tensor_from_py_object_no_sync,
+        managed_tensor_to_py_object_no_sync, numpy_table.current_work_stream,
+    ):  # fmt: skip
+        name = function.__name__
+        setattr(table, name, ffi.cast(ffi.typeof(getattr(table, name)), function.address))
+    return table

@@ -1,0 +1,79 @@
+"""From a tensor of one type to a tensor of another through their exchange tables: the native way of ``from_dlpack``, ``convert``.
+
+What it does not know (a type met for the first time, keywords, a tensor that its framework has to be asked about, a copy)
+it leaves to a Python method, as the shim does.
+"""
+
+from numba import types
+
+from ..compiled import cfunction
+from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..dltensor import delete_managed, managed_at
+from ..native import call_int, load, native_inline, stack, store, struct_at
+from . import layout
+from .entries import Py_TYPE, find
+from .guard import is_odd
+from .shim import call_method
+from .walk import is_writeable
+
+CDEF = """
+/* Of from_dlpack and convert. */
+typedef struct {
+    int64_t runtime;
+    int64_t slow_name;          /* PyObject *, name of the method that makes the calls that native code leaves to it */
+    int64_t target;             /* the type of the result; 0: it is the call's second argument */
+} fx_transfer;
+"""
+
+transfer_at = struct_at("fx_transfer")
+
+
+@native_inline
+def transfer(state, ob, to):
+    """A tensor of the type at `to` that shares memory with `ob`.
+
+    Returns (new reference, or 0 with an exception set; True), or (0, False) where Python has to see to it.
+    """
+    runtime = layout.runtime_at(state.runtime)
+    source = find(runtime, Py_TYPE(ob))
+    target = find(runtime, to)
+    if source == 0 or target == 0 or layout.entry_at(source).managed == 0:
+        return 0, False
+    to_object = layout.entry_at(target).to_object
+    takes_readonly = layout.entry_at(target).takes_readonly
+    guard = layout.entry_at(source).guard
+    if to_object == 0 or is_odd(guard, ob):
+        return 0, False
+    out = stack(1)
+    store(out, 0)
+    if call_int(layout.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
+        return 0, PyErr_Occurred() != 0
+    managed = managed_at(load(out))
+    if managed.version.major != 1 or (takes_readonly == 0 and not is_writeable(managed.flags, guard)):
+        delete_managed(load(out))
+        return 0, False
+    made = stack(1)
+    store(made, 0)
+    if call_int(to_object, (load(out), made)) != 0 or load(made) == 0:
+        delete_managed(load(out))  # it has taken nothing
+        return 0, PyErr_Occurred() != 0
+    return load(made), True
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_transfer(callable_, args, nargsf, kwnames):
+    """The vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
+    state = transfer_at(load(callable_ + CALLABLE_CONTEXT))
+    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
+    if kwnames == 0:
+        if state.target != 0 and nargs == 1:
+            result, was_tried = transfer(state, load(args), state.target)
+            if was_tried:
+                return result
+        elif state.target == 0 and nargs == 2:
+            ob = load(args)
+            to = load(args + 8)
+            result, was_tried = transfer(state, ob, to)
+            if was_tried:
+                return result
+    return call_method(state.slow_name, callable_, args, nargsf, kwnames)

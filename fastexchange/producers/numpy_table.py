@@ -1,0 +1,541 @@
+"""NumPy's exchange table: all five functions of DLPack's C exchange API, for a NumPy that has none.
+
+Arrays are made through NumPy's C API, whose function table is public (``numpy.core.multiarray._ARRAY_API``) and whose
+indices have not changed since NumPy 1.7. Native code finds what it needs in one static struct, by the name of its symbol,
+so that its machine code can be kept on disk.
+
+Source: DLPack 1.3, ``DLPackExchangeAPI``; NumPy's C API, ``numpy/__multiarray_api.h``.
+"""
+
+import ctypes
+import functools
+import threading
+
+import llvmlite.binding
+import numpy as np
+from numba import types
+
+from .. import cpython as c
+from .. import dltensor
+from .._abi import ffi
+from ..compiled import cfunction
+from ..dlpack import VERSION
+from ..dltensor import (
+    DEVICE,
+    DTYPE,
+    MAX_NDIM,
+    NDIM,
+    NULL_DATA,
+    OVERFLOW,
+    SHAPE,
+    SOUND,
+    delete_managed,
+    dl_tensor_at,
+    element_field,
+    examine,
+    managed_at,
+)  # fmt: skip
+from ..dtypes import plain_fields_by_type_number
+from ..native import (
+    call_word,
+    cstring,
+    global_address,
+    load,
+    native,
+    native_inline,
+    offset_of,
+    sizeof,
+    stack,
+    static_array,
+    store,
+    struct_at,
+)
+from .dunder import SAYS_NOTHING_OF_READONLY
+from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
+
+__all__ = ["exchange_table", "publish_dtypes"]
+
+CDEF = """
+/* What the functions of NumPy's table need of NumPy, and of each other. */
+typedef struct {
+    int64_t new_from_descr;     /* PyArray_NewFromDescr */
+    int64_t descr_from_type;    /* PyArray_DescrFromType */
+    int64_t set_base_object;    /* PyArray_SetBaseObject */
+    int64_t array_type;         /* &PyArray_Type */
+    int64_t owner_name;         /* char *, the name of the capsules that own a tensor for an array */
+    int64_t delete_export, delete_block, drop_owner; /* the functions of these names */
+    int64_t registered;         /* fx_registered[], up to one whose descr is 0: dtypes beyond NumPy's own */
+} fx_numpy;
+
+typedef struct {
+    int64_t descr;              /* PyArray_Descr *, kept alive */
+    int64_t type_num;           /* its type number if that belongs to this dtype alone, else -1 */
+    int64_t field;              /* code | bits << 8 */
+    int64_t exports, imports;   /* whether the dtype becomes that field, and the field that dtype */
+} fx_registered;
+"""
+
+_NEW_FROM_DESCR, _DESCR_FROM_TYPE, _SET_BASE_OBJECT, _ARRAY_TYPE = 94, 45, 282, 2  # numpy/__multiarray_api.h
+_FIRST_USER_TYPE = 256  # NPY_USERDEF: from here on type numbers are handed out one by one
+DATA_ALIGNMENT = 256  # bytes; DLPack asks for it where memory is allocated
+MAX_BYTES = 1 << 56
+
+registered_at = struct_at("fx_registered")
+DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
+MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
+REGISTERED_BYTES = sizeof("fx_registered")
+
+FIELDS = np.array(plain_fields_by_type_number(), np.int64)
+"""By NumPy's type number: code and bits of a plain dtype."""
+TYPE_NUMBERS = np.full(8 * 32, -1, np.int64)
+"""By ``code << 5 | item size``: NumPy's type number."""
+for _number, _field in reversed(list(enumerate(FIELDS))):
+    if _field:
+        TYPE_NUMBERS[(_field & 7) << 5 | _field >> 11] = _number
+SHIFTS = np.array([size.bit_length() - 1 if size & (size - 1) == 0 else -1 for size in range(33)], np.int64)
+"""By item size: its binary logarithm, -1 if that is not whole."""
+
+_numpy_at = struct_at("fx_numpy")
+
+
+@native_inline
+def numpy_state():
+    """The process's ``fx_numpy``, found by the name of its symbol."""
+    return _numpy_at(global_address("fastexchange_numpy"))
+
+
+@native
+def buffer_error(message):
+    """Set BufferError. Returns -1."""
+    c.PyErr_SetString(global_address("PyExc_BufferError"), message)
+    return types.int32(-1)
+
+
+# ---- dtypes --------------------------------------------------------------------------------------------------------
+
+
+@native
+def field_of(array):
+    """Code and bits of an ndarray's elements; 0 if DLPack has no name for them."""
+    type_num = types.intp(descr_at(array.descr).type_num)
+    if 0 <= type_num < 64 and FIELDS[type_num] != 0:
+        return FIELDS[type_num]
+    at = numpy_state().registered
+    while at != 0 and registered_at(at).descr != 0:
+        known = registered_at(at)
+        if known.exports != 0 and (known.descr == array.descr or known.type_num == type_num):
+            return known.field
+        at += REGISTERED_BYTES
+    return 0
+
+
+@native
+def descr_of(field):
+    """A new reference to the dtype object of this code and bits; 0 with BufferError set if there is none."""
+    state = numpy_state()
+    code, size = field & 0xFF, field >> 11
+    if code < 8 and field >> 8 == 8 * size and size < 32:
+        number = TYPE_NUMBERS[code << 5 | size]
+        if number >= 0:
+            return call_word(state.descr_from_type, (number,))
+    at = state.registered
+    while at != 0 and registered_at(at).descr != 0:
+        known = registered_at(at)
+        if known.imports != 0 and known.field == field:
+            c.Py_IncRef(known.descr)
+            return known.descr
+        at += REGISTERED_BYTES
+    buffer_error(cstring("the tensor's element type has no NumPy dtype"))
+    return 0
+
+
+@native_inline
+def in_elements(stride, itemsize):
+    """A stride in bytes as one in elements, rounded down."""
+    shift = SHIFTS[itemsize] if itemsize < 33 else -1
+    return stride >> shift if shift >= 0 else stride // itemsize
+
+
+# ---- out of NumPy --------------------------------------------------------------------------------------------------
+
+
+@native
+def is_gil_lost():
+    """Whether the interpreter is on its way out and this thread can have it no more."""
+    return c.Py_IsInitialized() == 0 or (c.is_finalizing() != 0 and c.PyGILState_Check() == 0)
+
+
+@cfunction(types.void, types.intp)
+def delete_export(managed):
+    """Deleter of an exported array: drops the array. Any thread, with or without the GIL, also while Python shuts down."""
+    if not is_gil_lost():  # else the array is leaked: nobody can drop it any more
+        state = c.PyGILState_Ensure()
+        c.Py_DecRef(managed_at(managed).manager_ctx)
+        c.PyGILState_Release(state)
+    c.PyMem_RawFree(managed)
+
+
+@native_inline
+def describe(tensor, data, ndim, field, shape, strides):
+    """Fill a DLTensor for memory of the CPU."""
+    tensor.data = data
+    tensor.device.device_type = 1
+    tensor.device.device_id = 0
+    tensor.ndim = ndim
+    tensor.dtype.code = field & 0xFF
+    tensor.dtype.bits = field >> 8
+    tensor.dtype.lanes = 1
+    tensor.shape = shape
+    tensor.strides = strides
+    tensor.byte_offset = 0
+
+
+@native
+def new_managed(ndim, extra):
+    """The address of a managed tensor of version 1.3 with room for `ndim` extents and strides and `extra` bytes; or 0."""
+    at = c.PyMem_RawMalloc(MANAGED_BYTES + 16 * ndim + extra)
+    if at != 0:
+        managed = managed_at(at)
+        managed.version.major = VERSION[0]
+        managed.version.minor = VERSION[1]
+        managed.manager_ctx = 0
+        managed.flags = 0
+    return at
+
+
+@native_inline
+def put_strides(array, ndim, itemsize, strides):
+    """Write an ndarray's strides in elements. Whether they are whole; those of a single element do not count."""
+    rest = 0
+    for i in range(ndim):
+        stride = load(array.strides + 8 * i)
+        elements = in_elements(stride, itemsize)
+        if load(array.dimensions + 8 * i) > 1:
+            rest |= stride - elements * itemsize
+        store(strides + 8 * i, elements)
+    return rest == 0
+
+
+@native
+def exportable_field(array):
+    """:func:`field_of` an array in native byte order; 0 with BufferError set."""
+    if is_swapped(array):
+        buffer_error(cstring("an array in swapped byte order cannot be exported by DLPack"))
+        return 0
+    field = field_of(array)
+    if field == 0:
+        buffer_error(cstring("an array of this dtype cannot be exported by DLPack"))
+    return field
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Fill the pointer at `out` with an owning export of the ndarray `py_object`; the caller calls its deleter, once.
+
+    Data is the array's own, never a copy; a readonly array's export says so in its flags. Refused with BufferError: dtypes
+    without a DLPack name, swapped byte order, strides that are no multiple of the item size. Needs the GIL, runs no Python
+    code. Returns 0, or -1 with an exception set and nothing to release.
+    """
+    array = ndarray_at(py_object)
+    field = exportable_field(array)
+    if field == 0:
+        return types.int32(-1)
+    ndim = types.intp(array.nd)
+    at = new_managed(ndim, 0)
+    if at == 0:
+        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+        return types.int32(-1)
+    shape = at + MANAGED_BYTES
+    strides = shape + 8 * ndim
+    if not put_strides(array, ndim, field >> 11, strides):
+        c.PyMem_RawFree(at)
+        return buffer_error(cstring("an array whose strides are no multiple of its item size cannot be exported"))
+    for i in range(ndim):
+        store(shape + 8 * i, load(array.dimensions + 8 * i))
+    managed = managed_at(at)
+    managed.manager_ctx = py_object
+    managed.deleter = numpy_state().delete_export
+    managed.flags = types.uint64(array.flags & FLAG_WRITEABLE == 0)
+    describe(dl_tensor_at(at + DL_TENSOR), array.data, ndim, field, shape, strides)
+    c.Py_IncRef(py_object)
+    store(out, at)
+    return types.int32(0)
+
+
+_RING_WORDS = 1 << 17  # 1 MiB: the strides of at least 2048 arrays, exported one after the other, stay valid
+
+
+@native
+def strides_ring(words):
+    """The address of `words` words of static memory, good until about 1 MiB more has been asked for."""
+    ring = static_array("strides_ring", _RING_WORDS)
+    cursor = static_array("strides_cursor", 1)
+    at = load(cursor)
+    if at + words > _RING_WORDS:
+        at = 0
+    store(cursor, at + words)
+    return ring + 8 * at
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def dltensor_from_py_object_no_sync(py_object, out):
+    """Fill the DLTensor at `out` with a borrowed view of the ndarray `py_object`.
+
+    Data and shape belong to the array. Strides, which DLPack counts in elements and NumPy in bytes, lie in static memory
+    that is used again after some thousand more exports. A readonly array is refused: a borrowed view cannot say it.
+    Needs the GIL. Returns 0, or -1 with BufferError set.
+    """
+    array = ndarray_at(py_object)
+    if array.flags & FLAG_WRITEABLE == 0:
+        return buffer_error(cstring("a readonly array cannot be lent as a DLTensor, which has no readonly flag"))
+    field = exportable_field(array)
+    if field == 0:
+        return types.int32(-1)
+    ndim = types.intp(array.nd)
+    strides = strides_ring(ndim)
+    if not put_strides(array, ndim, field >> 11, strides):
+        return buffer_error(cstring("an array whose strides are no multiple of its item size cannot be exported"))
+    describe(dl_tensor_at(out), array.data, ndim, field, array.dimensions, strides)
+    return types.int32(0)
+
+
+# ---- into NumPy ----------------------------------------------------------------------------------------------------
+
+
+@cfunction(types.void, types.intp)
+def drop_owner(capsule):
+    """Destructor of the capsule that owns a managed tensor for an array."""
+    managed = c.PyCapsule_GetPointer(capsule, numpy_state().owner_name)
+    if managed != 0:
+        delete_managed(managed)
+
+
+@native
+def raise_unsound(status):
+    """Set BufferError for what ``dltensor.examine`` found."""
+    if status == DEVICE:
+        buffer_error(cstring("the tensor's memory is on a device that the CPU cannot read; copy it to the CPU first"))
+    elif status == DTYPE:
+        buffer_error(cstring("the tensor's elements have several lanes, for which NumPy has no dtype"))
+    elif status == NDIM:
+        buffer_error(cstring("the tensor has fewer than 0 or more than 64 dimensions"))
+    elif status == SHAPE:
+        buffer_error(cstring("the tensor's shape is missing or has a negative extent"))
+    elif status == OVERFLOW:
+        buffer_error(cstring("the tensor's number of elements or its strides do not fit into 64 bits"))
+    elif status == NULL_DATA:
+        buffer_error(cstring("the tensor's data pointer is NULL although its shape is not empty"))
+    else:
+        buffer_error(cstring("the tensor was exported with a DLPack ABI of another major version than 1"))
+
+
+@native
+def array_over(at):
+    """A new ndarray over a managed tensor's memory, which does not own it yet; 0 with an exception set."""
+    managed = managed_at(at)
+    tensor = dl_tensor_at(at + DL_TENSOR)
+    status = examine(tensor) if managed.version.major == 1 else dltensor.VERSION
+    if status != SOUND:
+        raise_unsound(status)
+        return 0
+    field = element_field(tensor)
+    descr = descr_of(field)
+    if descr == 0:
+        return 0
+    ndim = types.intp(tensor.ndim)
+    data = tensor.data + types.intp(tensor.byte_offset)
+    strides = 0
+    if tensor.strides != 0 and data != 0:
+        strides = stack(MAX_NDIM)
+        for i in range(ndim):
+            store(strides + 8 * i, load(tensor.strides + 8 * i) * (field >> 11))
+    flags = FLAG_WRITEABLE if data != 0 else 0  # for memory that NumPy allocates itself they would mean the order
+    state = numpy_state()
+    array = call_word(state.new_from_descr, (state.array_type, descr, ndim, tensor.shape, strides, data, flags, 0))
+    if array != 0 and managed.flags & (SAYS_NOTHING_OF_READONLY | np.uint64(1)) != 0:
+        ndarray_at(array).flags &= ~FLAG_WRITEABLE
+    return array
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
+    """Fill the pointer at `out_py_object` with a new ndarray over the memory of the DLManagedTensorVersioned at `tensor`.
+
+    On success the tensor is stolen: its deleter is called once, when the last view of the array is gone. On failure it is
+    still the caller's, as with PyTorch's function. An export that is readonly, or cannot say so (a legacy one), makes a
+    readonly array. Needs the GIL. Returns 0, or -1 with an exception set, BufferError for what NumPy cannot view.
+    """
+    array = array_over(tensor)
+    if array == 0:
+        return types.int32(-1)
+    state = numpy_state()
+    owner = c.PyCapsule_New(tensor, state.owner_name, 0)
+    if owner == 0 or call_word(state.set_base_object, (array, owner)) & 0xFFFFFFFF != 0:  # which steals the owner
+        c.Py_DecRef(array)
+        return types.int32(-1)
+    c.PyCapsule_SetDestructor(owner, state.drop_owner)
+    store(out_py_object, array)
+    return types.int32(0)
+
+
+# ---- memory and streams --------------------------------------------------------------------------------------------
+
+
+@cfunction(types.void, types.intp)
+def delete_block(managed):
+    """Deleter of a tensor whose memory is all one block. Any thread, no GIL."""
+    c.PyMem_RawFree(managed)
+
+
+@native
+def say(error_ctx, set_error, kind, message):
+    """Tell the caller of the allocator what is wrong, if it wants to know. Returns -1."""
+    if set_error != 0:
+        call_word(set_error, (error_ctx, kind, message))
+    return types.int32(-1)
+
+
+@cfunction(types.int32, types.intp, types.intp, types.intp, types.intp)
+def managed_tensor_allocator(prototype, out, error_ctx, set_error):
+    """Fill the pointer at `out` with a new managed tensor: device, dtype and shape of the DLTensor at `prototype`, row-major.
+
+    Memory is uninitialised and aligned to 256 bytes. Needs no GIL. Returns 0, or -1 after a call of `set_error`, unless
+    that is NULL: ``BufferError`` for a prototype of which there can be no such memory, ``MemoryError``.
+    """
+    wanted = dl_tensor_at(prototype)
+    invalid = cstring("BufferError")
+    no_memory = cstring("MemoryError")
+    if wanted.device.device_type != 1:
+        return say(error_ctx, set_error, invalid, cstring("NumPy allocates memory of the CPU (kDLCPU) only"))
+    ndim = types.intp(wanted.ndim)
+    if ndim < 0 or ndim > MAX_NDIM or (ndim > 0 and wanted.shape == 0):
+        return say(error_ctx, set_error, invalid, cstring("the prototype needs a shape of 0 to 64 dimensions"))
+    bits = types.intp(wanted.dtype.bits) * types.intp(wanted.dtype.lanes)
+    if bits == 0 or bits & 7 != 0:
+        return say(error_ctx, set_error, invalid, cstring("the prototype's elements are not of whole bytes"))
+    count = 1
+    is_empty = False
+    for i in range(ndim):
+        extent = load(wanted.shape + 8 * i)
+        if extent < 0:
+            return say(error_ctx, set_error, invalid, cstring("the prototype has a negative extent"))
+        if extent > 0:
+            if count > MAX_BYTES // (bits >> 3) // extent:
+                return say(error_ctx, set_error, no_memory, cstring("so many elements fit nowhere"))
+            count *= extent
+        is_empty |= extent == 0
+    size = 0 if is_empty else count * (bits >> 3)
+    at = new_managed(ndim, DATA_ALIGNMENT + size)
+    if at == 0:
+        return say(error_ctx, set_error, no_memory, cstring("out of memory"))
+    shape = at + MANAGED_BYTES
+    strides = shape + 8 * ndim
+    stride = 1
+    for j in range(ndim):
+        i = ndim - 1 - j
+        extent = load(wanted.shape + 8 * i)
+        store(shape + 8 * i, extent)
+        store(strides + 8 * i, stride)
+        stride *= max(extent, 1)
+    managed_at(at).deleter = numpy_state().delete_block
+    data = (strides + 8 * ndim + DATA_ALIGNMENT - 1) & -DATA_ALIGNMENT
+    tensor = dl_tensor_at(at + DL_TENSOR)
+    describe(tensor, data, ndim, element_field(wanted), shape, strides)
+    tensor.dtype.lanes = wanted.dtype.lanes
+    store(out, at)
+    return types.int32(0)
+
+
+@cfunction(types.int32, types.int32, types.int32, types.intp)
+def current_work_stream(device_type, device_id, out_current_stream):
+    """Set the pointer at `out_current_stream` to NULL: work on the CPU has no stream. Returns 0, or -1 for other devices."""
+    store(out_current_stream, 0)
+    if device_type != 1:
+        return buffer_error(cstring("NumPy's arrays are on the CPU (kDLCPU): it has no stream for another device"))
+    return types.int32(0)
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+_FUNCTIONS = (
+    managed_tensor_allocator, managed_tensor_from_py_object_no_sync, managed_tensor_to_py_object_no_sync,
+    dltensor_from_py_object_no_sync, current_work_stream,
+)  # fmt: skip
+
+_state = ffi.new("fx_numpy *")
+_owner_name = ffi.new("char[]", b"fastexchange.managed_tensor")
+_lock = threading.Lock()
+_published: list = []
+"""Every array of ``fx_registered`` ever published, and the dtypes in it: a call in progress may look at an old one."""
+
+
+def _address(cdata) -> int:
+    return int(ffi.cast("intptr_t", cdata))
+
+
+llvmlite.binding.add_symbol("fastexchange_numpy", _address(_state))
+
+
+@functools.cache
+def exchange_table():
+    """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if this NumPy's C API is not as expected."""
+    if not _find_numpy_api():
+        return None
+    _state.owner_name = _address(_owner_name)
+    for function in (delete_export, delete_block, drop_owner):
+        setattr(_state, function.__name__, function.address)
+    table = ffi.new("DLPackExchangeAPI *")
+    table.header.version.major, table.header.version.minor = VERSION
+    for function in _FUNCTIONS:
+        name = function.__name__
+        setattr(table, name, ffi.cast(ffi.typeof(getattr(table, name)), function.address))
+    return table if _makes_arrays(table) else None
+
+
+def _find_numpy_api() -> bool:
+    """Take the three functions from NumPy's C API."""
+    try:
+        from numpy._core import multiarray
+    except ImportError:
+        from numpy.core import multiarray  # type: ignore[no-redef]
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    api = ffi.cast("intptr_t *", get_pointer(multiarray._ARRAY_API, None))
+    if api[_ARRAY_TYPE] != id(np.ndarray):
+        return False
+    _state.array_type = id(np.ndarray)
+    _state.new_from_descr = api[_NEW_FROM_DESCR]
+    _state.descr_from_type = api[_DESCR_FROM_TYPE]
+    _state.set_base_object = api[_SET_BASE_OBJECT]
+    return True
+
+
+def _makes_arrays(table) -> bool:
+    """Whether an array that goes out and comes back is the array that it was."""
+    for array in (np.arange(6.0).reshape(2, 3).T, np.zeros((0, 2), np.int8), np.array(3, np.complex64)):
+        managed, made = ffi.new("DLManagedTensorVersioned **"), ffi.new("intptr_t *")
+        if _call(table.managed_tensor_from_py_object_no_sync, id(array), _address(managed)):
+            return False
+        if _call(table.managed_tensor_to_py_object_no_sync, _address(managed[0]), _address(made)):
+            return False
+        back = ctypes.cast(made[0], ctypes.py_object).value
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(back))
+        if type(back) is not np.ndarray or back.dtype != array.dtype or not np.array_equal(back, array):
+            return False
+    return True
+
+
+def _call(function, *arguments: int) -> int:
+    """Call a function of a table with the GIL held, which cffi would release."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(_address(function))(*arguments)
+
+
+def publish_dtypes(registered) -> None:
+    """Make dtypes beyond NumPy's own known to native code: (dtype, code, bits, exports, imports) each."""
+    with _lock:
+        rows = ffi.new("fx_registered[]", len(registered) + 1)
+        for row, (dtype, code, bits, exports, imports) in zip(rows, registered, strict=False):
+            row.descr, row.field, row.exports, row.imports = id(dtype), code | bits << 8, exports, imports
+            row.type_num = dtype.num if dtype.num >= _FIRST_USER_TYPE else -1
+        _published.append((rows, registered))
+        _state.registered = _address(rows)

@@ -1,0 +1,366 @@
+"""DLPack's ``(code, bits)`` and NumPy's dtypes, each way: what NumPy has itself, and what has been registered.
+
+Export asks by equality, :func:`key_of`; import gives back the very object that was registered, :func:`dtype_of`; the two are
+established one by one, as in NumPy 2.5, whose rules hold here on every NumPy. NumPy's own types come first in both directions
+and are answered without a look at anything else.
+
+Three sources fill the tables, the last two when a question has no answer yet: :func:`register_dlpack_dtype`; ml_dtypes, once
+somebody has imported it; and NumPy's own registry (2.5), which has no way to be read, but exports and imports empty arrays.
+
+ml_dtypes keeps its types of less than a byte (int4, float6_e2m3fn, float4_e2m1fn and their like) one in a byte. They are not
+in these tables: ``(code, 8)`` would be another type, and ``(code, 4)`` says *packed* unless the tensor carries
+``DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED`` (DLPack 1.3), for which only a ``DLManagedTensorVersioned`` has room.
+:func:`padded_key_of` and :func:`padded_dtype_of` are for those who write and read that flag.
+"""
+
+import ctypes
+import operator
+import re
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from ._abi import ffi
+from .dlpack import VERSION, DLDataTypeCode, DLDeviceType
+
+__all__ = [
+    "dtype_of",
+    "key_of",
+    "padded_dtype_of",
+    "padded_key_of",
+    "register_dlpack_dtype",
+    "storage_dtype",
+    "subscribe",
+]
+
+Key = tuple[int, int]
+Subscriber = Callable[[int, int, np.dtype], object]
+News = list[tuple[Subscriber, Key, np.dtype]]
+
+MAX_BITS = 255  # ``DLDataType.bits`` is a uint8_t
+
+_FOREIGN_ORDER = ">" if sys.byteorder == "little" else "<"
+_CODES = {
+    "i": DLDataTypeCode.kDLInt,
+    "u": DLDataTypeCode.kDLUInt,
+    "f": DLDataTypeCode.kDLFloat,
+    "c": DLDataTypeCode.kDLComplex,
+    "b": DLDataTypeCode.kDLBool,
+}
+
+
+def _key(dtype: np.dtype) -> Key:
+    return int(_CODES[dtype.kind]), 8 * dtype.itemsize
+
+
+_BUILT_IN_DTYPES: dict[Key, np.dtype] = {
+    _key(np.dtype(name)): np.dtype(name)
+    for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+}
+# By type number (``dtype.num``), as NumPy itself decides. None for a long double wider than a double, which NumPy never exports.
+_BUILT_IN_KEYS: dict[int, Key | None] = {
+    dtype.num: _key(dtype) if _key(dtype) in _BUILT_IN_DTYPES else None for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")
+}
+
+_lock = threading.RLock()  # held to change the tables below; a lookup that hits does without
+_exports: dict[np.dtype, Key] = {}
+_imports: dict[Key, np.dtype] = {}
+_established: list[tuple[Key, np.dtype]] = []
+_subscribers: list[Subscriber] = []
+
+
+def register_dlpack_dtype(key: tuple[int, int], dtype: np.dtype, /) -> None:
+    """Let arrays of `dtype` be exported as, and tensors of type `key` be imported to, one another.
+
+    `key` is DLPack's ``(code, bits)`` of one lane. The rules are those of ``numpy.dtypes.register_dlpack_dtype`` (NumPy 2.5),
+    which is told where it exists, so that ``np.from_dlpack`` knows the type, too:
+
+    - the code is in 0..255 and the bits are 8 times the item size, at most 255;
+    - NumPy's own types keep their meaning in both directions, whatever is registered for them;
+    - an export is found by equality and stays: another key for an equal dtype raises ValueError, and changes nothing;
+    - an import gives the very object back and stays: another dtype for the same key, be it equal, raises ValueError. The
+      *export* of the new dtype holds nevertheless, so a package may ignore that error if the two mean the same;
+    - doing the same again is allowed. Any thread may.
+
+    Whether the bits mean what the key says is the caller's business. Only a dtype without size, which NumPy takes (and whose
+    arrays it cannot export without crashing), is refused here. ml_dtypes' types need no registration.
+
+    >>> register_dlpack_dtype((200, 24), np.dtype("V3"))
+    """
+    checked = _checked(key, dtype)
+    with _lock:
+        news: News = []
+        _learn_ml_dtypes(news)
+        refusal = _register(checked, dtype, news)
+    _tell(news)
+    if refusal is not None:
+        raise ValueError(f"register_dlpack_dtype: {refusal}")
+
+
+def key_of(dtype: np.dtype) -> Key | None:
+    """The ``(code, bits)`` with which an array of `dtype` is exported, or None: not registered, or in foreign byte order.
+
+    The bits are always 8 times the item size.
+    """
+    if dtype.byteorder == _FOREIGN_ORDER:
+        return None
+    number = dtype.num
+    if number in _BUILT_IN_KEYS:
+        return _BUILT_IN_KEYS[number]
+    key = _exports.get(dtype)
+    if key is None:
+        with _lock:
+            news: News = []
+            _learn_ml_dtypes(news)
+            key = _known_key(dtype, news)
+        _tell(news)
+    return key
+
+
+def dtype_of(code: int, bits: int) -> np.dtype | None:
+    """The dtype of an imported tensor of this type and one lane, or None if nobody registered one.
+
+    Its item size is always ``bits / 8``. A type of less than a byte has none: its elements are packed.
+    """
+    key = (code, bits)
+    dtype = _BUILT_IN_DTYPES.get(key)
+    if dtype is None:
+        dtype = _imports.get(key)
+    if dtype is None:
+        with _lock:
+            news: News = []
+            _learn_ml_dtypes(news)
+            dtype = _known_dtype(key, news)
+        _tell(news)
+    return dtype
+
+
+def storage_dtype(dtype: np.dtype) -> np.dtype:
+    """The unsigned integer of the same width and byte order: what a kernel gets of a dtype that Numba cannot compute with.
+
+    Raises TypeError if there is none, and for elements that are, or refer to, Python objects.
+    """
+    if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize not in (1, 2, 4, 8):
+        raise TypeError(f"{dtype!r} has no unsigned integer of its width: its elements are not plain 1, 2, 4 or 8 bytes")
+    return np.dtype(f"{dtype.byteorder}u{dtype.itemsize}")
+
+
+def subscribe(callback: Subscriber, /) -> None:
+    """Call ``callback(code, bits, dtype)`` for every registration, those of the past at once.
+
+    A registration counts when it has established at least one direction; :func:`key_of` and :func:`dtype_of` say which.
+    The callback runs in the thread that registered, before its call returns, without a lock held.
+    """
+    with _lock:
+        _subscribers.append(callback)
+        past = list(_established)
+    _tell([(callback, key, dtype) for key, dtype in past])
+
+
+# ---- the tables; the lock is held ----------------------------------------------------------------------------------
+
+
+def _checked(key: tuple[int, int], dtype: np.dtype) -> Key:
+    if not isinstance(key, tuple | list) or len(key) != 2:
+        raise TypeError(f"register_dlpack_dtype: argument 1, key, must be a tuple (code, bits), not {key!r}")
+    try:
+        code, bits = operator.index(key[0]), operator.index(key[1])
+    except TypeError:
+        raise TypeError(f"register_dlpack_dtype: argument 1, key, must hold two ints, not {key!r}") from None
+    if not isinstance(dtype, np.dtype):
+        raise TypeError(f"register_dlpack_dtype: argument 2, dtype, must be a numpy.dtype, not {dtype!r}; call np.dtype on it")
+    if not 0 <= code <= 255:
+        raise ValueError(f"register_dlpack_dtype: argument 1, key: a DLPack type code is in 0..255, not {code}")
+    width = 8 * dtype.itemsize
+    if not 0 < width <= MAX_BITS:
+        raise ValueError(f"register_dlpack_dtype: argument 2, dtype: {dtype!r} has {width} bits; DLPack has room for 1..255")
+    if bits != width:
+        raise ValueError(f"register_dlpack_dtype: argument 1, key: its bits must be the {width} of {dtype!r}, not {bits}")
+    return code, bits
+
+
+def _register(key: Key, dtype: np.dtype, news: News) -> str | None:
+    """Establish what can be established, here and in NumPy. Why it was not all of it, in words, or None."""
+    exported = _known_key(dtype, news)
+    if exported is not None and exported != key:
+        return f"{dtype!r} is exported as {exported} already, so not as {key}; an export cannot be changed"
+    imported = _known_dtype(key, news)
+    accepted = _register_with_numpy(key, dtype)
+    if not accepted and (imported is None or imported is dtype):
+        # Only where one of NumPy's own types hides what its registry holds, and an answer could not show it.
+        return f"NumPy's own registry holds something else for {key} or for {dtype!r}"
+    _exports.setdefault(dtype, key)
+    _imports.setdefault(key, dtype)
+    if exported is None or imported is None:
+        _announce(key, dtype, news)
+    if imported is None or imported is dtype:
+        return None
+    which = "an equal dtype, but another object" if imported == dtype else repr(imported)
+    return f"{key} is imported as {which} already, so not as {dtype!r}; that is exported as {key} nevertheless"
+
+
+def _known_key(dtype: np.dtype, news: News) -> Key | None:
+    """What an export was registered as, here or in NumPy."""
+    key = _exports.get(dtype)
+    if key is None and (key := _ask_numpy_for_key(dtype)) is not None:
+        _exports[dtype] = key
+        _announce(key, dtype, news)
+    return key
+
+
+def _known_dtype(key: Key, news: News) -> np.dtype | None:
+    """What an import was registered as, here or in NumPy."""
+    dtype = _imports.get(key)
+    if dtype is None and (dtype := _ask_numpy_for_dtype(key)) is not None:
+        _imports[key] = dtype
+        _announce(key, dtype, news)
+    return dtype
+
+
+def _announce(key: Key, dtype: np.dtype, news: News) -> None:
+    _established.append((key, dtype))
+    news.extend((subscriber, key, dtype) for subscriber in _subscribers)
+
+
+def _tell(news: News) -> None:
+    """Without the lock: a subscriber may wait for locks of its own."""
+    for subscriber, (code, bits), dtype in news:
+        subscriber(code, bits, dtype)
+
+
+# ---- ml_dtypes -----------------------------------------------------------------------------------------------------
+
+_NARROW_FLOATS = {
+    code.name[3:].lower(): (int(code), int(match[1]))
+    for code in DLDataTypeCode
+    if (match := re.match("kDLFloat([0-9]+)_", code.name))
+}
+
+ML_DTYPES: dict[str, Key] = {
+    "bfloat16": (int(DLDataTypeCode.kDLBfloat), 16),
+    "complex32": (int(DLDataTypeCode.kDLComplex), 32),  # two float16, as DLPack lays out complex numbers
+    **{name: key for name, key in _NARROW_FLOATS.items() if key[1] == 8},
+}
+"""ml_dtypes' types of whole bytes, by name. (Its bcomplex32 has no code in DLPack 1.3.)"""
+
+ML_DTYPES_PADDED: dict[str, Key] = {
+    **{f"int{bits}": (int(DLDataTypeCode.kDLInt), bits) for bits in (1, 2, 4)},
+    **{f"uint{bits}": (int(DLDataTypeCode.kDLUInt), bits) for bits in (1, 2, 4)},
+    **{name: key for name, key in _NARROW_FLOATS.items() if key[1] < 8},
+}
+"""ml_dtypes' types of less than a byte, which it keeps one in a byte, in the low bits."""
+
+_to_learn = dict(ML_DTYPES)
+
+
+def _ml_dtype(name: str) -> np.dtype | None:
+    """ml_dtypes' dtype of that name; None if nobody has imported ml_dtypes, or not to its end, or it is too old."""
+    scalar = getattr(sys.modules.get("ml_dtypes"), name, None)
+    if not (isinstance(scalar, type) and issubclass(scalar, np.generic)):
+        return None
+    dtype = np.dtype(scalar)
+    return dtype if dtype.type is scalar else None
+
+
+def _learn_ml_dtypes(news: News) -> None:
+    """Register what ml_dtypes has by now. Where somebody was first with a key or a dtype, that holds."""
+    if _to_learn and "ml_dtypes" in sys.modules:
+        for name, key in list(_to_learn.items()):
+            dtype = _ml_dtype(name)
+            if dtype is not None and 8 * dtype.itemsize == key[1]:
+                _register(key, dtype, news)
+                _to_learn.pop(name, None)
+
+
+def padded_key_of(dtype: np.dtype) -> Key | None:
+    """The ``(code, bits)`` of ml_dtypes' types of less than a byte, for exports that say that they are padded.
+
+    Right only in a ``DLManagedTensorVersioned`` with ``DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED``, for a consumer that
+    knows the flag (its ``max_version`` is at least ``(1, 1)``): without it the elements are read as packed.
+    """
+    name = dtype.type.__name__
+    key = ML_DTYPES_PADDED.get(name)
+    return key if key is not None and _ml_dtype(name) == dtype else None
+
+
+def padded_dtype_of(code: int, bits: int) -> np.dtype | None:
+    """The dtype of an imported tensor of less than a byte that is flagged as padded, or None if there is none that is right.
+
+    Integers only: DLPack 1.3 does not say what the padding holds. ml_dtypes' integers do not look at it, but its floats take
+    it for part of the value.
+    """
+    if code not in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt):
+        return None
+    names = [name for name, key in ML_DTYPES_PADDED.items() if key == (code, bits)]
+    return _ml_dtype(names[0]) if names else None
+
+
+# ---- NumPy's own registry (2.5) ------------------------------------------------------------------------------------
+
+_numpy_register = getattr(np.dtypes, "register_dlpack_dtype", None)
+
+_VERSIONED = b"dltensor_versioned"
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def _register_with_numpy(key: Key, dtype: np.dtype) -> bool:
+    """Whether NumPy holds both directions now, or has no registry."""
+    if _numpy_register is not None:
+        try:
+            _numpy_register(key, dtype)
+        except ValueError:
+            return False
+    return True
+
+
+def _ask_numpy_for_key(dtype: np.dtype) -> Key | None:
+    """How NumPy exports an array of a dtype that is not its own; None if it does not."""
+    # NumPy divides by the item size without a look at it.
+    if _numpy_register is None or dtype.num in _BUILT_IN_KEYS or not 0 < 8 * dtype.itemsize <= MAX_BITS:
+        return None
+    array = np.empty(0, dtype)
+    if array.dtype != dtype:  # a sub-array dtype has become dimensions
+        return None
+    try:
+        capsule = array.__dlpack__(max_version=VERSION)
+    except BufferError:
+        return None
+    managed = ffi.cast("DLManagedTensorVersioned *", _capsule_pointer(capsule, _VERSIONED))
+    return managed.dl_tensor.dtype.code, managed.dl_tensor.dtype.bits
+
+
+def _ask_numpy_for_dtype(key: Key) -> np.dtype | None:
+    """What NumPy imports a tensor of a type that is not its own as; None if it does not."""
+    code, bits = key
+    if _numpy_register is None or key in _BUILT_IN_DTYPES or not (0 <= code <= 255 and 0 < bits <= MAX_BITS and bits % 8 == 0):
+        return None
+    try:
+        return np.from_dlpack(_Empty(code, bits)).dtype
+    except BufferError:
+        return None
+
+
+class _Empty:
+    """A producer of a tensor without elements; what NumPy makes of it must not outlive it."""
+
+    def __init__(self, code: int, bits: int):
+        self._extents = extents = ffi.new("int64_t[2]", [0, 1])  # the shape, the strides
+        self._managed = managed = ffi.new("DLManagedTensorVersioned *")
+        managed.version.major, managed.version.minor = VERSION
+        tensor = managed.dl_tensor
+        tensor.data, tensor.ndim, tensor.shape, tensor.strides = extents, 1, extents, extents + 1
+        tensor.device.device_type = DLDeviceType.kDLCPU
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
+
+    def __dlpack__(self, **options):
+        return _new_capsule(int(ffi.cast("uintptr_t", self._managed)), _VERSIONED, None)
+
+    def __dlpack_device__(self):
+        return int(DLDeviceType.kDLCPU), 0
