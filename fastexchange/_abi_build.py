@@ -13,6 +13,7 @@ SOURCES = (
     "cpython.py",
     "producers/ndarray.py",
     "producers/numpy_table.py",
+    "producers/buffer.py",
     "dispatch/layout.py",
     "dispatch/transfer.py",
 )

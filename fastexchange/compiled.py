@@ -62,8 +62,9 @@ class CodeUnit:
         At the very start: whatever stands behind a call in the first block is no longer in it once the call is inlined, and
         the stack pointer moves while the function runs.
         """
-        with self.builder.goto_block(self.function.entry_basic_block):
-            self.builder.position_at_start(self.function.entry_basic_block)
+        entry = self.builder.function.entry_basic_block
+        with self.builder.goto_block(entry):
+            self.builder.position_at_start(entry)
             return self.builder.alloca(llvm_type)
 
     def finish(self, extra=None):

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from . import registry
 from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
 from .discovery import discover, learn_type, type_name
@@ -24,9 +25,10 @@ from .dispatch.context import address_of
 from .dispatch.state import runtime
 from .dispatch.transfer import vectorcall_transfer
 from .dlpack import DLDeviceType
+from .dtypes import dtype_of_dl
 from .producers import capsules, numpy_table, torch
 from .producers.dunder import SAYS_NOTHING_OF_READONLY
-from .refusal import device_name
+from .refusal import device_name, status_of, wording
 
 __all__ = ["convert", "from_dlpack", "numpy_view", "to_dlpack"]
 
@@ -46,9 +48,8 @@ class _Export:
             raise BufferError(f"{_name(tensor)}: its producer failed to export it and did not say why")
         self.managed = out[0]
         if self.managed.version.major != 1:
-            version = f"{self.managed.version.major}.{self.managed.version.minor}"
             self.release()
-            raise BufferError(f"{_name(tensor)} was exported with the DLPack ABI {version}; this package speaks 1.3")
+            raise BufferError(wording(layout.STATUS_VERSION, None))
 
     def __enter__(self):
         return self
@@ -116,6 +117,8 @@ def _export(tensor, what: str) -> _Export:
         raise TypeError(f"{what}: an object of type {type_name(cls)} cannot be exported: {reasons}")
     if torch.is_tensor_type(cls):
         torch.check(tensor)
+    elif isinstance(tensor, np.ndarray):
+        registry.key_of(tensor.dtype)  # a dtype of ml_dtypes becomes known when it is asked for
     return _Export(tensor, managed)
 
 
@@ -125,6 +128,7 @@ def _known(cls: type) -> dict[str, int]:
     entries = runtime().entries
     fields = entries.fields(cls)
     if fields["kind"] == layout.KIND_NDARRAY and not fields.get("managed"):
+        registry.subscribe(_publish)  # once: later calls find the fields filed
         table = numpy_table.exchange_table()
         if table is not None:
             made = {"to_object": address_of(table.managed_tensor_to_py_object_no_sync), "takes_readonly": 1}
@@ -133,10 +137,32 @@ def _known(cls: type) -> dict[str, int]:
     return entries.fields(cls)
 
 
+_registered: list[tuple[int, int, np.dtype]] = []
+
+
+def _publish(code: int, bits: int, dtype: np.dtype) -> None:
+    """Let native code know what has been registered."""
+    if (code, bits, dtype) in _registered or dtype_of_dl(code, bits) is None:
+        return
+    _registered.append((code, bits, dtype))
+    numpy_table.publish_dtypes(
+        [
+            (known, code, bits, registry.key_of(known) == (code, bits), registry.dtype_of(code, bits) is known)
+            for code, bits, known in _registered.copy()
+        ]
+    )
+
+
 def _to_numpy(export: _Export) -> np.ndarray:
     to_object = _known(np.ndarray).get("to_object")
     if not to_object:
         raise BufferError("this NumPy's C API is not as expected: arrays over other memory cannot be made")
+    tensor = export.managed.dl_tensor
+    status = status_of(tensor)
+    if not status and dtype_of_dl(tensor.dtype.code, tensor.dtype.bits) is None:
+        status = layout.STATUS_DTYPE
+    if status:
+        raise BufferError(wording(status, tensor))
     return export.into(to_object)
 
 

@@ -18,7 +18,8 @@ from ._abi import ffi
 from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
-from .producers import dunder, torch
+from .producers import buffer, dunder, torch
+from .producers.ndarray import dtype_of
 from .producers.omitted import Omitted
 
 __all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
@@ -30,6 +31,7 @@ MAX_TABLES = 64  # how far a chain of older tables is followed
 
 PATH_EXCHANGE = "c-exchange"
 PATH_NDARRAY = "ndarray"
+PATH_BUFFER = "buffer"
 PATH_DUNDER = "dunder"
 PATH_SCALAR = "scalar"
 PATH_TUPLE = "tuple"
@@ -41,7 +43,7 @@ class Discovery:
     """How instances of a type become kernel arguments."""
 
     path: str
-    """One of ``c-exchange``, ``ndarray``, ``dunder``, ``scalar``, ``tuple``, ``numba``."""
+    """One of ``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``numba``."""
     entry: dict[str, int]
     """The fields of the type's ``fx_entry``."""
     notes: list[str] = field(default_factory=list)
@@ -111,6 +113,9 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
     capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
     if capsule is None:
         return None
+    if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
+        notes.append("its __torch_function__ sees calls of __dlpack__: each call makes one")
+        return None
     capsule_at, dunder_at = _defining_class(cls, EXCHANGE_ATTRIBUTE), _defining_class(cls, "__dlpack__")
     if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
         notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
@@ -157,7 +162,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
     if not hasattr(cls, "__dlpack_device__"):
         notes.append("it has __dlpack__ but no __dlpack_device__")
         return None
-    if not any(EXCHANGE_ATTRIBUTE in note or "exchange table" in note for note in notes):
+    if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     managed = dunder.managed_tensor_from_py_object_no_sync.address
     fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes)}
@@ -245,13 +250,23 @@ def _constant(cls: type, notes: list[str]) -> Discovery | None:
     return Discovery(PATH_SCALAR, {"kind": layout.KIND_CONSTANT})
 
 
+def _buffer(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with the buffer protocol and nothing better."""
+    if not buffer.is_buffer_type(cls) or not buffer.prepare():
+        return None
+    managed = buffer.managed_tensor_from_py_object_no_sync.address
+    notes.append("it has the buffer protocol only: each call takes its buffer")
+    key = buffer.numba_class(cls) << layout.CLASS_SHIFT
+    return Discovery(PATH_BUFFER, {"kind": layout.KIND_MANAGED, "managed": managed, "key": key}, notes)
+
+
 def _numba(cls: type, notes: list[str]) -> Discovery:
     """All else is for Numba's own dispatcher to accept or refuse."""
     notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher unboxes it, and with it the whole call")
     return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
 
 
-_RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _dunder, _numba)
+_RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _dunder, _buffer, _numba)
 
 
 def discover(cls: type) -> Discovery:
@@ -281,7 +296,7 @@ def learn(value) -> bool:
     if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
         return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
     if issubclass(cls, np.ndarray):
-        return _learn_dtype(value.dtype) or news
+        return _learn_dtype(dtype_of(value)) or news
     if entries.fields(cls)["kind"] == layout.KIND_CONSTANT:
         return _learn_constant(value) or news
     return news

@@ -4,7 +4,6 @@ Source: DLPack 1.3, the Python specification of ``__dlpack_c_exchange_api__``.
 """
 
 import ctypes
-import functools
 import gc
 import threading
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ._abi import ffi
 from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, own_table, type_name
+from .once import once
 from .producers import dunder, numpy_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
@@ -29,13 +29,13 @@ def _capsule_of(table):
     return make(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
 
 
-@functools.cache
+@once
 def _numpy_capsule():
     table = numpy_table.exchange_table()
     return None if table is None else _capsule_of(table)
 
 
-@functools.cache
+@once
 def _dunder_capsule():
     return _capsule_of(dunder.exchange_table())
 

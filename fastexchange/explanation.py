@@ -17,6 +17,7 @@ __all__ = ["CallExplanation", "Explanation", "explain"]
 _MEANING = {
     "c-exchange": "its type's exchange table fills a DLTensor",
     "ndarray": "its C struct is read in place",
+    "buffer": "its buffer is taken for the call",
     "dunder": "its __dlpack__ is called",
     "scalar": "its value is read in place",
     "tuple": "its items are read one by one",
@@ -30,7 +31,7 @@ class Explanation:
 
     type: str
     path: str
-    """``c-exchange``, ``ndarray``, ``dunder``, ``scalar``, ``tuple`` or ``numba``."""
+    """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple`` or ``numba``."""
     reasons: tuple[str, ...] = ()
     """Why no faster path is taken."""
 
@@ -70,7 +71,7 @@ def explain(obj, /) -> Explanation:
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
-    from .slow_path import Report, attempt, check_tensors
+    from .slow_path import Report, as_numba_takes_it, attempt, check_tensors
 
     if not runtime().is_native:
         return _explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
@@ -88,6 +89,8 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
             outcome, numba_names = _fate(kernel, report.keys)
+            if flags:
+                outcome += "; but PyTorch is asked about its tensors in every call, by Python"
         elif status == layout.STATUS_CHECK:
             failed = None
             try:
@@ -100,7 +103,12 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
                 continue
             outcome = f"refused with {type(failed).__name__}: {failed}"
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
-            outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
+            try:
+                for position, value in enumerate(bound):
+                    as_numba_takes_it(kernel, position, value)
+                outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
+            except Exception as error:
+                outcome = f"refused with {type(error).__name__}: {error}"
         else:
             from .refusal import wording
 
@@ -130,8 +138,12 @@ def _fate(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials)
     except UnknownDtype as unknown:
         return f"refused with BufferError: argument {unknown.position} has an element type without a NumPy dtype", []
-    is_known = keys in kernel._native
-    fate = "known: native from the first argument to the result" if is_known else "new: the next such call compiles it"
+    if keys not in kernel._native:
+        fate = "new: the next such call compiles it"
+    elif kernel._native.is_native(keys):
+        fate = "known: native from the first argument to the result"
+    else:
+        fate = "known: Numba's own dispatcher makes this call"
     return fate, [str(numba_type) for numba_type in given]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
+import numpy as np
 from numba.core import sigutils
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import CPUDispatcher
@@ -183,11 +184,31 @@ def fast_args(func=None, /, **options):
         _no_options(options, "a Numba dispatcher")
         known = _kernels.get(id(func))
         return known if known is not None else _make(func)
+    if numba.config.DISABLE_JIT:
+        return _interpreted(func)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions and CPU dispatchers; {type(func).__name__} is for another target")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
         return lambda function: _make(_jit(function, options, func))
     return _make(_jit(func, options))
+
+
+def _interpreted(func):
+    """What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views."""
+    if not inspect.isfunction(func):
+        return _interpreted  # signatures, options: nothing is compiled
+
+    def view(value):
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return type(value)(map(view, value))
+        return np.from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) else value
+
+    @functools.wraps(func)
+    def interpreted(*args, **kwargs):
+        return func(*map(view, args), **{name: view(value) for name, value in kwargs.items()})
+
+    interpreted.py_func = func
+    return interpreted
 
 
 def _make(dispatcher: CPUDispatcher) -> FastKernel:

@@ -13,7 +13,7 @@ class Parameters:
     """What a kernel's context, its slow path and its messages need of its signature."""
 
     def __init__(self, py_func: Callable):
-        parameters = list(inspect.signature(py_func).parameters.values())
+        parameters = list(inspect.signature(py_func, follow_wrapped=False).parameters.values())
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
                 raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with {parameter}")

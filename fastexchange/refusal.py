@@ -2,6 +2,7 @@
 
 import math
 
+from . import registry
 from ._abi import ffi
 from .dispatch import layout
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
@@ -23,6 +24,13 @@ def dtype_name(code: int, bits: int, lanes: int = 1) -> str:
     return f"{name} of {bits} bits" + (f" in {lanes} lanes" if lanes != 1 else "")
 
 
+def advice(code: int, bits: int) -> str:
+    """What to do with a tensor of an element type that has no NumPy dtype."""
+    if (code, bits) in registry.ML_DTYPES.values():
+        return "import ml_dtypes, which has it, or convert it first"
+    return "convert it first"
+
+
 def wording(status: int, tensor) -> str:
     """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
     if status == layout.STATUS_DEVICE:
@@ -31,7 +39,7 @@ def wording(status: int, tensor) -> str:
         return "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy)"
     if status == layout.STATUS_DTYPE:
         dtype = tensor.dtype
-        return f"its element type {dtype_name(dtype.code, dtype.bits, dtype.lanes)} has no NumPy dtype; convert it first"
+        return f"its element type {dtype_name(dtype.code, dtype.bits, dtype.lanes)} has no NumPy dtype; {advice(dtype.code, dtype.bits)}"
     if status == layout.STATUS_NDIM:
         return f"it has {tensor.ndim} dimensions; from 0 to {layout.MAX_NDIM} are supported"
     if status == layout.STATUS_SHAPE:

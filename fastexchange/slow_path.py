@@ -6,9 +6,10 @@ native code cannot do at all goes to Numba's dispatcher, tensors as NumPy views.
 
 import ctypes
 import functools
+import itertools
 import warnings
 import weakref
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numba
 import numpy as np
@@ -23,10 +24,11 @@ from .dispatch.context import address_of
 from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_TRUSTED
-from .dtypes import is_native_order
+from .dtypes import as_numba_has_it, dtype_field, is_native_order
 from .producers import torch
+from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import dtype_name, wording
+from .refusal import advice, dtype_name, wording
 
 _MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
 _REPORT_KEYS = 4096
@@ -147,14 +149,17 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     try:
         given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
     except UnknownDtype as unknown:
-        name = dtype_name(unknown.field & 0xFF, unknown.field >> 8 & 0xFF)
-        refuse(kernel, unknown.position, bound, f"its element type, {name}, has no NumPy dtype; convert it first")
+        code, bits = unknown.field & 0xFF, unknown.field >> 8 & 0xFF
+        why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
+        refuse(kernel, unknown.position, bound, why)
     if not kernel.dispatcher._can_compile:
         given = tuple(map(_as_declared, given))
     chosen = _overload_for(kernel.dispatcher, given)
     if chosen is None:
         return False
     taken, compiled = chosen
+    if not all(map(_keeps_the_value, given, taken)):
+        return False
     try:
         native.add(keys, given, taken, compiled)
     except entry.UnsupportedEntry:
@@ -176,6 +181,29 @@ def _overload_for(dispatcher, given: tuple):
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
+
+
+def _keeps_the_value(given: Any, taken: Any) -> bool:
+    """Whether a cast in machine code makes of an argument what Numba's unboxing for an explicit signature makes of it.
+
+    Unboxing checks: it raises OverflowError for an int that does not fit, ValueError for a NaN that should be an int.
+    """
+    if given == taken or isinstance(given, (types.Array, types.Omitted)):
+        return True
+    if isinstance(taken, types.Optional):
+        return given == types.none or _keeps_the_value(given, taken.type)
+    if isinstance(given, types.BaseTuple) and isinstance(taken, types.BaseTuple):
+        inner, wanted = tuple(given), tuple(taken)
+        return len(inner) == len(wanted) and all(itertools.starmap(_keeps_the_value, zip(inner, wanted, strict=True)))
+    if isinstance(taken, (types.Float, types.Complex)):
+        whole = isinstance(given, (types.Integer, types.Boolean)) and taken in (types.float64, types.complex128)
+        return whole or (isinstance(given, (types.Float, types.Complex)) and given.bitwidth >= 32)
+    if isinstance(given, types.Boolean):
+        return isinstance(taken, types.Integer)
+    if isinstance(given, types.Integer) and isinstance(taken, types.Integer):
+        given, taken = cast(Any, given), cast(Any, taken)  # Numba's annotations lack the two attributes
+        return given.bitwidth < taken.bitwidth and (taken.signed or not given.signed)
+    return False
 
 
 def _as_declared(numba_type):
@@ -225,10 +253,12 @@ def as_numba_takes_it(kernel, position: int, value):
     if kind == layout.KIND_INT:
         if not -(2**63) <= value < 2**64:
             raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
+    elif fields.get("key", 0) >> layout.CLASS_SHIFT and kind == layout.KIND_MANAGED:
+        return value  # Numba knows it: an object with the buffer protocol
     elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
         check_tensors(kernel, position, value)
         try:
-            return numpy_view(value, fields["managed"])
+            return _as_numba_has_it(numpy_view(value, fields["managed"]))
         except Exception as error:
             refused(kernel, position, error)
     elif kind == layout.KIND_TUPLE:
@@ -239,6 +269,7 @@ def as_numba_takes_it(kernel, position: int, value):
         _require_native_order(kernel, position, value)
         if isinstance(value, np.ma.MaskedArray):
             numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+        return _as_numba_has_it(value)
     elif isinstance(value, NativeCallable):
         return value.dispatcher
     elif kind == layout.KIND_NUMBA:
@@ -246,10 +277,19 @@ def as_numba_takes_it(kernel, position: int, value):
     return value
 
 
+def _as_numba_has_it(array: np.ndarray) -> np.ndarray:
+    """`array`, or a view of it as unsigned integers if its dtype is a registered one for which Numba has no type."""
+    given = dtype_of(array)
+    if dtype_field(given) is None:
+        return array
+    dtype = as_numba_has_it(given)
+    return array if dtype is given else array.view(dtype)
+
+
 def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
-    if not is_native_order(array.dtype):
+    if not is_native_order(dtype_of(array)):
         advice = "pass x.astype(x.dtype.newbyteorder('='))"
-        refuse_value(kernel, position, array, f"its dtype {array.dtype!r} is not in native byte order; {advice}")
+        refuse_value(kernel, position, array, f"its dtype {dtype_of(array)!r} is not in native byte order; {advice}")
 
 
 def _require_numba_type(kernel, position: int, value) -> None:

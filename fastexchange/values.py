@@ -10,7 +10,7 @@ Source: https://dmlc.github.io/dlpack/latest/c_api.html, version 1.3, ``DLDevice
 import operator
 import re
 from enum import IntEnum
-from typing import Any, ClassVar, SupportsIndex, TypeVar
+from typing import Any, ClassVar, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -20,22 +20,12 @@ from .dlpack import DLDataTypeCode, DLDeviceType
 
 __all__ = ["DLDataType", "DLDevice", "DLPackVersion"]
 
-_Self = TypeVar("_Self", bound="_Value")
-
 
 class _Value(tuple[int, ...]):
-    """A tuple of ints with named fields, ``__match_args__``, each checked against the width of its C type."""
+    """A tuple of ints whose fields have names, ``__match_args__``."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def _of(cls: type[_Self], *fields: tuple[SupportsIndex, int, int], named: type[IntEnum] | None = None) -> _Self:
-        """From (value, smallest, largest) of each field; the first becomes a member of `named` if that has one for it."""
-        numbers = [_integer(cls, name, *field) for name, field in zip(cls.__match_args__, fields, strict=True)]
-        if named is not None and numbers[0] in named._value2member_map_:
-            numbers[0] = named(numbers[0])
-        return tuple.__new__(cls, numbers)
 
     def __getnewargs__(self) -> tuple[Any, ...]:  # for pickle and copy: tuple's own would pass one argument
         return tuple(self)
@@ -47,6 +37,7 @@ class _Value(tuple[int, ...]):
 
 
 def _integer(cls: type, name: str, value: SupportsIndex, smallest: int, largest: int) -> int:
+    """`value` as an int that its field of the C struct can hold."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -73,8 +64,9 @@ class DLDevice(_Value):
     __match_args__ = ("device_type", "device_id")
 
     def __new__(cls, device_type: SupportsIndex, device_id: SupportsIndex = 0) -> "DLDevice":
-        largest = 2**31 - 1  # both are int32_t, and neither is ever negative
-        return cls._of((device_type, 0, largest), (device_id, 0, largest), named=DLDeviceType)
+        kind = _integer(cls, "device_type", device_type, 0, 2**31 - 1)
+        index = _integer(cls, "device_id", device_id, 0, 2**31 - 1)
+        return tuple.__new__(cls, (_DEVICE_TYPES.get(kind, kind), index))
 
     @property
     def device_type(self) -> int:
@@ -106,7 +98,9 @@ class DLDataType(_Value):
     __match_args__ = ("code", "bits", "lanes")
 
     def __new__(cls, code: SupportsIndex, bits: SupportsIndex, lanes: SupportsIndex = 1) -> "DLDataType":
-        return cls._of((code, 0, 255), (bits, 1, 255), (lanes, 1, 65535), named=DLDataTypeCode)
+        kind = _integer(cls, "code", code, 0, 255)
+        width = _integer(cls, "bits", bits, 1, 255)
+        return tuple.__new__(cls, (_TYPE_CODES.get(kind, kind), width, _integer(cls, "lanes", lanes, 1, 65535)))
 
     @property
     def code(self) -> int:
@@ -139,7 +133,7 @@ class DLDataType(_Value):
         """The type that ``str`` writes as `text`. Raises ValueError for anything else."""
         if not isinstance(text, str):
             raise TypeError(f"DLDataType.from_str: text must be a str, not {type(text).__name__}")
-        match = _SPELLING.fullmatch(text)
+        match = re.fullmatch(_SPELLING, text)
         if match is None:
             raise ValueError(
                 f"DLDataType.from_str: {text!r} names no DLPack type; write it like 'float32', 'uint8', 'bool', "
@@ -199,7 +193,8 @@ class DLPackVersion(_Value):
     __match_args__ = ("major", "minor")
 
     def __new__(cls, major: SupportsIndex, minor: SupportsIndex) -> "DLPackVersion":
-        return cls._of((major, 0, 2**32 - 1), (minor, 0, 2**32 - 1))
+        largest = 2**32 - 1
+        return tuple.__new__(cls, (_integer(cls, "major", major, 0, largest), _integer(cls, "minor", minor, 0, largest)))
 
     @property
     def major(self) -> int:
@@ -234,6 +229,9 @@ def _why_not_exported(dtype: np.dtype) -> str:
 
 # ---- names ---------------------------------------------------------------------------------------------------------
 
+_DEVICE_TYPES: dict[int, int] = {int(device): device for device in DLDeviceType}
+_TYPE_CODES: dict[int, int] = {int(code): code for code in DLDataTypeCode}
+
 _DEVICE_NAMES = {device: re.sub("(Host|Managed|Dev)$", r"_\1", device.name[3:]).lower() for device in DLDeviceType}
 
 _KINDS = {
@@ -252,7 +250,7 @@ _KEYS = {"bool": (int(DLDataTypeCode.kDLBool), 8)} | {
 }
 _NAMES = {key: name for name, key in _KEYS.items()}
 
-_SPELLING = re.compile(
+_SPELLING = (  # compiled when first used
     rf"(?:(?P<name>{'|'.join(_KEYS)})|(?:(?P<kind>{'|'.join(_CODES)})|code(?P<code>0|[1-9][0-9]*):)(?P<bits>[1-9][0-9]*))"
     r"(?:x(?P<lanes>[1-9][0-9]*))?"
 )

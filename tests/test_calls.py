@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -762,3 +763,102 @@ def test_a_type_that_cannot_be_asked():
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"'x'.*position 0.*do not ask"):
             kernel(Mute())
+
+
+def test_a_wrapping_function_has_its_own_defaults():
+    def base(x, y=3):
+        return x * y
+
+    @functools.wraps(base)
+    def other(x, y=4):
+        return x * y
+
+    assert fast_args(other)(3) == numba.njit(other)(3) == 12
+
+
+def test_kernels_made_in_many_threads_at_once():
+    run_python(
+        """
+        import threading
+        import numpy as np
+        from fastexchange import fast_args
+
+        start = threading.Barrier(6)
+        failed = []
+
+        class Sub(np.ndarray):
+            pass
+
+        def work():
+            try:
+                start.wait()
+                kernel = fast_args(lambda x: x.size)
+                assert [kernel(np.ones(4).view(Sub)) for _ in range(40)] == [4] * 40
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert not failed, failed
+        """
+    )
+
+
+def test_with_numbas_compiler_off_functions_run_as_python():
+    run_python(
+        """
+        import numpy as np
+        from fastexchange import fast_args
+
+        class Wrapped:
+            def __init__(self, array):
+                self.array = array
+            def __dlpack__(self, **options):
+                return self.array.__dlpack__(**options)
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+
+        @fast_args
+        def scale(x, by=2.0):
+            for i in range(x.shape[0]):
+                x[i] *= by
+            return x.sum()
+
+        @fast_args("float64(float64)", cache=False)
+        def same(x):
+            return x
+
+        array = np.ones(3)
+        assert scale(array) == 6.0 and scale(Wrapped(array), by=3) == 18.0 and same(2.5) == 2.5
+        assert scale.py_func is scale.__wrapped__
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
+
+
+def test_explain_says_who_makes_a_call():
+    @fast_args
+    def generates(x):
+        for value in x:
+            yield value
+
+    array = np.ones(2)
+    assert list(generates(array)) == [1.0, 1.0]
+    assert "Numba's own dispatcher makes this call" in str(generates.explain(array))
+    assert "refused with TypeError" in str(generates.explain(object()))
+
+
+def test_an_array_subclass_may_call_anything_dtype():
+    class Odd(np.ndarray):
+        @property
+        def dtype(self):
+            raise KeyError("mine")
+
+    kernel = fast_args(lambda x: x.size)
+    for dtype in ("M8[s]", "f8"):
+        array = np.zeros(3, dtype).view(Odd)
+        assert [kernel(array) for _ in range(40)] == [3] * 40
+    swapped = np.zeros(3, ">f8").view(Odd)
+    with pytest.raises((BufferError, TypeError, numba.core.errors.NumbaError)):
+        kernel(swapped)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from failing_kernels import fails
 from frameworks import torch
+from interpreter import run_python
 from made_producers import (
     Dunder,
     Ledger,
@@ -150,8 +151,9 @@ REFUSED = {
     "product wraps to 4": ({"ndim": 2, "shape": (2**62 + 1, 4), "strides": (0, 0)}, ("64 bits",)),
     "stride overflows": ({"strides": (2**62,), "shape": (2,)}, ("64 bits",)),
     "most negative stride": ({"strides": (-(2**63),), "shape": (2,)}, ("64 bits",)),
-    "bfloat16": ({"code": 4, "bits": 16}, ("kDLBfloat of 16 bits",)),
-    "float8": ({"code": 10, "bits": 8}, ("kDLFloat8_e4m3fn of 8 bits",)),
+    "bfloat32": ({"code": 4, "bits": 32}, ("kDLBfloat of 32 bits",)),
+    "packed float4": ({"code": 17, "bits": 4}, ("kDLFloat4_e2m1fn of 4 bits",)),
+    "opaque handle": ({"code": 3, "bits": 64}, ("kDLOpaqueHandle of 64 bits",)),
     "float4": ({"code": 17, "bits": 4}, ("kDLFloat4_e2m1fn of 4 bits",)),
     "opaque handle": ({"code": 3, "bits": 64}, ("kDLOpaqueHandle",)),
     "unknown code": ({"code": 200, "bits": 64}, ("200",)),
@@ -161,7 +163,7 @@ REFUSED = {
     "int of 128 bits": ({"code": 0, "bits": 128}, ("kDLInt of 128 bits",)),
     "float of 128 bits": ({"code": 2, "bits": 128}, ("kDLFloat of 128 bits",)),
     "bool of 1 bit": ({"code": 6, "bits": 1}, ("kDLBool of 1 bits",)),
-    "complex of 32 bits": ({"code": 5, "bits": 32}, ("kDLComplex of 32 bits",)),
+    "complex of 16 bits": ({"code": 5, "bits": 16}, ("kDLComplex of 16 bits",)),
 }
 
 
@@ -295,9 +297,36 @@ def test_torch_tensors_that_are_not_on_the_cpu():
 
 
 @needs_torch
-def test_torch_dtypes_that_numpy_does_not_have():
-    check_refused(torch.zeros(3, dtype=torch.bfloat16), "kDLBfloat of 16 bits")
-    check_refused(torch.zeros(3, dtype=torch.float8_e4m3fn), "kDLFloat8_e4m3fn")
+def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
+    run_python(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None  # whatever is installed
+        import torch
+        from fastexchange import fast_args, from_dlpack
+
+        @fast_args
+        def first(x):
+            return x[0]
+
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            tensor = torch.ones(3, dtype=dtype)
+            for refused in (first, from_dlpack):
+                try:
+                    refused(tensor)
+                except BufferError as error:
+                    assert "import ml_dtypes" in str(error), error
+                else:
+                    raise AssertionError("not refused")
+        del sys.modules["ml_dtypes"]
+        try:
+            import ml_dtypes
+        except ImportError:
+            sys.exit()
+        assert [first(torch.ones(3, dtype=torch.bfloat16)) for _ in range(40)] == [0x3F80] * 40
+        assert from_dlpack(torch.ones(3, dtype=torch.bfloat16)).dtype == ml_dtypes.bfloat16
+        """
+    )
 
 
 @needs_torch

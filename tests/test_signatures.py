@@ -1,6 +1,7 @@
 """Many signatures on one kernel, explicit signatures, calls inside calls, threads."""
 
 import ctypes
+import gc
 import itertools
 import sys
 import threading
@@ -529,3 +530,54 @@ def test_a_fast_entry_that_cannot_be_compiled_is_reported_once(monkeypatch):
     monkeypatch.undo()
     assert kernel(array) == 1.0
     assert kernel.stats().fast >= 99
+
+
+EXPLICIT = [
+    ("int64(int64)", 2**64 - 1), ("int64(int64)", np.uint64(2**63)), ("int64(int64)", float("nan")), ("int64(int64)", 1e300),
+    ("int64(int64)", 1.5), ("int64(int64)", True), ("int64(int64)", np.int8(-3)), ("uint8(uint8)", -1), ("uint8(uint8)", 300),
+    ("uint8(uint8)", np.int8(-1)), ("uint8(uint8)", 7), ("uint64(uint64)", -1), ("uint64(uint64)", 2**63), ("int32(int32)", 2**40),
+    ("boolean(boolean)", 3), ("boolean(boolean)", 0), ("boolean(boolean)", 0.5), ("boolean(boolean)", True),
+    ("float64(float64)", np.float16(1.5)), ("float64(float64)", np.float32(0.1)), ("float64(float64)", 2**53 + 1),
+    ("float64(float64)", 2**63), ("float32(float32)", 0.1), ("float32(float32)", 2**40 + 1), ("float64(float64)", True),
+    ("complex128(complex128)", 3), ("complex128(complex128)", 1.5), ("complex64(complex64)", 0.1j), ("float64(float64)", 1j),
+    ("UniTuple(int64, 2)(UniTuple(int64, 2))", (1, 2)), ("UniTuple(int64, 2)(UniTuple(int64, 2))", (1, 2.5)),
+    ("Tuple((uint8, float64))(Tuple((uint8, float64)))", (-1, 2)), ("optional(int64)(optional(int64))", 1e300),
+    ("optional(int64)(optional(int64))", None), ("optional(int64)(optional(int64))", 3), ("int64(int64)", "3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("signature", "value"), EXPLICIT, ids=[f"{s} {v!r}" for s, v in EXPLICIT])
+def test_explicit_signatures_check_values_as_njit_does(signature, value):
+    def same(x):
+        return x
+
+    plain, kernel = numba.njit(signature)(same), fast_args(signature)(same)
+    try:
+        want = plain(value)
+    except Exception as error:
+        for _ in range(3):
+            with pytest.raises(type(error)):
+                kernel(value)
+    else:
+        for _ in range(40):
+            got = kernel(value)
+            assert (type(got), got) == (type(want), want)
+
+
+def test_types_that_die_make_room_for_others():
+    @fast_args
+    def first(x):
+        return x[0]
+
+    def takes(cls, calls=60):
+        array = np.ones(3).view(cls)
+        assert [first(array) for _ in range(calls)] == [1.0] * calls
+
+    for _ in range(40):
+        takes(type("Dies", (np.ndarray,), {}))
+        gc.collect()
+    (filed,) = first._native._overloads.values()
+    assert len(filed.variants) <= 8
+    cls = type("Lives", (np.ndarray,), {})
+    takes(cls)
+    assert any(record.type == id(cls) for variant in filed.variants for record in variant.plan)

@@ -10,6 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from interpreter import run_python  # noqa: E402
+
+import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
 from fastexchange.producers import torch as producer  # noqa: E402
 
@@ -177,3 +180,85 @@ def test_numpy_and_torch_in_turn():
     array, tensor = np.ones(3, np.float32), torch.ones(3)
     for _ in range(50):
         assert total(array) == total(tensor) == 3.0
+
+
+@pytest.mark.parametrize("count", [6, 7, 12])
+def test_many_tensors_have_a_fast_entry(count):
+    names = ", ".join(f"x{i}" for i in range(count))
+    namespace = {}
+    exec(f"def kernel({names}): return x0[0] + 10 * x{count - 1}[0]", namespace)
+    kernel = fast_args(namespace["kernel"])
+    tensors = [torch.full((1,), i + 1.0) for i in range(count)]
+    assert [kernel(*tensors) for _ in range(40)] == [1.0 + 10 * count] * 40
+
+
+def test_the_first_tensors_of_a_process_come_from_many_threads():
+    run_python(
+        """
+        import threading, torch
+        from fastexchange import fast_args
+        from fastexchange.producers import torch as producer
+
+        start = threading.Barrier(6)
+        tensor = torch.ones(4)
+        failed = []
+
+        def work():
+            try:
+                start.wait()
+                kernel = fast_args(lambda x: x.size)
+                assert [kernel(tensor) for _ in range(40)] == [4] * 40
+                assert kernel.stats().fast >= 30, kernel.stats()
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert not failed, failed
+        """
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_the_layout_is_found_whatever_the_default_dtype(dtype):
+    run_python(
+        f"""
+        import torch
+        torch.set_default_dtype(torch.{dtype})
+        from fastexchange.producers.torch import guard
+        assert guard().knows_keys and guard().knows_autograd
+        """
+    )
+
+
+class Tenfold(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__dlpack__:
+            return (args[0].as_subclass(torch.Tensor) * 10).__dlpack__(**(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Refuses(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__dlpack__:
+            raise PermissionError("not this one")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_subclasses_that_change_what_dlpack_returns_are_heard():
+    tensor = torch.ones(3).as_subclass(Tenfold)
+    assert [total(tensor) for _ in range(40)] == [30.0] * 40
+    assert "__torch_function__" in str(fastexchange.explain(tensor))
+    for _ in range(3):
+        with pytest.raises(PermissionError, match="not this one"):
+            total(torch.ones(3).as_subclass(Refuses))
+
+
+def test_an_uninitialised_parameter_is_refused():
+    parameter = torch.nn.UninitializedParameter()
+    for mode in (torch.enable_grad(), torch.no_grad()):
+        with mode, pytest.raises((BufferError, ValueError, RuntimeError)):
+            total(parameter)

@@ -5,6 +5,7 @@ import threading
 from typing import Any, NamedTuple
 
 from .._abi import ffi
+from ..producers.ndarray import dtype_of
 from ..producers.omitted import OMITTED
 from . import entry, layout
 from .entries import GOLDEN
@@ -28,12 +29,26 @@ class _Code(NamedTuple):
     compiled: Any
 
 
+class _Variant(NamedTuple):
+    """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, the kinds of its arguments, and what the plan holds."""
+
+    overload: Any
+    plan: Any
+    kinds: tuple[int, ...] | None
+    held: list
+
+    def is_dead(self) -> bool:
+        """Whether a type died for which it was made."""
+        return any(record.type == 0 for record in self.plan)
+
+
 class _Filed(NamedTuple):
-    """A shape of call: its ``fx_overload *``, its code, and the memory to which native code holds pointers."""
+    """A shape of call: its ``fx_overload *``, its code, the memory to which native code holds pointers, and its plans."""
 
     overload: Any
     code: _Code
     kept: list
+    variants: list[_Variant]
 
 
 class KernelContext:
@@ -82,6 +97,10 @@ class KernelContext:
     def __contains__(self, keys: tuple[int, ...]) -> bool:
         return keys in self._overloads
 
+    def is_native(self, keys: tuple[int, ...]) -> bool:
+        """Whether calls with these keys are filed as calls that native code makes."""
+        return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
+
     def add_numba_only(self, keys: tuple[int, ...]) -> None:
         """File a shape of call that only Numba's dispatcher can make."""
         self._file(keys, _Code(0, 0, 0, (), (), (), None))
@@ -110,7 +129,7 @@ class KernelContext:
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
         overload.fast_entry = self.runtime.native.vectorcall_any
-        self._overloads[keys] = _Filed(overload, code, [key_words, constants])
+        self._overloads[keys] = _Filed(overload, code, [key_words, constants], [])
         if len(self._overloads) > 1 + self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
         else:
@@ -121,23 +140,28 @@ class KernelContext:
 
         Where there can be none (for a tuple, say) the types are filed all the same, so that nobody asks again.
         """
-        first, code, kept = self._overloads[keys]
+        first, code, _, variants = self._overloads[keys]
         kinds = self._planned_kinds(keys, bound)
-        plan, held = self._plan(keys, bound)
-        variant = ffi.new("fx_overload *", first[0])
-        variant.plan = address_of(plan)
-        kept += [variant, plan, held]
+        with self._lock:
+            dead = next((variant for variant in variants if variant.kinds == kinds and variant.is_dead()), None)
+            if dead is not None:  # its place in memory is taken again: types that come and go leave nothing behind
+                dead.held[:] = self._plan(dead.plan, keys, bound)
+                return
+            if first.variant_count >= layout.MAX_VARIANTS:
+                return
+        plan = ffi.new("fx_plan[]", len(bound))
+        held = self._plan(plan, keys, bound)
+        overload = ffi.new("fx_overload *", first[0])
+        overload.plan = address_of(plan)
         try:
             if kinds is not None:
-                variant.given_count = len(kinds)
-                variant.fast_entry = entry.fast_entry(code.given, code.taken, kinds, is_boxed=bool(code.box))
+                overload.given_count = len(kinds)
+                overload.fast_entry = entry.fast_entry(code.given, code.taken, kinds, is_boxed=bool(code.box))
         finally:  # also if it could not be compiled: nobody shall try again at every call
-            self._file_variant(first, variant)
-
-    def _file_variant(self, first, variant) -> None:
-        with self._lock:
-            variant.variant, first.variant = first.variant, address_of(variant)
-            first.variant_count += 1
+            with self._lock:
+                variants.append(_Variant(overload, plan, kinds, held))
+                overload.variant, first.variant = first.variant, address_of(overload)
+                first.variant_count += 1
 
     def forget(self) -> None:
         """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
@@ -175,9 +199,8 @@ class KernelContext:
         has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=False))
         return kinds if is_planned and not has_uint64 else None
 
-    def _plan(self, keys: tuple[int, ...], bound: tuple):
-        """The plan of an overload (see ``dispatch.plan``), and the dtypes that it refers to."""
-        plan = ffi.new("fx_plan[]", len(bound) or 1)
+    def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
+        """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to."""
         held: list[Any] = []
         for index, value in enumerate(bound):
             record, fields = plan[index], self.runtime.entries.fields(type(value))
@@ -185,15 +208,16 @@ class KernelContext:
                 self._describe(record, value, keys[index], fields, held)
             record.type = id(type(value))
             self.runtime.entries.watch(type(value), plan)
-        return plan, held
+        return held
 
     @staticmethod
     def _describe(record, value, key: int, fields: dict[str, int], held: list) -> None:
         record.flags, record.origin = key >> layout.FLAGS_SHIFT, -1
         if fields["kind"] == layout.KIND_NDARRAY:
             record.origin = layout.ORIGIN_NDARRAY
-            record.dtype, record.itemsize = id(value.dtype), value.dtype.itemsize
-            held.append(value.dtype)
+            dtype = dtype_of(value)
+            record.dtype, record.itemsize = id(dtype), dtype.itemsize
+            held.append(dtype)
         elif fields["kind"] == layout.KIND_EXCHANGE:
             record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF

@@ -10,6 +10,7 @@ bits  meaning
 8-31  array, scalar: the dtype (``dtypes.dtype_field``)
 32-39 array: ``ndim``
 40-50 array: ``C_ORDER``, ``F_ORDER``, ``ALIGNED``, ``WRITEABLE``, at the distances that NumPy's flags have
+56-62 array: Numba's class of it, a number that ``producers.buffer`` knows; 0 for plain arrays
 32-63 tuple: its length; named tuple, constant: its serial number
 ====  ==================================================================
 """
@@ -171,6 +172,7 @@ KIND_DTYPE = 27  # a NumPy dtype object, not a type
 
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
 FLAGS_SHIFT = 40
+CLASS_SHIFT = 56
 C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400  # NumPy's values, so that its flags need no work
 KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 

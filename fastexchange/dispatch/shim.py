@@ -55,11 +55,14 @@ def choose_variant(context, first, args):
     if context.variadic != 0:
         return first
     at = layout.overload_at(first).variant
+    has_room = layout.overload_at(first).variant_count < layout.MAX_VARIANTS
     while at != 0:
         overload = layout.overload_at(at)
         i = 0
         while i < context.parameter_count:
-            if Py_TYPE(load(args + 8 * i)) != layout.plan_at(overload.plan + layout.PLAN_SIZE * i).type:
+            planned = layout.plan_at(overload.plan + layout.PLAN_SIZE * i).type
+            if Py_TYPE(load(args + 8 * i)) != planned:
+                has_room |= planned == 0  # that type is dead
                 break
             i += 1
         if i == context.parameter_count:
@@ -67,7 +70,7 @@ def choose_variant(context, first, args):
             return at
         at = overload.variant
     overload = layout.overload_at(first)
-    if overload.variant_count < layout.MAX_VARIANTS:
+    if has_room:
         overload.unplanned_calls += 1
         if overload.unplanned_calls > layout.CALLS_PER_PLAN:
             overload.unplanned_calls = 0

@@ -4,12 +4,16 @@ The keys alone decide, not the arguments: whatever native code saw is what gets 
 between two looks can never meet machine code made for another type.
 """
 
+from typing import Literal
+
 from numba.core import types
 
 from ..dtypes import field_to_dtype, field_to_numba
+from ..producers.buffer import CLASSES
 from .layout import (
     ALIGNED,
     C_ORDER,
+    CLASS_SHIFT,
     DTYPE_SHIFT,
     F_ORDER,
     FLAGS_SHIFT,
@@ -80,10 +84,10 @@ def _known_field(key: int, position: int) -> int:
 
 def _array_type(key: int, position: int):
     flags = key >> FLAGS_SHIFT
-    return types.Array(
-        field_to_numba(_known_field(key, position)),
-        (key >> NDIM_SHIFT) & 0xFF,
-        "C" if flags & C_ORDER else "F" if flags & F_ORDER else "A",
-        readonly=not flags & WRITEABLE,
-        aligned=bool(flags & ALIGNED),
-    )
+    cls = CLASSES[key >> CLASS_SHIFT]
+    element, ndim = field_to_numba(_known_field(key, position)), (key >> NDIM_SHIFT) & 0xFF
+    order: Literal["C", "F", "A"] = "C" if flags & C_ORDER else "F" if flags & F_ORDER else "A"
+    readonly = not flags & WRITEABLE
+    if cls is types.Array:
+        return types.Array(element, ndim, order, readonly, aligned=bool(flags & ALIGNED))
+    return cls(element, ndim, order, readonly)  # which Numba takes for aligned, whatever it is

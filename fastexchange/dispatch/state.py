@@ -1,6 +1,5 @@
 """The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from .. import cpython
 from .._abi import ffi
 from ..compiled import cfunction
 from ..dtypes import plain_fields_by_type_number
+from ..once import once
 from ..producers import ndarray
 from . import frame, shim
 
@@ -206,7 +206,7 @@ class Runtime:
         return int(ffi.cast("intptr_t", self.native))
 
 
-@functools.cache
+@once
 def runtime() -> Runtime:
     """The process's runtime, made when the first kernel is."""
     from numba.core.registry import cpu_target

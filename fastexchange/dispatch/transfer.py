@@ -6,10 +6,11 @@ it leaves to a Python method, as the shim does.
 
 from numba import types
 
+from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..dltensor import delete_managed, managed_at
-from ..native import call_int, load, native_inline, stack, store, struct_at
+from ..native import call_int, global_address, load, native, native_inline, stack, store, struct_at
 from . import layout
 from .entries import Py_TYPE, find
 from .guard import is_odd
@@ -26,6 +27,17 @@ typedef struct {
 """
 
 transfer_at = struct_at("fx_transfer")
+
+
+@native
+def is_final():
+    """Whether the exception that is set ends the call. A BufferError does not: Python finds better words, or another way."""
+    if PyErr_Occurred() == 0:
+        return False
+    if c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0:
+        return True
+    c.PyErr_Clear()
+    return False
 
 
 @native_inline
@@ -47,7 +59,7 @@ def transfer(state, ob, to):
     out = stack(1)
     store(out, 0)
     if call_int(layout.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
-        return 0, PyErr_Occurred() != 0
+        return 0, is_final()
     managed = managed_at(load(out))
     if managed.version.major != 1 or (takes_readonly == 0 and not is_writeable(managed.flags, guard)):
         delete_managed(load(out))
@@ -56,7 +68,7 @@ def transfer(state, ob, to):
     store(made, 0)
     if call_int(to_object, (load(out), made)) != 0 or load(made) == 0:
         delete_managed(load(out))  # it has taken nothing
-        return 0, PyErr_Occurred() != 0
+        return 0, is_final()
     return load(made), True
 
 

@@ -137,6 +137,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
             entry = layout.entry_at(entry_address)
+            class_key = entry.key
             origin = ob + layout.ORIGIN_VIEW
             writeable = True
             if needs_export(context, entry):
@@ -182,7 +183,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                 key_flags |= layout.WRITEABLE
             dtype_key = layout.KIND_ARRAY | field << layout.DTYPE_SHIFT
             last_descr = 0
-            key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT
+            key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT | class_key
             array = layout.array_at(array_address)
             array.origin = origin
             store(word, array.meminfo)

@@ -6,7 +6,6 @@ here :data:`managed_tensor_from_py_object_no_sync`, which calls the method.
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
 
-import functools
 
 import numpy as np
 from numba import types
@@ -30,6 +29,7 @@ from ..native import (
     store,
     struct_at,
 )
+from ..once import once
 
 legacy_at = struct_at("DLManagedTensor")
 DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
@@ -158,7 +158,7 @@ def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
     return types.int32(-1)
 
 
-@functools.cache
+@once
 def exchange_table():
     """The ``DLPackExchangeAPI *`` for every type that has ``__dlpack__`` and no table, alive as long as the process."""
     from . import numpy_table

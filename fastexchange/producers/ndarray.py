@@ -31,6 +31,9 @@ typedef struct { fx_object ob_base; void *typeobj; char kind; char type; char by
 ndarray_at = struct_at("fx_ndarray")
 descr_at = struct_at("fx_descr")
 
+dtype_of = np.ndarray.dtype.__get__
+"""An array's dtype, whatever a subclass calls by that name."""
+
 C_CONTIGUOUS, F_CONTIGUOUS, FLAG_ALIGNED, FLAG_WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400
 SWAPPED = ord(">") if sys.byteorder == "little" else ord("<")
 

@@ -8,7 +8,6 @@ Source: DLPack 1.3, ``DLPackExchangeAPI``; NumPy's C API, ``numpy/__multiarray_a
 """
 
 import ctypes
-import functools
 import threading
 
 import llvmlite.binding
@@ -50,6 +49,7 @@ from ..native import (
     store,
     struct_at,
 )
+from ..once import once
 from .dunder import SAYS_NOTHING_OF_READONLY
 from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
 
@@ -63,7 +63,7 @@ typedef struct {
     int64_t set_base_object;    /* PyArray_SetBaseObject */
     int64_t array_type;         /* &PyArray_Type */
     int64_t owner_name;         /* char *, the name of the capsules that own a tensor for an array */
-    int64_t delete_export, delete_block, drop_owner; /* the functions of these names */
+    int64_t delete_export, delete_block, drop_owner, delete_buffer; /* the functions of these names */
     int64_t registered;         /* fx_registered[], up to one whose descr is 0: dtypes beyond NumPy's own */
 } fx_numpy;
 
@@ -476,7 +476,7 @@ def _address(cdata) -> int:
 llvmlite.binding.add_symbol("fastexchange_numpy", _address(_state))
 
 
-@functools.cache
+@once
 def exchange_table():
     """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if this NumPy's C API is not as expected."""
     if not _find_numpy_api():
@@ -528,6 +528,11 @@ def _makes_arrays(table) -> bool:
 def _call(function, *arguments: int) -> int:
     """Call a function of a table with the GIL held, which cffi would release."""
     return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(_address(function))(*arguments)
+
+
+def set_delete_buffer(address: int) -> None:
+    """Let native code know ``buffer.delete_buffer``."""
+    _state.delete_buffer = address
 
 
 def publish_dtypes(registered) -> None:

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 from .._abi import ffi
+from ..once import once
 
 __all__ = ["Guard", "check", "guard", "is_tensor_type"]
 
@@ -27,6 +28,15 @@ def is_tensor_type(cls: type) -> bool:
     torch = sys.modules.get("torch")
     base = getattr(torch, "Tensor", None)
     return isinstance(base, type) and issubclass(cls, base)
+
+
+def overrides_functions(cls: type) -> bool:
+    """Whether a tensor type has a ``__torch_function__`` of its own, which may change what ``__dlpack__`` returns."""
+    import torch
+
+    own = getattr(cls, "__torch_function__", None)
+    inherited = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+    return getattr(own, "__func__", own) not in [getattr(known, "__func__", known) for known in inherited]
 
 
 def check(tensor) -> None:
@@ -153,7 +163,7 @@ class Guard:
         return bool(watched)
 
 
-@functools.cache
+@once
 def guard() -> Guard:
     """The process's one guard for PyTorch's tensors. PyTorch is imported."""
     return Guard()
@@ -204,7 +214,7 @@ def _plain_tensors() -> list:
     with torch.inference_mode():
         inference = torch.ones(3)
     return [
-        torch.ones(3), torch.ones(2, 3), torch.empty(0), torch.ones(()), inference,
+        torch.ones(3, dtype=torch.float32), torch.ones(2, 3, dtype=torch.float64), torch.empty(0), torch.ones(()), inference,
         torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool), torch.ones(2, dtype=torch.int8),
         torch.ones(2, dtype=torch.bfloat16),
     ]  # fmt: skip
@@ -223,7 +233,7 @@ def _views() -> list:
 def _watched_tensors() -> list:
     import torch
 
-    leaf = torch.ones(3, requires_grad=True)
+    leaf = torch.ones(3, dtype=torch.float32, requires_grad=True)
     return [leaf, torch.nn.Parameter(torch.ones(2, 2)), leaf * 2, leaf.sum(), leaf[1:], (leaf * 2)[1:]]
 
 
@@ -231,8 +241,21 @@ def _odd_tensors() -> list:
     import torch
 
     z = torch.ones(3, dtype=torch.complex64)
-    return [
-        z.conj(), z.conj().imag, torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.ones(2, device="meta"),
-        torch._efficientzerotensor((2,)), torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
-        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    ]  # fmt: skip
+    x = torch.ones(2, 2, dtype=torch.float32)
+    needed = [z.conj(), z.conj().imag, x.to_sparse(), x.to_sparse_csr(), torch.ones(2, device="meta")]
+    return needed + _made(
+        lambda: torch._efficientzerotensor((2,)),
+        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([x[0], x[1, :1]]),
+    )
+
+
+def _made(*makers) -> list:
+    """What can be made: kinds of tensors come and go with PyTorch's versions."""
+    made = []
+    for make in makers:
+        try:
+            made.append(make())
+        except Exception:
+            continue
+    return made

@@ -1,0 +1,221 @@
+"""Python's buffer protocol (PEP 3118) as a source of tensors: bytes, bytearray, memoryview, array, mmap, ctypes arrays.
+
+The export holds the ``Py_buffer`` and releases it once. Element types are those of one native format character; the
+object's memory is readonly to a consumer if the buffer is.
+
+Source: CPython's buffer protocol, ``Py_buffer`` (a stable layout since CPython 3.3, part of the limited API since 3.11).
+"""
+
+import array
+import ctypes
+import mmap
+import pickle
+import sys
+
+from numba import types
+from numba.core.typing import bufproto
+
+from .. import cpython as c
+from .._abi import ffi
+from ..compiled import cfunction
+from ..dltensor import MAX_NDIM, dl_tensor_at
+from ..native import cstring, external, global_address, load, native, sizeof, store, struct_at
+from ..once import once
+from .dunder import DL_TENSOR
+from .numpy_table import (
+    buffer_error,
+    describe,
+    in_elements,
+    is_gil_lost,
+    managed_at,
+    new_managed,
+    numpy_state,
+    set_delete_buffer,
+)
+
+__all__ = ["CLASSES", "is_buffer_type", "managed_tensor_from_py_object_no_sync", "numba_class", "prepare"]
+
+CDEF = """
+typedef struct {
+    void *buf;
+    void *obj;
+    int64_t len, itemsize;
+    int32_t readonly, ndim;
+    char *format;
+    int64_t *shape, *strides, *suboffsets;
+    void *internal;
+} fx_buffer;
+
+/* An export of a buffer, all in one block. */
+typedef struct {
+    DLManagedTensorVersioned managed;
+    fx_buffer buffer;
+    int64_t shape[64], strides[64];
+} fx_buffer_export;
+"""
+
+buffer_at = struct_at("fx_buffer")
+BUFFER = ffi.offsetof("fx_buffer_export", "buffer")
+SHAPE = ffi.offsetof("fx_buffer_export", "shape")
+STRIDES = ffi.offsetof("fx_buffer_export", "strides")
+EXTRA_BYTES = sizeof("fx_buffer_export") - sizeof("DLManagedTensorVersioned")
+PyBUF_STRIDED_RO_FORMAT = 0x18 | 0x04
+
+PyObject_GetBuffer = external("PyObject_GetBuffer", c.INT, c.POINTER, c.POINTER, c.INT)
+PyBuffer_Release = external("PyBuffer_Release", types.void, c.POINTER)
+
+FOREIGN_ORDER = (ord(">"), ord("!")) if sys.byteorder == "little" else (ord("<"), ord("<"))
+INT, UINT, FLOAT, COMPLEX, BOOL = 0, 1, 2, 5, 6
+
+
+@native
+def field_of_format(text, itemsize):
+    """Code and bits of a PEP 3118 format of one element; 0 if it is none that DLPack has.
+
+    The size is the item's: ctypes writes ``<l`` for a long of 8 bytes.
+    """
+    if text == 0:
+        return UINT | 8 << 8
+    character = load(text) & 0xFF
+    if character in FOREIGN_ORDER and itemsize > 1:
+        return 0
+    if character in (ord("@"), ord("="), ord("<"), ord(">"), ord("!")):
+        text += 1
+        character = load(text) & 0xFF
+    code = -1
+    if character in (ord("b"), ord("h"), ord("i"), ord("l"), ord("q"), ord("n")):
+        code = INT
+    elif character in (ord("B"), ord("H"), ord("I"), ord("L"), ord("Q"), ord("N")):
+        code = UINT
+    elif character in (ord("e"), ord("f"), ord("d")):
+        code = FLOAT
+    elif character == ord("?"):
+        code = BOOL
+    elif character == ord("Z"):
+        text += 1
+        character = load(text) & 0xFF
+        if character in (ord("f"), ord("d")):
+            code = COMPLEX
+    if code < 0 or load(text + 1) & 0xFF != 0:
+        return 0
+    smallest, largest = 1, 8
+    if code == FLOAT:
+        smallest = 2
+    elif code == COMPLEX:
+        smallest, largest = 8, 16
+    elif code == BOOL:
+        largest = 1
+    if itemsize < smallest or itemsize > largest or itemsize & (itemsize - 1) != 0:
+        return 0
+    return code | 8 * itemsize << 8
+
+
+@cfunction(types.void, types.intp)
+def delete_buffer(managed):
+    """Deleter of an exported buffer: releases it. Any thread, with or without the GIL, also while Python shuts down."""
+    if not is_gil_lost():
+        state = c.PyGILState_Ensure()
+        PyBuffer_Release(managed + BUFFER)
+        c.PyGILState_Release(state)
+    c.PyMem_RawFree(managed)
+
+
+@native
+def fill(at):
+    """Describe the buffer of the fx_buffer_export at `at` in its DLTensor. Whether DLPack can; if not, BufferError is set."""
+    buffer = buffer_at(at + BUFFER)
+    field = field_of_format(buffer.format, buffer.itemsize)
+    if field == 0:
+        buffer_error(cstring("its buffer's format is none that DLPack has: one bool, integer, float or complex, native order"))
+        return False
+    ndim = types.intp(buffer.ndim)
+    if ndim > MAX_NDIM:
+        buffer_error(cstring("its buffer has more than 64 dimensions"))
+        return False
+    compact = buffer.itemsize
+    for j in range(ndim):
+        i = ndim - 1 - j
+        extent = load(buffer.shape + 8 * i)
+        stride = load(buffer.strides + 8 * i) if buffer.strides != 0 else compact  # ctypes gives none
+        compact *= extent
+        elements = in_elements(stride, buffer.itemsize)
+        if extent > 1 and elements * buffer.itemsize != stride:
+            buffer_error(cstring("its buffer's strides are no multiple of its item size"))
+            return False
+        store(at + SHAPE + 8 * i, extent)
+        store(at + STRIDES + 8 * i, elements)
+    describe(dl_tensor_at(at + DL_TENSOR), buffer.buf, ndim, field, at + SHAPE, at + STRIDES)
+    managed_at(at).flags = types.uint64(buffer.readonly != 0)
+    return True
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Fill the pointer at `out` with an owning export of an object's buffer; the caller calls its deleter, once.
+
+    The buffer is held until then: a bytearray, for example, cannot be resized. Needs the GIL; runs Python code only where a
+    class written in Python has ``__buffer__``. Returns 0, or -1 with an exception set, BufferError for a buffer that DLPack
+    cannot describe, and nothing to release.
+    """
+    at = new_managed(0, EXTRA_BYTES)
+    if at == 0:
+        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+        return types.int32(-1)
+    if PyObject_GetBuffer(py_object, at + BUFFER, PyBUF_STRIDED_RO_FORMAT) != 0:
+        c.PyMem_RawFree(at)
+        return types.int32(-1)
+    if not fill(at):
+        PyBuffer_Release(at + BUFFER)
+        c.PyMem_RawFree(at)
+        return types.int32(-1)
+    managed_at(at).deleter = numpy_state().delete_buffer
+    store(out, at)
+    return types.int32(0)
+
+
+# ---- types ---------------------------------------------------------------------------------------------------------
+
+_KNOWN = (bytes, bytearray, memoryview, array.array, mmap.mmap, ctypes.Array, ctypes._SimpleCData, pickle.PickleBuffer)
+
+CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.MemoryView, types.PyArray)
+"""Numba's types of arrays in memory, by the number that keys carry. All are laid out alike."""
+
+
+def is_buffer_type(cls: type) -> bool:
+    """Whether instances of `cls` have the buffer protocol. Before CPython 3.12 only known types are found to have it."""
+    return issubclass(cls, _KNOWN) or hasattr(cls, "__buffer__")
+
+
+def numba_class(cls: type) -> int:
+    """The index in :data:`CLASSES` of the type that ``numba.typeof`` gives instances of `cls`.
+
+    An array where it gives none: it does not read the formats of ctypes.
+    """
+    return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(bufproto.get_type_class(cls))
+
+
+def prepare() -> bool:
+    """Compile, or load, what an export needs. False if a ``Py_buffer`` does not lie in memory as declared."""
+    set_delete_buffer(delete_buffer.address)
+    return _is_verified()
+
+
+@once
+def _is_verified() -> bool:
+    get, release = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
+    get.argtypes, release.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int], [ctypes.c_void_p]
+    data = array.array("h", range(24))
+    for view in (memoryview(data), memoryview(b"abc"), memoryview(data).cast("B").cast("h", (4, 6))[::2]):
+        buffer = ffi.new("fx_buffer *")
+        get(view, int(ffi.cast("intptr_t", buffer)), PyBUF_STRIDED_RO_FORMAT)
+        seen = (
+            buffer.len, buffer.itemsize, buffer.readonly, ffi.string(buffer.format).decode(),
+            tuple(buffer.shape[i] for i in range(buffer.ndim)), tuple(buffer.strides[i] for i in range(buffer.ndim)),
+            bytes(ffi.buffer(buffer.buf, 1)),
+        )  # fmt: skip
+        release(int(ffi.cast("intptr_t", buffer)))
+        if seen != (
+            view.nbytes, view.itemsize, view.readonly, view.format, view.shape, view.strides, view.tobytes()[:1],
+        ):  # fmt: skip
+            return False
+    return True
