@@ -39,7 +39,8 @@ def wording(status: int, tensor) -> str:
         return "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy)"
     if status == layout.STATUS_DTYPE:
         dtype = tensor.dtype
-        return f"its element type {dtype_name(dtype.code, dtype.bits, dtype.lanes)} has no NumPy dtype; {advice(dtype.code, dtype.bits)}"
+        name = dtype_name(dtype.code, dtype.bits, dtype.lanes)
+        return f"its element type {name} has no NumPy dtype; {advice(dtype.code, dtype.bits)}"
     if status == layout.STATUS_NDIM:
         return f"it has {tensor.ndim} dimensions; from 0 to {layout.MAX_NDIM} are supported"
     if status == layout.STATUS_SHAPE:

@@ -126,7 +126,7 @@ def call(kernel, bound: tuple):
             refuse(kernel, report.position, bound, "its producer failed to export it and did not say why")
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
-    raise BufferError(f"{kernel.__qualname__}(): the arguments were different at each of {_MAX_LOOKS} looks at them")
+    refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
 
 
 def plan(kernel, bound: tuple) -> None:
@@ -193,7 +193,8 @@ def _keeps_the_value(given: Any, taken: Any) -> bool:
     if isinstance(taken, types.Optional):
         return given == types.none or _keeps_the_value(given, taken.type)
     if isinstance(given, types.BaseTuple) and isinstance(taken, types.BaseTuple):
-        inner, wanted = tuple(given), tuple(taken)
+        inner: tuple = cast(Any, given).types
+        wanted: tuple = cast(Any, taken).types
         return len(inner) == len(wanted) and all(itertools.starmap(_keeps_the_value, zip(inner, wanted, strict=True)))
     if isinstance(taken, (types.Float, types.Complex)):
         whole = isinstance(given, (types.Integer, types.Boolean)) and taken in (types.float64, types.complex128)

@@ -840,7 +840,7 @@ def test_with_numbas_compiler_off_functions_run_as_python():
 def test_explain_says_who_makes_a_call():
     @fast_args
     def generates(x):
-        for value in x:
+        for value in x:  # noqa: UP028
             yield value
 
     array = np.ones(2)

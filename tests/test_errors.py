@@ -152,8 +152,6 @@ REFUSED = {
     "stride overflows": ({"strides": (2**62,), "shape": (2,)}, ("64 bits",)),
     "most negative stride": ({"strides": (-(2**63),), "shape": (2,)}, ("64 bits",)),
     "bfloat32": ({"code": 4, "bits": 32}, ("kDLBfloat of 32 bits",)),
-    "packed float4": ({"code": 17, "bits": 4}, ("kDLFloat4_e2m1fn of 4 bits",)),
-    "opaque handle": ({"code": 3, "bits": 64}, ("kDLOpaqueHandle of 64 bits",)),
     "float4": ({"code": 17, "bits": 4}, ("kDLFloat4_e2m1fn of 4 bits",)),
     "opaque handle": ({"code": 3, "bits": 64}, ("kDLOpaqueHandle",)),
     "unknown code": ({"code": 200, "bits": 64}, ("200",)),

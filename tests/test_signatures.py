@@ -535,8 +535,8 @@ def test_a_fast_entry_that_cannot_be_compiled_is_reported_once(monkeypatch):
 EXPLICIT = [
     ("int64(int64)", 2**64 - 1), ("int64(int64)", np.uint64(2**63)), ("int64(int64)", float("nan")), ("int64(int64)", 1e300),
     ("int64(int64)", 1.5), ("int64(int64)", True), ("int64(int64)", np.int8(-3)), ("uint8(uint8)", -1), ("uint8(uint8)", 300),
-    ("uint8(uint8)", np.int8(-1)), ("uint8(uint8)", 7), ("uint64(uint64)", -1), ("uint64(uint64)", 2**63), ("int32(int32)", 2**40),
-    ("boolean(boolean)", 3), ("boolean(boolean)", 0), ("boolean(boolean)", 0.5), ("boolean(boolean)", True),
+    ("uint8(uint8)", np.int8(-1)), ("uint8(uint8)", 7), ("uint64(uint64)", -1), ("uint64(uint64)", 2**63),
+    ("int32(int32)", 2**40), ("boolean(boolean)", 3), ("boolean(boolean)", 0), ("boolean(boolean)", 0.5), ("boolean(boolean)", True),
     ("float64(float64)", np.float16(1.5)), ("float64(float64)", np.float32(0.1)), ("float64(float64)", 2**53 + 1),
     ("float64(float64)", 2**63), ("float32(float32)", 0.1), ("float32(float32)", 2**40 + 1), ("float64(float64)", True),
     ("complex128(complex128)", 3), ("complex128(complex128)", 1.5), ("complex64(complex64)", 0.1j), ("float64(float64)", 1j),
