@@ -44,7 +44,15 @@ class _Export:
 
     def __init__(self, tensor, managed_tensor_from_py_object_no_sync: int):
         out = ffi.new("DLManagedTensorVersioned **")
-        if _call(managed_tensor_from_py_object_no_sync, id(tensor), address_of(out)) or out[0] == ffi.NULL:
+        self.managed: Any = None
+        try:
+            failed = _call(managed_tensor_from_py_object_no_sync, id(tensor), address_of(out))
+        except BaseException:  # perhaps with success returned, and an export made
+            if out[0] != ffi.NULL and out[0].version.major == 1:
+                self.managed = out[0]
+                self.release()
+            raise
+        if failed or out[0] == ffi.NULL:
             raise BufferError(f"{_name(tensor)}: its producer failed to export it and did not say why")
         self.managed = out[0]
         if self.managed.version.major != 1:

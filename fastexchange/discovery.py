@@ -272,7 +272,11 @@ _RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _dunder, _buffer, _nu
 def discover(cls: type) -> Discovery:
     """The way that instances of `cls` take. Nothing is filed."""
     notes: list[str] = []
-    return next(found for rule in _RULES if (found := rule(cls, notes)) is not None)
+    for rule in _RULES:
+        found = rule(cls, notes)
+        if found is not None:
+            return found
+    raise AssertionError("the last rule takes everything")
 
 
 # ---- filing --------------------------------------------------------------------------------------------------------
@@ -331,4 +335,10 @@ def _learn_constant(value) -> bool:
 
 def type_name(cls: type) -> str:
     """A type's name for messages, with its module unless that is obvious."""
-    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+    name, module = _own_name(cls), _own_module(cls)
+    return name if module in ("builtins", "__main__") else f"{module}.{name}"
+
+
+# As `type` answers, whatever a metaclass says or raises.
+_own_name = vars(type)["__qualname__"].__get__
+_own_module = vars(type)["__module__"].__get__

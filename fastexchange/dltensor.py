@@ -75,12 +75,21 @@ def element_field(tensor):
 
 
 @native
-def lacks_data(tensor):
-    """Whether a tensor of sound sizes has elements, and no memory: in the first page lies nothing."""
+def is_empty(tensor):
+    """Whether a tensor of sound sizes has no elements."""
+    is_zero = False
     for i in range(tensor.ndim):
-        if load(tensor.shape + 8 * i) == 0:
-            return False
-    return (tensor.data + types.intp(tensor.byte_offset)) >> 12 == 0
+        is_zero |= load(tensor.shape + 8 * i) == 0
+    return is_zero
+
+
+@native_inline
+def is_nowhere(tensor):
+    """Whether a tensor's memory is NULL, or NULL and an offset, which a producer may have added itself.
+
+    Below 4 MiB no program has memory: on Linux executables that are not relocatable begin there.
+    """
+    return tensor.data >> 22 == 0
 
 
 @native
@@ -89,7 +98,7 @@ def examine(tensor):
     status = SOUND if is_plain(tensor) else refusal(tensor)
     if status == SOUND:
         status = check_sizes(tensor)
-    if status == SOUND and lacks_data(tensor):
+    if status == SOUND and is_nowhere(tensor) and not is_empty(tensor):
         status = NULL_DATA
     return status
 

@@ -71,5 +71,5 @@ def status_of(tensor) -> int:
     count = math.prod(extent for extent in shape if extent)
     if count > MAX_ELEMENTS or any(abs(stride) > MAX_ELEMENTS for stride in strides):
         return layout.STATUS_OVERFLOW
-    address = int(ffi.cast("uintptr_t", tensor.data)) + tensor.byte_offset
-    return layout.STATUS_NULL_DATA if all(shape) and not address >> 12 else 0
+    address = int(ffi.cast("uintptr_t", tensor.data))
+    return layout.STATUS_NULL_DATA if all(shape) and not address >> 22 else 0

@@ -126,15 +126,20 @@ def call(kernel, bound: tuple):
             refuse(kernel, report.position, bound, "its producer failed to export it and did not say why")
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
-    refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
+    return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
 
 
 def plan(kernel, bound: tuple) -> None:
     """Compile a fast entry for calls with arguments of these types, if they still have the shape of the call just made."""
     report = Report()
     try:
-        if attempt(kernel, bound, FLAG_LOOK, report) == layout.STATUS_UNKNOWN_SHAPE and report.keys in kernel._native:
-            kernel._native.add_plan(report.keys, bound)
+        status = attempt(kernel, bound, FLAG_LOOK, report)
+    except Exception:  # a producer failed at this look: the call that was made did not need it
+        return
+    if status != layout.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
+        return
+    try:
+        kernel._native.add_plan(report.keys, bound)
     except Exception as error:  # the call has been made, and the next ones can be made without
         message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
@@ -249,7 +254,10 @@ def call_numba(kernel, bound: tuple):
 def as_numba_takes_it(kernel, position: int, value):
     """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples."""
     cls = type(value)
-    fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    try:
+        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    except Exception as error:  # a type whose attributes cannot even be asked for
+        refused(kernel, position, error)
     kind = fields["kind"]
     if kind == layout.KIND_INT:
         if not -(2**63) <= value < 2**64:
@@ -322,7 +330,7 @@ def _shortened(value: int) -> str:
 
 def check_tensors(kernel, position: int, value) -> None:
     """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
-    if isinstance(value, tuple):
+    if issubclass(type(value), tuple):
         for item in value:
             check_tensors(kernel, position, item)
     elif torch.is_tensor_type(type(value)):

@@ -10,7 +10,7 @@ from ..producers.omitted import OMITTED
 from . import entry, layout
 from .entries import GOLDEN
 from .frame import DEFAULT_KEYS
-from .plan import PARTS
+from .plan import GUARD_OFFSETS, PARTS
 from .state import runtime
 
 _FIRST_BUCKETS = 8
@@ -156,7 +156,8 @@ class KernelContext:
         try:
             if kinds is not None:
                 overload.given_count = len(kinds)
-                overload.fast_entry = entry.fast_entry(code.given, code.taken, kinds, is_boxed=bool(code.box))
+                guards = tuple(self._guard_offsets(value) for value in bound[: len(kinds)])
+                overload.fast_entry = entry.fast_entry(code.given, code.taken, kinds, guards, is_boxed=bool(code.box))
         finally:  # also if it could not be compiled: nobody shall try again at every call
             with self._lock:
                 variants.append(_Variant(overload, plan, kinds, held))
@@ -198,6 +199,11 @@ class KernelContext:
         # A uint64 has to be looked at: the next int may fit into an int64.
         has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=False))
         return kinds if is_planned and not has_uint64 else None
+
+    def _guard_offsets(self, value) -> tuple[int, ...]:
+        address = self.runtime.entries.fields(type(value)).get("guard", 0)
+        guard = ffi.cast("fx_guard *", address)
+        return tuple(getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
     def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
         """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to."""

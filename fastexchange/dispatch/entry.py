@@ -8,6 +8,8 @@ The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its
 return codes and its error values are taken from it, not restated here.
 """
 
+import functools
+
 from llvmlite import ir
 from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
@@ -106,22 +108,23 @@ MAX_INLINED_VIEWS = 6
 """Beyond so many, one function reads all views of a rank: a copy for each would no longer fit the instruction cache."""
 
 @global_compiler_lock
-def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], is_boxed: bool) -> int:
+def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], guards: tuple, is_boxed: bool) -> int:
     """The address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
     It makes the calls that follow the plan, all in one function, and leaves others to ``shim.vectorcall_any``. `kinds`: of
-    each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `is_boxed`: the kernel returns
-    something else than None.
+    each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `guards`: of each, the offsets
+    ``plan.GUARD_OFFSETS`` of its type's guard, or (). `is_boxed`: the kernel returns something else than None.
     """
     context = _context()
     leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
     ranks = tuple(getattr(t, "ndim", 0) for t in given[: len(kinds)])
     casts = () if given == taken else (repr(given), repr(taken))
-    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, ranks, is_boxed, casts)
-    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed))[0]
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, guards, ranks, is_boxed, casts)
+    build = functools.partial(_build_fast_entry, context, leaves, given, taken, kinds, guards, ranks, is_boxed)
+    return code_cache.get(key, build)[0]
 
 
-def _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed):
+def _build_fast_entry(context, leaves, given, taken, kinds, guards, ranks, is_boxed):
     unit = CodeUnit(context, "fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
     builder = unit.builder
@@ -134,15 +137,16 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed):
     builder.position_at_end(entered)
     arrays, records = plan.arrays_of.call(unit, [frame]), plan.plan_of.call(unit, [overload])
     used_words = used_arrays = 0
-    for position, (numba_type, kind, rank) in enumerate(zip(given, kinds, ranks, strict=False)):
+    for position, (numba_type, kind, guard, rank) in enumerate(zip(given, kinds, guards, ranks, strict=False)):
         ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
         record = builder.add(records, _WORD(layout.PLAN_SIZE * position))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
         word = builder.gep(first, [_INT32(used_words)])
+        values = [ob, record, array, word]
         if kind == layout.KIND_EXCHANGE and kinds.count(kind) > MAX_INLINED_VIEWS:
-            outcome = builder.call(_view_reader(unit, rank), [ob, record, array, word])
+            outcome = builder.call(_view_reader(unit, rank, guard), values)
         else:
-            outcome = plan.PARTS[kind].call(unit, [ob, record, array, word, _WORD(rank)])
+            outcome = _read(unit, kind, values, rank, guard)
         agrees = unit.function.append_basic_block("agrees")
         if kind == layout.KIND_EXCHANGE:
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
@@ -151,10 +155,6 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed):
         builder.position_at_end(agrees)
         used_words += len(context.call_conv._get_arg_packer((numba_type,)).argument_types)
         used_arrays += kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
-    if layout.KIND_EXCHANGE in kinds:
-        unset = unit.function.append_basic_block("unset")
-        builder.cbranch(builder.icmp_signed("!=", plan.was_error_set.call(unit, []), _WORD(0)), differs, unset)
-        builder.position_at_end(unset)
     loaded = _load_leaves(builder, first, leaves)
     kernel = builder.inttoptr(plan.kernel_of.call(unit, [overload]), _VOID_POINTER)
     result = plan.result_of.call(unit, [frame]) if is_boxed else builder.ptrtoint(own_result, _WORD)
@@ -168,16 +168,23 @@ def _build_fast_entry(context, leaves, given, taken, kinds, ranks, is_boxed):
     return unit.finish()
 
 
-def _view_reader(unit, rank: int):
+def _read(unit, kind: int, values: list, rank: int, guard: tuple):
+    """Emit the part that reads an argument of this kind. Returns its result."""
+    if guard:
+        return plan.read_guarded_view.call(unit, [*values, _WORD(rank), *map(_WORD, guard)])
+    return plan.PARTS[kind].call(unit, [*values, _WORD(rank)])
+
+
+def _view_reader(unit, rank: int, guard: tuple):
     """The part for views of this rank as a function of its own."""
-    name = f"{unit.symbol}.view{rank}"
+    name = f"{unit.symbol}.view{rank}.{'guarded' if guard else 'plain'}"  # there is one guard in a process
     if name not in unit.module.globals:
         function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, _WORD.as_pointer()]), name)
         function.linkage = "internal"
         for attribute in ("noinline", "noimplicitfloat"):
             function.attributes.add(attribute)
         outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
-        unit.builder.ret(plan.PARTS[layout.KIND_EXCHANGE].call(unit, [*function.args, _WORD(rank)]))
+        unit.builder.ret(_read(unit, layout.KIND_EXCHANGE, list(function.args), rank, guard))
         unit.builder = outer
     return unit.module.globals[name]
 

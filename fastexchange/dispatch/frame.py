@@ -155,7 +155,19 @@ def let_escape(runtime, frame, i):
         if entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
-    if managed != 0:
+    if origin == layout.ORIGIN_VIEW and managed != 0:
+        # The export may hold other memory than the view showed: the tensor is held, too, by both of its owners' owner.
+        pair = c.PyMem_RawMalloc(16)
+        if pair != 0:
+            c.Py_IncRef(ob)
+            store(pair, managed)
+            store(pair + 8, ob)
+            store(meminfo + MEMINFO_DTOR, runtime.release_both)
+            store(meminfo + MEMINFO_DTOR_INFO, pair)
+            origin = -1
+    if origin == -1:
+        pass
+    elif managed != 0:
         store(meminfo + MEMINFO_DTOR, runtime.release_managed)
         store(meminfo + MEMINFO_DTOR_INFO, managed)
     else:
@@ -209,3 +221,14 @@ def release_managed(data, size, managed):
         state = c.PyGILState_Ensure()
         delete_managed(managed)
         c.PyGILState_Release(state)
+
+
+@cfunction(types.void, types.intp, types.intp, types.intp)
+def release_both(data, size, pair):
+    """NRT destructor: :data:`release_managed` and :data:`release_owner` of the two words at `pair`."""
+    if c.Py_IsInitialized() != 0:
+        state = c.PyGILState_Ensure()
+        delete_managed(load(pair))
+        c.Py_DecRef(load(pair + 8))
+        c.PyGILState_Release(state)
+    c.PyMem_RawFree(pair)

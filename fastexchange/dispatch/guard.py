@@ -25,15 +25,36 @@ def is_watched(guard, known):
 
 
 @native_inline
+def is_odd_there(address, ob, object_, keys, odd_keys, autograd):
+    """:func:`is_odd` with the offsets that the ``fx_guard`` at `address` holds, for code that knows them when it is compiled."""
+    implementation = load(ob + object_)
+    if load(implementation + keys) & odd_keys != 0:
+        return True
+    if autograd == 0:
+        return False
+    known = load(implementation + autograd)
+    return known != 0 and is_watched(layout.guard_at(address), known)
+
+
+@native_inline
 def is_odd(address, ob):
     """Whether the ``fx_guard`` at `address`, if any, says that the tensor `ob` is not to be taken for what it seems."""
     if address == 0:
         return False
     guard = layout.guard_at(address)
-    implementation = load(ob + guard.object)
-    if load(implementation + guard.keys) & guard.odd_keys != 0:
-        return True
-    if guard.autograd == 0:
+    return is_odd_there(address, ob, guard.object, guard.keys, guard.odd_keys, guard.autograd)
+
+
+@native_inline
+def is_freed_there(ob, object_, storage, storage_data):
+    """Whether the tensor's storage has no memory: a tensor with an offset then still has an address that is not NULL."""
+    return storage != 0 and load(load(load(ob + object_) + storage) + storage_data) == 0
+
+
+@native_inline
+def is_freed(address, ob):
+    """:func:`is_freed_there` with the offsets of the ``fx_guard`` at `address`, if any."""
+    if address == 0:
         return False
-    known = load(implementation + guard.autograd)
-    return known != 0 and is_watched(guard, known)
+    guard = layout.guard_at(address)
+    return is_freed_there(ob, guard.object, guard.storage, guard.storage_data)

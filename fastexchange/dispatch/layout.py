@@ -29,6 +29,8 @@ typedef struct {
     int64_t is_view;            /* … here is not 0, the byte … */
     int64_t has_base;           /* … here must be 1 and the same hold for … */
     int64_t base;               /* … the implementation to which this word points; unless … */
+    int64_t storage;            /* in the implementation: a pointer to the storage, 0 if unknown; in that … */
+    int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
 } fx_guard;
 
@@ -55,6 +57,7 @@ typedef struct {
     int64_t dtype_fields[64];   /* by NumPy type number: the dtype field, 0 for parametric dtypes */
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
+    int64_t release_both;       /* NRT destructor: both of these */
     int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
     int64_t run;                /* the functions of the shim, by its names */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */

@@ -6,7 +6,7 @@ the leaf's key. The first word is the caller's to fill.
 
 from numba import types
 
-from ..dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at
+from ..dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at, is_nowhere
 from ..native import load, native, native_inline, put
 from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
 from . import layout
@@ -80,11 +80,12 @@ def pack_tensor(at, ndim, field, words):
         count *= extent
         put(words, layout.ARRAY_HEAD_WORDS + i, extent)
         put(words, layout.ARRAY_HEAD_WORDS + ndim + i, stride)
+    odd |= count >> 31
     if odd != 0:
         status = check_sizes(tensor)
         if status != layout.STATUS_OK:
             return -1, status
-    if data >> 12 == 0 and count != 0:  # in the first page lies nothing: NULL, perhaps with an offset
+    if is_nowhere(tensor) and count != 0:
         return -1, layout.STATUS_NULL_DATA
     flags = layout.C_ORDER | layout.F_ORDER if ndim < 2 or count == 0 else layout.C_ORDER
     if scattered != 0 and count != 0:

@@ -23,7 +23,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
 from .frame import is_anything_kept, put_back
-from .guard import is_odd
+from .guard import is_freed_there, is_odd_there
 from .leaves import pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
@@ -137,15 +137,16 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
     return AGREES
 
 
-@part(PART_SIGNATURE)
-def read_view(ob, plan_address, array_address, words, ndim):
-    """A tensor, a borrowed view of it taken through its type's exchange table."""
-    plan = layout.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type or is_odd(plan.guard, ob):
-        return DIFFERS
+@native_inline
+def borrow(ob, plan, array_address, words, ndim):
+    """The borrowed view of a tensor that has passed its guard."""
     view = stack(DL_TENSOR_WORDS)
-    if call_int(plan.borrow, (ob, view)) != 0:
-        return FAILED if PyErr_Occurred() != 0 else DIFFERS
+    dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
+    failed = call_int(plan.borrow, (ob, view)) != 0
+    if PyErr_Occurred() != 0:  # also after success: the next producer must not be entered, nor find it
+        return FAILED
+    if failed:
+        return DIFFERS
     tensor = dl_tensor_at(view)
     if not is_plain(tensor) or types.intp(tensor.ndim) != ndim:
         return DIFFERS
@@ -157,6 +158,32 @@ def read_view(ob, plan_address, array_address, words, ndim):
         return DIFFERS
     put(words, 0, layout.array_at(array_address).meminfo)
     return AGREES
+
+
+@part(PART_SIGNATURE)
+def read_view(ob, plan_address, array_address, words, ndim):
+    """A tensor, a borrowed view of it taken through its type's exchange table."""
+    plan = layout.plan_at(plan_address)
+    if Py_TYPE(ob) != plan.type:
+        return DIFFERS
+    return borrow(ob, plan, array_address, words, ndim)
+
+
+GUARD_OFFSETS = ("object", "keys", "odd_keys", "autograd", "storage", "storage_data")
+"""The fields of an ``fx_guard`` that are compiled into a fast entry, as arguments of :data:`read_guarded_view`."""
+
+
+@part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(GUARD_OFFSETS)))
+def read_guarded_view(
+    ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data
+):
+    """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them would cost 1 ns."""
+    plan = layout.plan_at(plan_address)
+    if Py_TYPE(ob) != plan.type or is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
+        return DIFFERS
+    if is_freed_there(ob, object_, storage, storage_data):
+        return DIFFERS
+    return borrow(ob, plan, array_address, words, ndim)
 
 
 @part(PART_SIGNATURE)
@@ -198,18 +225,6 @@ def read_none(ob, plan_address, array_address, words, ndim):
     """None."""
     put(words, 0, ob)
     return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
-
-
-@part(types.intp())
-def was_error_set():
-    """Whether a producer that returned success has set an exception.
-
-    It is cleared: the general way finds it again, and with it the argument.
-    """
-    if PyErr_Occurred() == 0:
-        return 0
-    c.PyErr_Clear()
-    return 1
 
 
 PARTS = {

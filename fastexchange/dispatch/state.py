@@ -194,6 +194,7 @@ class Runtime:
         self.native.vectorcall_any = shim.vectorcall_any.address
         self.native.release_owner = frame.release_owner.address
         self.native.release_managed = frame.release_managed.address
+        self.native.release_both = frame.release_both.address
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""

@@ -13,6 +13,7 @@ from ..dltensor import (
     delete_managed,
     dl_tensor_at,
     element_field,
+    is_empty,
     is_plain,
     managed_at,
     refusal,
@@ -23,7 +24,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES
-from .guard import is_odd
+from .guard import is_freed, is_odd
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
@@ -161,6 +162,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                     status = layout.STATUS_CHECK
                     break
                 tensor = view
+                dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
                 failed = call_int(entry.borrow, (ob, tensor)) != 0
                 if failed or PyErr_Occurred() != 0:
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
@@ -176,6 +178,8 @@ def walk(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_GROW
                 break
             key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
+            if status == layout.STATUS_OK and is_freed(entry.guard, ob) and not is_empty(dl_tensor):
+                status = layout.STATUS_NULL_DATA
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break

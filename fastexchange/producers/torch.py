@@ -47,6 +47,8 @@ def check(tensor) -> None:
     import torch
 
     found = guard()
+    if found.is_freed(tensor) and tensor.numel():
+        raise BufferError("its storage has been freed: its data pointer is NULL, or NULL and an offset")
     if found.knows_keys and not _keys(tensor) & found.native.odd_keys:
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return
@@ -84,6 +86,13 @@ class Guard:
         """The address of the ``fx_guard``. It holds for the life of the process."""
         return int(ffi.cast("intptr_t", self.native))
 
+    def is_freed(self, tensor) -> bool:
+        """Whether a plain tensor's storage is known to have no memory, as ``dispatch.guard`` reads it."""
+        native = self.native
+        if not native.storage or _keys(tensor) & native.odd_keys:
+            return False
+        return _word(_word(tensor._cdata + native.storage) + native.storage_data) == 0
+
     def _set(self, **fields: int) -> None:
         for name, value in fields.items():
             setattr(self.native, name, value)
@@ -117,7 +126,23 @@ class Guard:
         if any(_keys(tensor) & ~allowed == 0 for tensor in odd):
             return False
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
+        self._find_storage(plain + views + watched)
         return True
+
+    def _find_storage(self, tensors: list) -> None:
+        """Find the storage and in it the address of its memory, which is NULL once that is freed.
+
+        Where it is not found, nothing is lost but the refusal of parts of freed tensors megabytes from their start.
+        """
+        import torch
+
+        freed = torch.ones(8, dtype=torch.float32)
+        freed.untyped_storage().resize_(0)
+        storages = [(t._cdata, t.untyped_storage()._cdata, t.untyped_storage().data_ptr()) for t in [*tensors, freed]]
+        at = _offsets(_WORD, lambda at: all(_word(tensor + at) == storage for tensor, storage, _ in storages))
+        inside = [at for at in range(0, 64, _WORD) if all(_word(storage + at) == data for _, storage, data in storages)]
+        if len(at) == 1 and inside:
+            self._set(storage=at[0], storage_data=inside[0])
 
     def _find_autograd(self) -> bool:
         """Find what autograd notes of a tensor; see that it agrees with ``requires_grad`` on tensors of every kind."""
