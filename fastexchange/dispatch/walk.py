@@ -139,6 +139,7 @@ def walk(context, runtime, frame, args, nargs, flags):
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
             entry = layout.entry_at(entry_address)
             class_key = entry.key
+            guard = entry.guard  # the entry may move while foreign code runs
             origin = ob + layout.ORIGIN_VIEW
             writeable = True
             if needs_export(context, entry):
@@ -154,11 +155,11 @@ def walk(context, runtime, frame, args, nargs, flags):
                 if managed_at(managed).version.major != 1:
                     status = layout.STATUS_VERSION
                     break
-                writeable = is_writeable(managed_at(managed).flags, entry.guard)
+                writeable = is_writeable(managed_at(managed).flags, guard)
                 tensor = managed + DL_TENSOR
                 origin = ob + layout.ORIGIN_EXPORT
             else:
-                if flags & FLAG_TRUSTED == 0 and is_odd(entry.guard, ob):
+                if flags & FLAG_TRUSTED == 0 and is_odd(guard, ob):
                     status = layout.STATUS_CHECK
                     break
                 tensor = view
@@ -178,7 +179,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_GROW
                 break
             key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
-            if status == layout.STATUS_OK and is_freed(entry.guard, ob) and not is_empty(dl_tensor):
+            if status == layout.STATUS_OK and is_freed(guard, ob) and not is_empty(dl_tensor):
                 status = layout.STATUS_NULL_DATA
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
