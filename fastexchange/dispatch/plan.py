@@ -108,6 +108,8 @@ def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
     runtime = layout.runtime_at(layout.context_at(context_address).runtime)
     if frame_address != 0:
         put_back(runtime, frame_address)
+        if PyErr_Occurred() != 0:
+            c.PyErr_Clear()
     return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
 
 
@@ -138,12 +140,16 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
 
 
 @native_inline
-def borrow(ob, plan, array_address, words, ndim):
-    """The borrowed view of a tensor that has passed its guard."""
+def borrow(ob, plan, array_address, words, ndim, is_known):
+    """The borrowed view of a tensor that has passed its guard, if there is one.
+
+    A producer that returns success may have set an exception all the same. After one that is known not to (`is_known`), that
+    is looked at once a call (:data:`was_error_set`); after any other at once, so that the next is not entered with it.
+    """
     view = stack(DL_TENSOR_WORDS)
     dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
     failed = call_int(plan.borrow, (ob, view)) != 0
-    if PyErr_Occurred() != 0:  # also after success: the next producer must not be entered, nor find it
+    if (failed or not is_known) and PyErr_Occurred() != 0:
         return FAILED
     if failed:
         return DIFFERS
@@ -166,7 +172,7 @@ def read_view(ob, plan_address, array_address, words, ndim):
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
-    return borrow(ob, plan, array_address, words, ndim)
+    return borrow(ob, plan, array_address, words, ndim, False)
 
 
 GUARD_OFFSETS = ("object", "keys", "odd_keys", "autograd", "storage", "storage_data")
@@ -183,7 +189,16 @@ def read_guarded_view(
         return DIFFERS
     if is_freed_there(ob, object_, storage, storage_data):
         return DIFFERS
-    return borrow(ob, plan, array_address, words, ndim)
+    return borrow(ob, plan, array_address, words, ndim, True)
+
+
+@part(types.intp())
+def was_error_set():
+    """Whether a producer that returned success has set an exception. It is cleared: the general way finds it again."""
+    if PyErr_Occurred() == 0:
+        return 0
+    c.PyErr_Clear()
+    return 1
 
 
 @part(PART_SIGNATURE)
