@@ -28,7 +28,7 @@ from .dlpack import DLDeviceType
 from .dtypes import dtype_of_dl
 from .producers import capsules, numpy_table, torch
 from .producers.dunder import SAYS_NOTHING_OF_READONLY
-from .refusal import device_name, status_of, wording
+from .refusal import device_name, size_status_of, status_of, wording
 
 __all__ = ["convert", "from_dlpack", "numpy_view", "to_dlpack"]
 
@@ -79,6 +79,15 @@ class _Export:
         flags = self.managed.flags
         return bool(flags & _READONLY or (flags & int(SAYS_NOTHING_OF_READONLY) and not torch.is_tensor_type(cls)))
 
+    def why_not_shared(self, cls: type, to: type) -> str:
+        """Why PyTorch cannot have this tensor of the type `cls` without a copy; nothing if it can."""
+        tensor = self.managed.dl_tensor
+        if self.is_readonly(cls):
+            return f"{type_name(to)} has no readonly tensors"
+        if tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim)):
+            return f"{type_name(to)} has no negative strides"
+        return ""
+
     def into(self, to_object: int):
         """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it."""
         out = ffi.new("intptr_t *")
@@ -95,7 +104,7 @@ class _Export:
 
     def release(self) -> None:
         managed, self.managed = self.managed, None
-        if managed is not None and managed.deleter != ffi.NULL:
+        if managed is not None and managed.deleter != ffi.NULL and not sys.is_finalizing():
             ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address_of(managed.deleter))(address_of(managed))
 
 
@@ -139,10 +148,19 @@ def _known(cls: type) -> dict[str, int]:
         registry.subscribe(_publish)  # once: later calls find the fields filed
         table = numpy_table.exchange_table()
         if table is not None:
-            made = {"to_object": address_of(table.managed_tensor_to_py_object_no_sync), "takes_readonly": 1}
+            made = {"to_object": address_of(table.managed_tensor_to_py_object_no_sync), "takes_all": 1}
             more = made if cls is np.ndarray else {}
             entries.update(cls, managed=address_of(table.managed_tensor_from_py_object_no_sync), **more)
     return entries.fields(cls)
+
+
+def exporter_of(tensor) -> int:
+    """The address of the function that exports `tensor`, after the checks that it leaves out; 0 if there is none."""
+    cls = type(tensor)
+    managed = _known(cls).get("managed", 0)
+    if managed and torch.is_tensor_type(cls):
+        torch.check(tensor)
+    return managed
 
 
 _registered: list[tuple[int, int, np.dtype]] = []
@@ -324,7 +342,7 @@ def convert(x, to: type, /, *, copy=None):
     ----------
     to : the type of the result, for example ``torch.Tensor``, ``numpy.ndarray``, ``jax.Array``.
     copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed: readonly
-        memory to a framework that has no readonly tensors (PyTorch).
+        memory, and negative strides, to a framework that has neither (PyTorch).
 
     Raises
     ------
@@ -346,18 +364,35 @@ def convert(x, to: type, /, *, copy=None):
     has_table = bool(target.get("to_object"))
     make = None if has_table else _maker(what, to)
     with _export(x, what) as export:
-        takes_readonly = bool(target.get("takes_readonly")) if has_table else True
-        if export.is_readonly(type(x)) and not takes_readonly and not copy:
+        _check_sound(what, export.managed.dl_tensor)
+        why = export.why_not_shared(type(x), to) if has_table and not target["takes_all"] else ""
+        if why and not copy:
             if copy is False:
-                raise BufferError(f"{what}: {type_name(to)} has no readonly tensors, and copy=False rules out a copy of this one")
+                raise BufferError(f"{what}: {why}, and copy=False rules out a copy of this one")
             copy = True
         if copy:
             return convert(_copied(what, x, export), to)
         if make is not None:
-            return make(_Exported(export))
+            return _made(what, x, make, export, copy)
         if not export.is_readonly(type(x)):
             export.managed.flags &= ~int(SAYS_NOTHING_OF_READONLY)
         return export.into(target["to_object"])
+
+
+def _made(what: str, x, make, export: _Export, copy):
+    """What a framework's own ``from_dlpack`` makes of an export; of a copy if it does not take the layout."""
+    spare = None
+    if copy is None and _is_cpu(export):
+        spare = _Export(x, _known(type(x))["managed"])
+    try:
+        return make(_Exported(export))
+    except Exception:
+        if spare is None:
+            raise
+        return make(_Exported(_export(_to_numpy(spare).copy(order="C"), what)))
+    finally:
+        if spare is not None:
+            spare.release()
 
 
 class _Exported:
@@ -431,6 +466,13 @@ class _Given:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         capsule, self._capsule = self._capsule, None
         return capsule
+
+
+def _check_sound(what: str, tensor) -> None:
+    """Raise BufferError for a ``DLTensor *`` whose rank, extents or strides are not those of memory, wherever it lies."""
+    status = size_status_of(tensor)
+    if status:
+        raise BufferError(f"{what}: {wording(status, tensor)}")
 
 
 def _is_cpu(export: _Export) -> bool:

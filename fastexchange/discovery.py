@@ -7,7 +7,9 @@ Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dl
 """
 
 import ctypes
+import functools
 import itertools
+import types
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,13 +20,15 @@ from ._abi import ffi
 from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
-from .producers import buffer, dunder, torch
+from .producers import buffer, dunder, forwarded, torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import Omitted
 
 __all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
 
 EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
+OLDER_ATTRIBUTE = "__c_dlpack_exchange_api__"
+"""Its name before DLPack 1.3, when the table could also be an integer, its address."""
 CAPSULE_NAME = b"dlpack_exchange_api"
 MAJOR = 1
 MAX_TABLES = 64  # how far a chain of older tables is followed
@@ -70,12 +74,15 @@ _REQUIRED = (
 )
 
 
-def _table_in(capsule, notes: list[str]):
+def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
     """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
-    if type(capsule).__name__ != "PyCapsule" or not _is_valid(capsule, CAPSULE_NAME):
-        notes.append(f"its {EXCHANGE_ATTRIBUTE} is {capsule!r}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
+    if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
+        header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
+    elif type(capsule).__name__ == "PyCapsule" and _is_valid(capsule, CAPSULE_NAME):
+        header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
+    else:
+        notes.append(f"its {attribute} is {capsule!r}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
         return None
-    header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
     newest = f"{header.version.major}.{header.version.minor}"
     for _ in range(MAX_TABLES):
         if header.version.major == MAJOR:
@@ -100,6 +107,23 @@ def _defining_class(cls: type, name: str) -> int | None:
     return None
 
 
+def is_wrapper_type(cls: type) -> bool:
+    """Whether instances of `cls` name another object, the one that they wrap, where a type has its table."""
+    return type(getattr(cls, EXCHANGE_ATTRIBUTE, None)) in (property, functools.cached_property, types.MemberDescriptorType)
+
+
+def _forwarded(cls: type, notes: list[str]) -> Discovery | None:
+    """A wrapper around a tensor of a type with an exchange table."""
+    if not is_wrapper_type(cls):
+        return None
+    notes.append(
+        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but a property: each call exports the object "
+        "that it gives, or calls __dlpack__ if that has no exchange table"
+    )
+    managed = forwarded.managed_tensor_from_py_object_no_sync.address
+    return Discovery(PATH_EXCHANGE, {"kind": layout.KIND_MANAGED, "managed": managed}, notes)
+
+
 class OwnTable(NamedTuple):
     """A type's own exchange table, and the capsule that holds it."""
 
@@ -111,16 +135,20 @@ class OwnTable(NamedTuple):
 def own_table(cls: type, notes: list[str]) -> OwnTable | None:
     """The exchange table of `cls`, its own or inherited; None, and a note if it has one that cannot be used."""
     capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
+    attribute = EXCHANGE_ATTRIBUTE
     if capsule is None:
+        capsule = getattr(cls, OLDER_ATTRIBUTE, None)
+        attribute = OLDER_ATTRIBUTE
+    if capsule is None or is_wrapper_type(cls):
         return None
     if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
         notes.append("its __torch_function__ sees calls of __dlpack__: each call makes one")
         return None
-    capsule_at, dunder_at = _defining_class(cls, EXCHANGE_ATTRIBUTE), _defining_class(cls, "__dlpack__")
+    capsule_at, dunder_at = _defining_class(cls, attribute), _defining_class(cls, "__dlpack__")
     if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
         notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
         return None
-    table = _table_in(capsule, notes)
+    table = _table_in(capsule, notes, attribute)
     return None if table is None else OwnTable(capsule, table)
 
 
@@ -138,7 +166,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     fields = {
         "kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes),
-        "to_object": made, "takes_readonly": not torch.is_tensor_type(cls),
+        "to_object": made, "takes_all": not torch.is_tensor_type(cls),
     }  # fmt: skip
     return Discovery(PATH_EXCHANGE, fields, notes, capsule)
 
@@ -266,7 +294,7 @@ def _numba(cls: type, notes: list[str]) -> Discovery:
     return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
 
 
-_RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _dunder, _buffer, _numba)
+_RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
 
 
 def discover(cls: type) -> Discovery:

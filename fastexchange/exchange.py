@@ -11,12 +11,12 @@ import numpy as np
 
 from ._abi import ffi
 from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, own_table, type_name
-from .once import once
+from .once import for_ever, once
 from .producers import dunder, numpy_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
 
-_capsule_name = ffi.new("char[]", CAPSULE_NAME)
+_capsule_name = for_ever(ffi.new("char[]", CAPSULE_NAME))
 _lock = threading.Lock()
 _polyfilled: set[type] = set()
 
@@ -58,7 +58,7 @@ def exchange_api(cls: type, /):
     notes: list[str] = []
     found = own_table(cls, notes)
     if found is not None:
-        return found.capsule
+        return found.capsule if type(found.capsule).__name__ == "PyCapsule" else _capsule_of(found.table)
     if issubclass(cls, np.ndarray):
         capsule = _numpy_capsule()
         if capsule is not None:

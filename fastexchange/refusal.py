@@ -60,6 +60,16 @@ def status_of(tensor) -> int:
         return layout.STATUS_DEVICE
     if tensor.dtype.lanes != 1:
         return layout.STATUS_DTYPE
+    status = size_status_of(tensor)
+    if status:
+        return status
+    address = int(ffi.cast("uintptr_t", tensor.data))
+    is_empty = any(tensor.shape[i] == 0 for i in range(tensor.ndim))
+    return layout.STATUS_NULL_DATA if not is_empty and not address >> 22 else 0
+
+
+def size_status_of(tensor) -> int:
+    """The status of a ``DLTensor *`` whose rank, extents or strides are not those of memory, wherever it lies; else 0."""
     if not 0 <= tensor.ndim <= layout.MAX_NDIM:
         return layout.STATUS_NDIM
     if tensor.ndim and tensor.shape == ffi.NULL:
@@ -71,5 +81,4 @@ def status_of(tensor) -> int:
     count = math.prod(extent for extent in shape if extent)
     if count > MAX_ELEMENTS or any(abs(stride) > MAX_ELEMENTS for stride in strides):
         return layout.STATUS_OVERFLOW
-    address = int(ffi.cast("uintptr_t", tensor.data))
-    return layout.STATUS_NULL_DATA if all(shape) and not address >> 22 else 0
+    return 0

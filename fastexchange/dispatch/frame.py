@@ -217,7 +217,7 @@ def release_owner(data, size, owner):
 @cfunction(types.void, types.intp, types.intp, types.intp)
 def release_managed(data, size, managed):
     """NRT destructor: call the deleter of an escaped array's managed tensor. Any thread, GIL or not."""
-    if c.Py_IsInitialized() != 0:
+    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:  # later a deleter made in Python may be gone
         state = c.PyGILState_Ensure()
         delete_managed(managed)
         c.PyGILState_Release(state)
@@ -226,7 +226,7 @@ def release_managed(data, size, managed):
 @cfunction(types.void, types.intp, types.intp, types.intp)
 def release_both(data, size, pair):
     """NRT destructor: :data:`release_managed` and :data:`release_owner` of the two words at `pair`."""
-    if c.Py_IsInitialized() != 0:
+    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:  # later a deleter made in Python may be gone
         state = c.PyGILState_Ensure()
         delete_managed(load(pair))
         c.Py_DecRef(load(pair + 8))

@@ -44,7 +44,7 @@ typedef struct {
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
-    int64_t takes_readonly;     /* whether tensors of this type can be readonly */
+    int64_t takes_all;          /* whether tensors of this type can be readonly and have negative strides */
     int64_t reserved[7];
 } fx_entry;
 

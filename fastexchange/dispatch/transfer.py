@@ -9,13 +9,13 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
-from ..dltensor import delete_managed, managed_at
+from ..dltensor import MAX_NDIM, SOUND, check_sizes, delete_managed, dl_tensor_at, managed_at
 from ..native import call_int, global_address, load, native, native_inline, stack, store, struct_at
 from . import layout
 from .entries import Py_TYPE, find
 from .guard import is_odd
 from .shim import call_method
-from .walk import is_writeable
+from .walk import DL_TENSOR, is_writeable
 
 CDEF = """
 /* Of from_dlpack and convert. */
@@ -40,6 +40,25 @@ def is_final():
     return False
 
 
+@native
+def is_sound(tensor):
+    """Whether a DLTensor's rank, extents and strides are those of memory, on whatever device."""
+    if tensor.ndim < 0 or tensor.ndim > MAX_NDIM or (tensor.ndim > 0 and tensor.shape == 0):
+        return False
+    return check_sizes(tensor) == SOUND
+
+
+@native
+def runs_backwards(tensor):
+    """Whether a DLTensor has a negative stride: PyTorch ends the process over one."""
+    if tensor.strides == 0:
+        return False
+    backwards = False
+    for i in range(tensor.ndim):
+        backwards |= load(tensor.strides + 8 * i) < 0 and load(tensor.shape + 8 * i) > 1
+    return backwards
+
+
 @native_inline
 def transfer(state, ob, to):
     """A tensor of the type at `to` that shares memory with `ob`.
@@ -52,7 +71,7 @@ def transfer(state, ob, to):
     if source == 0 or target == 0 or layout.entry_at(source).managed == 0:
         return 0, False
     to_object = layout.entry_at(target).to_object
-    takes_readonly = layout.entry_at(target).takes_readonly
+    takes_all = layout.entry_at(target).takes_all
     guard = layout.entry_at(source).guard
     if to_object == 0 or is_odd(guard, ob):
         return 0, False
@@ -61,7 +80,10 @@ def transfer(state, ob, to):
     if call_int(layout.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
         return 0, is_final()
     managed = managed_at(load(out))
-    if managed.version.major != 1 or (takes_readonly == 0 and not is_writeable(managed.flags, guard)):
+    if managed.version.major != 1 or not is_sound(dl_tensor_at(load(out) + DL_TENSOR)) or (
+        takes_all == 0
+        and (not is_writeable(managed.flags, guard) or runs_backwards(dl_tensor_at(load(out) + DL_TENSOR)))
+    ):
         delete_managed(load(out))
         return 0, False
     made = stack(1)

@@ -12,6 +12,7 @@ import mmap
 import pickle
 import sys
 
+import numpy as np
 from numba import types
 from numba.core.typing import bufproto
 
@@ -182,8 +183,11 @@ CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.Memory
 
 
 def is_buffer_type(cls: type) -> bool:
-    """Whether instances of `cls` have the buffer protocol. Before CPython 3.12 only known types are found to have it."""
-    return issubclass(cls, _KNOWN) or hasattr(cls, "__buffer__")
+    """Whether instances of `cls` have the buffer protocol. NumPy's scalars are no tensors.
+
+    Before CPython 3.12 only known types are found to have it.
+    """
+    return issubclass(cls, _KNOWN) or (hasattr(cls, "__buffer__") and not issubclass(cls, np.generic))
 
 
 def numba_class(cls: type) -> int:

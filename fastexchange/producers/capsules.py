@@ -15,13 +15,14 @@ from .._abi import ffi
 from ..compiled import cfunction
 from ..dltensor import DL_TENSOR_WORDS, delete_managed, managed_at
 from ..native import call_word, cstring, load, sizeof, store, struct_at
+from ..once import for_ever
 from .dunder import DL_TENSOR, LEGACY_DL_TENSOR
 
 legacy_at = struct_at("DLManagedTensor")
 LEGACY_BYTES = sizeof("DLManagedTensor")
 
 VERSIONED_NAME, LEGACY_NAME = b"dltensor_versioned", b"dltensor"
-_names = {name: ffi.new("char[]", name) for name in (VERSIONED_NAME, LEGACY_NAME)}  # a capsule keeps the pointer
+_names = {name: for_ever(ffi.new("char[]", name)) for name in (VERSIONED_NAME, LEGACY_NAME)}  # a capsule keeps the pointer
 
 
 @cfunction(types.void, types.intp)
@@ -51,7 +52,9 @@ def as_legacy(managed, deleter):
 
 @cfunction(types.void, types.intp)
 def drop_capsule(capsule):
-    """Destructor of both kinds of capsule: gives back a tensor that nobody has taken."""
+    """Destructor of both kinds of capsule: gives back a tensor that nobody has taken, unless Python shuts down."""
+    if c.is_finalizing() != 0:
+        return
     if c.PyCapsule_IsValid(capsule, cstring("dltensor_versioned")) != 0:
         delete_managed(c.PyCapsule_GetPointer(capsule, cstring("dltensor_versioned")))
     elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:

@@ -49,7 +49,7 @@ from ..native import (
     store,
     struct_at,
 )
-from ..once import once
+from ..once import for_ever, once
 from .dunder import SAYS_NOTHING_OF_READONLY
 from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
 
@@ -304,9 +304,12 @@ def dltensor_from_py_object_no_sync(py_object, out):
 
 @cfunction(types.void, types.intp)
 def drop_owner(capsule):
-    """Destructor of the capsule that owns a managed tensor for an array."""
+    """Destructor of the capsule that owns a managed tensor for an array.
+
+    While Python shuts down the tensor is leaked: a deleter that was made in Python (a cffi callback, say) may be gone.
+    """
     managed = c.PyCapsule_GetPointer(capsule, numpy_state().owner_name)
-    if managed != 0:
+    if managed != 0 and c.is_finalizing() == 0:
         delete_managed(managed)
 
 
@@ -462,8 +465,8 @@ _FUNCTIONS = (
     dltensor_from_py_object_no_sync, current_work_stream,
 )  # fmt: skip
 
-_state = ffi.new("fx_numpy *")
-_owner_name = ffi.new("char[]", b"fastexchange.managed_tensor")
+_state = for_ever(ffi.new("fx_numpy *"))
+_owner_name = for_ever(ffi.new("char[]", b"fastexchange.managed_tensor"))
 _lock = threading.Lock()
 _published: list = []
 """Every array of ``fx_registered`` ever published, and the dtypes in it: a call in progress may look at an old one."""
@@ -542,5 +545,5 @@ def publish_dtypes(registered) -> None:
         for row, (dtype, code, bits, exports, imports) in zip(rows, registered, strict=False):
             row.descr, row.field, row.exports, row.imports = id(dtype), code | bits << 8, exports, imports
             row.type_num = dtype.num if dtype.num >= _FIRST_USER_TYPE else -1
-        _published.append((rows, registered))
+        _published.append(for_ever((rows, registered)))
         _state.registered = _address(rows)

@@ -1,0 +1,87 @@
+"""Wrappers: objects whose attribute ``__dlpack_c_exchange_api__`` is no capsule but another object, the one they wrap.
+
+The export is that object's, through its own type's table. A wrapper that forwards to nothing usable is exported by its
+``__dlpack__``, if it has one.
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..compiled import cfunction
+from ..cpython import OB_ITEM
+from ..native import call_int, cstring, global_address, load, native, static_array, store
+from . import dunder
+
+MAX_WRAPPERS = 8
+"""How many wrappers may be around one another."""
+
+
+@native
+def python_side():
+    """The address of the items of ``PYTHON_SIDE``, looked up on the first call; 0 with an exception set."""
+    slot = static_array("forwarded_state", 1)
+    state = load(slot)
+    if state == 0:
+        module = c.PyImport_ImportModule(cstring("fastexchange.producers.forwarded"))
+        if module == 0:
+            return 0
+        state = c.PyObject_GetAttrString(module, cstring("PYTHON_SIDE"))
+        c.Py_DecRef(module)
+        if state == 0:
+            return 0
+        store(slot, state)
+    return state + OB_ITEM
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Fill the pointer at `out` with an owning export of what `py_object` wraps; the caller calls its deleter, once.
+
+    Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
+    """
+    side = python_side()
+    if side == 0:
+        return types.int32(-1)
+    answer = c.PyObject_CallFunctionObjArgs(load(side), py_object, 0)
+    if answer == 0:
+        return types.int32(-1)
+    if answer == global_address("_Py_NoneStruct"):
+        failed = call_int(c.PyLong_AsSsize_t(load(side + 8)), (py_object, out))
+    else:
+        failed = call_int(c.PyLong_AsSsize_t(load(answer + OB_ITEM + 8)), (load(answer + OB_ITEM), out))
+    c.Py_DecRef(answer)
+    return types.int32(failed)
+
+
+def _resolve(wrapper):
+    """(what it wraps, the address of the function that exports it), or None."""
+    from ..conversion import exporter_of
+    from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper_type, type_name
+
+    found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper_type, exporter_of)
+    if found is None and not hasattr(type(wrapper), "__dlpack__"):
+        raise TypeError(
+            f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} leads to no object whose type has a PyCapsule named "
+            f"{CAPSULE_NAME.decode()!r}, and it has no __dlpack__"
+        )
+    return found
+
+
+def _innermost(wrapper, attribute: str, is_wrapper_type, exporter_of):
+    inner = wrapper
+    for _ in range(MAX_WRAPPERS):
+        try:
+            inner = getattr(inner, attribute)
+        except Exception:  # it forwards to nothing: its own __dlpack__ has the word
+            return None
+        if not is_wrapper_type(type(inner)):
+            found = exporter_of(inner)
+            return (inner, found) if found else None
+    return None
+
+
+def __getattr__(name):
+    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item is compiled then)."""
+    if name != "PYTHON_SIDE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _resolve, dunder.managed_tensor_from_py_object_no_sync.address
