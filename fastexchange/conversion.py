@@ -335,8 +335,9 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
 def convert(x, to: type, /, *, copy=None):
     """A tensor of the type `to` that shares the memory of `x`, a tensor of any framework.
 
-    Zero copy through the two types' exchange tables; a target without one is made by its framework's ``from_dlpack``. The
-    result keeps the memory alive, whatever becomes of `x`, and the other way round.
+    Zero copy through the two types' exchange tables; a target without one is made by its framework's ``from_dlpack``; an `x`
+    that is of the type `to` already is returned as it is. The result keeps the memory alive, whatever becomes of `x`, and the
+    other way round.
 
     Parameters
     ----------
@@ -360,6 +361,8 @@ def convert(x, to: type, /, *, copy=None):
     _check_copy(what, copy)
     if not isinstance(to, type):
         raise TypeError(f"{what}: the second argument is the type of the result, not {to!r}")
+    if issubclass(type(x), to) and not copy and _known(type(x)).get("managed"):
+        return x
     target = _known(to)
     has_table = bool(target.get("to_object"))
     make = None if has_table else _maker(what, to)
@@ -373,23 +376,26 @@ def convert(x, to: type, /, *, copy=None):
         if copy:
             return convert(_copied(what, x, export), to)
         if make is not None:
-            return _made(what, x, make, export, copy)
+            return _made(what, x, make, export, copy, to.__module__.partition(".")[0] in _IMMUTABLE)
         if not export.is_readonly(type(x)):
             export.managed.flags &= ~int(SAYS_NOTHING_OF_READONLY)
         return export.into(target["to_object"])
 
 
-def _made(what: str, x, make, export: _Export, copy):
-    """What a framework's own ``from_dlpack`` makes of an export; of a copy if it does not take the layout."""
+def _made(what: str, x, make, export: _Export, copy, is_immutable: bool):
+    """What a framework's own ``from_dlpack`` makes of an export; of a copy if it does not take it as it is.
+
+    `is_immutable`: all tensors of the framework are readonly, though it may ask for a capsule that cannot say so.
+    """
     spare = None
     if copy is None and _is_cpu(export):
         spare = _Export(x, _known(type(x))["managed"])
     try:
-        return make(_Exported(export))
+        return make(_Exported(export, export.is_readonly(type(x)) and not is_immutable))
     except Exception:
         if spare is None:
             raise
-        return make(_Exported(_export(_to_numpy(spare).copy(order="C"), what)))
+        return make(_Exported(_export(_to_numpy(spare).copy(order="C"), what), is_readonly=False))
     finally:
         if spare is not None:
             spare.release()
@@ -398,8 +404,9 @@ def _made(what: str, x, make, export: _Export, copy):
 class _Exported:
     """An export as an object with ``__dlpack__``, for frameworks whose way in is their own ``from_dlpack``."""
 
-    def __init__(self, export: _Export):
+    def __init__(self, export: _Export, is_readonly: bool):
         self._device = export.device
+        self._is_readonly = is_readonly
         self._export = _Export.__new__(_Export)
         self._export.managed, export.managed = export.managed, None
 
@@ -413,6 +420,10 @@ class _Exported:
         if self._export.managed is None:
             raise BufferError("this export has been consumed")
         is_versioned = max_version is not None and tuple(max_version) >= (1, 0)
+        if self._is_readonly:
+            if not is_versioned:
+                raise BufferError("a legacy capsule cannot say that the tensor is readonly")
+            self._export.managed.flags |= _READONLY
         return self._export.capsule(is_versioned)
 
 
@@ -432,6 +443,7 @@ def _maker(what: str, to: type):
     raise TypeError(f"{what}: {type_name(to)} has no exchange table, and its framework no from_dlpack: it is no type of tensors")
 
 
+_IMMUTABLE = ("jax", "jaxlib")
 _FRAMEWORKS = {"jax": ("jax.dlpack",), "jaxlib": ("jax.dlpack",)}
 
 

@@ -418,3 +418,19 @@ def test_an_escaped_array_at_exit():
             kept.append(part(torch.arange(4.0)))
         """
     )
+
+
+@pytest.mark.parametrize("producer", ["Dunder", "Legacy", "Tabled"])
+def test_views_that_outlive_their_producers_module(producer):
+    """At exit a deleter made in Python is gone before the last array is: it must not be called."""
+    run_python(
+        f"""
+        import numpy as np
+        from made_producers import {producer}
+        from fastexchange import fast_args, from_dlpack
+
+        kept = [from_dlpack({producer}(np.ones(3))), fast_args(lambda x: x[1:])({producer}(np.ones(3)))]
+        kept.append(kept)
+        np.kept = kept
+        """
+    )

@@ -107,6 +107,10 @@ def vectorcall_transfer(callable_, args, nargsf, kwnames):
         elif state.target == 0 and nargs == 2:
             ob = load(args)
             to = load(args + 8)
+            known = find(layout.runtime_at(state.runtime), to)
+            if Py_TYPE(ob) == to and known != 0 and layout.entry_at(known).managed != 0:
+                c.Py_IncRef(ob)
+                return ob
             result, was_tried = transfer(state, ob, to)
             if was_tried:
                 return result

@@ -1,0 +1,242 @@
+"""The interoperability matrix: every producer, every way in, and whether memory is shared, copied or refused.
+
+``python tests/interoperability.py`` prints the table that the README has; ``--write`` puts it there.
+"""
+
+import array as array_module
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from made_producers import Dunder, Legacy  # noqa: E402
+
+from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+try:
+    import tvm_ffi
+except ImportError:
+    tvm_ffi = None
+try:
+    import jax
+except ImportError:
+    jax = None
+try:
+    import pyarrow
+except ImportError:
+    pyarrow = None
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -->\n"
+
+DTYPES = ("?", "i2", "i4", "f4", "f8", "c8")
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "C": lambda a: a.reshape(3, 4),
+    "F": lambda a: a.reshape(3, 4).T,
+    "strided": lambda a: a.reshape(3, 4)[:, ::2],
+    "negative strides": lambda a: a.reshape(3, 4)[::-1],
+    "broadcast": lambda a: np.ndarray((3, 4), a.dtype, a, strides=(0, a.itemsize)),
+    "0-d": lambda a: a[:1].reshape(()),
+    "1-d": lambda a: a,
+    "empty": lambda a: a[:0].reshape(0, 3),
+}
+
+
+ANYTHING = "no elements"
+"""The outcome for a tensor without memory."""
+
+
+@dataclass(frozen=True)
+class Producer:
+    """A source of tensors: ``make`` gives one over an array's memory, or raises where the framework has none such."""
+
+    name: str
+    make: Callable[[np.ndarray], Any]
+    is_installed: bool = True
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way in: ``take`` gives the address of the memory that the consumer sees, and its elements, in a list."""
+
+    name: str
+    take: Callable[[Any], tuple[int, list]]
+    is_installed: bool = True
+    is_by_address: bool = False
+    """Whether memory is shared or copied according to its alignment."""
+
+
+def _jax(array: np.ndarray):
+    made = jax.numpy.asarray(array)
+    if made.dtype != array.dtype:
+        raise LookupError("JAX has 32 bits unless it is told otherwise")
+    return made
+
+
+def _pyarrow(array: np.ndarray):
+    if array.ndim != 1 or array.dtype.kind not in "iuf" or not array.flags.c_contiguous:
+        raise LookupError("pyarrow's arrays are plain vectors of numbers")
+    return pyarrow.array(array)
+
+
+def _vector(array: np.ndarray):
+    if array.ndim != 1 or array.dtype.kind not in "iuf" or not array.size:
+        raise LookupError("array.array is a plain vector of numbers")
+    return array_module.array(array.dtype.char, array.tolist())
+
+
+def _torch(array: np.ndarray):
+    if not array.flags.writeable:
+        raise LookupError("PyTorch has no readonly tensors")
+    return torch.from_numpy(array)
+
+
+PRODUCERS = [
+    Producer("`numpy.ndarray`", lambda array: array),
+    Producer("`torch.Tensor`", _torch, torch is not None),
+    Producer("`tvm_ffi.Tensor`", lambda array: tvm_ffi.from_dlpack(array), tvm_ffi is not None),
+    Producer("`jax.Array`", _jax, jax is not None),
+    Producer("`pyarrow.Array`", _pyarrow, pyarrow is not None),
+    Producer("`memoryview`", memoryview),
+    Producer("`array.array`", _vector),
+    Producer("only `__dlpack__`", Dunder),
+    Producer("only legacy `__dlpack__`", Legacy),
+]
+
+
+def _address_and_elements(x):
+    return x.ctypes.data, x.copy()
+
+
+_kernel = fast_args(numba.njit(_address_and_elements))
+
+
+@fast_args
+def _items(x):
+    return [item for item in x]  # noqa: C416
+
+
+def _by_kernel(tensor) -> tuple[int, list]:
+    if isinstance(tensor, (memoryview, array_module.array)):  # Numba's types of these have no address and no copy()
+        if isinstance(tensor, memoryview) and tensor.ndim != 1:
+            raise NotImplementedError("a kernel indexes these in one dimension")
+        return _by_numpy(tensor)[0], list(_items(tensor))
+    address, copied = _kernel(tensor)
+    return int(address), np.asarray(copied).tolist()
+
+
+def _by_numpy(tensor) -> tuple[int, list]:
+    view = from_dlpack(tensor)
+    return view.ctypes.data, view.tolist()
+
+
+def _by(cls) -> Callable[[Any], tuple[int, list]]:
+    return lambda tensor: _by_numpy(convert(tensor, cls))
+
+
+WAYS = [
+    Way("kernel", _by_kernel),
+    Way("`from_dlpack`", _by_numpy),
+    Way("to `torch.Tensor`", _by(torch and torch.Tensor), torch is not None),
+    Way("to `tvm_ffi.Tensor`", _by(tvm_ffi and tvm_ffi.Tensor), tvm_ffi is not None),
+    Way("to `jax.Array`", _by(jax and jax.Array), jax is not None, is_by_address=True),
+]
+
+
+def memory_of(tensor, array: np.ndarray) -> tuple[int, int]:
+    """First byte and end of the memory that a producer's tensor has."""
+    if isinstance(tensor, array_module.array):
+        address, count = tensor.buffer_info()
+        return address, address + count * tensor.itemsize
+    if jax is not None and isinstance(tensor, jax.Array):
+        return tensor.unsafe_buffer_pointer(), tensor.unsafe_buffer_pointer() + max(tensor.nbytes, 1)
+    if pyarrow is not None and isinstance(tensor, pyarrow.Array):
+        return tensor.buffers()[1].address, tensor.buffers()[1].address + max(tensor.nbytes, 1)
+    base = array.base if array.base is not None else array
+    return base.ctypes.data, base.ctypes.data + max(base.nbytes, 1)
+
+
+def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: bool) -> str | None:
+    """``zero-copy``, ``copy``, or the name of the exception; None where the producer has no such tensor.
+
+    Raises AssertionError if the consumer sees other elements than the array has.
+    """
+    array = LAYOUTS[layout](np.arange(12).astype(dtype))
+    if readonly:
+        array.flags.writeable = False
+    try:
+        tensor = producer.make(array)
+    except Exception:  # each framework says no in its own way
+        return None
+    try:
+        address, elements = way.take(tensor)
+    except NotImplementedError:
+        return None
+    except Exception as error:
+        return type(error).__name__
+    assert elements == array.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
+    first, end = memory_of(tensor, array)
+    if not array.size:
+        return ANYTHING
+    return "zero-copy" if first <= address < end else "copy"
+
+
+def summary(producer: Producer, way: Way) -> str:
+    """One cell of the table: what nearly always happens, and the exceptions."""
+    seen: dict[str, list[tuple[str, str, bool]]] = {}
+    for dtype in DTYPES:
+        for layout in LAYOUTS:
+            for readonly in (False, True):
+                found = outcome(producer, way, dtype, layout, readonly)
+                if found not in (None, ANYTHING):
+                    seen.setdefault(found, []).append((dtype, layout, readonly))
+    if not seen:
+        return "-"
+    if way.is_by_address and set(seen) <= {"zero-copy", "copy"} and producer.name != "`jax.Array`":
+        return "zero-copy if aligned, else copy"
+    usual = "zero-copy" if "zero-copy" in seen else max(seen, key=lambda name: len(seen[name]))
+    rest = [f"{_common(seen[name], seen)}: {name}" for name in sorted(seen) if name != usual]
+    return "; ".join([usual, *rest])
+
+
+def _common(cases: list, seen: dict) -> str:
+    """In which cases it is so: those that are readonly, of one layout or of one dtype, as far as that says it all."""
+    others = [case for found in seen.values() if found is not cases for case in found]
+    named: list[str] = []
+    left = list(cases)
+    for index in (2, 1, 0):
+        mine = {case[index] for case in left} - {case[index] for case in others}
+        for value in sorted(mine):
+            named.append("readonly" if value is True else np.dtype(value).name if index == 0 else str(value))
+        left = [case for case in left if case[index] not in mine]
+    return ", ".join(named) if named and not left else ", ".join([*named, "some others"])
+
+
+def table() -> str:
+    """The matrix in Markdown."""
+    ways = [way for way in WAYS if way.is_installed]
+    lines = ["| from | " + " | ".join(way.name for way in ways) + " |", "|---" * (len(ways) + 1) + "|"]
+    for producer in PRODUCERS:
+        if producer.is_installed:
+            lines.append(f"| {producer.name} | " + " | ".join(summary(producer, way) for way in ways) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    made = table()
+    print(made)
+    if "--write" in sys.argv[1:]:
+        text = README.read_text()
+        head, rest = text.split(BEGIN)
+        README.write_text(head + BEGIN + made + END + rest.split(END)[1])
