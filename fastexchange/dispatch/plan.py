@@ -17,7 +17,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import part
 from ..cpython import PyErr_Occurred
-from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at, is_plain
+from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at
 from ..native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
@@ -154,8 +154,8 @@ def borrow(ob, plan, array_address, words, ndim, is_known):
     if failed:
         return DIFFERS
     tensor = dl_tensor_at(view)
-    if not is_plain(tensor) or types.intp(tensor.ndim) != ndim:
-        return DIFFERS
+    if tensor.device.device_type != 1 or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
+        return DIFFERS  # is_plain(), for the rank that is compiled in
     # One by one, as they were stored: a load of both bytes would wait for both stores to leave the pipeline.
     if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
         return DIFFERS
