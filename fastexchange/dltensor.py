@@ -1,16 +1,28 @@
 """Is a DLTensor sound? What a producer says is looked at before anybody follows a pointer of it. And giving one back."""
 
+import numpy as np
 from numba import types
 
 from . import cpython as c
 from .dlpack import CPU_READABLE_MASK
-from .native import call_word, load, native, native_inline, sizeof, stack, struct_at
+from .native import call_word, load, native, native_inline, offset_of, sizeof, stack, struct_at
 
 dl_tensor_at = struct_at("DLTensor")
 managed_at = struct_at("DLManagedTensorVersioned")
+DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
+MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 MAX_NDIM = 64  # NumPy's
 MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
+
+READONLY = np.uint64(1)
+"""``DLPACK_FLAG_BITMASK_READ_ONLY``."""
+READONLY_IS_ASSUMED = np.uint64(1 << 63)
+"""A flag of this package's own beside READONLY, for exports whose producer gave a legacy capsule: those have no flags.
+
+Their memory is taken for readonly, as ``np.from_dlpack`` does (JAX's immutable arrays come so), unless the type is known to be
+mutable. No export leaves the package with it.
+"""
 
 # What is wrong with a tensor. ``refusal.wording`` has the words.
 SOUND = 0
@@ -90,6 +102,12 @@ def is_nowhere(tensor):
     Below 4 MiB no program has memory: on Linux executables that are not relocatable begin there.
     """
     return tensor.data >> 22 == 0
+
+
+@native
+def is_lost(tensor):
+    """Whether a tensor of sound sizes, on whatever device, has elements and no memory."""
+    return (is_nowhere(tensor) if tensor.device.device_type == 1 else tensor.data == 0) and not is_empty(tensor)
 
 
 @native

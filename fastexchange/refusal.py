@@ -60,16 +60,11 @@ def status_of(tensor) -> int:
         return layout.STATUS_DEVICE
     if tensor.dtype.lanes != 1:
         return layout.STATUS_DTYPE
-    status = size_status_of(tensor)
-    if status:
-        return status
-    address = int(ffi.cast("uintptr_t", tensor.data))
-    is_empty = any(tensor.shape[i] == 0 for i in range(tensor.ndim))
-    return layout.STATUS_NULL_DATA if not is_empty and not address >> 22 else 0
+    return memory_status_of(tensor)
 
 
-def size_status_of(tensor) -> int:
-    """The status of a ``DLTensor *`` whose rank, extents or strides are not those of memory, wherever it lies; else 0."""
+def memory_status_of(tensor) -> int:
+    """The status of a ``DLTensor *`` whose rank, extents, strides or address are not those of memory, wherever; else 0."""
     if not 0 <= tensor.ndim <= layout.MAX_NDIM:
         return layout.STATUS_NDIM
     if tensor.ndim and tensor.shape == ffi.NULL:
@@ -81,4 +76,6 @@ def size_status_of(tensor) -> int:
     count = math.prod(extent for extent in shape if extent)
     if count > MAX_ELEMENTS or any(abs(stride) > MAX_ELEMENTS for stride in strides):
         return layout.STATUS_OVERFLOW
-    return 0
+    address = int(ffi.cast("uintptr_t", tensor.data))
+    is_nowhere = address >> 22 == 0 if is_readable_by_cpu(int(tensor.device.device_type)) else address == 0
+    return layout.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0

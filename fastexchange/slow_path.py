@@ -16,7 +16,6 @@ import numpy as np
 from numba.core import types
 
 from ._abi import ffi
-from .conversion import numpy_view
 from .cpython import NativeCallable
 from .discovery import discover, learn, type_name
 from .dispatch import entry, layout, shim
@@ -25,6 +24,7 @@ from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, is_native_order
+from .export import numpy_view
 from .producers import torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED

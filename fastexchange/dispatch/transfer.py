@@ -9,13 +9,24 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
-from ..dltensor import MAX_NDIM, SOUND, check_sizes, delete_managed, dl_tensor_at, managed_at
+from ..dltensor import (
+    DL_TENSOR,
+    MAX_NDIM,
+    READONLY,
+    READONLY_IS_ASSUMED,
+    SOUND,
+    check_sizes,
+    delete_managed,
+    dl_tensor_at,
+    is_lost,
+    managed_at,
+)  # fmt: skip
 from ..native import call_int, global_address, load, native, native_inline, stack, store, struct_at
 from . import layout
 from .entries import Py_TYPE, find
-from .guard import is_odd
+from .guard import is_freed, is_odd
 from .shim import call_method
-from .walk import DL_TENSOR, is_writeable
+from .walk import is_writeable
 
 CDEF = """
 /* Of from_dlpack and convert. */
@@ -31,10 +42,16 @@ transfer_at = struct_at("fx_transfer")
 
 @native
 def is_final():
-    """Whether the exception that is set ends the call. A BufferError does not: Python finds better words, or another way."""
+    """Whether the exception that is set ends the call.
+
+    A BufferError does not, nor a RuntimeError (PyTorch's for a BufferError): Python finds better words, or another way.
+    """
     if PyErr_Occurred() == 0:
         return False
-    if c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0:
+    if (
+        c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
+        and c.PyErr_ExceptionMatches(global_address("PyExc_RuntimeError")) == 0
+    ):
         return True
     c.PyErr_Clear()
     return False
@@ -42,10 +59,10 @@ def is_final():
 
 @native
 def is_sound(tensor):
-    """Whether a DLTensor's rank, extents and strides are those of memory, on whatever device."""
+    """Whether a DLTensor's rank, extents, strides and address are those of memory, on whatever device."""
     if tensor.ndim < 0 or tensor.ndim > MAX_NDIM or (tensor.ndim > 0 and tensor.shape == 0):
         return False
-    return check_sizes(tensor) == SOUND
+    return check_sizes(tensor) == SOUND and not is_lost(tensor)
 
 
 @native
@@ -73,24 +90,36 @@ def transfer(state, ob, to):
     to_object = layout.entry_at(target).to_object
     takes_all = layout.entry_at(target).takes_all
     guard = layout.entry_at(source).guard
-    if to_object == 0 or is_odd(guard, ob):
+    if to_object == 0 or is_odd(guard, ob) or is_freed(guard, ob):
         return 0, False
     out = stack(1)
     store(out, 0)
     if call_int(layout.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
         return 0, is_final()
-    managed = managed_at(load(out))
-    if managed.version.major != 1 or not is_sound(dl_tensor_at(load(out) + DL_TENSOR)) or (
-        takes_all == 0
-        and (not is_writeable(managed.flags, guard) or runs_backwards(dl_tensor_at(load(out) + DL_TENSOR)))
-    ):
-        delete_managed(load(out))
-        return 0, False
+    export = load(out)
+    managed = managed_at(export)
+    if managed.version.major != 1:  # then it has a deleter there, and nothing else is known of it
+        delete_managed(export)
+        return 0, PyErr_Occurred() != 0
+    is_mutable = is_writeable(managed.flags, guard)
+    managed.flags &= ~(READONLY | READONLY_IS_ASSUMED)
+    if not is_mutable:
+        managed.flags |= READONLY
+    tensor = dl_tensor_at(export + DL_TENSOR)
+    if PyErr_Occurred() != 0 or not is_sound(tensor) or (takes_all == 0 and (not is_mutable or runs_backwards(tensor))):
+        delete_managed(export)
+        return 0, PyErr_Occurred() != 0
     made = stack(1)
     store(made, 0)
-    if call_int(to_object, (load(out), made)) != 0 or load(made) == 0:
-        delete_managed(load(out))  # it has taken nothing
+    if call_int(to_object, (export, made)) != 0 or load(made) == 0:
+        delete_managed(export)  # it has taken nothing
         return 0, is_final()
+    if PyErr_Occurred() != 0:
+        c.Py_DecRef(load(made))
+        return 0, True
+    if Py_TYPE(load(made)) != to:  # a subclass of the type that has the table
+        c.Py_DecRef(load(made))
+        return 0, False
     return load(made), True
 
 

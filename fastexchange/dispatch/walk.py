@@ -9,7 +9,10 @@ from numba import types
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
 from ..dltensor import (
+    DL_TENSOR,
     DL_TENSOR_WORDS,
+    READONLY,
+    READONLY_IS_ASSUMED,
     delete_managed,
     dl_tensor_at,
     element_field,
@@ -18,8 +21,7 @@ from ..dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..native import as_words, call_int, global_address, load, native, native_inline, offset_of, stack, store
-from ..producers.dunder import SAYS_NOTHING_OF_READONLY
+from ..native import as_words, call_int, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
@@ -28,7 +30,6 @@ from .guard import is_freed, is_odd
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
-DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 
@@ -53,7 +54,7 @@ def needs_export(context, entry):
 @native_inline
 def is_writeable(flags, guard):
     """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
-    return flags & 1 == 0 and (flags & SAYS_NOTHING_OF_READONLY == 0 or guard != 0)
+    return flags & READONLY == 0 or (flags & READONLY_IS_ASSUMED != 0 and guard != 0)
 
 
 @native

@@ -19,10 +19,9 @@ from numba.core.typing import bufproto
 from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
-from ..dltensor import MAX_NDIM, dl_tensor_at
+from ..dltensor import DL_TENSOR, MAX_NDIM, dl_tensor_at
 from ..native import cstring, external, global_address, load, native, sizeof, store, struct_at
 from ..once import once
-from .dunder import DL_TENSOR
 from .numpy_table import (
     buffer_error,
     describe,

@@ -13,10 +13,10 @@ from numba import types
 from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
-from ..dltensor import DL_TENSOR_WORDS, delete_managed, managed_at
+from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, delete_managed, managed_at
 from ..native import call_word, cstring, load, sizeof, store, struct_at
 from ..once import for_ever
-from .dunder import DL_TENSOR, LEGACY_DL_TENSOR
+from .dunder import LEGACY_DL_TENSOR
 
 legacy_at = struct_at("DLManagedTensor")
 LEGACY_BYTES = sizeof("DLManagedTensor")

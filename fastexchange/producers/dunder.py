@@ -6,16 +6,13 @@ here :data:`managed_tensor_from_py_object_no_sync`, which calls the method.
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
 
-
-import numpy as np
 from numba import types
 
 from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
-from ..cpython import OB_ITEM
 from ..dlpack import VERSION
-from ..dltensor import DL_TENSOR_WORDS, managed_at
+from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, READONLY, READONLY_IS_ASSUMED, managed_at
 from ..native import (
     call_word,
     cstring,
@@ -23,26 +20,15 @@ from ..native import (
     load,
     native,
     offset_of,
-    sizeof,
     stack,
-    static_array,
     store,
     struct_at,
 )
 from ..once import once
+from .python_side import python_side
 
 legacy_at = struct_at("DLManagedTensor")
-DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 LEGACY_DL_TENSOR = offset_of("DLManagedTensor", "dl_tensor")
-MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
-
-
-SAYS_NOTHING_OF_READONLY = np.uint64(1 << 63)
-"""A flag of this package's own, in exports whose producer gave a legacy capsule: those have no flags.
-
-Consumers take such memory for readonly, as ``np.from_dlpack`` does (JAX's immutable arrays come so), unless they know the
-type.
-"""
 
 
 @cfunction(types.void, types.intp)
@@ -66,27 +52,13 @@ def wrap_legacy(legacy, deleter):
     managed.version.minor = 0
     managed.manager_ctx = legacy
     managed.deleter = deleter
-    managed.flags = SAYS_NOTHING_OF_READONLY
+    managed.flags = READONLY | READONLY_IS_ASSUMED
     for i in range(DL_TENSOR_WORDS):
         store(at + DL_TENSOR + 8 * i, load(legacy + LEGACY_DL_TENSOR + 8 * i))
     return at
 
 
-@native
-def python_side():
-    """The address of the items of ``PYTHON_SIDE``, looked up on the first call; 0 with an exception set."""
-    slot = static_array("dunder_state", 1)
-    state = load(slot)
-    if state == 0:
-        module = c.PyImport_ImportModule(cstring("fastexchange.producers.dunder"))
-        if module == 0:
-            return 0
-        state = c.PyObject_GetAttrString(module, cstring("PYTHON_SIDE"))
-        c.Py_DecRef(module)
-        if state == 0:
-            return 0
-        store(slot, state)
-    return state + OB_ITEM
+python_items = python_side("fastexchange.producers.dunder")
 
 
 @cfunction(types.int32, types.intp, types.intp)
@@ -98,7 +70,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     not asked first, because a consumer on the CPU has no stream to pass (and PyTorch's takes 1.3 µs). Needs the GIL, runs
     Python code. Returns 0, or -1 with an exception set.
     """
-    side = python_side()
+    side = python_items()
     if side == 0:
         return types.int32(-1)
     arguments = stack(2)

@@ -9,28 +9,15 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import OB_ITEM
-from ..native import call_int, cstring, global_address, load, native, static_array, store
+from ..native import call_int, global_address, load
 from . import dunder
+from .python_side import python_side
 
 MAX_WRAPPERS = 8
 """How many wrappers may be around one another."""
 
 
-@native
-def python_side():
-    """The address of the items of ``PYTHON_SIDE``, looked up on the first call; 0 with an exception set."""
-    slot = static_array("forwarded_state", 1)
-    state = load(slot)
-    if state == 0:
-        module = c.PyImport_ImportModule(cstring("fastexchange.producers.forwarded"))
-        if module == 0:
-            return 0
-        state = c.PyObject_GetAttrString(module, cstring("PYTHON_SIDE"))
-        c.Py_DecRef(module)
-        if state == 0:
-            return 0
-        store(slot, state)
-    return state + OB_ITEM
+python_items = python_side("fastexchange.producers.forwarded")
 
 
 @cfunction(types.int32, types.intp, types.intp)
@@ -39,7 +26,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
     Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
     """
-    side = python_side()
+    side = python_items()
     if side == 0:
         return types.int32(-1)
     answer = c.PyObject_CallFunctionObjArgs(load(side), py_object, 0)
@@ -55,8 +42,8 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 def _resolve(wrapper):
     """(what it wraps, the address of the function that exports it), or None."""
-    from ..conversion import exporter_of
     from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper_type, type_name
+    from ..export import exporter_of
 
     found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper_type, exporter_of)
     if found is None and not hasattr(type(wrapper), "__dlpack__"):

@@ -8,24 +8,27 @@ Source: DLPack 1.3, ``DLPackExchangeAPI``; NumPy's C API, ``numpy/__multiarray_a
 """
 
 import ctypes
-import threading
 
 import llvmlite.binding
 import numpy as np
 from numba import types
 
 from .. import cpython as c
-from .. import dltensor
+from .. import dltensor, registry
 from .._abi import ffi
 from ..compiled import cfunction
+from ..cpython import PyErr_Occurred
 from ..dlpack import VERSION
 from ..dltensor import (
     DEVICE,
+    DL_TENSOR,
     DTYPE,
+    MANAGED_BYTES,
     MAX_NDIM,
     NDIM,
     NULL_DATA,
     OVERFLOW,
+    READONLY,
     SHAPE,
     SOUND,
     delete_managed,
@@ -42,18 +45,16 @@ from ..native import (
     load,
     native,
     native_inline,
-    offset_of,
-    sizeof,
     stack,
     static_array,
     store,
     struct_at,
 )
 from ..once import for_ever, once
-from .dunder import SAYS_NOTHING_OF_READONLY
 from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
+from .python_side import python_side
 
-__all__ = ["exchange_table", "publish_dtypes"]
+__all__ = ["exchange_table"]
 
 CDEF = """
 /* What the functions of NumPy's table need of NumPy, and of each other. */
@@ -64,26 +65,13 @@ typedef struct {
     int64_t array_type;         /* &PyArray_Type */
     int64_t owner_name;         /* char *, the name of the capsules that own a tensor for an array */
     int64_t delete_export, delete_block, drop_owner, delete_buffer; /* the functions of these names */
-    int64_t registered;         /* fx_registered[], up to one whose descr is 0: dtypes beyond NumPy's own */
 } fx_numpy;
-
-typedef struct {
-    int64_t descr;              /* PyArray_Descr *, kept alive */
-    int64_t type_num;           /* its type number if that belongs to this dtype alone, else -1 */
-    int64_t field;              /* code | bits << 8 */
-    int64_t exports, imports;   /* whether the dtype becomes that field, and the field that dtype */
-} fx_registered;
 """
 
 _NEW_FROM_DESCR, _DESCR_FROM_TYPE, _SET_BASE_OBJECT, _ARRAY_TYPE = 94, 45, 282, 2  # numpy/__multiarray_api.h
-_FIRST_USER_TYPE = 256  # NPY_USERDEF: from here on type numbers are handed out one by one
 DATA_ALIGNMENT = 256  # bytes; DLPack asks for it where memory is allocated
 MAX_BYTES = 1 << 56
 
-registered_at = struct_at("fx_registered")
-DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
-MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
-REGISTERED_BYTES = sizeof("fx_registered")
 
 FIELDS = np.array(plain_fields_by_type_number(), np.int64)
 """By NumPy's type number: code and bits of a plain dtype."""
@@ -116,37 +104,54 @@ def buffer_error(message):
 
 @native
 def field_of(array):
-    """Code and bits of an ndarray's elements; 0 if DLPack has no name for them."""
+    """Code and bits of an ndarray's elements; 0 if DLPack has no name for them, or with an exception set."""
     type_num = types.intp(descr_at(array.descr).type_num)
     if 0 <= type_num < 64 and FIELDS[type_num] != 0:
         return FIELDS[type_num]
-    at = numpy_state().registered
-    while at != 0 and registered_at(at).descr != 0:
-        known = registered_at(at)
-        if known.exports != 0 and (known.descr == array.descr or known.type_num == type_num):
-            return known.field
-        at += REGISTERED_BYTES
-    return 0
+    field = 0
+    side = python_items()
+    if side != 0:
+        answer = c.PyObject_CallFunctionObjArgs(load(side), array.descr, 0)
+        if answer != 0:
+            field = c.PyLong_AsSsize_t(answer)
+            c.Py_DecRef(answer)
+    return field
+
+
+def _registered_field(dtype: np.dtype) -> int:
+    key = registry.key_of(dtype)
+    return 0 if key is None else key[0] | key[1] << 8
 
 
 @native
 def descr_of(field):
-    """A new reference to the dtype object of this code and bits; 0 with BufferError set if there is none."""
-    state = numpy_state()
+    """A new reference to the dtype object of this code and bits; 0 with an exception set if there is none."""
     code, size = field & 0xFF, field >> 11
     if code < 8 and field >> 8 == 8 * size and size < 32:
         number = TYPE_NUMBERS[code << 5 | size]
         if number >= 0:
-            return call_word(state.descr_from_type, (number,))
-    at = state.registered
-    while at != 0 and registered_at(at).descr != 0:
-        known = registered_at(at)
-        if known.imports != 0 and known.field == field:
-            c.Py_IncRef(known.descr)
-            return known.descr
-        at += REGISTERED_BYTES
-    buffer_error(cstring("the tensor's element type has no NumPy dtype"))
-    return 0
+            return call_word(numpy_state().descr_from_type, (number,))
+    side = python_items()
+    if side == 0:
+        return 0
+    asked = c.PyLong_FromSsize_t(field)
+    if asked == 0:
+        return 0
+    descr = c.PyObject_CallFunctionObjArgs(load(side + 8), asked, 0)
+    c.Py_DecRef(asked)
+    return descr
+
+
+def _registered_dtype(field: int) -> np.dtype:
+    dtype = registry.dtype_of(field & 0xFF, field >> 8)
+    if dtype is None:
+        raise BufferError("the tensor's element type has no NumPy dtype")
+    return dtype
+
+
+PYTHON_SIDE = _registered_field, _registered_dtype
+"""Asked about dtypes that are not NumPy's own."""
+python_items = python_side("fastexchange.producers.numpy_table")
 
 
 @native_inline
@@ -223,7 +228,7 @@ def exportable_field(array):
         buffer_error(cstring("an array in swapped byte order cannot be exported by DLPack"))
         return 0
     field = field_of(array)
-    if field == 0:
+    if field == 0 and PyErr_Occurred() == 0:
         buffer_error(cstring("an array of this dtype cannot be exported by DLPack"))
     return field
 
@@ -233,8 +238,8 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     """Fill the pointer at `out` with an owning export of the ndarray `py_object`; the caller calls its deleter, once.
 
     Data is the array's own, never a copy; a readonly array's export says so in its flags. Refused with BufferError: dtypes
-    without a DLPack name, swapped byte order, strides that are no multiple of the item size. Needs the GIL, runs no Python
-    code. Returns 0, or -1 with an exception set and nothing to release.
+    without a DLPack name, swapped byte order, strides that are no multiple of the item size. Needs the GIL, runs
+    Python code for dtypes beyond NumPy's own. Returns 0, or -1 with an exception set and nothing to release.
     """
     array = ndarray_at(py_object)
     field = exportable_field(array)
@@ -283,7 +288,7 @@ def dltensor_from_py_object_no_sync(py_object, out):
 
     Data and shape belong to the array. Strides, which DLPack counts in elements and NumPy in bytes, lie in static memory
     that is used again after some thousand more exports. A readonly array is refused: a borrowed view cannot say it.
-    Needs the GIL. Returns 0, or -1 with BufferError set.
+    Needs the GIL, runs Python code for dtypes beyond NumPy's own. Returns 0, or -1 with an exception set.
     """
     array = ndarray_at(py_object)
     if array.flags & FLAG_WRITEABLE == 0:
@@ -337,13 +342,17 @@ def array_over(at):
     """A new ndarray over a managed tensor's memory, which does not own it yet; 0 with an exception set."""
     managed = managed_at(at)
     tensor = dl_tensor_at(at + DL_TENSOR)
-    status = examine(tensor) if managed.version.major == 1 else dltensor.VERSION
-    if status != SOUND:
-        raise_unsound(status)
+    if managed.version.major != 1:
+        raise_unsound(dltensor.VERSION)
         return 0
     field = element_field(tensor)
     descr = descr_of(field)
     if descr == 0:
+        return 0
+    status = examine(tensor)  # only now: nothing from here on runs Python code
+    if status != SOUND:
+        c.Py_DecRef(descr)
+        raise_unsound(status)
         return 0
     ndim = types.intp(tensor.ndim)
     data = tensor.data + types.intp(tensor.byte_offset)
@@ -355,7 +364,7 @@ def array_over(at):
     flags = FLAG_WRITEABLE if data != 0 else 0  # for memory that NumPy allocates itself they would mean the order
     state = numpy_state()
     array = call_word(state.new_from_descr, (state.array_type, descr, ndim, tensor.shape, strides, data, flags, 0))
-    if array != 0 and managed.flags & (SAYS_NOTHING_OF_READONLY | np.uint64(1)) != 0:
+    if array != 0 and managed.flags & READONLY != 0:
         ndarray_at(array).flags &= ~FLAG_WRITEABLE
     return array
 
@@ -467,9 +476,6 @@ _FUNCTIONS = (
 
 _state = for_ever(ffi.new("fx_numpy *"))
 _owner_name = for_ever(ffi.new("char[]", b"fastexchange.managed_tensor"))
-_lock = threading.Lock()
-_published: list = []
-"""Every array of ``fx_registered`` ever published, and the dtypes in it: a call in progress may look at an old one."""
 
 
 def _address(cdata) -> int:
@@ -536,14 +542,3 @@ def _call(function, *arguments: int) -> int:
 def set_delete_buffer(address: int) -> None:
     """Let native code know ``buffer.delete_buffer``."""
     _state.delete_buffer = address
-
-
-def publish_dtypes(registered) -> None:
-    """Make dtypes beyond NumPy's own known to native code: (dtype, code, bits, exports, imports) each."""
-    with _lock:
-        rows = ffi.new("fx_registered[]", len(registered) + 1)
-        for row, (dtype, code, bits, exports, imports) in zip(rows, registered, strict=False):
-            row.descr, row.field, row.exports, row.imports = id(dtype), code | bits << 8, exports, imports
-            row.type_num = dtype.num if dtype.num >= _FIRST_USER_TYPE else -1
-        _published.append(for_ever((rows, registered)))
-        _state.registered = _address(rows)

@@ -1,0 +1,204 @@
+"""Owning exports, as Python code takes them through a type's exchange table, and NumPy arrays made of them.
+
+An export is given back exactly once, or passed on to whoever takes it; :class:`Export` sees to that.
+"""
+
+import ctypes
+import sys
+from typing import Any
+
+import numpy as np
+
+from . import registry
+from ._abi import ffi
+from .discovery import discover, learn_type, type_name
+from .dispatch import layout
+from .dispatch.context import address_of
+from .dispatch.state import runtime
+from .dlpack import DLPackFlag, is_readable_by_cpu
+from .dltensor import READONLY_IS_ASSUMED
+from .producers import capsules, numpy_table, torch
+from .refusal import device_name, status_of, wording
+
+__all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
+
+COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
+
+# With the GIL, which ctypes' PYFUNCTYPE keeps; an exception that the function sets is raised.
+_FROM_OR_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Export:
+    """A ``DLManagedTensorVersioned *`` that is given back exactly once, or passed on.
+
+    Raises what the producer raises, and BufferError for an export of another major version.
+    """
+
+    def __init__(self, tensor, managed_tensor_from_py_object_no_sync: int):
+        self.managed: Any = None
+        out = ffi.new("DLManagedTensorVersioned **")
+        try:
+            failed = _FROM_OR_TO_OBJECT(managed_tensor_from_py_object_no_sync)(id(tensor), address_of(out))
+        except BaseException:  # perhaps with success returned, and an export made
+            if out[0] != ffi.NULL:
+                self.managed = out[0]
+                self.release()
+            raise
+        if failed or out[0] == ffi.NULL:
+            raise BufferError(f"a {type_name(type(tensor))}: its producer failed to export it and did not say why")
+        self.managed = out[0]
+        if self.managed.version.major != 1:
+            self.release()
+            raise BufferError(wording(layout.STATUS_VERSION, None))
+        if self.managed.flags & int(READONLY_IS_ASSUMED):
+            self.managed.flags &= ~int(READONLY_IS_ASSUMED)
+            if torch.is_tensor_type(type(tensor)):  # all of them are mutable
+                self.managed.flags &= ~READONLY
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.release()
+
+    @property
+    def tensor(self):
+        """Its ``DLTensor``."""
+        return self.managed.dl_tensor
+
+    @property
+    def data(self) -> int:
+        """The address of its first element."""
+        return address_of(self.tensor.data) + self.tensor.byte_offset
+
+    @property
+    def device(self) -> tuple[int, int]:
+        """Device type and device id."""
+        return int(self.tensor.device.device_type), self.tensor.device.device_id
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether a CPU can read its memory."""
+        return is_readable_by_cpu(self.device[0])
+
+    @property
+    def is_readonly(self) -> bool:
+        """Whether its memory must not be written to."""
+        return bool(self.managed.flags & READONLY)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no elements."""
+        return any(self.tensor.shape[i] == 0 for i in range(self.tensor.ndim))
+
+    @property
+    def runs_backwards(self) -> bool:
+        """Whether it has a negative stride."""
+        tensor = self.tensor
+        return tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim))
+
+    def into(self, to_object: int):
+        """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it."""
+        out = ffi.new("intptr_t *")
+        try:
+            failed = _FROM_OR_TO_OBJECT(to_object)(address_of(self.managed), address_of(out))
+        except BaseException:
+            if out[0]:  # made nevertheless
+                self.managed = None
+                _take(out[0])
+            raise
+        if failed or not out[0]:
+            raise BufferError("the tensor's type failed to make one of the export and did not say why")
+        self.managed = None
+        return _take(out[0])
+
+    def capsule(self, is_versioned: bool):
+        """A capsule that then owns it."""
+        made = capsules.capsule_of(address_of(self.managed), is_versioned)
+        self.managed = None
+        return made
+
+    def passed_on(self) -> "Export":
+        """The same export, owned by another object."""
+        other = Export.__new__(Export)
+        other.managed, self.managed = self.managed, None
+        return other
+
+    def release(self) -> None:
+        """Give it back, if it has not been passed on."""
+        managed, self.managed = self.managed, None
+        if managed is not None and managed.deleter != ffi.NULL and not sys.is_finalizing():
+            _DELETER(address_of(managed.deleter))(address_of(managed))
+
+
+def _take(address: int):
+    """The object to which `address` is a new reference."""
+    made = ctypes.cast(address, ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+    return made
+
+
+def export_of(tensor, what: str) -> Export:
+    """An owning export of any producer's tensor, after the checks that its own export may leave out.
+
+    Raises TypeError for what is no tensor, in the name of the function `what`, BufferError, and what the producer raises.
+    """
+    managed = exporter_of(tensor)
+    if not managed:
+        cls = type(tensor)
+        reasons = "; ".join(discover(cls).notes) or "it is no tensor"
+        raise TypeError(f"{what}: an object of type {type_name(cls)} cannot be exported: {reasons}")
+    return Export(tensor, managed)
+
+
+def exporter_of(tensor) -> int:
+    """The address of the function that exports `tensor`, after the checks that it leaves out; 0 if there is none."""
+    managed = known(type(tensor)).get("managed", 0)
+    if managed and torch.is_tensor_type(type(tensor)):
+        torch.check(tensor)
+    return managed
+
+
+def known(cls: type) -> dict[str, int]:
+    """The fields of the entry of `cls`, with those that only conversions need."""
+    learn_type(cls)
+    entries = runtime().entries
+    fields = entries.fields(cls)
+    if fields["kind"] == layout.KIND_NDARRAY and not fields.get("managed"):
+        table = numpy_table.exchange_table()
+        if table is not None:
+            made = {"to_object": address_of(table.managed_tensor_to_py_object_no_sync), "takes_all": 1}
+            more = made if cls is np.ndarray else {}
+            entries.update(cls, managed=address_of(table.managed_tensor_from_py_object_no_sync), **more)
+    return entries.fields(cls)
+
+
+def to_numpy(export: Export) -> np.ndarray:
+    """The NumPy array over an export's memory, which it then owns. Raises BufferError if there is no such array."""
+    to_object = known(np.ndarray).get("to_object")
+    if not to_object:
+        raise BufferError("this NumPy's C API is not as expected: arrays over other memory cannot be made")
+    tensor = export.tensor
+    status = status_of(tensor)
+    if not status and registry.dtype_of(tensor.dtype.code, tensor.dtype.bits) is None:
+        status = layout.STATUS_DTYPE
+    if status:
+        raise BufferError(wording(status, tensor))
+    return export.into(to_object)
+
+
+def copy_of(export: Export, what: str) -> np.ndarray:
+    """A copy of an export in the CPU's memory, in about the same layout. The export is given back."""
+    if not export.is_on_cpu:
+        raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
+    return to_numpy(export).copy(order="K")
+
+
+def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int) -> np.ndarray:
+    """A NumPy array over the memory of `tensor`, which it keeps alive; readonly if the export says so.
+
+    Raises BufferError if a CPU cannot read it, and whatever the producer raises.
+    """
+    with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
+        return to_numpy(export)

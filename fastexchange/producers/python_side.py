@@ -1,0 +1,30 @@
+"""What native code of a producer needs of Python: names, functions, addresses, looked up once a process."""
+
+from .. import cpython as c
+from ..cpython import OB_ITEM
+from ..native import cstring, load, native, static_array, store
+
+
+def python_side(module: str):
+    """A native function without arguments: the address of the items of the tuple ``PYTHON_SIDE`` of `module`, a full name.
+
+    The module is imported, and the tuple kept for ever, on the first call. 0 with an exception set if that fails.
+    """
+    slot_name = f"{module}.PYTHON_SIDE"
+
+    @native
+    def python_items():
+        slot = static_array(slot_name, 1)
+        side = load(slot)
+        if side == 0:
+            imported = c.PyImport_ImportModule(cstring(module))
+            if imported == 0:
+                return 0
+            side = c.PyObject_GetAttrString(imported, cstring("PYTHON_SIDE"))
+            c.Py_DecRef(imported)
+            if side == 0:
+                return 0
+            store(slot, side)
+        return side + OB_ITEM
+
+    return python_items
