@@ -13,23 +13,13 @@ import numba
 import numpy as np
 
 from . import registry
-from .dlpack import DLDataTypeCode
 
 __all__ = ["dtype_field", "dtype_of_dl", "field_itemsize", "field_to_dtype", "field_to_numba"]
 
 _FIRST_PARAMETRIC = 1 << 16
 _FIELD_LIMIT = 1 << 24
 
-_CODES = {
-    "i": DLDataTypeCode.kDLInt,
-    "u": DLDataTypeCode.kDLUInt,
-    "f": DLDataTypeCode.kDLFloat,
-    "c": DLDataTypeCode.kDLComplex,
-    "b": DLDataTypeCode.kDLBool,
-}
-_PLAIN = [np.dtype(name) for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")]
-
-_FIELDS: dict[np.dtype, int] = {dtype: _CODES[dtype.kind] | 8 * dtype.itemsize << 8 for dtype in _PLAIN}
+_FIELDS: dict[np.dtype, int] = {dtype: code | bits << 8 for (code, bits), dtype in registry.BUILT_IN_DTYPES.items()}
 _DTYPES: dict[int, np.dtype] = {field: dtype for dtype, field in _FIELDS.items()}
 _next_parametric = itertools.count(_FIRST_PARAMETRIC)
 
@@ -44,12 +34,13 @@ def is_native_order(dtype: np.dtype) -> bool:
 def dtype_field(dtype: np.dtype) -> int | None:
     """The field of `dtype`; None if Numba has no type for it or it is not in native byte order.
 
-    Equal dtypes have equal fields, whichever objects they are.
+    Equal dtypes have equal fields, whichever objects they are. Types of less than a byte that are kept one in a byte
+    (ml_dtypes) have fields as parametric ones have: DLPack's field of that name means packed elements.
     """
     known = _FIELDS.get(dtype)
     if known is not None or not is_native_order(dtype):
         return known
-    if not _has_numba_type(dtype):
+    if not _has_numba_type(dtype) and registry.padded_key_of(dtype) is None:
         return _registered_field(dtype)
     field = next(_next_parametric)
     if field >= _FIELD_LIMIT:

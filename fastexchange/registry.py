@@ -9,8 +9,8 @@ somebody has imported it; and NumPy's own registry (2.5), which has no way to be
 
 ml_dtypes keeps its types of less than a byte (int4, float6_e2m3fn, float4_e2m1fn and their like) one in a byte. They are not
 in these tables: ``(code, 8)`` would be another type, and ``(code, 4)`` says *packed* unless the tensor carries
-``DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED`` (DLPack 1.3), for which only a ``DLManagedTensorVersioned`` has room.
-:func:`padded_key_of` and :func:`padded_dtype_of` are for those who write and read that flag.
+``DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED`` (DLPack 1.3), which a borrowed view cannot carry and consumers overlook. So they
+are neither exported nor imported; a kernel gets them as bytes (:func:`padded_key_of` knows them).
 """
 
 import ctypes
@@ -18,7 +18,6 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable
 
 import numpy as np
 
@@ -28,16 +27,12 @@ from .dlpack import VERSION, DLDataTypeCode, DLDeviceType
 __all__ = [
     "dtype_of",
     "key_of",
-    "padded_dtype_of",
     "padded_key_of",
     "register_dlpack_dtype",
     "storage_dtype",
-    "subscribe",
 ]
 
 Key = tuple[int, int]
-Subscriber = Callable[[int, int, np.dtype], object]
-News = list[tuple[Subscriber, Key, np.dtype]]
 
 MAX_BITS = 255  # ``DLDataType.bits`` is a uint8_t
 
@@ -55,20 +50,18 @@ def _key(dtype: np.dtype) -> Key:
     return int(_CODES[dtype.kind]), 8 * dtype.itemsize
 
 
-_BUILT_IN_DTYPES: dict[Key, np.dtype] = {
+BUILT_IN_DTYPES: dict[Key, np.dtype] = {
     _key(np.dtype(name)): np.dtype(name)
     for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 }
 # By type number (``dtype.num``), as NumPy itself decides. None for a long double wider than a double, which NumPy never exports.
 _BUILT_IN_KEYS: dict[int, Key | None] = {
-    dtype.num: _key(dtype) if _key(dtype) in _BUILT_IN_DTYPES else None for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")
+    dtype.num: _key(dtype) if _key(dtype) in BUILT_IN_DTYPES else None for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")
 }
 
 _lock = threading.RLock()  # held to change the tables below; a lookup that hits does without
 _exports: dict[np.dtype, Key] = {}
 _imports: dict[Key, np.dtype] = {}
-_established: list[tuple[Key, np.dtype]] = []
-_subscribers: list[Subscriber] = []
 
 
 def register_dlpack_dtype(key: tuple[int, int], dtype: np.dtype, /) -> None:
@@ -91,10 +84,8 @@ def register_dlpack_dtype(key: tuple[int, int], dtype: np.dtype, /) -> None:
     """
     checked = _checked(key, dtype)
     with _lock:
-        news: News = []
-        _learn_ml_dtypes(news)
-        refusal = _register(checked, dtype, news)
-    _tell(news)
+        _learn_ml_dtypes()
+        refusal = _register(checked, dtype)
     if refusal is not None:
         raise ValueError(f"register_dlpack_dtype: {refusal}")
 
@@ -112,10 +103,8 @@ def key_of(dtype: np.dtype) -> Key | None:
     key = _exports.get(dtype)
     if key is None:
         with _lock:
-            news: News = []
-            _learn_ml_dtypes(news)
-            key = _known_key(dtype, news)
-        _tell(news)
+            _learn_ml_dtypes()
+            key = _known_key(dtype)
     return key
 
 
@@ -125,15 +114,13 @@ def dtype_of(code: int, bits: int) -> np.dtype | None:
     Its item size is always ``bits / 8``. A type of less than a byte has none: its elements are packed.
     """
     key = (code, bits)
-    dtype = _BUILT_IN_DTYPES.get(key)
+    dtype = BUILT_IN_DTYPES.get(key)
     if dtype is None:
         dtype = _imports.get(key)
     if dtype is None:
         with _lock:
-            news: News = []
-            _learn_ml_dtypes(news)
-            dtype = _known_dtype(key, news)
-        _tell(news)
+            _learn_ml_dtypes()
+            dtype = _known_dtype(key)
     return dtype
 
 
@@ -145,18 +132,6 @@ def storage_dtype(dtype: np.dtype) -> np.dtype:
     if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize not in (1, 2, 4, 8):
         raise TypeError(f"{dtype!r} has no unsigned integer of its width: its elements are not plain 1, 2, 4 or 8 bytes")
     return np.dtype(f"{dtype.byteorder}u{dtype.itemsize}")
-
-
-def subscribe(callback: Subscriber, /) -> None:
-    """Call ``callback(code, bits, dtype)`` for every registration, those of the past at once.
-
-    A registration counts when it has established at least one direction; :func:`key_of` and :func:`dtype_of` say which.
-    The callback runs in the thread that registered, before its call returns, without a lock held.
-    """
-    with _lock:
-        _subscribers.append(callback)
-        past = list(_established)
-    _tell([(callback, key, dtype) for key, dtype in past])
 
 
 # ---- the tables; the lock is held ----------------------------------------------------------------------------------
@@ -181,53 +156,38 @@ def _checked(key: tuple[int, int], dtype: np.dtype) -> Key:
     return code, bits
 
 
-def _register(key: Key, dtype: np.dtype, news: News) -> str | None:
+def _register(key: Key, dtype: np.dtype) -> str | None:
     """Establish what can be established, here and in NumPy. Why it was not all of it, in words, or None."""
-    exported = _known_key(dtype, news)
+    exported = _known_key(dtype)
     if exported is not None and exported != key:
         return f"{dtype!r} is exported as {exported} already, so not as {key}; an export cannot be changed"
-    imported = _known_dtype(key, news)
+    imported = _known_dtype(key)
     accepted = _register_with_numpy(key, dtype)
     if not accepted and (imported is None or imported is dtype):
         # Only where one of NumPy's own types hides what its registry holds, and an answer could not show it.
         return f"NumPy's own registry holds something else for {key} or for {dtype!r}"
     _exports.setdefault(dtype, key)
     _imports.setdefault(key, dtype)
-    if exported is None or imported is None:
-        _announce(key, dtype, news)
     if imported is None or imported is dtype:
         return None
     which = "an equal dtype, but another object" if imported == dtype else repr(imported)
     return f"{key} is imported as {which} already, so not as {dtype!r}; that is exported as {key} nevertheless"
 
 
-def _known_key(dtype: np.dtype, news: News) -> Key | None:
+def _known_key(dtype: np.dtype) -> Key | None:
     """What an export was registered as, here or in NumPy."""
     key = _exports.get(dtype)
     if key is None and (key := _ask_numpy_for_key(dtype)) is not None:
         _exports[dtype] = key
-        _announce(key, dtype, news)
     return key
 
 
-def _known_dtype(key: Key, news: News) -> np.dtype | None:
+def _known_dtype(key: Key) -> np.dtype | None:
     """What an import was registered as, here or in NumPy."""
     dtype = _imports.get(key)
     if dtype is None and (dtype := _ask_numpy_for_dtype(key)) is not None:
         _imports[key] = dtype
-        _announce(key, dtype, news)
     return dtype
-
-
-def _announce(key: Key, dtype: np.dtype, news: News) -> None:
-    _established.append((key, dtype))
-    news.extend((subscriber, key, dtype) for subscriber in _subscribers)
-
-
-def _tell(news: News) -> None:
-    """Without the lock: a subscriber may wait for locks of its own."""
-    for subscriber, (code, bits), dtype in news:
-        subscriber(code, bits, dtype)
 
 
 # ---- ml_dtypes -----------------------------------------------------------------------------------------------------
@@ -264,37 +224,21 @@ def _ml_dtype(name: str) -> np.dtype | None:
     return dtype if dtype.type is scalar else None
 
 
-def _learn_ml_dtypes(news: News) -> None:
+def _learn_ml_dtypes() -> None:
     """Register what ml_dtypes has by now. Where somebody was first with a key or a dtype, that holds."""
     if _to_learn and "ml_dtypes" in sys.modules:
         for name, key in list(_to_learn.items()):
             dtype = _ml_dtype(name)
             if dtype is not None and 8 * dtype.itemsize == key[1]:
-                _register(key, dtype, news)
+                _register(key, dtype)
                 _to_learn.pop(name, None)
 
 
 def padded_key_of(dtype: np.dtype) -> Key | None:
-    """The ``(code, bits)`` of ml_dtypes' types of less than a byte, for exports that say that they are padded.
-
-    Right only in a ``DLManagedTensorVersioned`` with ``DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED``, for a consumer that
-    knows the flag (its ``max_version`` is at least ``(1, 1)``): without it the elements are read as packed.
-    """
+    """The ``(code, bits)`` of ml_dtypes' types of less than a byte, kept one in a byte; None for any other dtype."""
     name = dtype.type.__name__
     key = ML_DTYPES_PADDED.get(name)
     return key if key is not None and _ml_dtype(name) == dtype else None
-
-
-def padded_dtype_of(code: int, bits: int) -> np.dtype | None:
-    """The dtype of an imported tensor of less than a byte that is flagged as padded, or None if there is none that is right.
-
-    Integers only: DLPack 1.3 does not say what the padding holds. ml_dtypes' integers do not look at it, but its floats take
-    it for part of the value.
-    """
-    if code not in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt):
-        return None
-    names = [name for name, key in ML_DTYPES_PADDED.items() if key == (code, bits)]
-    return _ml_dtype(names[0]) if names else None
 
 
 # ---- NumPy's own registry (2.5) ------------------------------------------------------------------------------------
@@ -339,7 +283,7 @@ def _ask_numpy_for_key(dtype: np.dtype) -> Key | None:
 def _ask_numpy_for_dtype(key: Key) -> np.dtype | None:
     """What NumPy imports a tensor of a type that is not its own as; None if it does not."""
     code, bits = key
-    if _numpy_register is None or key in _BUILT_IN_DTYPES or not (0 <= code <= 255 and 0 < bits <= MAX_BITS and bits % 8 == 0):
+    if _numpy_register is None or key in BUILT_IN_DTYPES or not (0 <= code <= 255 and 0 < bits <= MAX_BITS and bits % 8 == 0):
         return None
     try:
         return np.from_dlpack(_Empty(code, bits)).dtype
