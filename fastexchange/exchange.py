@@ -78,7 +78,8 @@ def polyfill(cls: type, /) -> None:
     have found: the table lives as long as the process.
 
     A borrowed view cannot say that it is readonly, so readonly arrays are refused there (``BufferError``); consumers then
-    take an owning export, or refuse.
+    take an owning export, or refuse. Whether a consumer heeds the readonly flag of an export is its own affair: apache-tvm-ffi
+    0.1.15 does not. Call this before such a library first meets an array: it may remember that there was no table.
 
     Raises TypeError for types of which this package has no table, ValueError for a type that has one of its own.
     """

@@ -199,7 +199,7 @@ def _interpreted(func):
         return _interpreted  # signatures, options: nothing is compiled
 
     def view(value):
-        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+        if type(value) in (tuple, list):
             return type(value)(map(view, value))
         return np.from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) else value
 

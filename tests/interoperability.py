@@ -15,18 +15,11 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from frameworks import torch, tvm_ffi  # noqa: E402
 from made_producers import Dunder, Legacy  # noqa: E402
 
 from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
 
-try:
-    import torch
-except ImportError:
-    torch = None
-try:
-    import tvm_ffi
-except ImportError:
-    tvm_ffi = None
 try:
     import jax
 except ImportError:

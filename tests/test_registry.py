@@ -662,6 +662,7 @@ DIFFERENTIAL = """
 import random
 import sys
 
+import numpy as np
 
 from fastexchange import fast_args, from_dlpack, registry, to_dlpack
 

@@ -109,7 +109,7 @@ MAX_INLINED_VIEWS = 6
 """Beyond so many, one function reads all views of a rank: a copy for each would no longer fit the instruction cache."""
 
 READER_CONVENTION = "preserve_nonecc" if platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64") else "fastcc"
-"""LLVM's calling convention of that function: saving registers that its caller does not use would cost 1 ns a view."""
+"""LLVM's calling convention of that function: saving registers that its caller does not use would cost time with each view."""
 
 @global_compiler_lock
 def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], guards: tuple, is_boxed: bool) -> int:
@@ -226,12 +226,23 @@ def box(return_type) -> tuple[int, tuple]:
     """
     if return_type == types.none:
         return 0, ()
+    if _holds_buffer(return_type):  # Numba's boxer sets TypeError and drops nothing of what it was given
+        raise UnsupportedEntry(f"a result of type {return_type}")
     context = _context()
     size = context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
     if size > RESULT_BYTES:
         raise UnsupportedEntry(f"a result of {size} bytes")
     key = ("box", return_type)
     return code_cache.get(key, lambda: _build_box(context, return_type), persist=_is_plain(return_type))
+
+
+def _holds_buffer(numba_type) -> bool:
+    """Whether values of a type are, or hold, buffers that are no arrays, such as a bytearray's: they have no way to Python."""
+    if isinstance(numba_type, types.BaseTuple):
+        return any(map(_holds_buffer, numba_type.types))
+    if isinstance(numba_type, types.Optional):
+        return _holds_buffer(numba_type.type)
+    return isinstance(numba_type, types.Buffer) and not isinstance(numba_type, types.Array)
 
 
 def _is_plain(numba_type) -> bool:

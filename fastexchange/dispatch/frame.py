@@ -155,25 +155,19 @@ def let_escape(runtime, frame, i):
         if entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
-    if origin == layout.ORIGIN_VIEW and managed != 0:
-        # The export may hold other memory than the view showed: the tensor is held, too, by both of its owners' owner.
-        pair = c.PyMem_RawMalloc(16)
+    release, owner = runtime.release_owner, ob
+    if managed != 0:
+        release, owner = runtime.release_managed, managed
+        # The export of a view may hold other memory than the view showed: the tensor is held, too.
+        pair = c.PyMem_RawMalloc(16) if origin == layout.ORIGIN_VIEW else 0
         if pair != 0:
-            c.Py_IncRef(ob)
             store(pair, managed)
             store(pair + 8, ob)
-            store(meminfo + MEMINFO_DTOR, runtime.release_both)
-            store(meminfo + MEMINFO_DTOR_INFO, pair)
-            origin = -1
-    if origin == -1:
-        pass
-    elif managed != 0:
-        store(meminfo + MEMINFO_DTOR, runtime.release_managed)
-        store(meminfo + MEMINFO_DTOR_INFO, managed)
-    else:
+            release, owner = runtime.release_both, pair
+    if release != runtime.release_managed:
         c.Py_IncRef(ob)
-        store(meminfo + MEMINFO_DTOR, runtime.release_owner)
-        store(meminfo + MEMINFO_DTOR_INFO, ob)
+    store(meminfo + MEMINFO_DTOR, release)
+    store(meminfo + MEMINFO_DTOR_INFO, owner)
     NRT_MemInfo_release(meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:

@@ -183,7 +183,7 @@ GUARD_OFFSETS = ("object", "keys", "odd_keys", "autograd", "storage", "storage_d
 def read_guarded_view(
     ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data
 ):
-    """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them would cost 1 ns."""
+    """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them takes time."""
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type or is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
         return DIFFERS

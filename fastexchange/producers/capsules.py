@@ -62,6 +62,12 @@ def drop_capsule(capsule):
         call_word(legacy_at(legacy).deleter, (legacy,))
 
 
+_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyMem_RawFree", ctypes.pythonapi))
+
+
 def capsule_of(managed: int, is_versioned: bool):
     """A new capsule that owns the DLManagedTensorVersioned at `managed`. Raises MemoryError, and then owns nothing."""
     pointer, name = managed, VERSIONED_NAME
@@ -70,8 +76,10 @@ def capsule_of(managed: int, is_versioned: bool):
         pointer, name = convert(managed, delete_wrapped.address), LEGACY_NAME
         if not pointer:
             raise MemoryError("no memory for a legacy DLPack tensor")
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
-        ("PyCapsule_New", ctypes.pythonapi)
-    )
-    return make(pointer, int(ffi.cast("intptr_t", _names[name])), drop_capsule.address)
+    try:
+        return _new_capsule(pointer, int(ffi.cast("intptr_t", _names[name])), drop_capsule.address)
+    except MemoryError:
+        if not is_versioned:
+            _free(pointer)
+        raise
 
