@@ -1,8 +1,9 @@
 /* The limit: what a C extension written by hand for one kernel does with its arguments, and nothing else.
  *
- * Each function checks its arguments against one fixed signature (any number of 1-D, C-contiguous float32 arrays on the
- * CPU, or of scalars), writes them as the flat words that a Numba kernel takes per array, and calls an empty kernel
- * through a pointer that the compiler cannot see through. floor.py builds it and puts the DLPack declarations in front.
+ * The functions for kernels check their arguments against one fixed signature (any number of 1-D, C-contiguous
+ * float32 arrays on the CPU, or of scalars), write them as the flat words that a Numba kernel takes per array, and call
+ * an empty kernel through a pointer that the compiler cannot see through. Beside them stands NumPy's owning export, as
+ * an exchange table. floor.py builds it all and puts the DLPack declarations in front.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -184,6 +185,100 @@ release:
     return result;
 }
 
+/* ---- NumPy's owning export ---- */
+
+static const DLDataType dtypes[] = {
+    [NPY_BOOL] = {kDLBool, 8, 1},
+    [NPY_BYTE] = {kDLInt, 8, 1},
+    [NPY_UBYTE] = {kDLUInt, 8, 1},
+    [NPY_SHORT] = {kDLInt, 8 * sizeof(short), 1},
+    [NPY_USHORT] = {kDLUInt, 8 * sizeof(short), 1},
+    [NPY_INT] = {kDLInt, 8 * sizeof(int), 1},
+    [NPY_UINT] = {kDLUInt, 8 * sizeof(int), 1},
+    [NPY_LONG] = {kDLInt, 8 * sizeof(long), 1},
+    [NPY_ULONG] = {kDLUInt, 8 * sizeof(long), 1},
+    [NPY_LONGLONG] = {kDLInt, 8 * sizeof(long long), 1},
+    [NPY_ULONGLONG] = {kDLUInt, 8 * sizeof(long long), 1},
+    [NPY_HALF] = {kDLFloat, 16, 1},
+    [NPY_FLOAT] = {kDLFloat, 32, 1},
+    [NPY_DOUBLE] = {kDLFloat, 64, 1},
+    [NPY_CFLOAT] = {kDLComplex, 64, 1},
+    [NPY_CDOUBLE] = {kDLComplex, 128, 1},
+};
+
+static int cannot_export(const char *reason)
+{
+    PyErr_SetString(PyExc_BufferError, reason);
+    return -1;
+}
+
+static void delete_export(DLManagedTensorVersioned *managed)
+{
+    PyGILState_STATE state = PyGILState_Ensure();
+    Py_DECREF((PyObject *)managed->manager_ctx);
+    PyGILState_Release(state);
+    free(managed);
+}
+
+/* One block holds the managed tensor, its shape and its strides, which DLPack counts in elements. */
+static int export_array(void *object, DLManagedTensorVersioned **out)
+{
+    const PyArrayObject_fields *array = object;
+    int type_num = array->descr->type_num;
+    if (UNLIKELY(type_num < 0 || type_num >= (int)(sizeof dtypes / sizeof *dtypes) || !dtypes[type_num].bits))
+        return cannot_export("no DLPack dtype");
+    if (UNLIKELY(!PyArray_ISNBO(array->descr->byteorder)))
+        return cannot_export("swapped byte order");
+    int ndim = array->nd;
+    DLManagedTensorVersioned *managed = malloc(sizeof *managed + 2 * ndim * sizeof(int64_t));
+    if (UNLIKELY(!managed)) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int64_t *shape = (int64_t *)(managed + 1), *strides = shape + ndim;
+    int shift = __builtin_ctz(dtypes[type_num].bits / 8); /* their item sizes are powers of two */
+    for (int i = 0; i < ndim; i++) {
+        shape[i] = array->dimensions[i];
+        strides[i] = array->strides[i] >> shift;
+        if (UNLIKELY(array->strides[i] & ((1 << shift) - 1)) && shape[i] > 1) {
+            free(managed);
+            return cannot_export("strides that are not whole elements");
+        }
+    }
+    Py_INCREF(object);
+    managed->version = (DLPackVersion){1, 3};
+    managed->manager_ctx = object;
+    managed->deleter = delete_export;
+    managed->flags = array->flags & NPY_ARRAY_WRITEABLE ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+    managed->dl_tensor = (DLTensor){array->data, {kDLCPU, 0}, ndim, dtypes[type_num], shape, strides, 0};
+    *out = managed;
+    return 0;
+}
+
+static const DLPackExchangeAPI numpy_table = {
+    .header = {.version = {1, 3}},
+    .managed_tensor_from_py_object_no_sync = export_array, /* all that export_and_delete, its only user, looks at */
+};
+
+/* export_and_delete(a table's capsule, tensor, times): the same code calls both tables, through pointers. */
+static PyObject *export_and_delete(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    if (count != 3)
+        return wrong(count, "a table, a tensor and a number are needed");
+    const DLPackExchangeAPI *api = PyCapsule_GetPointer(args[0], "dlpack_exchange_api");
+    Py_ssize_t times = PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    for (Py_ssize_t i = 0; i < times; i++) {
+        DLManagedTensorVersioned *managed;
+        if (UNLIKELY(api->managed_tensor_from_py_object_no_sync(args[1], &managed)))
+            return NULL;
+        managed->deleter(managed);
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- scalars ---- */
 
 static inline int small_int(PyObject *object, int64_t *out)
@@ -231,6 +326,8 @@ static PyMethodDef methods[] = {
     {"torch", (PyCFunction)(void *)torch, METH_FASTCALL, "Tensors borrowed with dltensor_from_py_object_no_sync."},
     {"torch_managed", (PyCFunction)(void *)torch_managed, METH_FASTCALL,
      "Tensors owned through managed_tensor_from_py_object_no_sync, released after the kernel."},
+    {"export_and_delete", (PyCFunction)(void *)export_and_delete, METH_FASTCALL,
+     "Own a tensor through a table's managed_tensor_from_py_object_no_sync and release it, so many times."},
     {"scalars", (PyCFunction)(void *)scalars, METH_FASTCALL, "Python's float, int and bool."},
     {NULL, NULL, 0, NULL},
 };
@@ -242,5 +339,10 @@ PyMODINIT_FUNC PyInit__fastexchange_floor(void)
 {
     import_array1(NULL);
     ndarray = &PyArray_Type;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    PyObject *capsule = PyCapsule_New((void *)&numpy_table, "dlpack_exchange_api", NULL);
+    if (!module || PyModule_AddObjectRef(module, "numpy_table", capsule))
+        Py_CLEAR(module);
+    Py_XDECREF(capsule);
+    return module;
 }

@@ -48,7 +48,11 @@ def _build(source: str, target: Path) -> None:
 
 
 def load():
-    """The extension module: ``empty``, ``numpy``, ``torch``, ``torch_managed``, ``scalars``. Compiled on first use."""
+    """The extension module. Compiled on first use.
+
+    Functions to call like a kernel: ``empty``, ``numpy``, ``torch``, ``torch_managed``, ``scalars``. And
+    ``export_and_delete(capsule, tensor, times)``, for any exchange table, with ``numpy_table``, the capsule of one by hand.
+    """
     declarations = f'#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n#line 1 "floor.c"\n'
     source = declarations + Path(__file__).with_name("floor.c").read_text()
     key = repr((source, sys.version, np.__version__, _FLAGS, os.environ.get("CC")))

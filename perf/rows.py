@@ -8,7 +8,7 @@ import floor
 import numba
 import numpy as np
 
-from fastexchange import fast_args
+from fastexchange import convert, exchange_api, fast_args, from_dlpack, polyfill, unpolyfill
 from fastexchange.measure import Statement
 
 try:
@@ -325,13 +325,79 @@ def fallback() -> Iterator[Group]:
         yield group
 
 
+def conversions() -> Group:
+    """One tensor into the other framework; what is made is dropped within the statement."""
+    group = Group("Conversions between NumPy and PyTorch, 1 tensor")
+    x, t = np.ones(1, np.float32), torch.ones(1)
+    ours = "convert/numpy/fast"
+    group.add(ours, "from_dlpack(tensor)", "f(t)", {"f": from_dlpack, "t": t})
+    group.add("convert/numpy/numpy", "np.from_dlpack(tensor)", "f(t)", {"f": np.from_dlpack, "t": t}, ours)
+    ours = "convert/torch/fast"
+    group.add(ours, "convert(array, torch.Tensor)", "f(x, to)", {"f": convert, "x": x, "to": torch.Tensor})
+    group.add("convert/torch/dlpack", "torch.from_dlpack(array)", "f(x)", {"f": torch.from_dlpack, "x": x}, ours)
+    group.add("convert/torch/from_numpy", "torch.from_numpy(array)", "f(x)", {"f": torch.from_numpy, "x": x}, ours)
+    return group
+
+
+def polyfilled() -> Group:
+    """tvm-ffi's empty function with arrays for which it found our exchange table, and with arrays for which it did not.
+
+    It remembers per type, for the life of the thread, whether there was a table at its first look. So a subclass shows it
+    the table once, and then ``numpy.ndarray`` is again as it was: the rows of other groups see nothing of it.
+    """
+
+    class Array(np.ndarray):
+        pass
+
+    class PolyfilledArray(np.ndarray):
+        pass
+
+    group = Group("tvm-ffi testing.nop, 3 NumPy arrays, with and without polyfill(numpy.ndarray)")
+    nop = tvm_ffi.get_global_func("testing.nop")
+
+    def add(key: str, label: str, cls: type, reference: str | None = None):
+        values = {name: array.view(cls) for name, array in arrays(3).items()}
+        nop(*values.values())  # its first look at the type
+        group.add(f"polyfill/{key}", label, call("f", values), {"f": nop, **values}, reference)
+
+    polyfill(np.ndarray)
+    try:
+        add("with", "polyfilled (a subclass of ndarray)", PolyfilledArray)
+    finally:
+        unpolyfill(np.ndarray)
+    add("without", "not polyfilled", np.ndarray, "polyfill/with")
+    add("subclass", "not polyfilled, a subclass of ndarray", Array, "polyfill/without")
+    return group
+
+
+EXPORTED_NDIMS = (1, 3)
+_EXPORTS = 100  # per statement, in a loop in C: the interpreter has no part in them
+
+
+def exports(limit) -> Group:
+    """NumPy's owning export and its deleter, through two tables and one caller in C."""
+    group = Group("NumPy's managed export and its deleter, called from C")
+    for ndim in EXPORTED_NDIMS:
+        key, code = f"export/{ndim}/", "f(table, x, n)"
+        names = {"f": limit.export_and_delete, "x": np.ones((1,) * ndim, np.float32), "n": _EXPORTS}
+        by_hand, ours = ({"table": table, **names} for table in (limit.numpy_table, exchange_api(np.ndarray)))
+        group.add(key + "c", f"{ndim}-D: {C}", code, by_hand, calls=_EXPORTS)
+        group.add(key + "fast", f"{ndim}-D: {OURS}", code, ours, key + "c", _EXPORTS)
+    return group
+
+
 def groups() -> list[Group]:
     """All groups, without the rows whose framework is not installed."""
     limit = floor.load()
     found = [control(), *numpy_arguments(limit)]
     if torch is not None:
         found += [*torch_arguments(limit), autograd(limit), mixed()]
-    return [*found, *unpacked(limit), scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
+    found += [*unpacked(limit), scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
+    if torch is not None:
+        found.append(conversions())
+    if tvm_ffi is not None:
+        found.append(polyfilled())
+    return [*found, exports(limit)]
 
 
 def left_out() -> list[str]:

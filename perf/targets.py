@@ -119,9 +119,27 @@ def _fallback_and_start(book: _Book) -> None:
         book.add(call, "≤ 1.5 x njit(cache=True)", ratio, 1.5, "x")
 
 
+def _exchange(book: _Book) -> None:
+    ours, theirs = "convert/numpy/fast", "convert/numpy/numpy"
+    book.add("from_dlpack(tensor)", "≥ 6 x faster than NumPy's", lambda t: t[theirs] / t[ours], 6, "x faster")
+    call, key = "convert(array, torch.Tensor)", "convert/torch/{}"
+    for theirs, must_be, bound in (
+        ("dlpack", "≥ 2 x faster than torch's", 2),
+        ("from_numpy", "not slower than from_numpy", 1),
+    ):
+        ratio = lambda t, theirs=theirs: t[key.format(theirs)] / t[key.format("fast")]  # noqa: E731
+        book.add(call, must_be, ratio, bound, "x faster")
+    call, ratio = "tvm-ffi, 3 NumPy arrays", lambda t: t["polyfill/without"] / t["polyfill/with"]
+    book.add(call, "≥ 1.3 x faster polyfilled", ratio, 1.3, "x faster")
+    for ndim in rows.EXPORTED_NDIMS:
+        ours, c = f"export/{ndim}/fast", f"export/{ndim}/c"
+        ratio = lambda t, o=ours, c=c: t[o] / t[c]  # noqa: E731
+        book.add(f"NumPy's export + deleter, {ndim}-D", "≤ 1.3 x hand-written C", ratio, 1.3, "x")
+
+
 def targets(times: dict[str, Samples]) -> Iterator[Target]:
     """Every promise, in the order in which the project makes them."""
     book = _Book(times)
-    for part in (_tensors, _scalars_and_signatures, _keywords_and_optionals, _fallback_and_start):
+    for part in (_tensors, _scalars_and_signatures, _keywords_and_optionals, _fallback_and_start, _exchange):
         part(book)
     return iter(book.targets)
