@@ -238,8 +238,8 @@ def box(return_type) -> tuple[int, tuple]:
 
 def _holds_buffer(numba_type) -> bool:
     """Whether values of a type are, or hold, buffers that are no arrays, such as a bytearray's: they have no way to Python."""
-    if isinstance(numba_type, types.BaseTuple):
-        return any(map(_holds_buffer, numba_type))
+    if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
+        return any(map(_holds_buffer, numba_type.types))
     if isinstance(numba_type, types.Optional):
         return _holds_buffer(numba_type.type)
     return isinstance(numba_type, types.Buffer) and not isinstance(numba_type, types.Array)
