@@ -192,7 +192,9 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         return None
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
-    managed = dunder.managed_tensor_from_py_object_no_sync.address
+    # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.
+    producer = forwarded if torch.is_tensor_type(cls) else dunder
+    managed = producer.managed_tensor_from_py_object_no_sync.address
     fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes)}
     return Discovery(PATH_DUNDER, fields, notes)
 

@@ -19,6 +19,7 @@ from numba.core.registry import CPUDispatcher
 
 from .cpython import NativeCallable, enable_vectorcall
 from .parameters import Parameters
+from .producers import torch
 
 __all__ = ["FastKernel", "KernelStats", "fast_args"]
 
@@ -44,11 +45,12 @@ class FastKernel(NativeCallable):
     ----------
     dispatcher : the Numba dispatcher. Called directly, it takes what Numba takes.
     py_func : the Python function.
+    allows_grad : whether it takes tensors that require grad while grad mode is on.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_native")
 
-    def __init__(self, dispatcher: CPUDispatcher):
+    def __init__(self, dispatcher: CPUDispatcher, allows_grad: bool = False):
         from .dispatch.context import KernelContext
         from .dispatch.shim import vectorcall
 
@@ -57,10 +59,12 @@ class FastKernel(NativeCallable):
         self.py_func = dispatcher.py_func
         self._parameters = Parameters(dispatcher.py_func)
         self._slow_calls = 0
-        self._native = KernelContext(self._parameters, release_gil=bool(dispatcher.targetoptions.get("nogil")))
+        self.allows_grad = allows_grad
+        release_gil = bool(dispatcher.targetoptions.get("nogil"))
+        self._native = KernelContext(self._parameters, release_gil, allows_grad)
         self._context = self._native.address
         self._vectorcall = vectorcall.address
-        _kernels[id(dispatcher)] = self
+        _kernels[id(dispatcher), allows_grad] = self
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -70,7 +74,7 @@ class FastKernel(NativeCallable):
         return f"<fast_args {self.py_func.__module__}.{self.py_func.__qualname__}{inspect.signature(self.py_func)}>"
 
     def __reduce__(self):
-        return fast_args, (self.dispatcher,)
+        return _kernel_of, (self.dispatcher, self.allows_grad)
 
     @property
     def _numba_type_(self):
@@ -140,27 +144,31 @@ class _CarefulKernel(FastKernel):
         return self._call_numba(*args, **kwargs)
 
 
-_kernels: "weakref.WeakValueDictionary[int, FastKernel]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive: a kernel that is pickled and loaded in the same process is
-the same kernel."""
+_kernels: "weakref.WeakValueDictionary[tuple[int, bool], FastKernel]" = weakref.WeakValueDictionary()
+"""By ``id`` of the dispatcher, which the kernel keeps alive, and ``allows_grad``: a kernel that is pickled and loaded in the
+same process is the same kernel."""
 
 enable_vectorcall(FastKernel)
 
 
-def fast_args(func=None, /, **options):
+def fast_args(func=None, /, *, grad="refuse", **options):
     """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
 
     Parameters
     ----------
     func : a Python function, which is compiled with ``numba.njit(**options)``; or an existing ``@njit`` dispatcher; or,
         as for ``njit``, one or several explicit signatures.
+    grad : what becomes of tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as ``__dlpack__``
+        has it, because autograd sees nothing of what a kernel does. ``"allow"``: the kernel gets their memory, as after
+        ``detach()``; for kernels that take part in a backward pass of their own, and for optimiser steps.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns
     -------
     A :class:`FastKernel`; without a function, a decorator.
 
-    Raises TypeError for anything else, and for options given together with a dispatcher, which has its own.
+    Raises TypeError for anything else, and for options of Numba's given together with a dispatcher, which has its own;
+    ValueError for another `grad`.
 
     Ownership: a call borrows its tensors for the time of the call. With ``nogil=True`` it holds owning exports instead.
     (A PyTorch export shares the tensor's storage: it does not outlast ``set_()`` or ``resize_()`` in another thread.)
@@ -175,32 +183,45 @@ def fast_args(func=None, /, **options):
     >>> total(np.arange(4.0))
     6.0
     """
+    if grad not in ("refuse", "allow"):
+        raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {grad!r}")
+    allows_grad = grad == "allow"
     if func is None:
-        return functools.partial(fast_args, **options)
+        return functools.partial(fast_args, grad=grad, **options)
     if isinstance(func, FastKernel):
         _no_options(options, "a FastKernel")
+        if allows_grad and not func.allows_grad:
+            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad='allow'")
         return func
     if isinstance(func, CPUDispatcher):
         _no_options(options, "a Numba dispatcher")
-        known = _kernels.get(id(func))
-        return known if known is not None else _make(func)
+        return _kernel_of(func, allows_grad)
     if numba.config.DISABLE_JIT:
-        return _interpreted(func)
+        return _interpreted(func, allows_grad)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions and CPU dispatchers; {type(func).__name__} is for another target")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
-        return lambda function: _make(_jit(function, options, func))
-    return _make(_jit(func, options))
+        return lambda function: _make(_jit(function, options, func), allows_grad)
+    return _make(_jit(func, options), allows_grad)
 
 
-def _interpreted(func):
+def _kernel_of(dispatcher: CPUDispatcher, allows_grad: bool) -> FastKernel:
+    """The kernel of a dispatcher: there is one for each `allows_grad`."""
+    known = _kernels.get((id(dispatcher), allows_grad))
+    return known if known is not None else _make(dispatcher, allows_grad)
+
+
+def _interpreted(func, allows_grad):
     """What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views."""
     if not inspect.isfunction(func):
-        return _interpreted  # signatures, options: nothing is compiled
+        return lambda function: _interpreted(function, allows_grad)  # signatures, options: nothing is compiled
 
     def view(value):
         if type(value) in (tuple, list):
             return type(value)(map(view, value))
+        if torch.is_tensor_type(type(value)):
+            torch.check(value, allows_grad)
+            value = value.detach()
         return np.from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) else value
 
     @functools.wraps(func)
@@ -211,10 +232,10 @@ def _interpreted(func):
     return interpreted
 
 
-def _make(dispatcher: CPUDispatcher) -> FastKernel:
+def _make(dispatcher: CPUDispatcher, allows_grad: bool) -> FastKernel:
     from .dispatch.state import runtime
 
-    return FastKernel(dispatcher) if runtime().is_native else _CarefulKernel(dispatcher)
+    return (FastKernel if runtime().is_native else _CarefulKernel)(dispatcher, allows_grad)
 
 
 def _no_options(options: dict, what: str) -> None:

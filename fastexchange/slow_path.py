@@ -335,7 +335,7 @@ def check_tensors(kernel, position: int, value) -> None:
             check_tensors(kernel, position, item)
     elif torch.is_tensor_type(type(value)):
         try:
-            torch.check(value)
+            torch.check(value, kernel.allows_grad)
         except BufferError as error:
             refuse_value(kernel, position, value, str(error))
         except Exception as error:

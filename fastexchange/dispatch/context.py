@@ -57,7 +57,7 @@ class KernelContext:
     Nothing of it moves or goes away while the kernel lives: a call in progress may still look at what has been replaced.
     """
 
-    def __init__(self, parameters, release_gil: bool):
+    def __init__(self, parameters, release_gil: bool, allows_grad: bool):
         names = parameters.names
         self.runtime = runtime()
         self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_plan_call", "_refused")]
@@ -82,7 +82,7 @@ class KernelContext:
         native.has_default = address_of(self._has_default)
         native.omitted = id(OMITTED)
         native.slow_name, native.numba_name, native.plan_name, native.refused_name = map(id, self._strings[-4:])
-        native.release_gil = release_gil
+        native.release_gil, native.allows_grad = release_gil, allows_grad
         native.raise_error = entry.raise_error()
 
     @property
@@ -200,8 +200,13 @@ class KernelContext:
         has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=False))
         return kinds if is_planned and not has_uint64 else None
 
+    def _guard_of(self, fields: dict[str, int]) -> int:
+        """``guard.guard_of`` a type's entry."""
+        address = fields.get("guard", 0)
+        return ffi.cast("fx_guard *", address).allowing if address and self.native.allows_grad else address
+
     def _guard_offsets(self, value) -> tuple[int, ...]:
-        address = self.runtime.entries.fields(type(value)).get("guard", 0)
+        address = self._guard_of(self.runtime.entries.fields(type(value)))
         guard = ffi.cast("fx_guard *", address)
         return tuple(getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
@@ -216,8 +221,7 @@ class KernelContext:
             self.runtime.entries.watch(type(value), plan)
         return held
 
-    @staticmethod
-    def _describe(record, value, key: int, fields: dict[str, int], held: list) -> None:
+    def _describe(self, record, value, key: int, fields: dict[str, int], held: list) -> None:
         record.flags, record.origin = key >> layout.FLAGS_SHIFT, -1
         if fields["kind"] == layout.KIND_NDARRAY:
             record.origin = layout.ORIGIN_NDARRAY
@@ -227,7 +231,7 @@ class KernelContext:
         elif fields["kind"] == layout.KIND_EXCHANGE:
             record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
-            record.borrow, record.guard = fields["borrow"], fields.get("guard", 0)
+            record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
 
 
 def _new_buckets(size: int):

@@ -46,6 +46,15 @@ def is_odd(address, ob):
 
 
 @native_inline
+def guard_of(context, entry):
+    """The address of the ``fx_guard`` by which a kernel judges tensors of a type, or 0."""
+    guard = entry.guard
+    if context.allows_grad != 0 and guard != 0:
+        guard = layout.guard_at(guard).allowing
+    return guard
+
+
+@native_inline
 def is_freed_there(ob, object_, storage, storage_data):
     """Whether the tensor's storage has no memory: a tensor with an offset then still has an address that is not NULL."""
     return storage != 0 and load(load(load(ob + object_) + storage) + storage_data) == 0

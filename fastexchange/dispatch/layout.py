@@ -32,6 +32,7 @@ typedef struct {
     int64_t storage;            /* in the implementation: a pointer to the storage, 0 if unknown; in that … */
     int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
+    int64_t allowing;           /* the fx_guard for kernels that take tensors whatever autograd knows */
 } fx_guard;
 
 /* One thing found by address: a type, or a NumPy dtype object. */
@@ -105,6 +106,7 @@ typedef struct {
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
     int64_t names;              /* PyObject *[parameter_count], interned */
+    int64_t allows_grad;        /* whether autograd has no say (fast_args(grad="allow")) */
     int64_t omitted;            /* the object that stands for an omitted default */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */

@@ -26,7 +26,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES
-from .guard import is_freed, is_odd
+from .guard import guard_of, is_freed, is_odd
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
@@ -140,7 +140,7 @@ def walk(context, runtime, frame, args, nargs, flags):
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
             entry = layout.entry_at(entry_address)
             class_key = entry.key
-            guard = entry.guard  # the entry may move while foreign code runs
+            guard = guard_of(context, entry)  # the entry may move while foreign code runs
             origin = ob + layout.ORIGIN_VIEW
             writeable = True
             if needs_export(context, entry):
@@ -317,7 +317,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_GROW
                 break
             export_function = entry.managed  # the entry may move while Python code runs
-            if flags & FLAG_TRUSTED == 0 and is_odd(entry.guard, ob):
+            if flags & FLAG_TRUSTED == 0 and is_odd(guard_of(context, entry), ob):
                 status = layout.STATUS_CHECK
                 break
             store(out, 0)

@@ -1,7 +1,8 @@
-"""Wrappers: objects whose attribute ``__dlpack_c_exchange_api__`` is no capsule but another object, the one they wrap.
+"""Objects that are exported as another object.
 
-The export is that object's, through its own type's table. A wrapper that forwards to nothing usable is exported by its
-``__dlpack__``, if it has one.
+Wrappers, whose attribute ``__dlpack_c_exchange_api__`` is no capsule but another object, the one they wrap: the export is that
+object's, through its own type's table. A wrapper that forwards to nothing usable is exported by its ``__dlpack__``, if it has
+one. And PyTorch tensors without a usable table: their ``__dlpack__`` is that of the detached tensor.
 """
 
 from numba import types
@@ -10,7 +11,7 @@ from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import OB_ITEM
 from ..native import call_int, global_address, load
-from . import dunder
+from . import dunder, torch
 from .python_side import python_side
 
 MAX_WRAPPERS = 8
@@ -22,7 +23,7 @@ python_items = python_side("fastexchange.producers.forwarded")
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of what `py_object` wraps; the caller calls its deleter, once.
+    """Fill the pointer at `out` with an owning export of what `py_object` stands for; the caller calls its deleter, once.
 
     Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
     """
@@ -41,7 +42,9 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 
 def _resolve(wrapper):
-    """(what it wraps, the address of the function that exports it), or None."""
+    """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
+    if torch.is_tensor_type(type(wrapper)):
+        return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
     from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper_type, type_name
     from ..export import exporter_of
 

@@ -39,18 +39,20 @@ def overrides_functions(cls: type) -> bool:
     return getattr(own, "__func__", own) not in [getattr(known, "__func__", known) for known in inherited]
 
 
-def check(tensor) -> None:
+def check(tensor, allows_grad: bool = False) -> None:
     """Raise BufferError for a tensor whose memory is not its value, or that autograd watches while grad mode is on.
 
-    What else is unusual is left to the tensor's own ``__dlpack__``, which raises what it finds right.
+    `allows_grad`: autograd has no say. What else is unusual is left to the tensor's own ``__dlpack__``, which raises what it
+    finds right.
     """
     import torch
 
     found = guard()
+    is_watched = tensor.requires_grad and torch.is_grad_enabled() and not allows_grad
     if found.is_freed(tensor) and tensor.numel():
         raise BufferError("its storage has been freed: its data pointer is NULL, or NULL and an offset")
     if found.knows_keys and not _keys(tensor) & found.native.odd_keys:
-        if not (tensor.requires_grad and torch.is_grad_enabled()):
+        if not is_watched:
             return
     if tensor.layout is not torch.strided:
         raise BufferError(f"it has layout {tensor.layout}; pass x.to_dense()")
@@ -58,7 +60,7 @@ def check(tensor) -> None:
         raise BufferError("it is lazily conjugated, its memory holds the conjugate; pass x.resolve_conj()")
     if tensor.is_neg():
         raise BufferError("it is lazily negated, its memory holds the negative; pass x.resolve_neg()")
-    if tensor.requires_grad and torch.is_grad_enabled():
+    if is_watched:
         raise BufferError("it requires grad, and autograd does not see what a kernel does; pass x.detach()")
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
@@ -71,6 +73,7 @@ class Guard:
 
     def __init__(self):
         self.native = ffi.new("fx_guard *")
+        self._allowing = ffi.new("fx_guard *")
         self.knows_keys = self.knows_autograd = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
@@ -80,6 +83,9 @@ class Guard:
             experiments.join()
         if not self.knows_keys:  # the word at the start of every type object, its reference count, is not 0
             self._set(object=_OB_TYPE, keys=0, odd_keys=-1)
+        self._allowing[0] = self.native[0]
+        self._allowing.autograd = 0
+        self.native.allowing = int(ffi.cast("intptr_t", self._allowing))
 
     @property
     def address(self) -> int:
