@@ -8,6 +8,7 @@ Start at :func:`fast_args`. The way of one argument: ``kernel`` (what is called)
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
+from . import interpreter as _interpreter  # noqa: F401  (first: it refuses interpreters that the others cannot trust)
 from .dlpack import DLDataTypeCode, DLDeviceType
 from .kernel import FastKernel, KernelStats, fast_args
 
