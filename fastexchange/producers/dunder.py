@@ -1,7 +1,7 @@
 """Any type with ``__dlpack__`` (and ``__dlpack_device__``): the array API's protocol, as an exchange table.
 
 ``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then take the managed export,
-here :data:`managed_tensor_from_py_object_no_sync`, which calls the method.
+which calls the method.
 
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
@@ -61,8 +61,8 @@ def wrap_legacy(legacy, deleter):
 python_items = python_side("fastexchange.producers.dunder")
 
 
-@cfunction(types.int32, types.intp, types.intp)
-def managed_tensor_from_py_object_no_sync(py_object, out):
+@native
+def export(py_object, out):
     """Fill the pointer at `out` with an owning export of `py_object`; the caller calls its deleter, once.
 
     Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. The capsule is consumed:
@@ -106,6 +106,21 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     return types.int32(0)
 
 
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """:data:`export`, for this package: with the flag READONLY_IS_ASSUMED, where it is so."""
+    return export(py_object, out)
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def lent_managed_tensor_from_py_object_no_sync(py_object, out):
+    """:data:`export`, for others: with no flag that DLPack does not have."""
+    failed = export(py_object, out)
+    if failed == 0:
+        managed_at(load(out)).flags &= ~READONLY_IS_ASSUMED
+    return failed
+
+
 def _refuse_capsule(result):
     """Raise for what ``__dlpack__`` returned instead of an unconsumed DLPack capsule."""
     kind = type(result).__name__
@@ -138,9 +153,9 @@ def exchange_table():
     table = ffi.new("DLPackExchangeAPI *")
     table.header.version.major, table.header.version.minor = VERSION
     for function in (
-        numpy_table.managed_tensor_allocator, managed_tensor_from_py_object_no_sync,
+        numpy_table.managed_tensor_allocator, lent_managed_tensor_from_py_object_no_sync,
         managed_tensor_to_py_object_no_sync, numpy_table.current_work_stream,
     ):  # fmt: skip
-        name = function.__name__
+        name = function.__name__.removeprefix("lent_")
         setattr(table, name, ffi.cast(ffi.typeof(getattr(table, name)), function.address))
     return table
