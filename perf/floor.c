@@ -264,8 +264,10 @@ static const DLPackExchangeAPI numpy_table = {
 static PyObject *export_and_delete(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     (void)self;
-    if (count != 3)
-        return wrong(count, "a table, a tensor and a number are needed");
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "a table, a tensor and a number are needed");
+        return NULL;
+    }
     const DLPackExchangeAPI *api = PyCapsule_GetPointer(args[0], "dlpack_exchange_api");
     Py_ssize_t times = PyLong_AsSsize_t(args[2]);
     if (PyErr_Occurred())

@@ -15,8 +15,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from frameworks import torch, tvm_ffi  # noqa: E402
-from made_producers import Dunder, Legacy  # noqa: E402
+from frameworks import NUMPY_DTYPES, torch, tvm_ffi  # noqa: E402
+from made_producers import TABLE_CAPSULE, Dunder, Legacy, Tabled, capsule, exchange_table  # noqa: E402
 
 from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
 
@@ -32,7 +32,11 @@ except ImportError:
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- interoperability: begin -->\n", "<!-- interoperability: end -->\n"
 
-DTYPES = ("?", "i2", "i4", "f4", "f8", "c8")
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+DTYPES = NUMPY_DTYPES if ml_dtypes is None else (*NUMPY_DTYPES, "bfloat16")
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "C": lambda a: a.reshape(3, 4),
@@ -68,6 +72,8 @@ class Way:
     is_installed: bool = True
     is_by_address: bool = False
     """Whether memory is shared or copied according to its alignment."""
+    sees_bits: bool = False
+    """Whether elements beyond Numba's types are seen as unsigned integers."""
 
 
 def _jax(array: np.ndarray):
@@ -89,6 +95,50 @@ def _vector(array: np.ndarray):
     return array_module.array(array.dtype.char, array.tolist())
 
 
+def _bytes(cls):
+    def make(array: np.ndarray):
+        if array.ndim != 1 or array.dtype != np.uint8 or not array.size:
+            raise LookupError(f"{cls.__name__} is a plain vector of bytes")
+        return cls(array.tobytes())
+
+    return make
+
+
+def _ctypes(array: np.ndarray):
+    if not array.size or not array.flags.c_contiguous or array.dtype.kind not in "?iuf" or array.dtype.char == "e":
+        raise LookupError("arrays of ctypes are plain, of C's own types")
+    return np.ctypeslib.as_ctypes(array)
+
+
+class Older(Tabled):
+    """Its exchange table is under the attribute's older name."""
+
+    __dlpack_c_exchange_api__ = None
+    __c_dlpack_exchange_api__ = capsule(exchange_table(), TABLE_CAPSULE)
+
+
+class Wrapper:
+    """Forwards to the tensor that it wraps."""
+
+    def __init__(self, array: np.ndarray):
+        self.inner = array
+
+    @property
+    def __dlpack_c_exchange_api__(self):
+        return self.inner
+
+
+def _plain(make, takes_readonly: bool = True):
+    """A producer made for the tests: NumPy's own dtypes; no readonly memory if it has no way to say so."""
+
+    def made(array: np.ndarray):
+        if array.dtype.kind == "V" or not (array.flags.writeable or takes_readonly):
+            raise LookupError("it has no such tensors")
+        return make(array)
+
+    return made
+
+
 def _torch(array: np.ndarray):
     if not array.flags.writeable:
         raise LookupError("PyTorch has no readonly tensors")
@@ -103,8 +153,14 @@ PRODUCERS = [
     Producer("`pyarrow.Array`", _pyarrow, pyarrow is not None),
     Producer("`memoryview`", memoryview),
     Producer("`array.array`", _vector),
-    Producer("only `__dlpack__`", Dunder),
-    Producer("only legacy `__dlpack__`", Legacy),
+    Producer("`bytearray`", _bytes(bytearray)),
+    Producer("`bytes`", _bytes(bytes)),
+    Producer("`ctypes` array", _ctypes),
+    Producer("exchange table", _plain(Tabled, takes_readonly=False)),
+    Producer("exchange table, older attribute", _plain(Older, takes_readonly=False)),
+    Producer("wrapper of an `ndarray`", Wrapper),
+    Producer("only `__dlpack__`", _plain(Dunder)),
+    Producer("only legacy `__dlpack__`", _plain(Legacy)),
 ]
 
 
@@ -121,9 +177,9 @@ def _items(x):
 
 
 def _by_kernel(tensor) -> tuple[int, list]:
-    if isinstance(tensor, (memoryview, array_module.array)):  # Numba's types of these have no address and no copy()
-        if isinstance(tensor, memoryview) and tensor.ndim != 1:
-            raise NotImplementedError("a kernel indexes these in one dimension")
+    if isinstance(tensor, (memoryview, array_module.array, bytes, bytearray)):  # Numba's types of these have no copy()
+        if isinstance(tensor, memoryview) and (tensor.ndim != 1 or tensor.format == "e"):
+            raise NotImplementedError("under @njit, too, these are indexed in one dimension, and have no float16")
         return _by_numpy(tensor)[0], list(_items(tensor))
     address, copied = _kernel(tensor)
     return int(address), np.asarray(copied).tolist()
@@ -134,24 +190,35 @@ def _by_numpy(tensor) -> tuple[int, list]:
     return view.ctypes.data, view.tolist()
 
 
+def _by_pyarrow(tensor) -> tuple[int, list]:
+    view = from_dlpack(tensor)
+    if view.ndim != 1 or view.dtype.kind not in "iuf" or not view.flags.c_contiguous:
+        try:
+            convert(tensor, pyarrow.Array)
+        except pyarrow.ArrowInvalid as error:
+            raise NotImplementedError("pyarrow's arrays are plain vectors of numbers") from error
+    return _by(pyarrow.Array)(tensor)
+
+
 def _by(cls) -> Callable[[Any], tuple[int, list]]:
     return lambda tensor: _by_numpy(convert(tensor, cls))
 
 
 WAYS = [
-    Way("kernel", _by_kernel),
+    Way("kernel", _by_kernel, sees_bits=True),
     Way("`from_dlpack`", _by_numpy),
     Way("to `torch.Tensor`", _by(torch and torch.Tensor), torch is not None),
     Way("to `tvm_ffi.Tensor`", _by(tvm_ffi and tvm_ffi.Tensor), tvm_ffi is not None),
     Way("to `jax.Array`", _by(jax and jax.Array), jax is not None, is_by_address=True),
+    Way("vectors to `pyarrow.Array`", _by_pyarrow, pyarrow is not None),
 ]
 
 
 def memory_of(tensor, array: np.ndarray) -> tuple[int, int]:
     """First byte and end of the memory that a producer's tensor has."""
-    if isinstance(tensor, array_module.array):
-        address, count = tensor.buffer_info()
-        return address, address + count * tensor.itemsize
+    if isinstance(tensor, (array_module.array, bytes, bytearray)):
+        memory = np.frombuffer(tensor, "u1")
+        return memory.ctypes.data, memory.ctypes.data + memory.nbytes
     if jax is not None and isinstance(tensor, jax.Array):
         return tensor.unsafe_buffer_pointer(), tensor.unsafe_buffer_pointer() + max(tensor.nbytes, 1)
     if pyarrow is not None and isinstance(tensor, pyarrow.Array):
@@ -165,7 +232,7 @@ def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: boo
 
     Raises AssertionError if the consumer sees other elements than the array has.
     """
-    array = LAYOUTS[layout](np.arange(12).astype(dtype))
+    array = LAYOUTS[layout](np.arange(12).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
     if readonly:
         array.flags.writeable = False
     try:
@@ -178,7 +245,8 @@ def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: boo
         return None
     except Exception as error:
         return type(error).__name__
-    assert elements == array.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
+    expected = array.view("u2") if way.sees_bits and dtype == "bfloat16" else array
+    assert elements == expected.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
     first, end = memory_of(tensor, array)
     if not array.size:
         return ANYTHING
@@ -211,7 +279,8 @@ def _common(cases: list, seen: dict) -> str:
     for index in (2, 1, 0):
         mine = {case[index] for case in left} - {case[index] for case in others}
         for value in sorted(mine):
-            named.append("readonly" if value is True else np.dtype(value).name if index == 0 else str(value))
+            is_code = index == 0 and value != "bfloat16"
+            named.append("readonly" if value is True else np.dtype(value).name if is_code else str(value))
         left = [case for case in left if case[index] not in mine]
     return ", ".join(named) if named and not left else ", ".join([*named, "some others"])
 
