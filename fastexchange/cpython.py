@@ -11,7 +11,7 @@ import types as python_types
 from numba import types
 
 from ._abi import ffi
-from .native import external
+from .native import external, load, native_inline, store
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -64,11 +64,36 @@ PyCapsule_GetPointer = external("PyCapsule_GetPointer", POINTER, POINTER, POINTE
 PyCapsule_SetName = external("PyCapsule_SetName", INT, POINTER, POINTER)
 PyCapsule_New = external("PyCapsule_New", POINTER, POINTER, POINTER, POINTER)
 PyCapsule_SetDestructor = external("PyCapsule_SetDestructor", INT, POINTER, POINTER)
-PyGILState_Check = external("PyGILState_Check", INT)
 is_finalizing = external("Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing", INT)
 PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
 
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
+
+
+# ---- references ----------------------------------------------------------------------------------------------------
+
+COUNTS_IN_TOTAL = hasattr(sys, "gettotalrefcount")
+"""A debug build also counts all references there are, so it has to be called for each."""
+
+
+@native_inline
+def incref(ob):
+    """``Py_INCREF``. An immortal object, whose count as 32 bits is negative (from 3.12 on), is CPython's to see to."""
+    count = load(ob)
+    if COUNTS_IN_TOTAL or types.int32(count) < 0:
+        Py_IncRef(ob)
+    else:
+        store(ob, count + 1)
+
+
+@native_inline
+def decref(ob):
+    """``Py_DECREF``. The last reference is CPython's to drop."""
+    count = load(ob)
+    if COUNTS_IN_TOTAL or types.int32(count) <= 1:
+        Py_DecRef(ob)
+    else:
+        store(ob, count - 1)
 
 
 # ---- verification --------------------------------------------------------------------------------------------------
@@ -82,13 +107,27 @@ def _double(address: int) -> float:
     return ctypes.c_double.from_address(address).value
 
 
+def _counts_references() -> bool:
+    """Whether the word at the start of an object is the number of its references, and negative as 32 bits if it is immortal."""
+    thing = object()
+    counts = [_word(id(thing))]
+    holders = [thing, thing, thing]
+    counts.append(_word(id(thing)))
+    holders.pop()
+    counts.append(_word(id(thing)))
+    is_immortal = sys.version_info >= (3, 12)
+    return counts == [1, 4, 3] and (_word(id(None)) & 0x80000000 != 0) == is_immortal
+
+
 def verify() -> dict[str, bool]:
     """Compare each layout that native code relies on with objects of this interpreter."""
     pair = (object(), object())
     z = complex(1.5, -2.5)
     float_value = 1234.5678
     return {
-        "object": object.__basicsize__ == ffi.sizeof("fx_object") and _word(id(pair) + OB_TYPE) == id(tuple),
+        "object": object.__basicsize__ == ffi.sizeof("fx_object")
+        and _word(id(pair) + OB_TYPE) == id(tuple)
+        and _counts_references(),
         "float": float.__basicsize__ == ffi.sizeof("fx_float") and _double(id(float_value) + OB_FVAL) == float_value,
         "complex": (_double(id(z) + OB_FVAL), _double(id(z) + OB_FVAL + 8)) == (z.real, z.imag),
         "tuple": _word(id(pair) + OB_SIZE) == 2

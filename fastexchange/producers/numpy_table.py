@@ -166,8 +166,8 @@ def in_elements(stride, itemsize):
 
 @native
 def is_gil_lost():
-    """Whether the interpreter is on its way out and this thread can have it no more."""
-    return c.Py_IsInitialized() == 0 or (c.is_finalizing() != 0 and c.PyGILState_Check() == 0)
+    """Whether the interpreter is on its way out: no thread can take the GIL any more."""
+    return c.Py_IsInitialized() == 0
 
 
 @cfunction(types.void, types.intp)
@@ -175,7 +175,7 @@ def delete_export(managed):
     """Deleter of an exported array: drops the array. Any thread, with or without the GIL, also while Python shuts down."""
     if not is_gil_lost():  # else the array is leaked: nobody can drop it any more
         state = c.PyGILState_Ensure()
-        c.Py_DecRef(managed_at(managed).manager_ctx)
+        c.decref(managed_at(managed).manager_ctx)
         c.PyGILState_Release(state)
     c.PyMem_RawFree(managed)
 
@@ -262,7 +262,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     managed.deleter = numpy_state().delete_export
     managed.flags = types.uint64(array.flags & FLAG_WRITEABLE == 0)
     describe(dl_tensor_at(at + DL_TENSOR), array.data, ndim, field, shape, strides)
-    c.Py_IncRef(py_object)
+    c.incref(py_object)
     store(out, at)
     return types.int32(0)
 
@@ -487,8 +487,8 @@ llvmlite.binding.add_symbol("fastexchange_numpy", _address(_state))
 
 @once
 def exchange_table():
-    """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if this NumPy's C API is not as expected."""
-    if not _find_numpy_api():
+    """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if NumPy or CPython is not as expected."""
+    if not c.verify()["object"] or not _find_numpy_api():
         return None
     _state.owner_name = _address(_owner_name)
     for function in (delete_export, delete_block, drop_owner):
