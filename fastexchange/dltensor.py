@@ -105,6 +105,20 @@ def is_nowhere(tensor):
 
 
 @native
+def end_of(tensor):
+    """The address behind the last element of a tensor of sound sizes with elements and without negative strides."""
+    itemsize = (types.intp(tensor.dtype.bits) * types.intp(tensor.dtype.lanes) + 7) >> 3
+    last = 0
+    compact = 1
+    for j in range(tensor.ndim):
+        i = tensor.ndim - 1 - j
+        extent = load(tensor.shape + 8 * i)
+        last += (extent - 1) * (compact if tensor.strides == 0 else load(tensor.strides + 8 * i))
+        compact *= extent
+    return tensor.data + types.intp(tensor.byte_offset) + (last + 1) * itemsize
+
+
+@native
 def is_lost(tensor):
     """Whether a tensor of sound sizes, on whatever device, has elements and no memory."""
     return (is_nowhere(tensor) if tensor.device.device_type == 1 else tensor.data == 0) and not is_empty(tensor)

@@ -40,10 +40,12 @@ class Export:
         out = ffi.new("DLManagedTensorVersioned **")
         try:
             failed = _FROM_OR_TO_OBJECT(managed_tensor_from_py_object_no_sync)(id(tensor), address_of(out))
-        except BaseException:  # perhaps with success returned, and an export made
+        except BaseException as error:  # perhaps with success returned, and an export made
             if out[0] != ffi.NULL:
                 self.managed = out[0]
                 self.release()
+            if isinstance(error, RuntimeError):
+                raise torch.as_dlpack_raises(tensor, error)  # noqa: B904
             raise
         if failed or out[0] == ffi.NULL:
             raise BufferError(f"a {type_name(type(tensor))}: its producer failed to export it and did not say why")

@@ -93,6 +93,8 @@ def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
         return _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
     except Exception as error:
         if report.status == layout.STATUS_ERROR:
+            if isinstance(error, RuntimeError):
+                error = torch.as_dlpack_raises(report.stopped_at, error)
             refused(kernel, report.position, error)
         raise
 

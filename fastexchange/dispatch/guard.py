@@ -8,10 +8,16 @@ from ..native import call_int, load, native, native_inline
 from . import layout
 
 
+@native_inline
+def has_tangent(guard, known):
+    """Whether the tensor may be a dual number of forward-mode differentiation, which does not ask for grad mode."""
+    return guard.tangent != 0 and load(known + guard.tangent) != 0
+
+
 @native
 def is_watched(guard, known):
     """Whether autograd has to learn of what happens to the tensor of which it knows what lies at `known`."""
-    if guard.is_grad_enabled == 0:
+    if guard.is_grad_enabled == 0 or has_tangent(guard, known):
         return True
     watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
     if watched == 0 and load(known + guard.is_view) & 0xFF != 0:
@@ -19,6 +25,8 @@ def is_watched(guard, known):
             return True
         known = load(load(known + guard.base) + guard.autograd)
         if known != 0:
+            if has_tangent(guard, known):
+                return True
             watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
             watched |= load(known + guard.is_view) & 0xFF  # the base of a view is none itself
     return watched != 0 and call_int(guard.is_grad_enabled, ()) & 0xFF != 0
@@ -55,15 +63,23 @@ def guard_of(context, entry):
 
 
 @native_inline
-def is_freed_there(ob, object_, storage, storage_data):
-    """Whether the tensor's storage has no memory: a tensor with an offset then still has an address that is not NULL."""
-    return storage != 0 and load(load(load(ob + object_) + storage) + storage_data) == 0
+def is_short_there(ob, object_, storage, storage_data, storage_size, end):
+    """Whether the tensor's storage has been freed, or made so small that it ends before the tensor does, at `end`.
+
+    Its address need not be NULL then: a tensor with an offset has one all the same. Of a tensor that may show other memory
+    than its own `end` is 0.
+    """
+    if storage == 0:
+        return False
+    at = load(load(ob + object_) + storage)
+    start = load(at + storage_data)
+    return start == 0 or (storage_size != 0 and end > start + load(at + storage_size))
 
 
 @native_inline
-def is_freed(address, ob):
-    """:func:`is_freed_there` with the offsets of the ``fx_guard`` at `address`, if any."""
+def is_short(address, ob, end):
+    """:func:`is_short_there` with the offsets of the ``fx_guard`` at `address`, if any."""
     if address == 0:
         return False
     guard = layout.guard_at(address)
-    return is_freed_there(ob, guard.object, guard.storage, guard.storage_data)
+    return is_short_there(ob, guard.object, guard.storage, guard.storage_data, guard.storage_size, end)

@@ -24,13 +24,15 @@ typedef struct {
     int64_t object;             /* in the Python object: a pointer to the tensor's implementation, in which … */
     int64_t keys, odd_keys;     /* … the word here must have none of these bits, and … */
     int64_t autograd;           /* … if the pointer here, to what autograd knows of the tensor, is not NULL, then there … */
+    int64_t tangent;            /* … the word here must be 0 (if that is known where), and … */
     int64_t requires_grad;      /* … the byte here and … */
     int64_t grad_fn;            /* … the word here must be 0; and if the byte … */
     int64_t is_view;            /* … here is not 0, the byte … */
     int64_t has_base;           /* … here must be 1 and the same hold for … */
     int64_t base;               /* … the implementation to which this word points; unless … */
     int64_t storage;            /* in the implementation: a pointer to the storage, 0 if unknown; in that … */
-    int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed */
+    int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed, and … */
+    int64_t storage_size;       /* … the word here its size in bytes; 0 if unknown */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
     int64_t allowing;           /* the fx_guard for kernels that take tensors whatever autograd knows */
 } fx_guard;

@@ -23,7 +23,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE
 from .frame import is_anything_kept, put_back
-from .guard import is_freed_there, is_odd_there
+from .guard import is_odd_there, is_short_there
 from .leaves import pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
@@ -149,10 +149,10 @@ def borrow(ob, plan, array_address, words, ndim, is_known):
     view = stack(DL_TENSOR_WORDS)
     dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
     failed = call_int(plan.borrow, (ob, view)) != 0
-    if (failed or not is_known) and PyErr_Occurred() != 0:
+    if not is_known and PyErr_Occurred() != 0:
         return FAILED
     if failed:
-        return DIFFERS
+        return DIFFERS  # a known producer fails once more on the general way, which has the words
     tensor = dl_tensor_at(view)
     if tensor.device.device_type != 1 or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
         return DIFFERS  # is_plain(), for the rank that is compiled in
@@ -175,21 +175,33 @@ def read_view(ob, plan_address, array_address, words, ndim):
     return borrow(ob, plan, array_address, words, ndim, False)
 
 
-GUARD_OFFSETS = ("object", "keys", "odd_keys", "autograd", "storage", "storage_data")
+@native_inline
+def end_of_array(words, ndim):
+    """The address behind the last element of the array with elements, and without negative strides, in `words`."""
+    end = words[4] + words[3]
+    for i in range(ndim):
+        end += (words[layout.ARRAY_HEAD_WORDS + i] - 1) * words[layout.ARRAY_HEAD_WORDS + ndim + i]
+    return end
+
+
+GUARD_OFFSETS = ("object", "keys", "odd_keys", "autograd", "storage", "storage_data", "storage_size")
 """The fields of an ``fx_guard`` that are compiled into a fast entry, as arguments of :data:`read_guarded_view`."""
 
 
 @part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
-    ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data
+    ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
 ):
     """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them takes time."""
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type or is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
         return DIFFERS
-    if is_freed_there(ob, object_, storage, storage_data):
+    outcome = borrow(ob, plan, array_address, words, ndim, True)
+    if outcome != AGREES:
+        return outcome
+    if is_short_there(ob, object_, storage, storage_data, storage_size, end_of_array(words, ndim)) and words[2] != 0:
         return DIFFERS
-    return borrow(ob, plan, array_address, words, ndim, True)
+    return AGREES
 
 
 @part(types.intp())

@@ -18,13 +18,15 @@ from ..dltensor import (
     check_sizes,
     delete_managed,
     dl_tensor_at,
+    end_of,
+    is_empty,
     is_lost,
     managed_at,
 )  # fmt: skip
 from ..native import call_int, global_address, load, native, native_inline, stack, store, struct_at
 from . import layout
 from .entries import Py_TYPE, find
-from .guard import is_freed, is_odd
+from .guard import is_odd, is_short
 from .shim import call_method
 from .walk import is_writeable
 
@@ -90,7 +92,8 @@ def transfer(state, ob, to):
     to_object = layout.entry_at(target).to_object
     takes_all = layout.entry_at(target).takes_all
     guard = layout.entry_at(source).guard
-    if to_object == 0 or is_odd(guard, ob) or is_freed(guard, ob):
+    is_lent = layout.entry_at(source).kind == layout.KIND_EXCHANGE  # the tensor's own memory
+    if to_object == 0 or is_odd(guard, ob):
         return 0, False
     out = stack(1)
     store(out, 0)
@@ -109,6 +112,9 @@ def transfer(state, ob, to):
     if PyErr_Occurred() != 0 or not is_sound(tensor) or (takes_all == 0 and (not is_mutable or runs_backwards(tensor))):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
+    if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_lent else 0):
+        delete_managed(export)
+        return 0, False
     made = stack(1)
     store(made, 0)
     if call_int(to_object, (export, made)) != 0 or load(made) == 0:

@@ -16,6 +16,7 @@ from ..dltensor import (
     delete_managed,
     dl_tensor_at,
     element_field,
+    end_of,
     is_empty,
     is_plain,
     managed_at,
@@ -26,7 +27,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES
-from .guard import guard_of, is_freed, is_odd
+from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
@@ -168,6 +169,9 @@ def walk(context, runtime, frame, args, nargs, flags):
                 failed = call_int(entry.borrow, (ob, tensor)) != 0
                 if failed or PyErr_Occurred() != 0:
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+                    if status == layout.STATUS_ERROR and guard != 0 and flags & FLAG_TRUSTED == 0:
+                        c.PyErr_Clear()  # the tensor's own __dlpack__ has better words
+                        status = layout.STATUS_CHECK
                     break
             dl_tensor = dl_tensor_at(tensor)
             status = layout.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
@@ -180,8 +184,9 @@ def walk(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_GROW
                 break
             key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
-            if status == layout.STATUS_OK and is_freed(guard, ob) and not is_empty(dl_tensor):
-                status = layout.STATUS_NULL_DATA
+            if status == layout.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
+                if is_short(guard, ob, end_of(dl_tensor) if kind == layout.KIND_EXCHANGE else 0):
+                    status = layout.STATUS_CHECK if flags & FLAG_TRUSTED == 0 else layout.STATUS_NULL_DATA
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break
@@ -317,7 +322,8 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_GROW
                 break
             export_function = entry.managed  # the entry may move while Python code runs
-            if flags & FLAG_TRUSTED == 0 and is_odd(guard_of(context, entry), ob):
+            guard = guard_of(context, entry)
+            if flags & FLAG_TRUSTED == 0 and is_odd(guard, ob):
                 status = layout.STATUS_CHECK
                 break
             store(out, 0)
@@ -326,6 +332,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 if not failed and load(out) != 0:
                     delete_managed(load(out))
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+                if status == layout.STATUS_ERROR and guard != 0 and kind == layout.KIND_EXCHANGE and flags & FLAG_TRUSTED == 0:
+                    c.PyErr_Clear()  # the tensor's own __dlpack__ has better words
+                    status = layout.STATUS_CHECK
                 break
             export = layout.export_at(frame.exports + EXPORT_BYTES * frame.export_count)
             export.object = ob

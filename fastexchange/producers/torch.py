@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 
 from .._abi import ffi
+from ..dlpack import VERSION
 from ..once import once
 
 __all__ = ["Guard", "check", "guard", "is_tensor_type"]
@@ -49,11 +50,16 @@ def check(tensor, allows_grad: bool = False) -> None:
 
     found = guard()
     is_watched = tensor.requires_grad and torch.is_grad_enabled() and not allows_grad
-    if found.is_freed(tensor) and tensor.numel():
-        raise BufferError("its storage has been freed: its data pointer is NULL, or NULL and an offset")
-    if found.knows_keys and not _keys(tensor) & found.native.odd_keys:
-        if not is_watched:
-            return
+    is_plain = found.knows_keys and not _keys(tensor) & found.native.odd_keys
+    if is_plain or not found.knows_keys:
+        _check_storage(tensor)
+        if not allows_grad and _has_tangent(tensor):
+            raise BufferError(
+                "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass "
+                "torch.autograd.forward_ad.unpack_dual(x).primal"
+            )
+    if is_plain and not is_watched:
+        return
     if tensor.layout is not torch.strided:
         raise BufferError(f"it has layout {tensor.layout}; pass x.to_dense()")
     if tensor.is_conj():
@@ -65,7 +71,47 @@ def check(tensor, allows_grad: bool = False) -> None:
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
-    tensor.detach().__dlpack__(max_version=(1, 3))
+    tensor.detach().__dlpack__(max_version=VERSION)
+
+
+def _check_storage(tensor) -> None:
+    """Raise BufferError for a tensor that goes on where its storage has ended, after a ``resize_()`` of that."""
+    try:
+        size = tensor.untyped_storage().nbytes()
+        last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    except Exception:  # sparse, nested, fake …: their own __dlpack__ has the word
+        return
+    if tensor.numel() and end > size:
+        raise BufferError(
+            f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor goes on to byte {end}"
+        )
+
+
+def _has_tangent(tensor) -> bool:
+    """Whether it is a dual number of forward-mode differentiation, at the level that is open."""
+    from torch.autograd import forward_ad
+
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return False
+    try:
+        return forward_ad.unpack_dual(tensor).tangent is not None
+    except Exception:  # fake, functorch's …: their own __dlpack__ has the word
+        return False
+
+
+def as_dlpack_raises(tensor, error: Exception) -> Exception:
+    """What the ``__dlpack__`` of `tensor` raises, of which a function of its exchange table has raised `error`.
+
+    Those raise RuntimeError, with a trace of C++ calls, where that raises BufferError: for element types without a DLPack name.
+    """
+    if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
+        return error
+    try:
+        tensor.detach().__dlpack__(max_version=VERSION)
+    except Exception as own:
+        return own
+    return error
 
 
 class Guard:
@@ -91,13 +137,6 @@ class Guard:
     def address(self) -> int:
         """The address of the ``fx_guard``. It holds for the life of the process."""
         return int(ffi.cast("intptr_t", self.native))
-
-    def is_freed(self, tensor) -> bool:
-        """Whether a plain tensor's storage is known to have no memory, as ``dispatch.guard`` reads it."""
-        native = self.native
-        if not native.storage or _keys(tensor) & native.odd_keys:
-            return False
-        return _word(_word(tensor._cdata + native.storage) + native.storage_data) == 0
 
     def _set(self, **fields: int) -> None:
         for name, value in fields.items():
@@ -136,19 +175,30 @@ class Guard:
         return True
 
     def _find_storage(self, tensors: list) -> None:
-        """Find the storage and in it the address of its memory, which is NULL once that is freed.
+        """Find the storage and in it the address of its memory, which is NULL once that is freed, and the size of that.
 
-        Where it is not found, nothing is lost but the refusal of parts of freed tensors megabytes from their start.
+        Where they are not found, nothing is lost but the refusal of tensors whose storage has been made smaller, and of parts
+        of freed ones megabytes from their start.
         """
         import torch
 
         freed = torch.ones(8, dtype=torch.float32)
         freed.untyped_storage().resize_(0)
-        storages = [(t._cdata, t.untyped_storage()._cdata, t.untyped_storage().data_ptr()) for t in [*tensors, freed]]
-        at = _offsets(_WORD, lambda at: all(_word(tensor + at) == storage for tensor, storage, _ in storages))
-        inside = [at for at in range(0, 64, _WORD) if all(_word(storage + at) == data for _, storage, data in storages)]
-        if len(at) == 1 and inside:
-            self._set(storage=at[0], storage_data=inside[0])
+        shrunk = torch.ones(8, dtype=torch.float32)
+        shrunk.untyped_storage().resize_(13)
+        tensors = [*tensors, freed, shrunk]
+        storages = [t.untyped_storage() for t in tensors]
+        data, size = [s.data_ptr() for s in storages], [s.nbytes() for s in storages]
+        at = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
+
+        def inside(wanted: list[int]) -> list[int]:
+            found = range(_WORD, 10 * _WORD, _WORD)  # behind the first word, which a C++ object with virtual functions needs
+            return [at for at in found if all(_word(s._cdata + at) == w for s, w in zip(storages, wanted, strict=True))]
+
+        if len(at) == 1 and inside(data):
+            self._set(storage=at[0], storage_data=inside(data)[0])
+            if len(inside(size)) == 1:
+                self._set(storage_size=inside(size)[0])
 
     def _find_autograd(self) -> bool:
         """Find what autograd notes of a tensor; see that it agrees with ``requires_grad`` on tensors of every kind."""
@@ -171,6 +221,14 @@ class Guard:
         switch = _grad_mode_function()
         if not (requires_grad and grad_fn and is_view and base and has_base and switch):
             return False
+        # Forward-mode differentiation notes its tangents there as well. Where they are not found its tensors go through.
+        duals = _made(_dual)
+        others = list(map(self._known, leaves + results + views + cleared))
+        tangent = _offsets(
+            _WORD, lambda at: all(_word(self._known(t) + at) for t in duals) and not any(_word(k + at) for k in others)
+        )
+        if duals and tangent:
+            self._set(tangent=tangent[0])
         # The first of several: further on lie parts of addresses, and memory that a plain tensor's data does not have.
         self._set(
             requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
@@ -266,6 +324,14 @@ def _watched_tensors() -> list:
 
     leaf = torch.ones(3, dtype=torch.float32, requires_grad=True)
     return [leaf, torch.nn.Parameter(torch.ones(2, 2)), leaf * 2, leaf.sum(), leaf[1:], (leaf * 2)[1:]]
+
+
+def _dual():
+    import torch
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        return forward_ad.make_dual(torch.ones(3), torch.ones(3))
 
 
 def _odd_tensors() -> list:

@@ -1,0 +1,108 @@
+"""The truth table of PyTorch's tensors: it says what happens, and a kernel gets right elements or an exception."""
+
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import truth_table  # noqa: E402
+from interpreter import run_python  # noqa: E402
+from truth_table import (  # noqa: E402
+    AS_BITS,
+    COLUMNS,
+    COPIES,
+    CRASH,
+    HANGS,
+    LOST,
+    NO_TENSOR,
+    RIGHT,
+    ROWS,
+    WRONG,
+    Column,
+    Row,
+    Seen,
+)
+
+TITLES = [row.title for row in ROWS]
+DLPACK, TABLE, *_, OURS = [column.title for column in COLUMNS]
+
+
+@pytest.fixture(scope="module")
+def found():
+    return truth_table.outcomes()
+
+
+@pytest.mark.parametrize("row", TITLES)
+def test_a_kernel_gets_the_value_or_an_exception(found, row):
+    """And the same on every path: where paths differ, the cell says it, in bold as all that is bad."""
+    assert not found[row][OURS].startswith("**"), found[row][OURS]
+
+
+@pytest.mark.parametrize("row", [row.title for row in ROWS if row.needs is None])  # those NumPy itself refuses
+def test_what_dlpack_refuses_is_refused_with_the_same_exception(found, row):
+    by_dlpack, ours = found[row][DLPACK], found[row][OURS]
+    if by_dlpack.startswith("refused") and ours.startswith("refused"):
+        assert ours == by_dlpack
+
+
+def test_the_committed_table_is_the_one_that_is_made(found):
+    said = truth_table.committed()
+    in_both = [
+        column.title for column in COLUMNS if column.why_not is None and column.title in next(iter(said.values()))
+    ]
+    if TABLE not in in_both:
+        pytest.skip("the table is of another version of PyTorch")
+    rows = [title for title in TITLES if title in said]
+    assert len(said) == len(TITLES), "python tests/truth_table.py --write"
+    assert {row.title for row in ROWS if row.needs is None} <= {*rows}, "python tests/truth_table.py --write"
+    differing = {
+        (row, column): {"said": said[row][column], "found": found[row][column]}
+        for row in rows
+        for column in in_both
+        if said[row][column] not in (NO_TENSOR, found[row][column])  # pinned memory can be made elsewhere
+    }
+    assert not differing, "python tests/truth_table.py --write"
+
+
+@pytest.mark.parametrize(
+    ("seen", "outcome"),
+    [
+        (Seen(64, [1.0], False), RIGHT), (Seen(64, [7], True), AS_BITS), (Seen(128, [1.0], False), COPIES),
+        (Seen(64, [2.0], False), WRONG), (Seen(64, [7], False), WRONG), (Seen(128, [7], True), COPIES),
+    ],
+)  # fmt: skip
+def test_what_is_seen_is_judged(seen, outcome):
+    plain = Row("", lambda look: None, None)
+    assert truth_table.judge(plain, lambda: seen, 64, [1.0], [7]) == outcome
+    assert truth_table.judge(plain, lambda: seen, 64, None, None) == WRONG
+    watched = Row("", lambda look: None, None, is_watched=True)
+    assert truth_table.judge(watched, lambda: seen, 64, [1.0], [7]) == (WRONG if outcome == WRONG else LOST)
+
+
+def check_that_processes_that_die_or_hang_take_no_other_cell_along():
+    truth_table.SECONDS = 3
+
+    def raising(tensor):
+        yield lambda: {}["no"]
+
+    def dying(tensor):
+        yield lambda: os.kill(os.getpid(), signal.SIGSEGV)
+
+    def hanging(tensor):
+        yield lambda: time.sleep(600)
+
+    wanted = [
+        (raising, "refused (KeyError)"), (dying, CRASH), (dying, CRASH), (raising, "refused (KeyError)"), (hanging, HANGS),
+        (raising, "refused (KeyError)"),
+    ]  # fmt: skip
+    row = Row("one", lambda look: look(None), lambda tensor: [1.0])
+    columns = [Column(str(number), outcomes) for number, (outcomes, _) in enumerate(wanted)]
+    filled = truth_table.fill([row], columns)
+    assert sorted(filled) == [("one", str(number), outcome) for number, (_, outcome) in enumerate(wanted)]
+
+
+def test_processes_that_die_or_hang_take_no_other_cell_along():
+    run_python("import test_truth_table as tests; tests.check_that_processes_that_die_or_hang_take_no_other_cell_along()")

@@ -1,0 +1,791 @@
+"""The truth table of PyTorch's tensors: every kind of tensor, every way to its memory, and what the consumer gets.
+
+``python tests/truth_table.py`` prints the table that SECURITY.md has; ``--write`` puts it there. Many cells read what is not
+there, so all are filled by other processes: a server imports everything once, and forks for every row and after every crash.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from fastexchange import fast_args  # noqa: E402
+from fastexchange.dlpack import ffi  # noqa: E402
+
+try:
+    import tvm_ffi
+except ImportError:
+    tvm_ffi = None
+with contextlib.suppress(ImportError):
+    import ml_dtypes  # noqa: F401  with which the narrow floats are known
+
+SECURITY = Path(__file__).parents[1] / "SECURITY.md"
+BEGIN, END = "<!-- truth table: begin -->\n", "<!-- truth table: end -->\n"
+
+RIGHT, AS_BITS, COPIES = "right", "right, as bits", "copies"
+LOST, WRONG, CRASH, HANGS = "**gradient lost**", "**silently wrong**", "**crash**", "**hangs**"
+NO_TENSOR = "-"
+
+LEGEND = f"""\
+Each cell: a tensor of the row was given to the consumer of the column, which read its elements. Cells are filled in child
+processes, so a consumer that dies takes no other cell along.
+
+- *{RIGHT}*: the elements are the tensor's value, read where PyTorch keeps them. *{AS_BITS}*: the consumer has no such dtype;
+  what it read are the tensor's bytes, as integers of the same width.
+- *{COPIES}*: the elements are right, and lie elsewhere than the tensor's did before: its value was computed, or its memory
+  copied.
+- *refused*: an exception, of that type.
+- {LOST}: the elements are right, but autograd was to watch this tensor: to it, what is computed from them is a constant. As
+  silent and as wrong as the next.
+- {WRONG}: other elements than the tensor's value, or elements where it has no value in memory.
+- {CRASH}: the process died of a signal.
+- *{NO_TENSOR}*: PyTorch makes no such tensor (of pinned memory: not without an accelerator).
+
+The consumers, in order:
+
+- NumPy, which calls the tensor's `__dlpack__`.
+- C code that calls the borrowing function of the exchange table and reads what it is told of, if the device is a CPU.
+- A function called through apache-tvm-ffi, and one through nanobind (`nb::ndarray<nb::device::cpu>`), which read in the same way.
+- A kernel of plain `@njit`, called with `x.numpy()`.
+- A kernel of `@fast_args`, called with `x`: a new kernel's first and second call, two calls after forty others with plain
+  tensors, and the same with `nogil`. All of these agree, or the cell would say how they differ.
+"""
+
+
+# ---- kinds of tensors ----------------------------------------------------------------------------------------------
+
+Look = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kind of tensor. ``give`` makes one and hands it to a function, in the mode or transform that the kind is about."""
+
+    name: str
+    give: Callable[[Look], None]
+    value: Callable[[Any], list] | None
+    """The elements that a consumer has to get; None where the memory does not hold a value, and only a refusal is right."""
+    bits: Callable[[Any], list] | None = None
+    """The same as integers, for dtypes that NumPy lacks."""
+    is_watched: bool = False
+    """Whether autograd has to learn of what happens to it."""
+    needs: str | None = None
+    """A package that decides what is refused."""
+
+    @property
+    def title(self) -> str:
+        if self.needs is None:
+            return self.name
+        return f"{self.name} ({_version(self.needs) or f'without {self.needs}'})"
+
+
+def _version(package: str) -> str | None:
+    """Name and version of a package that is installed. (PyTorch's build, as in ``+cpu``, is left out.)"""
+    try:
+        return f"{package} {importlib.metadata.version(package).partition('+')[0]}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def value_of(tensor) -> list:
+    """The elements of a tensor as PyTorch says them."""
+    return tensor.detach().resolve_conj().resolve_neg().to_dense().tolist()
+
+
+_kept: list[Any] = []  # what a tensor is about lives longer than the cell
+
+
+def _keep(thing, kept):
+    _kept.append(kept)
+    return thing
+
+
+def _row(name: str, make: Callable[[], Any], value=value_of, mode=contextlib.nullcontext, **more) -> Row:
+    """A kind of tensor that is made, and looked at, in a mode."""
+
+    def give(look: Look) -> None:
+        with mode():
+            tensor = make()
+            look(tensor)
+
+    return Row(name, give, value, **more)
+
+
+def _x():
+    return torch.arange(4.0)
+
+
+def _plain_rows() -> Iterator[Row]:
+    yield _row("plain", _x)
+    yield _row("view with an offset", lambda: torch.arange(8.0)[3:7])
+    yield _row("strided", lambda: torch.arange(8.0)[::2])
+    yield _row("F order", lambda: torch.arange(6.0).reshape(2, 3).t())
+    yield _row("overlapping (`unfold`)", lambda: torch.arange(5.0).unfold(0, 3, 1))
+    yield _row("expanded, stride 0", lambda: torch.arange(2.0)[:, None].expand(2, 3))
+    yield _row("one element in a dimension, odd stride", lambda: torch.arange(8.0).as_strided((1, 3), (5, 2)))
+    yield _row("0-d", lambda: torch.tensor(3.0))
+    yield _row("empty", lambda: torch.empty(0, 3))
+    yield _row("negative stride", lambda: torch.arange(4.0).as_strided((4,), (-1,), 3))
+    yield _row("negative stride, of NumPy", lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]))
+
+
+def _leaf():
+    return torch.arange(4.0).requires_grad_()
+
+
+def _autograd_rows() -> Iterator[Row]:
+    kinds = {
+        "leaf that requires grad": _leaf,
+        "result that requires grad": lambda: _leaf() * 2,
+        "view of a leaf": lambda: _leaf()[1:],
+        "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
+    }
+    for name, make in kinds.items():
+        yield _row(name, make, is_watched=True)
+    yield _row("written by autograd, after its view was made", _view_of_written, is_watched=True)
+    # Made before the mode begins: a result of `no_grad()` would not require grad.
+    for mode in ("no_grad", "inference_mode"):
+        for name, make in kinds.items():
+            yield Row(f"{name}, in `{mode}()`", functools.partial(_in_mode, mode, make), value_of)
+    yield _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False))
+    yield _row("detached", lambda: _leaf().detach())
+    yield _row("inference tensor", _inference_tensor)
+    yield _row("inference tensor, in `inference_mode()`", _x, mode=lambda: torch.inference_mode())
+    yield _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None)
+    yield Row("dual tensor of forward mode", _dual, value_of, is_watched=True)
+    yield _row("dual tensor of forward mode, its level ended", _dual_no_more)
+
+
+def _view_of_written():
+    base = torch.zeros(4)
+    view = base[1:]
+    base.add_(_leaf())
+    return _keep(view, base)
+
+
+def _in_mode(mode: str, make, look: Look) -> None:
+    tensor = make()
+    with getattr(torch, mode)():
+        look(tensor)
+
+
+def _inference_tensor():
+    with torch.inference_mode():
+        return torch.arange(4.0)
+
+
+def _dual(look: Look) -> None:
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        look(forward_ad.make_dual(torch.arange(4.0), torch.ones(4)))
+
+
+def _dual_no_more():
+    made: list[Any] = []
+    _dual(made.append)
+    return made[0]
+
+
+def _lazy_rows() -> Iterator[Row]:
+    def z():
+        return torch.tensor([1 + 2j, 3 + 4j])
+
+    yield _row("conjugated, lazily (`z.conj()`)", lambda: z().conj())
+    yield _row("conjugated, in memory", lambda: z().conj().resolve_conj())
+    yield _row("negated, lazily (`z.conj().imag`)", lambda: z().conj().imag)
+    yield _row("negated, lazily (`_neg_view`)", lambda: torch._neg_view(_x()))
+    yield _row("real part of a conjugated one", lambda: z().conj().real)
+    yield _row("conjugated and negated", lambda: torch._neg_view(z().conj()))
+
+
+def _layout_rows() -> Iterator[Row]:
+    def eye():
+        return torch.eye(2)
+
+    yield _row("sparse COO", lambda: eye().to_sparse())
+    yield _row("sparse CSR", lambda: eye().to_sparse_csr())
+    yield _row("sparse CSC", lambda: eye().to_sparse_csc())
+    yield _row("sparse BSR", lambda: eye().to_sparse_bsr((1, 1)))
+    yield _row("mkldnn", lambda: _x().to_mkldnn())
+    yield _row("nested, strided", lambda: torch.nested.nested_tensor([_x(), _x()[:2]]), None)
+    yield _row("nested, jagged", lambda: torch.nested.nested_tensor([_x(), _x()[:2]], layout=torch.jagged), None)
+
+
+def _rows_without_memory() -> Iterator[Row]:
+    yield _row("meta", lambda: torch.empty(4, device="meta"), None)
+    yield _row("`FakeTensor`", _fake, None)
+    yield _row("`_efficientzerotensor`", lambda: torch._efficientzerotensor((4,)), None)
+    yield _row("data pointer forbidden (`_set_throw_on_mutable_data_ptr`)", _forbidden, None)
+    yield _row("freed storage", lambda: _resized(_x(), 0), None)
+    yield _row("freed storage, view with an offset", _view_of_freed, None)
+    yield _row("freed storage, no elements", lambda: _resized(torch.arange(4.0)[:0], 0))
+    yield _row("storage smaller than the tensor", lambda: _resized(torch.arange(64.0), 16), None)
+    yield _row("storage smaller than the view", _view_of_shrunk, None)
+    yield _row("storage smaller, view that lies inside", _view_inside_shrunk, lambda tensor: [0.0, 1.0])
+
+
+def _fake():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(_x())
+
+
+def _forbidden():
+    tensor = _x()
+    torch._C._set_throw_on_mutable_data_ptr(tensor)
+    return tensor
+
+
+def _resized(tensor, size: int):
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+def _view_of_freed():
+    base = torch.arange(1024.0)
+    view = base[512:516]
+    return _keep(view, _resized(base, 0))
+
+
+def _view_of_shrunk():
+    base = torch.arange(64.0)
+    view = base[16:20]
+    return _keep(view, _resized(base, 16))
+
+
+def _view_inside_shrunk():
+    base = torch.arange(64.0)
+    view = base[:2]
+    return _keep(view, _resized(base, 16))
+
+
+def _subclass_rows() -> Iterator[Row]:
+    class Plain(torch.Tensor):
+        pass
+
+    class Tenfold(torch.Tensor):
+        """Whose value is ten times its memory, for those who ask by a function of Python."""
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            asked = (torch.Tensor.__dlpack__, torch.Tensor.numpy, torch.Tensor.tolist)
+            if function in asked:
+                return function(args[0].as_subclass(torch.Tensor) * 10, *args[1:], **(kwargs or {}))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Dispatches(torch.Tensor):
+        """Whose value is the negative of its memory, for every operator."""
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            plain = [-arg.as_subclass(torch.Tensor) if isinstance(arg, cls) else arg for arg in args]
+            return function(*plain, **(kwargs or {}))
+
+    class Wrapper(torch.Tensor):
+        """Whose value is in another tensor."""
+
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            return function(*[arg.inner if isinstance(arg, cls) else arg for arg in args], **(kwargs or {}))
+
+    yield _row("subclass", lambda: _x().as_subclass(Plain))
+    yield _row("subclass with `__torch_function__`", lambda: _x().as_subclass(Tenfold), lambda tensor: tensor.tolist())
+    yield _row("subclass with `__torch_dispatch__`", lambda: torch.Tensor._make_subclass(Dispatches, _x()), None)
+    yield _row("wrapper subclass", lambda: Wrapper(_x()), None)
+    yield _row("`MaskedTensor`", lambda: torch.masked.masked_tensor(_x(), _x() > 1), None)
+    yield _row("`DTensor`", _dtensor, None)
+
+
+def _dtensor():
+    from torch import distributed
+    from torch.distributed import tensor as dtensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if not distributed.is_initialized():
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    mesh = distributed.init_device_mesh("cpu", (1,))
+    return dtensor.DTensor.from_local(_x(), mesh, [dtensor.Replicate()])
+
+
+def _wrapped_rows() -> Iterator[Row]:
+    yield Row("inside `torch.vmap`", _in_vmap, None)
+    yield Row("inside `torch.func.grad`", _in_grad, None)
+    yield Row("inside `torch.func.jvp`", _in_jvp, None)
+    yield _row("functionalised", lambda: torch._to_functional_tensor(_x()), None)
+
+
+def _in_vmap(look: Look) -> None:
+    torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4))
+
+
+def _in_grad(look: Look) -> None:
+    torch.func.grad(lambda x: (look(x), x.sum())[1])(torch.arange(4.0))
+
+
+def _in_jvp(look: Look) -> None:
+    torch.func.jvp(lambda x: (look(x), x)[1], (torch.arange(4.0),), (torch.ones(4),))
+
+
+def _dtype_rows() -> Iterator[Row]:
+    yield _row("bool", lambda: torch.tensor([True, False]))
+    for name in ("uint16", "uint64", "complex64"):
+        yield _row(name, lambda dtype=name: torch.arange(4).to(getattr(torch, dtype)))
+    narrow = {
+        "bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "float8_e8m0fnu": "uint8", "complex32": "uint32",
+    }  # fmt: skip
+    for name, storage in narrow.items():
+        yield _row(
+            name,
+            lambda dtype=name: torch.arange(4.0).to(getattr(torch, dtype)),
+            bits=lambda tensor, storage=storage: tensor.view(getattr(torch, storage)).tolist(),
+            needs="ml_dtypes",
+        )
+
+    def of_bytes(dtype: str):
+        return torch.arange(4, dtype=torch.uint8).view(getattr(torch, dtype))
+
+    def as_bytes(tensor) -> list:
+        return tensor.view(torch.uint8).tolist()
+
+    yield _row("float4_e2m1fn_x2", lambda: of_bytes("float4_e2m1fn_x2"), None, bits=as_bytes, needs="ml_dtypes")
+    for name in ("uint4", "int4"):  # one in a byte, in spite of the name
+        yield _row(name, lambda dtype=name: of_bytes(dtype), None, bits=as_bytes)
+    for name in ("bits8", "bits16", "bits1x8"):
+        yield _row(name, lambda dtype=name: of_bytes(dtype), None)
+    yield _row("qint8", lambda: torch.quantize_per_tensor(_x(), 0.5, 0, torch.qint8), None)
+    yield _row("quint4x2", _quint4x2, None)
+
+
+def _quint4x2():
+    return torch.quantize_per_channel(torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2)
+
+
+def _memory_rows() -> Iterator[Row]:
+    yield _row("shared memory", lambda: _x().share_memory_())
+    yield _row("pinned memory", lambda: _x().pin_memory())
+    yield _row("over a NumPy array", lambda: torch.from_numpy(np.arange(4.0)))
+    yield _row("over a readonly NumPy array", _over_readonly)
+    yield _row("over `bytes`", lambda: torch.frombuffer(bytes(16), dtype=torch.float32))
+    yield _row("copy-on-write (`_lazy_clone`)", _lazy_clone)
+    yield _row("copy-on-write, the original", lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)))
+
+
+def _over_readonly():
+    array = np.arange(4.0)
+    array.flags.writeable = False
+    return torch.from_numpy(array)
+
+
+def _lazy_clone():
+    original = _x()
+    return _keep(torch._lazy_clone(original), original)
+
+
+ROWS = [
+    *_plain_rows(), *_autograd_rows(), *_lazy_rows(), *_layout_rows(), *_rows_without_memory(), *_subclass_rows(),
+    *_wrapped_rows(), *_dtype_rows(), *_memory_rows(),
+]  # fmt: skip
+
+
+# ---- consumers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a consumer got: where the first element lies, and the elements."""
+
+    address: int
+    elements: list
+    is_bits: bool
+    """Whether they are unsigned integers, or bytes with a sign."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A consumer. ``outcomes`` gives what it said or saw, once for each of its ways."""
+
+    name: str
+    outcomes: Callable[[Any], Iterator[Callable[[], Seen]]]
+    package: str | None = None
+    why_not: str | None = None
+    """Why the consumer cannot be asked."""
+
+    @property
+    def title(self) -> str:
+        return ", ".join(filter(None, [self.name, self.package and (_version(self.package) or self.package)]))
+
+
+def _seen(array: np.ndarray, address: int | None = None) -> Seen:
+    address = array.ctypes.data if address is None else address
+    return Seen(address, array.tolist(), array.dtype.kind == "u" or array.dtype == np.int8)
+
+
+def read(address: int, code: int, bits: int, lanes: int, shape: list[int], strides: list[int]) -> Seen:
+    """Read elements as C code does that has been told where they are, and has not asked for more."""
+    kinds = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+    kind, size = kinds.get(code, "u"), bits * lanes // 8
+    dtype = {("b", 1): "?", ("c", 4): "u4"}.get((kind, size), f"{kind}{size}")
+
+    def nested(at: int, axis: int):
+        if axis < len(shape):
+            return [nested(at + i * strides[axis] * size, axis + 1) for i in range(shape[axis])]
+        return np.frombuffer(ctypes.string_at(at, size), dtype)[0].item()
+
+    return Seen(address, nested(address, 0), np.dtype(dtype).kind == "u" or np.dtype(dtype) == np.int8)
+
+
+def _by_dlpack(tensor) -> Iterator[Callable[[], Seen]]:
+    yield lambda: _seen(np.from_dlpack(tensor))
+
+
+@functools.cache
+def _borrow():
+    """The borrowing function of PyTorch's exchange table, which raises what it sets."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = pointer(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    function = ffi.cast("DLPackExchangeAPI *", table).dltensor_from_py_object_no_sync
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+    return prototype(int(ffi.cast("intptr_t", function)))
+
+
+def _by_table(tensor) -> Iterator[Callable[[], Seen]]:
+    def look() -> Seen:
+        view = ffi.new("DLTensor *")
+        if _borrow()(tensor, int(ffi.cast("intptr_t", view))):
+            raise SystemError("it failed and set no exception")
+        if view.device.device_type != 1:
+            raise BufferError("not a CPU's memory")
+        shape, strides = (list(words[0 : view.ndim]) if view.ndim else [] for words in (view.shape, view.strides))
+        address = int(ffi.cast("intptr_t", view.data)) + view.byte_offset
+        return read(address, view.dtype.code, view.dtype.bits, view.dtype.lanes, shape, strides)
+
+    yield look
+
+
+def _by_tvm_ffi(tensor) -> Iterator[Callable[[], Seen]]:
+    def look() -> Seen:
+        seen = []
+
+        def reader(view) -> None:
+            if view.device.dlpack_device_type() != 1:
+                raise BufferError("not a CPU's memory")
+            dtype = view.dtype
+            shape, strides = list(view.shape), list(view.strides)
+            seen.append(read(view.data_ptr(), int(dtype.type_code), dtype.bits, dtype.lanes, shape, strides))
+
+        tvm_ffi.convert(reader)(tensor)
+        return seen[0]
+
+    yield look
+
+
+def _by_nanobind(tensor) -> Iterator[Callable[[], Seen]]:
+    yield lambda: _nanobind().look(tensor, read)
+
+
+def _address_and_elements(x):
+    return x.ctypes.data, x.copy()
+
+
+def _call(kernel, x) -> Seen:
+    address, elements = kernel(x)
+    return _seen(elements, int(address))
+
+
+_njit_kernel = numba.njit(_address_and_elements)
+
+
+def _by_njit(tensor) -> Iterator[Callable[[], Seen]]:
+    yield lambda: _call(_njit_kernel, tensor.numpy())
+
+
+_NEW = fast_args(_address_and_elements, cache=True)
+_USED = [fast_args(_address_and_elements, cache=True), fast_args(_address_and_elements, cache=True, nogil=True)]
+
+
+def _by_fast_args(tensor) -> Iterator[Callable[[], Seen]]:
+    for kernel in (_NEW, *_USED):
+        for _ in range(2):
+            yield functools.partial(_call, kernel, tensor)
+
+
+# ---- nanobind ------------------------------------------------------------------------------------------------------
+
+_NANOBIND = "truth_nanobind"
+_NANOBIND_SOURCE = """
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+namespace nb = nanobind;
+
+NB_MODULE(truth_nanobind, module) {
+    module.def("look", [](nb::ndarray<nb::device::cpu> x, nb::callable read) {
+        nb::list shape, strides;
+        for (size_t i = 0; i < x.ndim(); i++) {
+            shape.append(x.shape(i));
+            strides.append(x.stride(i));
+        }
+        nb::dlpack::dtype dtype = x.dtype();
+        return read((uintptr_t) x.data(), (int) dtype.code, (int) dtype.bits, (int) dtype.lanes, shape, strides);
+    });
+}
+"""
+
+
+def _why_no_nanobind() -> str | None:
+    if importlib.util.find_spec("nanobind") is None:
+        return "not installed"
+    return None if shutil.which("c++") else "not built: no C++ compiler"
+
+
+def build_nanobind(folder: Path) -> None:
+    """Compile the extension into a folder, some seconds."""
+    import nanobind
+
+    source, home = folder / f"{_NANOBIND}.cpp", Path(nanobind.__file__).parent
+    source.write_text(_NANOBIND_SOURCE)
+    includes = [nanobind.include_dir(), str(home / "ext/robin_map/include"), sysconfig.get_path("include")]
+    subprocess.run(
+        ["c++", "-std=c++17", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing",
+         *[f"-I{include}" for include in includes], str(home / "src/nb_combined.cpp"), str(source),
+         "-o", str(folder / f"{_NANOBIND}.so")],
+        check=True,
+    )  # fmt: skip
+
+
+@functools.cache
+def _nanobind():
+    return importlib.import_module(_NANOBIND)
+
+
+COLUMNS = [
+    Column("`np.from_dlpack`", _by_dlpack, "numpy"),
+    Column("exchange table, bare", _by_table, "torch"),
+    Column("", _by_tvm_ffi, "apache-tvm-ffi", None if tvm_ffi else "not installed"),
+    Column("", _by_nanobind, "nanobind", _why_no_nanobind()),
+    Column("`@njit` on `x.numpy()`", _by_njit, "numba"),
+    Column("`@fast_args`", _by_fast_args),
+]
+
+
+# ---- one cell ------------------------------------------------------------------------------------------------------
+
+
+def _address_of(tensor) -> int | None:
+    """Where a tensor's first element lies, asked in the way that does not copy what is copied on writing."""
+    try:
+        return torch._C._data_address(tensor) + tensor.storage_offset() * tensor.element_size()
+    except Exception:
+        return None
+
+
+def judge(row: Row, find: Callable[[], Seen], address: int | None, value: list | None, bits: list | None) -> str:
+    try:
+        seen = find()
+    except Exception as error:
+        return f"refused ({type(error).__name__})"
+    if value is not None and seen.elements == value and not (bits is not None and seen.is_bits):
+        outcome = RIGHT
+    elif bits is not None and seen.is_bits and seen.elements == bits:
+        outcome = AS_BITS
+    else:
+        return WRONG
+    if row.is_watched:
+        return LOST
+    return COPIES if seen.address != address and np.size(seen.elements) else outcome
+
+
+def cell(row: Row, column: Column) -> str:
+    """The outcome, found in this process, which may not survive it."""
+    wanted: list[tuple[list | None, list | None]] = []
+    found: list[str] = []
+
+    def look(tensor) -> None:
+        address = _address_of(tensor)
+        found.extend(judge(row, find, address, *wanted[0]) for find in column.outcomes(tensor))
+
+    try:
+        row.give(lambda tensor: wanted.append((row.value and row.value(tensor), row.bits and row.bits(tensor))))
+    except Exception as error:
+        made: list[Any] = []
+        try:
+            row.give(made.append)
+        except Exception:
+            return NO_TENSOR
+        raise RuntimeError(f"{row.name}: its value is not to be had") from error
+    row.give(look)
+    return found[0] if len(set(found)) == 1 else "**differs**: " + ", ".join(found)
+
+
+# ---- processes of their own ----------------------------------------------------------------------------------------
+
+SECONDS = 60  # for one process
+AT_ONCE = 2  # processes
+
+
+def serve() -> None:
+    """Fill every cell and print it, a line of JSON each."""
+    torch.set_num_threads(1)  # threads do not survive a fork
+    warnings.simplefilter("ignore")
+    for row in ROWS:  # once here, as making the first of some kinds imports a great deal
+        with contextlib.suppress(Exception):
+            row.give(lambda tensor: None)
+    for kernel in _USED:
+        for _ in range(40):
+            kernel(_x())
+    _njit_kernel(_x().numpy())
+    for filled in fill(ROWS, [column for column in COLUMNS if column.why_not is None]):
+        print(json.dumps(filled), flush=True)
+
+
+def fill(rows: list[Row], columns: list[Column]) -> Iterator[tuple[str, str, str]]:
+    """The outcome of every cell, with the titles of its row and its column, in no order."""
+    waiting, running = [(row, columns) for row in reversed(rows)], []
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            running.append(_Filling(*waiting.pop()))
+        readable, _, _ = select.select(running, [], [], max(0.0, running[0].deadline - time.monotonic()))
+        for one in readable or running[:1]:
+            if not one.is_done(is_late=not readable):
+                continue
+            running.remove(one)
+            for column, outcome in one.filled.items():
+                yield one.row.title, column.title, outcome
+            if one.left:
+                waiting.append((one.row, one.left))
+
+
+class _Filling:
+    """A process that fills cells of a row, one after the other, until it dies.
+
+    The cell in which it died gets a process that begins with it, so a crash is never that of another cell.
+    """
+
+    def __init__(self, row: Row, columns: list[Column]):
+        self.row, self.left, self.filled, self.said = row, columns, {}, b""
+        self.deadline = time.monotonic() + SECONDS
+        self.pipe, writing = os.pipe()
+        self.process = os.fork()
+        if not self.process:
+            self._fill(writing)
+        os.close(writing)
+
+    def fileno(self) -> int:
+        return self.pipe
+
+    def _fill(self, writing: int) -> None:
+        try:
+            quiet = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(quiet, 1)
+            os.dup2(quiet, 2)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # tvm-ffi's handler takes seconds to say where it was
+            for column in self.left:
+                try:
+                    outcome = cell(self.row, column)
+                except BaseException as error:
+                    outcome = f"**no outcome**: {type(error).__name__}: {error}; {error.__cause__!r}"
+                os.write(writing, json.dumps(outcome).encode() + b"\n")
+        finally:
+            os._exit(0)
+
+    def is_done(self, is_late: bool) -> bool:
+        """Read what the process has written, or kill it. Once it is dead: the cells ``filled``, and those ``left``."""
+        if is_late:
+            os.kill(self.process, signal.SIGKILL)
+        elif more := os.read(self.pipe, 1 << 16):
+            self.said += more
+            return False
+        os.close(self.pipe)
+        os.waitpid(self.process, 0)
+        outcomes = [json.loads(line) for line in self.said.splitlines()]
+        if not outcomes:
+            outcomes = [HANGS if is_late else CRASH]
+        self.filled = dict(zip(self.left, outcomes, strict=False))
+        self.left = self.left[len(outcomes) :]
+        return True
+
+
+Outcomes = dict[str, dict[str, str]]
+"""By title of the row, by title of the column."""
+
+
+def outcomes() -> Outcomes:
+    """Every cell of the table, filled anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        if _why_no_nanobind() is None:
+            build_nanobind(Path(folder))
+        paths = filter(None, [folder, os.environ.get("PYTHONPATH")])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        server = subprocess.run([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, env=environment, check=True)
+    said = map(json.loads, server.stdout.splitlines())
+    found = {(row, column): outcome for row, column, outcome in said}
+    return {
+        row.title: {
+            column.title: found[row.title, column.title] if column.why_not is None else column.why_not
+            for column in COLUMNS
+        }
+        for row in ROWS
+    }
+
+
+# ---- Markdown ------------------------------------------------------------------------------------------------------
+
+
+def table(found: Outcomes) -> str:
+    """The legend and the table in Markdown."""
+    columns = list(next(iter(found.values())))
+    lines = [LEGEND, "| tensor | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {row} | " + " | ".join(cells.values()) + " |" for row, cells in found.items()]
+    return "\n".join(lines) + "\n"
+
+
+def committed() -> Outcomes:
+    """What SECURITY.md says."""
+    text = SECURITY.read_text().split(BEGIN)[1].split(END)[0]
+    lines = [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = lines
+    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+
+
+if __name__ == "__main__":
+    if "--serve" in sys.argv[1:]:
+        serve()
+        sys.exit()
+    made = table(outcomes())
+    print(made)
+    if "--write" in sys.argv[1:]:
+        text = SECURITY.read_text()
+        head, rest = text.split(BEGIN)
+        SECURITY.write_text(head + BEGIN + made + END + rest.split(END)[1])
