@@ -72,7 +72,8 @@ INT, UINT, FLOAT, COMPLEX, BOOL = 0, 1, 2, 5, 6
 def field_of_format(text, itemsize):
     """Code and bits of a PEP 3118 format of one element; 0 if it is none that DLPack has.
 
-    The size is the item's: ctypes writes ``<l`` for a long of 8 bytes.
+    A long has the item's size: ctypes writes ``<l`` for one of 8 bytes. Any other character has a size of its own, which the
+    item's must be: ctypes writes ``B`` for a union, and for a packed structure.
     """
     if text == 0:
         return UINT | 8 << 8
@@ -83,6 +84,7 @@ def field_of_format(text, itemsize):
         text += 1
         character = load(text) & 0xFF
     code = -1
+    size = 0
     if character in (ord("b"), ord("h"), ord("i"), ord("l"), ord("q"), ord("n")):
         code = INT
     elif character in (ord("B"), ord("H"), ord("I"), ord("L"), ord("Q"), ord("N")):
@@ -94,18 +96,20 @@ def field_of_format(text, itemsize):
     elif character == ord("Z"):
         text += 1
         character = load(text) & 0xFF
-        if character in (ord("f"), ord("d")):
-            code = COMPLEX
-    if code < 0 or load(text + 1) & 0xFF != 0:
-        return 0
-    smallest, largest = 1, 8
-    if code == FLOAT:
-        smallest = 2
-    elif code == COMPLEX:
-        smallest, largest = 8, 16
-    elif code == BOOL:
-        largest = 1
-    if itemsize < smallest or itemsize > largest or itemsize & (itemsize - 1) != 0:
+        code = COMPLEX
+    if character in (ord("b"), ord("B"), ord("?")):
+        size = 1
+    elif character in (ord("h"), ord("H"), ord("e")):
+        size = 2
+    elif character in (ord("i"), ord("I"), ord("f")):
+        size = 4
+    elif character in (ord("q"), ord("Q"), ord("d"), ord("n"), ord("N")):
+        size = 8
+    elif character in (ord("l"), ord("L")):
+        size = itemsize if itemsize == 4 else 8
+    if code == COMPLEX:
+        size = 2 * size if character in (ord("f"), ord("d")) else 0
+    if code < 0 or size != itemsize or load(text + 1) & 0xFF != 0:
         return 0
     return code | 8 * itemsize << 8
 
@@ -139,7 +143,7 @@ def fill(at):
         stride = load(buffer.strides + 8 * i) if buffer.strides != 0 else compact  # ctypes gives none
         compact *= extent
         elements = in_elements(stride, buffer.itemsize)
-        if extent > 1 and elements * buffer.itemsize != stride:
+        if extent > 1 and elements * buffer.itemsize != stride and buffer.len != 0:
             buffer_error(cstring("its buffer's strides are no multiple of its item size"))
             return False
         store(at + SHAPE + 8 * i, extent)

@@ -210,15 +210,18 @@ def new_managed(ndim, extra):
 
 @native_inline
 def put_strides(array, ndim, itemsize, strides):
-    """Write an ndarray's strides in elements. Whether they are whole; those of a single element do not count."""
+    """Write an ndarray's strides in elements. Whether they are whole; those that no element is behind do not count."""
     rest = 0
+    count = 1
     for i in range(ndim):
         stride = load(array.strides + 8 * i)
+        extent = load(array.dimensions + 8 * i)
         elements = in_elements(stride, itemsize)
-        if load(array.dimensions + 8 * i) > 1:
+        if extent > 1:
             rest |= stride - elements * itemsize
+        count *= extent
         store(strides + 8 * i, elements)
-    return rest == 0
+    return rest == 0 or count == 0
 
 
 @native

@@ -1,0 +1,895 @@
+"""Objects with Python's buffer protocol: the types and results that ``@njit`` gives them, and released exactly once.
+
+A ``bytearray`` cannot be resized, a ``memoryview`` not released, while somebody holds its buffer: that is how the tests
+know whether it has been given back.
+"""
+
+import array
+import ctypes
+import gc
+import mmap
+import pickle
+import sys
+import threading
+from multiprocessing import shared_memory
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import run_python
+from oracle import check_same_as_njit, references_kept, type_and_message
+
+from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
+
+try:
+    import _testbuffer  # CPython's own tests come with it: buffers of any format and layout
+except ImportError:
+    _testbuffer = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_testbuffer = pytest.mark.skipif(_testbuffer is None, reason="this CPython comes without its tests")
+needs_buffer_classes = pytest.mark.skipif(sys.version_info < (3, 12), reason="classes with __buffer__ came with CPython 3.12")
+
+
+# ---- kernels -------------------------------------------------------------------------------------------------------
+
+
+@fast_args
+def first(x):
+    return x[0]
+
+
+@fast_args
+def pick(x, i):
+    return x[i]
+
+
+def items(thing) -> list:
+    """All elements, as a kernel sees them."""
+    with memoryview(thing) as view:
+        return [pick(thing, i) for i in range(len(view))]
+
+
+@fast_args
+def length(x):
+    return len(x)
+
+
+@fast_args
+def corners(x):
+    return len(x), x[0, 0], x[-1, -1]
+
+
+@fast_args
+def cube_corners(x):
+    return len(x), x[0, 0, 0], x[-1, -1, -1]
+
+
+@fast_args
+def described(x):
+    return x.nbytes, x.itemsize, x.ndim, x.shape, x.strides, x.contiguous, x.c_contiguous, x.f_contiguous, x.readonly
+
+
+@fast_args
+def add_one(x):
+    for i in range(len(x)):
+        x[i] += 1
+
+
+@fast_args
+def size(x):
+    return x.size
+
+
+@fast_args
+def both(a, b):
+    return a[0] + b[0]
+
+
+def is_typed_by_numba(thing) -> bool:
+    try:
+        numba.typeof(thing)
+    except (ValueError, numba.core.errors.NumbaError):
+        return False
+    return True
+
+
+def is_held(thing: bytearray) -> bool:
+    """Whether somebody has a buffer of a bytearray."""
+    try:
+        thing.append(0)
+    except BufferError:
+        return True
+    thing.pop()
+    return False
+
+
+# ---- what there is -------------------------------------------------------------------------------------------------
+
+
+def some_bytes(count=48) -> bytearray:
+    return bytearray(range(1, count + 1))
+
+
+class MyBytearray(bytearray):
+    pass
+
+
+class MyArray(array.array):
+    pass
+
+
+def as_mmap():
+    made = mmap.mmap(-1, 48)
+    made[:] = bytes(some_bytes())
+    return made
+
+
+VECTORS = {
+    "bytes": lambda: bytes(some_bytes()),
+    "one byte": lambda: b"a",
+    "bytearray": some_bytes,
+    "subclass of bytearray": lambda: MyBytearray(b"abc"),
+    "memoryview": lambda: memoryview(some_bytes()),
+    "readonly memoryview": lambda: memoryview(bytes(some_bytes())),
+    "memoryview.toreadonly": lambda: memoryview(some_bytes()).toreadonly(),
+    "mmap": as_mmap,
+    "PickleBuffer": lambda: pickle.PickleBuffer(some_bytes()),
+    "readonly PickleBuffer": lambda: pickle.PickleBuffer(b"abc"),
+    "PickleBuffer of an array": lambda: pickle.PickleBuffer(np.arange(4.0)),
+    "every second": lambda: memoryview(some_bytes())[::2],
+    "backwards": lambda: memoryview(some_bytes())[::-1],
+    "every third of int32, backwards": lambda: memoryview(some_bytes()).cast("i")[::-3],
+    "part": lambda: memoryview(some_bytes())[5:9],
+    "one": lambda: memoryview(some_bytes())[5:6],
+    "subclass of array": lambda: MyArray("d", [1.0, 2.0]),
+    **{f"array {code}": lambda code=code: array.array(code, range(1, 7)) for code in "bBhHiIlLqQfd"},
+    **{f"memoryview {code}": lambda code=code: memoryview(some_bytes()).cast(code) for code in "bBhHiIlLqQnNfd?"},
+    "complex64": lambda: memoryview(np.arange(3, dtype="c8") * 1j),
+    "complex128": lambda: memoryview(np.arange(3, dtype="c16") * 1j),
+}
+EMPTY = {
+    "bytes": lambda: b"",
+    "bytearray": bytearray,
+    "array": lambda: array.array("d"),
+    "memoryview": lambda: memoryview(b""),
+    "memoryview of doubles": lambda: memoryview(some_bytes()).cast("d")[6:],
+    "PickleBuffer": lambda: pickle.PickleBuffer(b""),
+}
+PLANES = {
+    "C": lambda: memoryview(some_bytes()).cast("h", (4, 6)),
+    "F": lambda: memoryview(np.asfortranarray(np.arange(6.0).reshape(2, 3))),
+    "rows": lambda: memoryview(np.arange(12.0).reshape(4, 3))[::2],
+    "rows backwards": lambda: memoryview(np.arange(12.0).reshape(4, 3))[::-1],
+    "columns": lambda: memoryview(np.arange(12.0).reshape(4, 3)[:, ::2]),
+    "broadcast": lambda: memoryview(np.broadcast_to(np.arange(3.0), (2, 3))),
+    "one row": lambda: memoryview(some_bytes()).cast("h", (1, 24)),
+    "readonly": lambda: memoryview(bytes(some_bytes())).cast("h", (4, 6)),
+    "PickleBuffer": lambda: pickle.PickleBuffer(memoryview(some_bytes()).cast("h", (4, 6))),
+}
+CUBES = {
+    "C": lambda: memoryview(some_bytes()).cast("I", (2, 3, 2)),
+    "permuted": lambda: memoryview(np.arange(24.0).reshape(2, 3, 4).transpose(2, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_are_to_a_kernel_what_they_are_to_njit(name):
+    thing = VECTORS[name]()
+    with references_kept(thing):
+        if is_typed_by_numba(thing):
+            check_same_as_njit(pick, (thing, -1))
+        want = np.asarray(memoryview(thing)).tolist()
+        assert items(thing) == want
+        before = pick.stats()
+        assert [pick(thing, 0) for _ in range(20)] == [want[0]] * 20
+        assert pick.stats()[:2] == (before.fast + 20, before.slow)
+    assert explain(thing).path == "buffer"
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_empty_ones(name):
+    thing = EMPTY[name]()
+    check_same_as_njit(length, (thing,))
+    view = from_dlpack(thing)
+    assert view.shape == (0,) and view.dtype == np.asarray(memoryview(thing)).dtype
+
+
+@pytest.mark.parametrize("name", PLANES)
+def test_planes_are_to_a_kernel_what_they_are_to_njit(name):
+    check_same_as_njit(corners, (PLANES[name](),))
+
+
+@pytest.mark.parametrize("name", CUBES)
+def test_cubes_are_to_a_kernel_what_they_are_to_njit(name):
+    check_same_as_njit(cube_corners, (CUBES[name](),))
+
+
+@pytest.mark.parametrize("thing", [VECTORS["memoryview"], VECTORS["backwards"], *PLANES.values(), CUBES["permuted"]])
+def test_kernels_see_what_memoryviews_say_of_themselves(thing):
+    thing = thing()
+    if isinstance(thing, memoryview):
+        check_same_as_njit(described, (thing,))
+
+
+def test_no_dimensions():
+    thing = memoryview(some_bytes(8)).cast("d", ())
+    check_same_as_njit(fast_args(lambda x: x.ndim), (thing,))
+    view = from_dlpack(thing)
+    assert view.shape == () and view[()] == thing[()]
+
+
+@pytest.mark.parametrize("make", [some_bytes, VECTORS["memoryview"], VECTORS["array d"], as_mmap, VECTORS["backwards"]])
+def test_kernels_write_to_them(make):
+    thing = make()
+    want = [item + 1 for item in memoryview(thing).tolist()]
+    add_one(thing)
+    assert memoryview(thing).tolist() == want
+    add_one(thing)
+    assert memoryview(thing).tolist() == [item + 1 for item in want]
+
+
+@pytest.mark.parametrize(
+    "make", [VECTORS[name] for name in ("bytes", "readonly memoryview", "memoryview.toreadonly", "readonly PickleBuffer")]
+)
+def test_kernels_do_not_write_to_what_is_readonly(make):
+    thing = make()
+    for _ in range(2):
+        got, want = type_and_message(add_one, thing), type_and_message(add_one.dispatcher, thing)
+        assert got[0] is want[0] and issubclass(want[0], numba.core.errors.TypingError)
+    assert bytes(thing) == bytes(make())
+
+
+def test_a_readonly_mmap(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(some_bytes()))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as thing:
+        check_same_as_njit(pick, (thing, 3))
+        assert type_and_message(add_one, thing)[0] is type_and_message(add_one.dispatcher, thing)[0]
+        view = from_dlpack(thing)
+        assert bytes(view) == bytes(some_bytes()) and not view.flags.writeable
+        with pytest.raises(BufferError):
+            thing.close()
+        del view
+
+
+def test_misaligned_memory_is_read_right():
+    """Numba takes every buffer for aligned; from_dlpack says how it is."""
+    thing = memoryview(bytearray(b"x") + np.arange(3.0).tobytes())[1:].cast("d")
+    view = from_dlpack(thing)
+    assert view.tolist() == [0.0, 1.0, 2.0] and view.flags.aligned is (view.ctypes.data % view.dtype.alignment == 0)
+    assert items(thing) == [0.0, 1.0, 2.0]
+
+
+# ---- from_dlpack, convert, to_dlpack -------------------------------------------------------------------------------
+
+ALL = {f"{ndim}-d {name}": make for ndim, some in enumerate((VECTORS, PLANES, CUBES), 1) for name, make in some.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_conversions_share_the_memory(name):
+    thing = ALL[name]()
+    want = np.asarray(memoryview(thing))
+    with references_kept(thing):
+        for view in (from_dlpack(thing), convert(thing, np.ndarray)):
+            assert (view.dtype, view.shape, view.ctypes.data) == (want.dtype, want.shape, want.ctypes.data)
+            assert np.array_equal(view, want) and view.flags.writeable is want.flags.writeable
+            assert [s for s, n in zip(view.strides, view.shape, strict=True) if n > 1] == [
+                s for s, n in zip(want.strides, want.shape, strict=True) if n > 1
+            ]
+        assert type(to_dlpack(thing, max_version=(1, 0))).__name__ == "PyCapsule"
+        assert from_dlpack(thing, dtype=want.dtype).dtype == want.dtype
+        assert not np.shares_memory(from_dlpack(thing, copy=True), want)
+        if torch is not None and want.dtype.newbyteorder("=").char not in "IHLQ":
+            tensor = convert(thing, torch.Tensor)
+            assert np.array_equal(tensor.numpy(), want)
+            can_share = want.flags.writeable and all(s >= 0 for s, n in zip(want.strides, want.shape, strict=True) if n > 1)
+            assert (tensor.data_ptr() == want.ctypes.data) is can_share
+            del tensor
+        del view
+
+
+@pytest.mark.parametrize("name", [name for name in VECTORS if "readonly" in name] + ["bytes"])
+def test_what_is_readonly_stays_so(name):
+    thing = VECTORS[name]()
+    view = from_dlpack(thing)
+    assert not view.flags.writeable
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        view.flags.writeable = True
+    with pytest.raises(BufferError, match="readonly"):
+        to_dlpack(thing)  # a legacy capsule cannot say it
+    if torch is not None:
+        with pytest.raises(BufferError, match="readonly"):
+            convert(thing, torch.Tensor, copy=False)
+
+
+def test_float16_is_read():
+    thing = memoryview(np.arange(3, dtype="f2"))
+    assert from_dlpack(thing).dtype == np.float16 and from_dlpack(thing).tolist() == [0.0, 1.0, 2.0]
+    if sys.version_info >= (3, 12):
+        assert from_dlpack(memoryview(bytearray(6)).cast("e")).dtype == np.float16
+
+
+# ---- ctypes --------------------------------------------------------------------------------------------------------
+
+PLAIN = [
+    ctypes.c_bool, ctypes.c_byte, ctypes.c_ubyte, ctypes.c_short, ctypes.c_ushort, ctypes.c_int, ctypes.c_uint, ctypes.c_long,
+    ctypes.c_ulong, ctypes.c_longlong, ctypes.c_ulonglong, ctypes.c_float, ctypes.c_double, ctypes.c_size_t, ctypes.c_ssize_t,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("element", PLAIN, ids=lambda cls: cls.__name__)
+def test_arrays_of_ctypes(element):
+    """Numba does not know their formats, so a kernel sees them as the arrays that they are."""
+    vector, plane = (element * 3)(1, 0, 1), ((element * 3) * 2)((1, 0, 1), (0, 1, 1))
+    for thing in (vector, plane, (((element * 2) * 1) * 3)(), (element * 0)()):
+        want = np.ctypeslib.as_array(thing)
+        with references_kept(thing):
+            if thing is vector:
+                assert size(thing) == size(thing) == 3
+                assert (numba.typeof(want),) in size.signatures
+            view = from_dlpack(thing)
+            assert (view.dtype, view.shape) == (want.dtype, want.shape) and np.array_equal(view, want)
+            assert view.flags.writeable and (not want.size or view.ctypes.data == ctypes.addressof(thing))
+            del view
+
+
+def test_kernels_write_to_arrays_of_ctypes():
+    thing = (ctypes.c_double * 3)(1, 2, 3)
+    add_one(thing)
+    assert list(thing) == [2, 3, 4]
+    assert type(fast_args(lambda x: x[1:])(thing)) is np.ndarray
+
+
+def test_scalars_of_ctypes_are_arrays_without_dimensions():
+    thing = ctypes.c_double(2.5)
+    view = from_dlpack(thing)
+    view[()] = 3.5
+    assert view.shape == () and thing.value == 3.5
+    assert fast_args(lambda x: x[()])(thing) == 3.5
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
+
+
+class Packed(ctypes.Structure):
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_short), ("c", ctypes.c_short))
+
+
+class Either(ctypes.Union):
+    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
+
+
+class Swapped(ctypes.BigEndianStructure if sys.byteorder == "little" else ctypes.LittleEndianStructure):
+    _fields_ = (("a", ctypes.c_int),)
+
+
+SWAPPED_INT = ctypes.c_int.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int.__ctype_le__
+ODD_ELEMENTS = [
+    Pair, Packed, Either, Swapped, SWAPPED_INT, ctypes.c_char, ctypes.c_wchar, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.c_void_p,
+    ctypes.py_object, ctypes.c_longdouble, ctypes.POINTER(ctypes.c_int), ctypes.CFUNCTYPE(None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("element", ODD_ELEMENTS, ids=lambda cls: cls.__name__)
+def test_arrays_of_structures_pointers_and_text_are_refused(element):
+    for thing in ((element * 2)(), ((element * 2) * 3)()):
+        with references_kept(thing):
+            for refuses in (size, from_dlpack, lambda x: convert(x, np.ndarray), to_dlpack):
+                kind, message = type_and_message(refuses, thing)
+                assert kind is BufferError and "format" in message
+
+
+@pytest.mark.parametrize("make", [Pair, Packed, Either, lambda: ctypes.pointer(ctypes.c_int(3))], ids=str)
+def test_structures_and_pointers_are_refused(make):
+    thing = make()
+    for refuses in (size, from_dlpack):
+        assert issubclass(type_and_message(refuses, thing)[0], (BufferError, TypeError, numba.core.errors.TypingError))
+
+
+def test_functions_of_ctypes_are_functions():
+    """They have a buffer, too: the pointer. Numba calls them."""
+    sine = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(("sin", ctypes.CDLL("libm.so.6")))
+
+    @fast_args
+    def apply(function, x):
+        return function(x)
+
+    assert apply(sine, 1.0) == apply.dispatcher(sine, 1.0) == np.sin(1.0)
+
+
+# ---- formats that mean nothing to DLPack ---------------------------------------------------------------------------
+
+
+def formatted(text: str, value=1, shape=(3,), **options):
+    """A memoryview of a buffer with that format."""
+    return memoryview(_testbuffer.ndarray([value] * int(np.prod(shape)), shape=list(shape), format=text, **options))
+
+
+@needs_testbuffer
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("@i", "i4"), ("=i", "i4"), ("<i", "i4"), ("@l", "i8"), ("=l", "i4"), ("<L", "u4"), ("=q", "i8"), ("@N", "u8"), ("n", "i8"),
+     ("<h", "i2"), ("<d", "f8"), ("=f", "f4"), ("<e", "f2"), (">b", "i1"), ("!B", "u1"), ("@?", "?"), ("<?", "?")],
+)  # fmt: skip
+def test_native_formats_however_they_are_written(text, dtype):
+    thing = formatted(text)
+    view = from_dlpack(thing)
+    assert view.dtype == np.dtype(dtype) and view.tolist() == [1, 1, 1]
+    assert not view.flags.writeable
+    if dtype not in ("f2",):
+        assert items(thing) == [1, 1, 1]
+
+
+@needs_testbuffer
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(">i", 1), ("!h", 1), (">q", 1), (">d", 1), ("c", b"a"), ("2i", (1, 2)), ("ii", (1, 2)), ("ib", (1, 2)), ("3s", b"abc"),
+     ("3p", b"ab"), ("x", ()), ("i3x", 1), ("P", 1), ("BB", (1, 2)), ("4B", (1, 2, 3, 4)), ("<ih", (1, 2))],
+)  # fmt: skip
+def test_formats_that_dlpack_does_not_have_are_refused(text, value):
+    source = _testbuffer.ndarray([value] * 3, shape=[3], format=text)
+    thing = memoryview(source)
+    for refuses in (items, from_dlpack, lambda x: convert(x, np.ndarray)):
+        kind, message = type_and_message(refuses, thing)
+        assert kind is BufferError and "format" in message, text
+    thing.release()
+
+
+SWAPPED_FLOAT = ">f8" if sys.byteorder == "little" else "<f8"
+
+
+@pytest.mark.parametrize("dtype", ["O", "S3", "U2", "V3", "g", "G", SWAPPED_FLOAT, "i4,f8", "(2,)i4, i4"])
+def test_formats_of_numpys_memoryviews_that_dlpack_does_not_have(dtype):
+    source = np.zeros(3, dtype)
+    thing = memoryview(source)
+    with references_kept(source, thing):
+        for refuses in (items, from_dlpack):
+            kind, message = type_and_message(refuses, thing)
+            assert kind is BufferError and "format" in message
+    thing.release()
+
+
+def test_strides_off_the_grid_are_refused():
+    thing = memoryview(np.zeros(3, [("a", "u1"), ("b", "f8")])["b"])
+    kind, message = type_and_message(from_dlpack, thing)
+    assert kind is BufferError and "strides" in message
+    thing.release()
+
+
+@needs_testbuffer
+def test_buffers_of_pointers_are_refused():
+    """PIL's layout: rows that lie anywhere."""
+    thing = formatted("i", shape=(2, 3), flags=_testbuffer.ND_PIL)
+    assert thing.suboffsets
+    for refuses in (corners, from_dlpack):
+        assert type_and_message(refuses, thing)[0] is BufferError
+    thing.release()
+
+
+@needs_testbuffer
+def test_64_dimensions():
+    shape = (1,) * 62 + (2, 3)
+    view = from_dlpack(formatted("i", shape=shape))
+    assert view.shape == shape and (view == 1).all()
+
+
+def test_released_memoryviews_are_refused():
+    thing = memoryview(some_bytes())
+    first(thing)
+    thing.release()
+    for refuses, word in ((first, "'x'"), (from_dlpack, "released"), (lambda x: convert(x, np.ndarray), "released")):
+        kind, message = type_and_message(refuses, thing)
+        assert kind is ValueError and word in message
+    closed = mmap.mmap(-1, 16)
+    closed.close()
+    assert type_and_message(first, closed)[0] is type_and_message(from_dlpack, closed)[0] is ValueError
+
+
+# ---- released exactly once -----------------------------------------------------------------------------------------
+
+
+@fast_args
+def fails(x, y):
+    if x[0] >= 0:
+        raise ValueError("as asked")
+    return x[0]
+
+
+@fast_args(nogil=True)
+def fails_unlocked(x, y):
+    if x[0] >= 0:
+        raise ValueError("as asked")
+    return x[0]
+
+
+@fast_args
+def does_not_compile(x, y):
+    return x[0] + y.no_such_attribute
+
+
+@fast_args
+def works(x, y):
+    return x[0]
+
+
+@fast_args(nogil=True)
+def works_unlocked(x, y):
+    return x[0]
+
+
+@fast_args
+def returns_itself(x, y):
+    return x
+
+
+@fast_args
+def returns_a_part(x, y):
+    return x[1:]
+
+
+@fast_args
+def returns_it_in_a_tuple(x, y):
+    return 1, x
+
+
+SWAPPED_ARRAY = np.zeros(3, SWAPPED_FLOAT)
+EXITS = {
+    # name: (the kernel, its second argument, how a call ends)
+    "success": (works, 1.0, None),
+    "success, nogil": (works_unlocked, 1.0, None),
+    "exception": (fails, 1.0, ValueError),
+    "exception, nogil": (fails_unlocked, 1.0, ValueError),
+    "typing error": (does_not_compile, 1.0, numba.core.errors.TypingError),
+    "refused argument": (works, SWAPPED_ARRAY, BufferError),
+    "refused argument, nogil": (works_unlocked, SWAPPED_ARRAY, BufferError),
+    "refused buffer": (works, memoryview(np.zeros(2, "S3")), BufferError),
+    "an argument that only Numba knows": (works, "text", None),
+    "an int too large": (works, 2**70, OverflowError),
+}
+HOLDERS = {
+    "bytearray": lambda thing: thing,
+    "memoryview": memoryview,
+    "memoryview of a memoryview": lambda thing: memoryview(memoryview(thing).cast("b"))[::2],
+    "PickleBuffer": pickle.PickleBuffer,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("name", EXITS)
+def test_a_buffer_is_released_however_a_call_ends(name, holder):
+    kernel, other, error = EXITS[name]
+    thing = some_bytes()
+    for _ in range(30):
+        argument = HOLDERS[holder](thing)
+        for values in ((argument, other), (argument, other)):
+            if error is None:
+                assert kernel(*values) == 1
+            else:
+                assert issubclass(type_and_message(kernel, *values)[0], error)
+        if isinstance(argument, (memoryview, pickle.PickleBuffer)):
+            argument.release()
+        del argument, values
+        assert not is_held(thing)
+
+
+@pytest.mark.parametrize("wrong", [(), (1, 2, 3)], ids=["too few", "too many"])
+def test_a_buffer_is_released_when_the_number_of_arguments_is_wrong(wrong):
+    thing = some_bytes()
+    for _ in range(3):
+        assert type_and_message(works, thing, *wrong)[0] is TypeError
+        assert not is_held(thing)
+
+
+@pytest.mark.parametrize("position", range(4))
+def test_buffers_before_and_after_a_refused_argument_are_released(position):
+    kernel = fast_args(lambda a, b, c, d: a[0] + b[0] + c[0] + d[0])
+    things = [some_bytes() for _ in range(4)]
+    for _ in range(3):
+        assert kernel(*things) == 4
+        bad = list(things)
+        bad[position] = SWAPPED_ARRAY
+        assert type_and_message(kernel, *bad)[0] is BufferError
+        assert not any(map(is_held, things))
+    assert kernel(things[0], things[0], things[0], things[0]) == 4 and not is_held(things[0])
+
+
+@pytest.mark.filterwarnings("ignore:Code running in object mode")
+def test_a_buffer_is_held_while_the_kernel_runs():
+    thing, seen = some_bytes(), []
+
+    def look():
+        seen.append(is_held(thing))
+
+    for options in ({}, {"nogil": True}):
+
+        @fast_args(**options)
+        def kernel(x):
+            with numba.objmode():
+                look()
+            return x[0]
+
+        assert kernel(thing) == kernel(thing) == 1
+    assert seen == [True] * 4 and not is_held(thing)
+
+
+def end_of(kernel, *arguments):
+    """The result with its type, or the exception's type and text."""
+    try:
+        result = kernel(*arguments)
+    except (TypeError, SystemError, numba.core.errors.TypingError) as error:
+        return type(error), str(error)
+    return type(result), result
+
+
+@pytest.mark.parametrize("kernel", [returns_itself, returns_a_part, returns_it_in_a_tuple], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("name", ["bytes", "bytearray", "memoryview", "array d", "mmap", "PickleBuffer"])
+def test_a_kernel_that_returns_its_buffer_does_as_njit_does(kernel, name):
+    """Numba has no way to return most of them, and its attempt costs a reference to the object, but not the buffer."""
+    thing = VECTORS[name]()
+    for _ in range(3):
+        assert end_of(kernel, thing, 1) == end_of(kernel.dispatcher, thing, 1)
+        gc.collect()
+        if name == "bytearray":
+            assert not is_held(thing)
+        if name == "array d":
+            thing.append(1.0)
+    if name in ("memoryview", "PickleBuffer"):
+        thing.release()
+    if name == "mmap":
+        thing.close()
+
+
+def test_an_array_of_a_buffer_that_a_kernel_returns_holds_it():
+    """Of ctypes Numba makes arrays: those can be returned, and live on."""
+    thing = (ctypes.c_double * 3)(1, 2, 3)
+    before = sys.getrefcount(thing)
+    part = returns_a_part(thing, 1)
+    assert sys.getrefcount(thing) > before
+    thing[1] = 7
+    assert part.tolist() == [7, 3]
+    del part
+    gc.collect()
+    assert sys.getrefcount(thing) == before
+
+
+TAKES = {
+    "from_dlpack": from_dlpack,
+    "from_dlpack with a dtype": lambda x: from_dlpack(x, dtype=np.uint8),
+    "convert": lambda x: convert(x, np.ndarray),
+    "to_dlpack": lambda x: to_dlpack(x, max_version=(1, 0)),
+    "legacy to_dlpack": to_dlpack,
+}
+if torch is not None:
+    TAKES["convert to PyTorch"] = lambda x: convert(x, torch.Tensor)
+
+
+@pytest.mark.parametrize("take", TAKES)
+def test_a_result_holds_the_buffer_until_it_dies(take):
+    thing = some_bytes()
+    first_one, second = TAKES[take](thing), TAKES[take](thing)
+    assert is_held(thing)
+    del first_one
+    gc.collect()
+    assert is_held(thing)
+    del second
+    gc.collect()
+    assert not is_held(thing)
+
+    view = memoryview(thing)
+    made = TAKES[take](view)
+    with pytest.raises(BufferError):
+        view.release()
+    del made
+    gc.collect()
+    view.release()
+    assert not is_held(thing)
+
+
+def test_views_of_a_result_hold_the_buffer():
+    thing = some_bytes()
+    part = from_dlpack(thing)[3:5][::-1]
+    thing[4] = 99
+    assert part.tolist() == [99, 4] and is_held(thing)
+    del part
+    assert not is_held(thing)
+
+
+@pytest.mark.parametrize("options", [{"dtype": np.float64}, {"copy": "no"}, {"device": "cuda"}], ids=str)
+def test_a_refused_conversion_releases_the_buffer(options):
+    thing = some_bytes()
+    assert type_and_message(from_dlpack, thing, **options)[0] in (TypeError, ValueError)
+    gc.collect()
+    assert not is_held(thing)
+    from_dlpack(thing, copy=True)
+    assert not is_held(thing)
+
+
+def test_other_kinds_of_owners_are_locked_while_held():
+    vector, mapped = array.array("d", [1.0, 2.0]), mmap.mmap(-1, 16)
+    for thing, change in ((vector, lambda: vector.append(3.0)), (mapped, mapped.close)):
+        first(thing)
+        view = from_dlpack(thing)
+        with pytest.raises(BufferError):
+            change()
+        del view
+        change()
+
+
+def test_shared_memory():
+    shared = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        floats = shared.buf[:32].cast("d")
+        floats[0] = 2.5
+        assert first(floats) == first(floats) == 2.5
+        check_same_as_njit(pick, (shared.buf[:8], 7))
+        add_one(floats)
+        view = from_dlpack(shared.buf)
+        assert view[:8].view("f8")[0] == 3.5
+        floats.release()
+        with pytest.raises(BufferError):
+            shared.close()
+        view[63] = 9
+        assert shared.buf[63] == 9
+        del view
+        gc.collect()
+    finally:
+        shared.close()
+        shared.unlink()
+
+
+def test_a_result_may_die_in_another_thread():
+    thing = some_bytes()
+    results = [from_dlpack(thing) for _ in range(8)]
+    threads = [threading.Thread(target=results.pop) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    gc.collect()
+    assert not is_held(thing)
+
+
+def test_many_threads_share_a_buffer():
+    thing, failed = some_bytes(), []
+
+    def work():
+        try:
+            for _ in range(300):
+                assert works(thing, 1) == works_unlocked(memoryview(thing), 1) == from_dlpack(thing)[0] == 1
+                assert type_and_message(fails, thing, 1)[0] is ValueError
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failed, failed
+    gc.collect()
+    assert not is_held(thing)
+
+
+def test_memory_stays_flat():
+    run_python(
+        """
+        import resource
+        from fastexchange import fast_args, from_dlpack
+
+        kernel = fast_args(lambda x: x[0])
+        thing = bytearray(1 << 16)
+
+        def peak(rounds):
+            for _ in range(rounds):
+                kernel(thing)
+                kernel(memoryview(thing)[::2])
+                from_dlpack(thing)
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        before = peak(2000)
+        assert peak(40_000) - before < 4096, "KiB"
+        """
+    )
+
+
+def test_results_that_outlive_everything():
+    done = run_python(
+        """
+        import array, ctypes, mmap
+        import numpy as np
+        from fastexchange import from_dlpack, to_dlpack
+
+        things = bytearray(8), memoryview(bytearray(8)), array.array("d", [1.0]), mmap.mmap(-1, 16), (ctypes.c_int * 3)(), b"abc"
+        np.kept = [from_dlpack(thing) for thing in things] + [to_dlpack(thing, max_version=(1, 0)) for thing in things]
+        np.kept.append(np.kept)
+        """
+    )
+    assert not done.stderr
+
+
+# ---- classes with __buffer__ ---------------------------------------------------------------------------------------
+
+
+class Counts:
+    """A buffer made in Python."""
+
+    def __init__(self, data):
+        self.data, self.taken, self.released = data, 0, 0
+
+    def __buffer__(self, flags):
+        self.taken += 1
+        return memoryview(self.data)
+
+    def __release_buffer__(self, view):
+        self.released += 1
+        view.release()
+
+
+@needs_buffer_classes
+def test_a_class_with_buffer_methods():
+    thing = Counts(some_bytes())
+    check_same_as_njit(first, (thing,))
+    assert thing.taken == thing.released > 0
+    taken = thing.taken
+    assert first(thing) == 1 and (thing.taken, thing.released) == (taken + 1, taken + 1)
+    view = from_dlpack(thing)
+    assert (thing.taken, thing.released) == (taken + 2, taken + 1) and is_held(thing.data)
+    view[0] = 5
+    assert thing.data[0] == 5
+    del view
+    assert thing.released == taken + 2 and not is_held(thing.data)
+    for _ in range(3):
+        assert type_and_message(fails, thing, 1)[0] is ValueError
+        assert thing.taken == thing.released and not is_held(thing.data)
+
+
+@needs_buffer_classes
+@pytest.mark.parametrize("error", [RuntimeError("no"), BufferError("no"), KeyboardInterrupt()], ids=repr)
+def test_a_buffer_method_that_raises(error):
+    class Fails(Counts):
+        def __buffer__(self, flags):
+            raise error
+
+    for call in (first, works_unlocked, from_dlpack):
+        arguments = (Fails(b""), 1) if call is works_unlocked else (Fails(b""),)
+        assert type_and_message(call, *arguments)[0] is type(error)
+    assert first(Counts(b"abc")) == 97
+
+
+@needs_buffer_classes
+def test_a_buffer_method_that_returns_something_else():
+    class Lies(Counts):
+        def __buffer__(self, flags):
+            return self.data
+
+    for call in (first, from_dlpack):
+        assert type_and_message(call, Lies(b"abc"))[0] is TypeError
+
+
+@needs_buffer_classes
+def test_a_buffer_method_may_call_the_kernel_and_the_collector():
+    class Busy(Counts):
+        def __buffer__(self, flags):
+            assert first(bytearray(b"a")) == 97
+            gc.collect()
+            return super().__buffer__(flags)
+
+    thing = Busy(some_bytes())
+    for _ in range(30):
+        assert first(thing) == 1
+    assert thing.taken == thing.released
+
+
+@needs_buffer_classes
+def test_dlpack_comes_before_the_buffer():
+    class HasBoth(Counts):
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **options):
+            return np.full(3, 2.0).__dlpack__(**options)
+
+    thing = HasBoth(some_bytes())
+    assert first(thing) == first(thing) == from_dlpack(thing)[0] == 2.0
+    assert not thing.taken
