@@ -14,6 +14,7 @@ SOURCES = (
     "producers/ndarray.py",
     "producers/numpy_table.py",
     "producers/buffer.py",
+    "producers/capsules.py",
     "dispatch/layout.py",
     "dispatch/transfer.py",
 )

@@ -10,6 +10,7 @@ Source: DLPack 1.3; Python array API standard 2024.12, ``from_dlpack`` and ``__d
 import functools
 import importlib
 import inspect
+import operator
 import sys
 from typing import Any
 
@@ -138,6 +139,7 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     with export_of(x, what) as export:
         if wanted not in (None, _CPU, export.device):
             raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}, not on {device!r}")
+        _check_sound(what, export.tensor)
         if wanted == _CPU and not export.is_on_cpu:
             export.release()
             return to_dlpack(_moved(what, x, copy), max_version=max_version)
@@ -189,7 +191,8 @@ def convert(x, to: type, /, *, copy=None):
             why = _why_not_shared(export, to)
             if why and copy is False:
                 raise BufferError(f"{what}: {why}, and copy=False rules out a copy of this one")
-            is_final = copy is False or not export.is_on_cpu or _has_table(to)
+            is_on_cpu = export.is_on_cpu
+            is_final = copy is False or not is_on_cpu or _has_table(to)
             if not why:
                 try:
                     address, is_empty = export.data, export.is_empty
@@ -198,7 +201,7 @@ def convert(x, to: type, /, *, copy=None):
                     if is_final:
                         raise
                 else:
-                    if copy is False and not is_empty:
+                    if copy is False and not is_empty and not _has_table(to) and is_on_cpu:
                         _check_shared(what, made, address)
                     return made
     with export_of(x, what) as export:
@@ -236,16 +239,16 @@ def _maker(what: str, to: type):
     is_immutable = to.__module__.partition(".")[0] in _IMMUTABLE
 
     def make(export: Export):
-        if own is not None:
-            made = own(_Exported(export, is_immutable))
-        else:
-            dtype, device = export.tensor.dtype, export.tensor.device
-            try:
-                made = export.into(to_object)
-            except RuntimeError as error:  # PyTorch's for a BufferError
-                kind = f"{dtype_name(dtype.code, dtype.bits, dtype.lanes)} on {device_name(device)}"
-                reason = str(error).partition("\n")[0]
-                raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
+        dtype, device = export.tensor.dtype, export.tensor.device
+        kind = f"{dtype_name(dtype.code, dtype.bits, dtype.lanes)} on {device_name(device)}"
+        try:
+            if to is np.ndarray and to_object:
+                made = to_numpy(export)
+            else:
+                made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
+        except RuntimeError as error:  # that of PyTorch, JAX and pyarrow for a BufferError
+            reason = str(error).partition("\n")[0]
+            raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
         if not isinstance(made, to):
             raise TypeError(
                 f"{what}: no {type_name(to)} can be made: its framework makes a {type_name(type(made))}; convert to that type"
@@ -308,7 +311,7 @@ def _moved(what: str, x, copy):
         raise BufferError(f"{what}: {name} is not on the CPU, and copy=False rules out a copy")
     try:
         capsule = x.__dlpack__(max_version=VERSION, dl_device=_CPU, copy=copy)
-    except TypeError as error:
+    except (AttributeError, TypeError) as error:
         raise BufferError(f"{what}: {name} is not on the CPU, and its framework cannot copy it there: {error}") from error
     return _Given(capsule)
 
@@ -341,11 +344,20 @@ def _device(what: str, device) -> tuple[int, int]:
         if name == "cpu" and number in ("", "0"):
             return _CPU
         raise ValueError(f"{what}: device {device!r} is not known; pass 'cpu' or a pair (device type, device id)")
+    found = _pair(device)
+    if found is None:
+        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {device!r}")
+    return found
+
+
+def _pair(value) -> tuple[int, int] | None:
+    """A pair of ints, as it is written for a device or a version; None if it is none."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return None
     try:
-        kind, number = device
-        return int(kind), int(number)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {device!r}") from None
+        return operator.index(value[0]), operator.index(value[1])
+    except TypeError:
+        return None
 
 
 def _check_copy(what: str, copy) -> None:
@@ -356,8 +368,7 @@ def _check_copy(what: str, copy) -> None:
 def _is_versioned(what: str, max_version: Any) -> bool:
     if max_version is None:
         return False
-    try:
-        major, minor = max_version
-        return (int(major), int(minor)) >= (1, 0)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {max_version!r}") from None
+    version = _pair(max_version)
+    if version is None:
+        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {max_version!r}")
+    return version >= (1, 0)

@@ -5,6 +5,7 @@ import by :func:`verify`; what fails the check is listed in ``Runtime.unverified
 """
 
 import ctypes
+import datetime
 import sys
 import types as python_types
 
@@ -66,7 +67,9 @@ PyCapsule_New = external("PyCapsule_New", POINTER, POINTER, POINTER, POINTER)
 PyCapsule_SetDestructor = external("PyCapsule_SetDestructor", INT, POINTER, POINTER)
 is_finalizing = external("Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing", INT)
 PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
+PyType_IsSubtype = external("PyType_IsSubtype", INT, POINTER, POINTER)
 
+CapsuleType = type(datetime.datetime_CAPI)  # types.CapsuleType came with 3.13
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from ._abi import ffi
+from .cpython import CapsuleType
 from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
@@ -78,7 +79,7 @@ def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
     """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
     if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
         header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
-    elif type(capsule).__name__ == "PyCapsule" and _is_valid(capsule, CAPSULE_NAME):
+    elif type(capsule) is CapsuleType and _is_valid(capsule, CAPSULE_NAME):
         header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
     else:
         notes.append(f"its {attribute} is {capsule!r}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")

@@ -10,7 +10,8 @@ import threading
 import numpy as np
 
 from ._abi import ffi
-from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, own_table, type_name
+from .cpython import CapsuleType
+from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table, type_name
 from .once import for_ever, once
 from .producers import dunder, numpy_table
 
@@ -56,15 +57,17 @@ def exchange_api(cls: type, /):
     if not isinstance(cls, type):
         raise TypeError(f"exchange_api() takes a type of tensors, not an object of type {type_name(type(cls))}")
     notes: list[str] = []
-    found = own_table(cls, notes)
-    if found is not None:
-        return found.capsule if type(found.capsule).__name__ == "PyCapsule" else _capsule_of(found.table)
-    if issubclass(cls, np.ndarray):
+    own = own_table(cls, notes)
+    if own is not None:
+        return own.capsule if type(own.capsule) is CapsuleType else _capsule_of(own.table)
+    found = discover(cls)
+    notes += [note for note in found.notes if note not in notes]
+    if found.path == PATH_NDARRAY:
         capsule = _numpy_capsule()
         if capsule is not None:
             return capsule
         notes.append("NumPy's C API is not as expected")
-    elif callable(getattr(cls, "__dlpack__", None)):
+    elif not issubclass(cls, np.ndarray) and callable(getattr(cls, "__dlpack__", None)):
         return _dunder_capsule()
     reasons = "; ".join(notes) or f"it has neither {EXCHANGE_ATTRIBUTE} nor __dlpack__"
     raise TypeError(f"type {type_name(cls)} has no exchange table: {reasons}")

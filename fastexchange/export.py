@@ -17,7 +17,7 @@ from .dispatch.context import address_of
 from .dispatch.state import runtime
 from .dlpack import DLPackFlag, is_readable_by_cpu
 from .dltensor import READONLY_IS_ASSUMED
-from .producers import capsules, numpy_table, torch
+from .producers import capsules, dunder, numpy_table, torch
 from .refusal import device_name, status_of, wording
 
 __all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
@@ -26,6 +26,7 @@ COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag
 
 # With the GIL, which ctypes' PYFUNCTYPE keeps; an exception that the function sets is raised.
 _FROM_OR_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_AS_WATCHED = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -101,19 +102,29 @@ class Export:
         return tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim))
 
     def into(self, to_object: int):
-        """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it."""
-        out = ffi.new("intptr_t *")
+        """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it.
+
+        After a failure the export has been given back, by that function (PyTorch's does it when it fails late) or here.
+        """
+        out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
+        at = _AS_WATCHED(capsules.as_watched.address)(
+            address_of(self.managed), capsules.delete_watched.address, address_of(told)
+        )
+        if not at:
+            raise MemoryError("no memory for an export")
+        watched = ffi.cast("fx_watched *", at)
+        self.managed = ffi.addressof(watched, "managed")
         try:
-            failed = _FROM_OR_TO_OBJECT(to_object)(address_of(self.managed), address_of(out))
-        except BaseException:
-            if out[0]:  # made nevertheless
+            failed = _FROM_OR_TO_OBJECT(to_object)(at, address_of(out))
+        finally:  # also with an exception set and an object made
+            made = _take(out[0]) if out[0] else None
+            if told[0] or made is not None:
                 self.managed = None
-                _take(out[0])
-            raise
-        if failed or not out[0]:
+            if not told[0]:
+                watched.told = 0
+        if failed or made is None:
             raise BufferError("the tensor's type failed to make one of the export and did not say why")
-        self.managed = None
-        return _take(out[0])
+        return made
 
     def capsule(self, is_versioned: bool):
         """A capsule that then owns it."""
@@ -170,9 +181,11 @@ def known(cls: type) -> dict[str, int]:
     if fields["kind"] == layout.KIND_NDARRAY and not fields.get("managed"):
         table = numpy_table.exchange_table()
         if table is not None:
+            managed = address_of(table.managed_tensor_from_py_object_no_sync)
+            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass that exports itself in its own way
+                managed = dunder.managed_tensor_from_py_object_no_sync.address
             made = {"to_object": address_of(table.managed_tensor_to_py_object_no_sync), "takes_all": 1}
-            more = made if cls is np.ndarray else {}
-            entries.update(cls, managed=address_of(table.managed_tensor_from_py_object_no_sync), **more)
+            entries.update(cls, managed=managed, **(made if cls is np.ndarray else {}))
     return entries.fields(cls)
 
 

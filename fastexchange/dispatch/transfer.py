@@ -42,6 +42,15 @@ typedef struct {
 transfer_at = struct_at("fx_transfer")
 
 
+@native_inline
+def is_subtype(cls, base):
+    """Whether the object at `cls`, a type, is that at `base`, or a type derived from it."""
+    if cls == base:
+        return True
+    # Of what `base` is, only types can be asked.
+    return c.PyType_IsSubtype(Py_TYPE(base), global_address("PyType_Type")) != 0 and c.PyType_IsSubtype(cls, base) != 0
+
+
 @native
 def is_final():
     """Whether the exception that is set ends the call.
@@ -109,7 +118,9 @@ def transfer(state, ob, to):
     if not is_mutable:
         managed.flags |= READONLY
     tensor = dl_tensor_at(export + DL_TENSOR)
-    if PyErr_Occurred() != 0 or not is_sound(tensor) or (takes_all == 0 and (not is_mutable or runs_backwards(tensor))):
+    if PyErr_Occurred() != 0 or not is_sound(tensor) or (
+        takes_all == 0 and (not is_mutable or runs_backwards(tensor) or tensor.device.device_type != 1)
+    ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
     if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_lent else 0):
@@ -142,8 +153,8 @@ def vectorcall_transfer(callable_, args, nargsf, kwnames):
         elif state.target == 0 and nargs == 2:
             ob = load(args)
             to = load(args + 8)
-            known = find(layout.runtime_at(state.runtime), to)
-            if Py_TYPE(ob) == to and known != 0 and layout.entry_at(known).managed != 0:
+            known = find(layout.runtime_at(state.runtime), Py_TYPE(ob))
+            if known != 0 and layout.entry_at(known).managed != 0 and is_subtype(Py_TYPE(ob), to):
                 c.Py_IncRef(ob)
                 return ob
             result, was_tried = transfer(state, ob, to)

@@ -179,6 +179,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 # ---- types ---------------------------------------------------------------------------------------------------------
 
+_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' type of functions, which has a __buffer__ as well
 _KNOWN = (bytes, bytearray, memoryview, array.array, mmap.mmap, ctypes.Array, ctypes._SimpleCData, pickle.PickleBuffer)
 
 CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.MemoryView, types.PyArray)
@@ -188,9 +189,9 @@ CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.Memory
 def is_buffer_type(cls: type) -> bool:
     """Whether instances of `cls` have the buffer protocol. NumPy's scalars are no tensors.
 
-    Before CPython 3.12 only known types are found to have it.
+    Neither are functions of ctypes. Before CPython 3.12 only known types are found to have it.
     """
-    return issubclass(cls, _KNOWN) or (hasattr(cls, "__buffer__") and not issubclass(cls, np.generic))
+    return issubclass(cls, _KNOWN) or (hasattr(cls, "__buffer__") and not issubclass(cls, (np.generic, _FUNCTION)))
 
 
 def numba_class(cls: type) -> int:

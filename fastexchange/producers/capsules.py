@@ -13,25 +13,41 @@ from numba import types
 from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
-from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, delete_managed, managed_at
-from ..native import call_word, cstring, load, sizeof, store, struct_at
+from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
+from ..native import call_word, cstring, load, native_inline, sizeof, store, struct_at
 from ..once import for_ever
 from .dunder import LEGACY_DL_TENSOR
 
+CDEF = """
+/* A managed tensor that stands for another one, and tells when its deleter is called. */
+typedef struct {
+    DLManagedTensorVersioned managed;
+    int64_t stands_for;         /* DLManagedTensorVersioned * */
+    int64_t told;               /* int64_t *, or 0 */
+} fx_watched;
+"""
+
 legacy_at = struct_at("DLManagedTensor")
+watched_at = struct_at("fx_watched")
+WATCHED_BYTES = sizeof("fx_watched")
 LEGACY_BYTES = sizeof("DLManagedTensor")
 
 VERSIONED_NAME, LEGACY_NAME = b"dltensor_versioned", b"dltensor"
 _names = {name: for_ever(ffi.new("char[]", name)) for name in (VERSIONED_NAME, LEGACY_NAME)}  # a capsule keeps the pointer
 
 
-@cfunction(types.void, types.intp)
-def delete_wrapped(legacy):
-    """Deleter of a DLManagedTensor whose ``manager_ctx`` is the DLManagedTensorVersioned that it stands for."""
-    managed = legacy_at(legacy).manager_ctx
+@native_inline
+def call_deleter(managed):
+    """Call the deleter of a managed tensor, if it has one."""
     deleter = managed_at(managed).deleter
     if deleter != 0:
         call_word(deleter, (managed,))
+
+
+@cfunction(types.void, types.intp)
+def delete_wrapped(legacy):
+    """Deleter of a DLManagedTensor whose ``manager_ctx`` is the DLManagedTensorVersioned that it stands for."""
+    call_deleter(legacy_at(legacy).manager_ctx)
     c.PyMem_RawFree(legacy)
 
 
@@ -66,6 +82,35 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_voi
     ("PyCapsule_New", ctypes.pythonapi)
 )
 _free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyMem_RawFree", ctypes.pythonapi))
+
+
+@cfunction(types.void, types.intp)
+def delete_watched(at):
+    """Deleter of the managed tensor in an ``fx_watched``: gives back the one it stands for, and tells who asked to be told.
+
+    Any thread, with or without the GIL, as that tensor's own deleter.
+    """
+    watched = watched_at(at)
+    if watched.told != 0:
+        store(watched.told, 1)
+    call_deleter(watched.stands_for)
+    c.PyMem_RawFree(at)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp)
+def as_watched(managed, deleter, told):
+    """A new ``fx_watched`` that owns the DLManagedTensorVersioned at `managed`; 0 without memory.
+
+    `deleter`: the address of :data:`delete_watched`. `told`: the address of a word that its deleter sets to 1.
+    """
+    at = c.PyMem_RawMalloc(WATCHED_BYTES)
+    if at != 0:
+        for i in range(MANAGED_BYTES // 8):
+            store(at + 8 * i, load(managed + 8 * i))
+        managed_at(at).deleter = deleter
+        watched_at(at).stands_for = managed
+        watched_at(at).told = told
+    return at
 
 
 def capsule_of(managed: int, is_versioned: bool):

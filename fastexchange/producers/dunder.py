@@ -123,8 +123,7 @@ def lent_managed_tensor_from_py_object_no_sync(py_object, out):
 
 def _refuse_capsule(result):
     """Raise for what ``__dlpack__`` returned instead of an unconsumed DLPack capsule."""
-    kind = type(result).__name__
-    detail = repr(result) if kind == "PyCapsule" else f"an object of type {kind}"
+    detail = repr(result) if type(result) is c.CapsuleType else f"an object of type {type(result).__name__}"
     raise BufferError(f"__dlpack__ returned {detail}, not an unconsumed capsule named 'dltensor_versioned' or 'dltensor'")
 
 
