@@ -5,7 +5,7 @@ An export is given back exactly once, or passed on to whoever takes it; :class:`
 
 import ctypes
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -94,6 +94,16 @@ class Export:
     def is_empty(self) -> bool:
         """Whether it has no elements."""
         return any(self.tensor.shape[i] == 0 for i in range(self.tensor.ndim))
+
+    @property
+    def is_in_c_order(self) -> bool:
+        """Whether its elements lie one after the other, the last index running fastest."""
+        tensor, expected = self.tensor, 1
+        for i in reversed(range(tensor.ndim)):
+            if tensor.shape[i] > 1 and tensor.strides != ffi.NULL and tensor.strides[i] != expected:
+                return self.is_empty
+            expected *= tensor.shape[i]
+        return True
 
     @property
     def runs_backwards(self) -> bool:
@@ -203,11 +213,11 @@ def to_numpy(export: Export) -> np.ndarray:
     return export.into(to_object)
 
 
-def copy_of(export: Export, what: str) -> np.ndarray:
-    """A copy of an export in the CPU's memory, in about the same layout. The export is given back."""
+def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> np.ndarray:
+    """A copy of an export in the CPU's memory, in C order or in about the same layout (K). The export is taken."""
     if not export.is_on_cpu:
         raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
-    return to_numpy(export).copy(order="K")
+    return to_numpy(export).copy(order=order)
 
 
 def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int) -> np.ndarray:

@@ -210,7 +210,7 @@ WAYS = [
     Way("to `torch.Tensor`", _by(torch and torch.Tensor), torch is not None),
     Way("to `tvm_ffi.Tensor`", _by(tvm_ffi and tvm_ffi.Tensor), tvm_ffi is not None),
     Way("to `jax.Array`", _by(jax and jax.Array), jax is not None, is_by_address=True),
-    Way("vectors to `pyarrow.Array`", _by_pyarrow, pyarrow is not None),
+    Way("vectors to `pyarrow.Array`", _by_pyarrow, pyarrow is not None and hasattr(pyarrow.Array, "from_dlpack")),
 ]
 
 
