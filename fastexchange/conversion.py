@@ -23,7 +23,7 @@ from .dispatch.context import address_of
 from .dispatch.state import runtime
 from .dispatch.transfer import vectorcall_transfer
 from .dlpack import VERSION, DLDeviceType
-from .export import COPIED, Export, copy_of, export_of, known, to_numpy
+from .export import COPIED, PADDED, Export, copy_of, export_of, known, to_numpy
 from .refusal import device_name, dtype_name, memory_status_of, wording
 
 __all__ = ["convert", "from_dlpack", "to_dlpack"]
@@ -137,19 +137,29 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     is_versioned = _is_versioned(what, max_version)
     wanted = None if device is None else _device(what, device)
     with export_of(x, what) as export:
-        if wanted not in (None, _CPU, export.device):
+        if wanted is None or wanted == export.device:
+            return _capsule(what, export, is_versioned, copy)
+        if wanted != _CPU:
             raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}, not on {device!r}")
-        _check_sound(what, export.tensor)
-        if wanted == _CPU and not export.is_on_cpu:
-            export.release()
-            return to_dlpack(_moved(what, x, copy), max_version=max_version)
-        if copy:
-            with export_of(copy_of(export, what), what) as copied:
-                copied.managed.flags |= COPIED
-                return copied.capsule(is_versioned)
-        if export.is_readonly and not is_versioned:
-            raise BufferError(f"{what}: a legacy capsule cannot say that the tensor is readonly; pass max_version=(1, 0)")
-        return export.capsule(is_versioned)
+    with export_of(_moved(what, x, copy), what) as moved:
+        if moved.device != _CPU:
+            place = device_name(moved.tensor.device)
+            raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, and left it on {place}")
+        return _capsule(what, moved, is_versioned, copy)
+
+
+def _capsule(what: str, export: Export, is_versioned: bool, copy):
+    """A capsule of an export, or of a copy of it."""
+    _check_sound(what, export.tensor)
+    if copy:
+        with export_of(copy_of(export, what), what) as copied:
+            copied.managed.flags |= COPIED
+            return copied.capsule(is_versioned)
+    if not is_versioned and export.is_readonly:
+        raise BufferError(f"{what}: a legacy capsule cannot say that the tensor is readonly; pass max_version=(1, 0)")
+    if not is_versioned and export.managed.flags & PADDED:
+        raise BufferError(f"{what}: a legacy capsule cannot say that the elements are padded to bytes; pass max_version=(1, 1)")
+    return export.capsule(is_versioned)
 
 
 @_native(None)
@@ -182,9 +192,13 @@ def convert(x, to: type, /, *, copy=None):
     _check_copy(what, copy)
     if not isinstance(to, type):
         raise TypeError(f"{what}: the second argument is the type of the result, not {to!r}")
+    if to is object:
+        raise TypeError(f"{what}: the second argument is a type of tensors, not object")
     if issubclass(type(x), to) and not copy and known(type(x)).get("managed"):
         return x
     make = _maker(what, to)
+    if copy is not False and issubclass(type(x), np.ndarray) and _has_no_place(x):
+        x, copy = x.astype(x.dtype.newbyteorder("="), order="C", copy=True), None
     if not copy:
         with export_of(x, what) as export:
             _check_sound(what, export.tensor)
@@ -208,6 +222,12 @@ def convert(x, to: type, /, *, copy=None):
         _check_sound(what, export.tensor)
         with export_of(copy_of(export, what, "K" if _has_table(to) else "C"), what) as copied:
             return make(copied)
+
+
+def _has_no_place(array: np.ndarray) -> bool:
+    """Whether DLPack cannot say where an array's elements are: strides off the grid of its items, foreign byte order."""
+    steps = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
+    return not array.dtype.isnative or any(stride % array.itemsize for stride in steps)
 
 
 def _has_table(to: type) -> bool:

@@ -7,9 +7,7 @@ Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dl
 """
 
 import ctypes
-import functools
 import itertools
-import types
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,16 +108,30 @@ def _defining_class(cls: type, name: str) -> int | None:
 
 def is_wrapper_type(cls: type) -> bool:
     """Whether instances of `cls` name another object, the one that they wrap, where a type has its table."""
-    return type(getattr(cls, EXCHANGE_ATTRIBUTE, None)) in (property, functools.cached_property, types.MemberDescriptorType)
+    found = getattr(cls, EXCHANGE_ATTRIBUTE, None)
+    return type(found) is not CapsuleType and hasattr(type(found), "__get__")
 
 
-def _forwarded(cls: type, notes: list[str]) -> Discovery | None:
+def is_wrapper(thing) -> bool:
+    """Whether `thing` names another object, the one that it wraps, where a type has its table."""
+    if is_wrapper_type(type(thing)):
+        return True
+    if getattr(type(thing), EXCHANGE_ATTRIBUTE, None) is not None:
+        return False
+    try:
+        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # of the instance, or from its __getattr__
+    except Exception:
+        return False
+    return found is not None and type(found) is not CapsuleType
+
+
+def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
     """A wrapper around a tensor of a type with an exchange table."""
-    if not is_wrapper_type(cls):
+    if not is_wrapper_type(cls) and (instance is None or not is_wrapper(instance)):
         return None
     notes.append(
-        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but a property: each call exports the object "
-        "that it gives, or calls __dlpack__ if that has no exchange table"
+        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but leads to another object: each call "
+        "exports that, or calls __dlpack__ if that has no exchange table"
     )
     managed = forwarded.managed_tensor_from_py_object_no_sync.address
     return Discovery(PATH_EXCHANGE, {"kind": layout.KIND_MANAGED, "managed": managed}, notes)
@@ -300,11 +312,11 @@ def _numba(cls: type, notes: list[str]) -> Discovery:
 _RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
 
 
-def discover(cls: type) -> Discovery:
-    """The way that instances of `cls` take. Nothing is filed."""
+def discover(cls: type, instance=None) -> Discovery:
+    """The way that instances of `cls` take, of which `instance` is one. Nothing is filed."""
     notes: list[str] = []
     for rule in _RULES:
-        found = rule(cls, notes)
+        found = rule(cls, notes) if rule is not _forwarded else _forwarded(cls, notes, instance)
         if found is not None:
             return found
     raise AssertionError("the last rule takes everything")
@@ -313,12 +325,12 @@ def discover(cls: type) -> Discovery:
 # ---- filing --------------------------------------------------------------------------------------------------------
 
 
-def learn_type(cls: type) -> bool:
-    """File how instances of `cls` are read. True if that was news."""
+def learn_type(cls: type, instance=None) -> bool:
+    """File how instances of `cls` are read, as discovered by the first, `instance`. True if that was news."""
     entries = runtime().entries
     if cls in entries:
         return False
-    found = discover(cls)
+    found = discover(cls, instance)
     entries.add(cls, found.holder, **found.entry)
     return True
 
@@ -327,7 +339,7 @@ def learn(value) -> bool:
     """File what native code has to know to read `value`: its type, a tuple's items, a dtype. True if that was news."""
     entries = runtime().entries
     cls = type(value)
-    news = learn_type(cls)
+    news = learn_type(cls, value)
     if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
         return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
     if issubclass(cls, np.ndarray):

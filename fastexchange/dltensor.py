@@ -14,6 +14,7 @@ MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 MAX_NDIM = 64  # NumPy's
 MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
+MAX_OFFSET = 1 << 60
 
 READONLY = np.uint64(1)
 """``DLPACK_FLAG_BITMASK_READ_ONLY``."""
@@ -37,8 +38,14 @@ VERSION = 38
 
 @native
 def check_sizes(tensor):
-    """Whether a DLTensor's extents, strides and number of elements are sound. The exact test, for any numbers."""
+    """Whether a DLTensor's extents, number of elements, strides and offset are sound. The exact test, for any numbers.
+
+    No element is farther than MAX_ELEMENTS from the first; strides that lead to no element mean nothing.
+    """
+    if types.intp(tensor.byte_offset) < 0 or types.intp(tensor.byte_offset) > MAX_OFFSET:
+        return OVERFLOW
     count = 1
+    reach = 0
     for i in range(tensor.ndim):
         extent = load(tensor.shape + 8 * i)
         if extent < 0:
@@ -47,10 +54,11 @@ def check_sizes(tensor):
             if count > MAX_ELEMENTS // extent:
                 return OVERFLOW
             count *= extent
-        if tensor.strides != 0:
-            stride = load(tensor.strides + 8 * i)
-            if stride > MAX_ELEMENTS or stride < -MAX_ELEMENTS:
-                return OVERFLOW
+            if tensor.strides != 0:
+                stride = load(tensor.strides + 8 * i)
+                if stride > MAX_ELEMENTS or stride < -MAX_ELEMENTS or abs(stride) > (MAX_ELEMENTS - reach) // (extent - 1):
+                    return OVERFLOW
+                reach += abs(stride) * (extent - 1)
     return SOUND
 
 

@@ -46,7 +46,7 @@ def exchange_api(cls: type, /):
 
     It holds a ``DLPackExchangeAPI *`` that lives as long as the process (DLPack 1.3). Types with an exchange table have
     their own; ``numpy.ndarray`` and its subclasses have this package's, all functions native; any other type with
-    ``__dlpack__`` gets a table whose owning export calls that method.
+    ``__dlpack__``, a subclass that overrides it included, gets a table whose owning export calls that method.
 
     Raises TypeError for what is no type, and for types without any of these.
 
@@ -62,12 +62,13 @@ def exchange_api(cls: type, /):
         return own.capsule if type(own.capsule) is CapsuleType else _capsule_of(own.table)
     found = discover(cls)
     notes += [note for note in found.notes if note not in notes]
-    if found.path == PATH_NDARRAY:
+    overrides = getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__
+    if found.path == PATH_NDARRAY and not overrides:
         capsule = _numpy_capsule()
         if capsule is not None:
             return capsule
         notes.append("NumPy's C API is not as expected")
-    elif not issubclass(cls, np.ndarray) and callable(getattr(cls, "__dlpack__", None)):
+    elif (overrides or not issubclass(cls, np.ndarray)) and callable(getattr(cls, "__dlpack__", None)):
         return _dunder_capsule()
     reasons = "; ".join(notes) or f"it has neither {EXCHANGE_ATTRIBUTE} nor __dlpack__"
     raise TypeError(f"type {type_name(cls)} has no exchange table: {reasons}")

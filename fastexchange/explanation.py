@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 
 import numba
 
-from .discovery import discover, learn, type_name
+from .discovery import PATH_NDARRAY, discover, learn, type_name
 from .dispatch import layout
 from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
 from .dispatch.walk import FLAG_TRUSTED
+from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
+from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
 
 __all__ = ["CallExplanation", "Explanation", "explain"]
@@ -65,8 +67,13 @@ def explain(obj, /) -> Explanation:
     >>> explain(np.ones(3)).path
     'ndarray'
     """
-    found = discover(type(obj))
-    return Explanation(type_name(type(obj)), found.path, tuple(found.notes))
+    found = discover(type(obj), obj)
+    notes = list(found.notes)
+    if found.path == PATH_NDARRAY:
+        given = dtype_of(obj)
+        if dtype_field(given) is not None and as_numba_has_it(given) is not given:
+            notes.append(f"Numba has no type for its elements, {given.name}: a kernel sees them as {as_numba_has_it(given).name}")
+    return Explanation(type_name(type(obj)), found.path, tuple(notes))
 
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
@@ -144,7 +151,18 @@ def _fate(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
         fate = "known: native from the first argument to the result"
     else:
         fate = "known: Numba's own dispatcher makes this call"
-    return fate, [str(numba_type) for numba_type in given]
+    names = [str(numba_type) for numba_type in given]
+    if len(keys) == len(given):  # no tuples
+        names = [name + _stored_as(key) for name, key in zip(names, keys, strict=True)]
+    return fate, names
+
+
+def _stored_as(key: int) -> str:
+    """For an array whose elements Numba has no type for: what they are."""
+    if key & 0xFF != layout.KIND_ARRAY:
+        return ""
+    dtype = field_to_dtype(key >> layout.DTYPE_SHIFT & 0xFFFFFF)
+    return "" if as_numba_has_it(dtype) is dtype else f", the bits of its elements, which are {dtype.name}"
 
 
 def _numba_name(names: list[str], position: int, value) -> str:

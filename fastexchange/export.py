@@ -18,11 +18,14 @@ from .dispatch.state import runtime
 from .dlpack import DLPackFlag, is_readable_by_cpu
 from .dltensor import READONLY_IS_ASSUMED
 from .producers import capsules, dunder, numpy_table, torch
+from .producers.ndarray import dtype_of
 from .refusal import device_name, status_of, wording
+from .values import why_not_exported
 
 __all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
 
 COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
+PADDED = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
 
 # With the GIL, which ctypes' PYFUNCTYPE keeps; an exception that the function sets is raised.
 _FROM_OR_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -117,15 +120,9 @@ class Export:
         After a failure the export has been given back, by that function (PyTorch's does it when it fails late) or here.
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
-        at = _AS_WATCHED(capsules.as_watched.address)(
-            address_of(self.managed), capsules.delete_watched.address, address_of(told)
-        )
-        if not at:
-            raise MemoryError("no memory for an export")
-        watched = ffi.cast("fx_watched *", at)
-        self.managed = ffi.addressof(watched, "managed")
+        watched = self._watch(address_of(told))
         try:
-            failed = _FROM_OR_TO_OBJECT(to_object)(at, address_of(out))
+            failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
         finally:  # also with an exception set and an object made
             made = _take(out[0]) if out[0] else None
             if told[0] or made is not None:
@@ -136,8 +133,20 @@ class Export:
             raise BufferError("the tensor's type failed to make one of the export and did not say why")
         return made
 
+    def _watch(self, told: int):
+        """Let an ``fx_watched`` stand for it, which is returned: its deleter sets the word at `told`, if that is not 0, to 1."""
+        make = _AS_WATCHED(capsules.as_watched.address)
+        at = make(address_of(self.managed), capsules.delete_watched.address, told)
+        if not at:
+            raise MemoryError("no memory for an export")
+        watched = ffi.cast("fx_watched *", at)
+        self.managed = ffi.addressof(watched, "managed")
+        return watched
+
     def capsule(self, is_versioned: bool):
         """A capsule that then owns it."""
+        if self.managed.deleter == ffi.NULL:  # which DLPack allows, and not every consumer expects
+            self._watch(0)
         made = capsules.capsule_of(address_of(self.managed), is_versioned)
         self.managed = None
         return made
@@ -167,16 +176,23 @@ def export_of(tensor, what: str) -> Export:
 
     Raises TypeError for what is no tensor, in the name of the function `what`, BufferError, and what the producer raises.
     """
-    managed = exporter_of(tensor)
-    if not managed:
-        cls = type(tensor)
-        reasons = "; ".join(discover(cls).notes) or "it is no tensor"
-        raise TypeError(f"{what}: an object of type {type_name(cls)} cannot be exported: {reasons}")
-    return Export(tensor, managed)
+    cls = type(tensor)
+    try:
+        managed = exporter_of(tensor)
+    except BufferError as error:  # of a check
+        raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
+    if managed and issubclass(cls, np.ndarray) and registry.key_of(dtype_of(tensor)) is None:
+        dtype = dtype_of(tensor)
+        raise BufferError(f"{what}: DLPack has no name for an array's dtype {dtype!r}: {why_not_exported(dtype)}")
+    if managed:
+        return Export(tensor, managed)
+    tried = "; ".join(["it has no exchange table, no __dlpack__ and no buffer", *discover(cls, tensor).notes[:-1]])
+    raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor: {tried}")
 
 
 def exporter_of(tensor) -> int:
     """The address of the function that exports `tensor`, after the checks that it leaves out; 0 if there is none."""
+    learn_type(type(tensor), tensor)
     managed = known(type(tensor)).get("managed", 0)
     if managed and torch.is_tensor_type(type(tensor)):
         torch.check(tensor)

@@ -6,7 +6,7 @@ from . import registry
 from ._abi import ffi
 from .dispatch import layout
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
-from .dltensor import MAX_ELEMENTS
+from .dltensor import MAX_ELEMENTS, MAX_OFFSET
 
 
 def device_name(device) -> str:
@@ -46,7 +46,7 @@ def wording(status: int, tensor) -> str:
     if status == layout.STATUS_SHAPE:
         return "its shape is missing or has a negative extent"
     if status == layout.STATUS_OVERFLOW:
-        return "its number of elements or its strides do not fit into 64 bits"
+        return "its number of elements, its strides or its offset lead out of 64 bits"
     if status == layout.STATUS_VERSION:
         return "it was exported with a DLPack ABI of another major version than 1"
     if status == layout.STATUS_CHANGED:
@@ -74,7 +74,8 @@ def memory_status_of(tensor) -> int:
         return layout.STATUS_SHAPE
     strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides != ffi.NULL else []
     count = math.prod(extent for extent in shape if extent)
-    if count > MAX_ELEMENTS or any(abs(stride) > MAX_ELEMENTS for stride in strides):
+    reach = sum(abs(stride) * (extent - 1) for extent, stride in zip(shape, strides, strict=False) if extent > 1)
+    if count > MAX_ELEMENTS or reach > MAX_ELEMENTS or tensor.byte_offset > MAX_OFFSET:
         return layout.STATUS_OVERFLOW
     address = int(ffi.cast("uintptr_t", tensor.data))
     is_nowhere = address >> 22 == 0 if is_readable_by_cpu(int(tensor.device.device_type)) else address == 0

@@ -154,7 +154,7 @@ class DLDataType(_Value):
         asked = np.dtype(dtype)
         key = registry.key_of(asked)
         if key is None:
-            raise TypeError(f"DLDataType.from_dtype: {asked!r} has no DLPack type: {_why_not_exported(asked)}")
+            raise TypeError(f"DLDataType.from_dtype: {asked!r} has no DLPack type: {why_not_exported(asked)}")
         return cls(*key)
 
     def to_dtype(self) -> np.dtype:
@@ -210,7 +210,7 @@ class DLPackVersion(_Value):
         return f"{self[0]}.{self[1]}"
 
 
-def _why_not_exported(dtype: np.dtype) -> str:
+def why_not_exported(dtype: np.dtype) -> str:
     """What is in the way of a DLPack type, and what to do."""
     if dtype.subdtype is not None:
         return f"it is a sub-array, whose dimensions belong into the tensor's shape; ask for {dtype.base!r}"

@@ -69,6 +69,17 @@ def test_the_layout_is_found_whatever_mode_the_caller_is_in():
         assert found.knows_keys and found.knows_autograd
 
 
+@pytest.mark.parametrize("chance", [26, 129, 200])
+def test_a_byte_that_is_1_by_chance_is_not_taken_for_a_flag_of_the_layout(chance, monkeypatch):
+    """In one process of some hundred a byte of an address is 1 in all leaves of the experiment, and 0 in all others."""
+    expected = producer.Guard().native.requires_grad
+    offsets = producer._offsets
+    by_chance = {1: [chance]}
+    monkeypatch.setattr(producer, "_offsets", lambda step, holds: sorted([*offsets(step, holds), *by_chance.get(step, [])]))
+    found = producer.Guard()
+    assert not found.knows_autograd or found.native.requires_grad == expected
+
+
 def test_what_is_read_of_autograd_is_what_pytorch_says():
     leaf = torch.ones(4, requires_grad=True)
     written = torch.zeros(4)

@@ -56,12 +56,14 @@ def pack_tensor(at, ndim, field, words):
     """
     tensor = dl_tensor_at(at)
     itemsize = field >> 11
-    data = tensor.data + types.intp(tensor.byte_offset)
+    offset = types.intp(tensor.byte_offset)
+    data = tensor.data + offset
     shape = tensor.shape
     given_strides = tensor.strides
     count = 1
     scattered = 0  # nonzero: some stride is not that of C order
-    odd = 0  # nonzero: negative or large numbers, to be looked at exactly
+    odd = offset >> 40  # nonzero: negative or large numbers, to be looked at exactly
+    long = 0  # nonzero: strides that are to be looked at exactly unless they are those of C order
     addresses = data
     expected = itemsize
     for j in range(ndim):  # from the last dimension, as C order counts
@@ -71,7 +73,7 @@ def pack_tensor(at, ndim, field, words):
         stride = expected
         if given_strides != 0:
             elements = load(given_strides + 8 * i)
-            odd |= (elements ^ (elements >> 63)) >> 40
+            long |= (elements ^ (elements >> 63)) >> 18
             stride = elements * itemsize
         if extent != 1:
             scattered |= stride ^ expected
@@ -81,7 +83,7 @@ def pack_tensor(at, ndim, field, words):
         put(words, layout.ARRAY_HEAD_WORDS + i, extent)
         put(words, layout.ARRAY_HEAD_WORDS + ndim + i, stride)
     odd |= count >> 31
-    if odd != 0:
+    if odd != 0 or (long != 0 and scattered != 0):  # else no element is farther than 64 << 31 << 18 from the first
         status = check_sizes(tensor)
         if status != layout.STATUS_OK:
             return -1, status

@@ -100,6 +100,8 @@ def transfer(state, ob, to):
         return 0, False
     to_object = layout.entry_at(target).to_object
     takes_all = layout.entry_at(target).takes_all
+    if layout.entry_at(target).guard == 0 and layout.entry_at(target).kind != layout.KIND_NDARRAY:
+        return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
     guard = layout.entry_at(source).guard
     is_lent = layout.entry_at(source).kind == layout.KIND_EXCHANGE  # the tensor's own memory
     if to_object == 0 or is_odd(guard, ob):
@@ -154,7 +156,8 @@ def vectorcall_transfer(callable_, args, nargsf, kwnames):
             ob = load(args)
             to = load(args + 8)
             known = find(layout.runtime_at(state.runtime), Py_TYPE(ob))
-            if known != 0 and layout.entry_at(known).managed != 0 and is_subtype(Py_TYPE(ob), to):
+            is_tensor = known != 0 and layout.entry_at(known).managed != 0
+            if is_tensor and to != global_address("PyBaseObject_Type") and is_subtype(Py_TYPE(ob), to):
                 c.Py_IncRef(ob)
                 return ob
             result, was_tried = transfer(state, ob, to)

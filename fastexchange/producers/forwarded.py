@@ -45,10 +45,10 @@ def _resolve(wrapper):
     """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
     if torch.is_tensor_type(type(wrapper)):
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
-    from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper_type, type_name
+    from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, type_name
     from ..export import exporter_of
 
-    found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper_type, exporter_of)
+    found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper, exporter_of)
     if found is None and not hasattr(type(wrapper), "__dlpack__"):
         raise TypeError(
             f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} leads to no object whose type has a PyCapsule named "
@@ -57,14 +57,14 @@ def _resolve(wrapper):
     return found
 
 
-def _innermost(wrapper, attribute: str, is_wrapper_type, exporter_of):
+def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
     inner = wrapper
     for _ in range(MAX_WRAPPERS):
         try:
             inner = getattr(inner, attribute)
         except Exception:  # it forwards to nothing: its own __dlpack__ has the word
             return None
-        if not is_wrapper_type(type(inner)):
+        if not is_wrapper(inner):
             found = exporter_of(inner)
             return (inner, found) if found else None
     return None

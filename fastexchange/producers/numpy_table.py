@@ -333,7 +333,7 @@ def raise_unsound(status):
     elif status == SHAPE:
         buffer_error(cstring("the tensor's shape is missing or has a negative extent"))
     elif status == OVERFLOW:
-        buffer_error(cstring("the tensor's number of elements or its strides do not fit into 64 bits"))
+        buffer_error(cstring("the tensor's number of elements, its strides or its offset lead out of 64 bits"))
     elif status == NULL_DATA:
         buffer_error(cstring("the tensor's data pointer is NULL although its shape is not empty"))
     else:

@@ -67,7 +67,7 @@ def check(tensor, allows_grad: bool = False) -> None:
     if tensor.is_neg():
         raise BufferError("it is lazily negated, its memory holds the negative; pass x.resolve_neg()")
     if is_watched:
-        raise BufferError("it requires grad, and autograd does not see what a kernel does; pass x.detach()")
+        raise BufferError("it requires grad, and autograd would not see what is done with its memory; pass x.detach()")
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
@@ -211,15 +211,18 @@ class Guard:
             read = [(self._known(tensor), 1) for tensor in ones] + [(self._known(tensor), 0) for tensor in zeros]
             return _offsets(1, lambda at: all(_byte(known + at) == wanted for known, wanted in read))
 
-        requires_grad = flag(leaves, cleared + results + unwatched_views)
-        is_view = flag(views, cleared + leaves + results)
+        # A byte of an address may be 1 in all the leaves by chance: the flag is the byte that changes when it is set and cleared.
+        set_and_cleared = self._switched()
+        requires_grad = [at for at in flag(leaves, cleared + results + unwatched_views) if at in set_and_cleared]
+        is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
         having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
         grad_fn = _offsets(_WORD, lambda at: all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking))
         base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
-        # A flag behind the base says that there is one. No tensor is known to be a view and to lack it.
-        has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD]
+        # A flag behind the base says that there is one. No tensor is known to be a view and to lack it. (It begins a word: the
+        # byte that does so in an address is never 1.)
+        has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD and at % _WORD == 0]
         switch = _grad_mode_function()
-        if not (requires_grad and grad_fn and is_view and base and has_base and switch):
+        if not (len(requires_grad) == len(is_view) == 1 and grad_fn and base and has_base and switch):
             return False
         # Forward-mode differentiation notes its tangents there as well. Where they are not found its tensors go through.
         duals = _made(_dual)
@@ -235,6 +238,19 @@ class Guard:
             is_grad_enabled=switch,
         )  # fmt: skip
         return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
+
+    def _switched(self) -> list[int]:
+        """Where a byte is 1 while a leaf requires grad, and 0 while it does not, of the same leaf and in turn."""
+        import torch
+
+        used = torch.ones(3, dtype=torch.float32, requires_grad=True)
+        _result = used * 2
+        offsets = list(range(_SCANNED_BYTES))
+        for leaf in (used, torch.nn.Parameter(torch.ones(2)), torch.ones(1000, dtype=torch.float32, requires_grad=True)):
+            for wanted in (False, True, False, True):
+                leaf.requires_grad_(wanted)
+                offsets = [at for at in offsets if _byte(self._known(leaf) + at) == wanted]
+        return offsets
 
     def _known(self, tensor) -> int:
         return _word(tensor._cdata + self.native.autograd)
