@@ -1,0 +1,769 @@
+"""What the fuzzers of ``fuzz`` are made of: random arrays, how kernels report them, random DLTensors and tables.
+
+The second half is the fuzzer of the validator. It runs in a process of its own, in batches, and writes every example to
+a file before it tries it: after a crash the file has the example that the process died of.
+"""
+
+import collections
+import dataclasses
+import functools
+import gc
+import itertools
+import json
+import math
+import operator
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import made_producers
+import numba
+import numpy as np
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+from made_producers import (
+    TABLE_CAPSULE,
+    Dunder,
+    Ledger,
+    Legacy,
+    Tabled,
+    address_of,
+    capsule,
+    exchange_table,
+    export_versioned,
+    ffi,
+    fill,
+    tabled_type,
+)
+from numba import types
+from numba.extending import overload
+
+from fastexchange import exchange_api, fast_args, from_dlpack
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+CALLS_TO_A_FAST_ENTRY = 20
+
+# ---- what a kernel says of its arguments -----------------------------------------------------------------------------
+
+TYPES: list = []
+"""Numba types, by the number that :func:`type_number` gives."""
+
+
+def number_of(numba_type) -> int:
+    if numba_type not in TYPES:
+        TYPES.append(numba_type)
+    return TYPES.index(numba_type)
+
+
+def type_number(x):
+    """In a kernel: the number of the Numba type for which the code in use was compiled. It cannot be another's."""
+
+
+def report(x):
+    """In a kernel: all that it can see of `x` without reading an array's memory."""
+
+
+@overload(type_number)
+def _type_number(x):
+    number = number_of(x)
+    return lambda x: number
+
+
+@overload(report)
+def _report(x):
+    if isinstance(x, types.Array):
+        return _report_array
+    if isinstance(x, types.BaseTuple):
+        return _TUPLE_REPORTS[len(x)]
+    if isinstance(x, (types.NoneType, types.Omitted)):
+        return lambda x: 0
+    if isinstance(x, types.UnicodeType):
+        return lambda x: len(x)
+    return lambda x: x
+
+
+def _report_array(x):
+    if x.size == 0:  # pointer and strides mean nothing
+        return x.shape, x.shape, np.uintp(0), x.size, x.itemsize, x.ndim
+    return x.shape, x.strides, np.uintp(x.ctypes.data), x.size, x.itemsize, x.ndim
+
+
+_TUPLE_REPORTS = {
+    0: lambda x: (),
+    1: lambda x: (report(x[0]),),
+    2: lambda x: (report(x[0]), report(x[1])),
+    3: lambda x: (report(x[0]), report(x[1]), report(x[2])),
+    4: lambda x: (report(x[0]), report(x[1]), report(x[2]), report(x[3])),
+}
+
+
+def look(x):
+    return type_number(x), report(x)
+
+
+def total(x):
+    s = 0.0
+    for value in x.flat:
+        s += value
+    return type_number(x), s
+
+
+def type_of(view):
+    """The Numba type that a kernel has to see: ``numba.typeof``'s, which takes every array for aligned, corrected."""
+    if isinstance(view, tuple):
+        return types.BaseTuple.from_types(tuple(map(type_of, view)))
+    found = numba.typeof(view)
+    if isinstance(view, np.ndarray) and not view.flags.aligned:
+        found = types.Array(found.dtype, found.ndim, found.layout, not found.mutable, aligned=False)
+    return found
+
+
+def is_fast(kernel, *arguments) -> bool:
+    """Whether the next call of `kernel` goes to a fast entry that was compiled for arguments of these types."""
+    native = kernel._native
+    last = ffi.cast("fx_overload *", native.native.last)
+    if last.fast_entry == native.runtime.native.vectorcall_any:
+        return False
+    plan = ffi.cast("fx_plan *", last.plan)
+    return all(plan[i].type == id(type(argument)) for i, argument in enumerate(arguments))
+
+
+# ---- random arrays ---------------------------------------------------------------------------------------------------
+
+GAP = 64
+"""Bytes before and behind an array, which nobody may touch; also the alignment of the memory."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An array to be made, over memory of its own with the same contents each time. Strides and offset in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    readonly: bool = False
+    contents: int = 0
+
+    def build(self) -> tuple[np.ndarray, np.ndarray]:
+        """The array, and all of the memory, as bytes."""
+        dtype = np.dtype(self.dtype)
+        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
+        if 0 in self.shape:
+            spans = []
+        low, high = sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans) + dtype.itemsize
+        size = GAP + self.offset + high - low + GAP
+        memory = np.empty(size + GAP, np.uint8)
+        memory = memory[-memory.ctypes.data % GAP :][:size]
+        generator = np.random.default_rng(self.contents)
+        memory[:] = np.frombuffer(generator.bytes(size), np.uint8)
+        if dtype.kind == "b":
+            memory &= 1
+        array = np.ndarray(self.shape, dtype, memory, GAP + self.offset - low, self.strides)
+        if self.contents % 2:  # else, among random bits, what is special would be rare
+            array[...] = generator.choice(special_values(dtype), self.shape)
+        array.flags.writeable = not self.readonly
+        return array, memory
+
+
+def special_values(dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return np.array([0, 1, 2, info.min, info.max, info.max - 1], dtype)
+    parts = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+    info = np.finfo(parts)
+    values = [0.0, -0.0, 1.0, 0.1, -2.5, math.inf, -math.inf, math.nan, info.max, info.tiny, info.smallest_subnormal]
+    if dtype.kind == "c":
+        return np.array([complex(a, b) for a in values for b in values]).astype(dtype)
+    return np.array(values, dtype)
+
+
+def compact(shape, itemsize: int, order: str) -> list[int]:
+    """Strides without gaps."""
+    strides, step = [0] * len(shape), itemsize
+    for i in range(len(shape)) if order == "F" else reversed(range(len(shape))):
+        strides[i] = step
+        step *= max(shape[i], 1)
+    return strides
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What of an array its Numba type depends on. ``order`` A is any; it may turn out to be C or F."""
+
+    dtype: str
+    ndim: int
+    order: str
+    readonly: bool = False
+    misaligned: bool = False
+
+
+@st.composite
+def specs(draw, kind: Kind, negative: bool = True, fractional: bool = False):
+    """An array of this kind: any extents and strides that NumPy has, negative and fractional ones where allowed."""
+    itemsize = np.dtype(kind.dtype).itemsize
+    extents = st.sampled_from([2, 1, 3, 0, 4] if kind.ndim < 4 else [2, 1, 3, 0])
+    shape = draw(st.tuples(*[extents] * kind.ndim))
+    if kind.order != "A":
+        strides = compact(shape, itemsize, kind.order)
+    elif draw(st.booleans()):  # as slicing and transposing make them, and broadcasting
+        strides, step = [0] * kind.ndim, itemsize
+        for i in draw(st.permutations(range(kind.ndim))):
+            factor = draw(st.sampled_from([1, 2, 0, 3, -1, -2] if negative else [1, 2, 0, 3]))
+            strides[i] = factor * step
+            step *= max(shape[i], 1) * max(abs(factor), 1)
+    else:  # overlapping, mostly
+        strides = [itemsize * draw(st.integers(-9 if negative else 0, 9)) for _ in shape]
+    if fractional and shape and draw(st.integers(0, 3)) == 0:
+        strides[draw(st.integers(0, kind.ndim - 1))] += draw(st.integers(1, 7))
+    for i, extent in enumerate(shape):  # of a single element the stride means nothing
+        if extent == 1 and draw(st.booleans()):
+            strides[i] = itemsize * draw(st.integers(-(2**32) if negative else 0, 2**32))
+    offset = draw(st.integers(1, 7)) if kind.misaligned else itemsize * draw(st.integers(0, 4))
+    return Spec(kind.dtype, shape, tuple(strides), offset, kind.readonly, draw(st.integers(0, 2**16)))
+
+
+# ---- random DLTensors ------------------------------------------------------------------------------------------------
+
+VIEW, EXPORT = "dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"
+REQUIRED = ("managed_tensor_allocator", EXPORT, "managed_tensor_to_py_object_no_sync", "current_work_stream")
+DTYPE_NAMES = {
+    (6, 8): "?", (0, 8): "i1", (0, 16): "i2", (0, 32): "i4", (0, 64): "i8", (1, 8): "u1", (1, 16): "u2", (1, 32): "u4",
+    (1, 64): "u8", (2, 16): "f2", (2, 32): "f4", (2, 64): "f8", (5, 64): "c8", (5, 128): "c16",
+}  # fmt: skip
+"""NumPy's dtypes by DLPack's code and bits."""
+ML_DTYPE_NAMES = {
+    (4, 16): "bfloat16", (7, 8): "float8_e3m4", (8, 8): "float8_e4m3", (9, 8): "float8_e4m3b11fnuz",
+    (10, 8): "float8_e4m3fn", (11, 8): "float8_e4m3fnuz", (12, 8): "float8_e5m2", (13, 8): "float8_e5m2fnuz",
+    (14, 8): "float8_e8m0fnu", (5, 32): "complex32",
+}  # fmt: skip
+"""Those of ml_dtypes."""
+KNOWN_DTYPES = {key: np.dtype(name) for key, name in DTYPE_NAMES.items()}
+KNOWN_DTYPES |= {
+    key: np.dtype(getattr(ml_dtypes, name)) for key, name in ML_DTYPE_NAMES.items() if hasattr(ml_dtypes, name)
+}
+READABLE_DEVICES = (1, 3, 11, 13)
+LARGEST = 2**55
+"""Elements in a tensor, and from its first to its last."""
+LARGEST_OFFSET = 2**60
+LOWEST_ADDRESS = 2**22
+MAX_NDIM = 64
+MAX_TABLES = 64
+
+KERNEL_KINDS = {("f8", 1), ("f8", 2), ("i4", 1), ("c8", 2), ("?", 0), ("u1", 3)}
+"""Dtypes and ranks of accepted tensors of which kernels are called: each is compiled for. ``from_dlpack`` takes all."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Every field of a DLTensor, and of its DLManagedTensorVersioned, as a producer writes it.
+
+    `shape` and `strides` are NULL (None) or real, and as long as any that a consumer may look at: 1 follows. `data` is
+    a distance from the middle of the producer's memory if `is_real`, else an address.
+    """
+
+    code: int = 2
+    bits: int = 64
+    lanes: int = 1
+    device_type: int = 1
+    device_id: int = 0
+    ndim: int = 1
+    shape: tuple[int, ...] | None = (4,)
+    strides: tuple[int, ...] | None = None
+    is_real: bool = True
+    data: int = 0
+    byte_offset: int = 0
+    version: tuple[int, int] = (1, 3)
+    flags: int = 0
+    has_deleter: bool = True
+
+    def lies(self, memory: np.ndarray) -> dict:
+        """The same, for ``made_producers.fill`` and its callers."""
+        lies = {
+            "code": self.code, "bits": self.bits, "lanes": self.lanes, "device_type": self.device_type,
+            "device_id": self.device_id, "ndim": self.ndim, "version": self.version, "flags": self.flags,
+            "data": self.pointer(memory), "byte_offset": self.byte_offset,
+            "shape": None if self.shape is None else self.shape + (1,) * MAX_NDIM,
+            "strides": None if self.strides is None else self.strides + (1,) * MAX_NDIM,
+        }  # fmt: skip
+        return lies if self.has_deleter else {**lies, "deleter": ffi.NULL}
+
+    def pointer(self, memory: np.ndarray) -> int:
+        return (self.data + (memory.ctypes.data + memory.size // 2) * self.is_real) % 2**64
+
+
+@dataclass(frozen=True)
+class Sound:
+    """What a consumer has to make of a tensor that is sound. Strides in bytes, 0 where there is but one element."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+    readonly: bool
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def order(self) -> str:
+        """C, F or A, by NumPy's rules: where there is but one element the stride does not count."""
+        dimensions = [pair for pair in zip(self.shape, self.strides, strict=True) if pair[0] != 1]
+        for order, inner_first in (("C", dimensions[::-1]), ("F", dimensions)):
+            steps = itertools.accumulate(
+                (extent for extent, _ in inner_first), operator.mul, initial=self.dtype.itemsize
+            )
+            if self.size == 0 or all(stride == step for (_, stride), step in zip(inner_first, steps, strict=False)):
+                return order
+        return "A"
+
+    @property
+    def is_aligned(self) -> bool:
+        strides = [stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent != 1]
+        return self.size == 0 or all(number % self.dtype.alignment == 0 for number in (self.address, *strides))
+
+    def numba_type(self, can_be_misaligned: bool = True):
+        aligned = self.is_aligned or not can_be_misaligned
+        return types.Array(numba.from_dtype(self.dtype), len(self.shape), self.order, self.readonly, aligned=aligned)
+
+    def view(self, memory: np.ndarray) -> np.ndarray | None:
+        """NumPy's array of it; None if not all of it lies in `memory`."""
+        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
+        at = self.address - memory.ctypes.data
+        first, end = at + sum(min(span, 0) for span in spans), at + sum(max(span, 0) for span in spans)
+        if not 0 < self.size <= 4096 or first < 0 or end + self.dtype.itemsize > memory.size:
+            return None
+        return np.ndarray(self.shape, self.dtype, memory, at, self.strides)
+
+
+def led_to(shape, strides):
+    """The strides that lead to an element; of others, which mean nothing, 0."""
+    return [stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
+
+
+def expected(tensor: Tensor, memory: np.ndarray, protocol: str) -> Sound | None:
+    """What a tensor means by DLPack's header and within this package's limits, in Python's numbers. None: refused.
+
+    `protocol`: how it is handed over, "borrowed", "versioned" or "legacy".
+    """
+    if protocol == "versioned" and tensor.version[0] != 1:
+        return None
+    if tensor.device_type not in READABLE_DEVICES or tensor.lanes != 1:
+        return None
+    if not 0 <= tensor.ndim <= MAX_NDIM or (tensor.ndim and tensor.shape is None):
+        return None
+    shape = ((tensor.shape or ()) + (1,) * MAX_NDIM)[: tensor.ndim]
+    if any(extent < 0 for extent in shape) or math.prod(extent for extent in shape if extent) > LARGEST:
+        return None
+    strides = tuple(compact(shape, 1, "C"))
+    if tensor.strides is not None:
+        strides = (tensor.strides + (1,) * MAX_NDIM)[: tensor.ndim]
+        reach = sum(abs(stride) * (extent - 1) for extent, stride in zip(shape, strides, strict=True) if extent > 1)
+        if reach > LARGEST:
+            return None
+    if tensor.byte_offset > LARGEST_OFFSET:
+        return None
+    dtype = KNOWN_DTYPES.get((tensor.code, tensor.bits))
+    address = (tensor.pointer(memory) + tensor.byte_offset) % 2**64
+    if dtype is None or (0 not in shape and min(tensor.pointer(memory), address) < LOWEST_ADDRESS):
+        return None
+    readonly = {"borrowed": False, "versioned": tensor.flags % 2 == 1, "legacy": True}[protocol]
+    in_bytes = (stride * dtype.itemsize for stride in strides)
+    return Sound(dtype, shape, tuple(led_to(shape, in_bytes)), address, readonly)
+
+
+_LIMITS = [
+    sign * (2**n + more)
+    for n in (7, 16, 18, 31, 32, 40, 52, 54, 55, 56, *range(58, 63))
+    for more in (-1, 0, 1)
+    for sign in (1, -1)
+]
+WORDS = st.one_of(
+    st.integers(-3, 6), st.sampled_from([*_LIMITS, 2**63 - 1, -(2**63), -(2**63) + 1]), st.integers(-(2**63), 2**63 - 1)
+)
+"""Extents and strides: small ones, those around limits, any."""
+UNSIGNED_WORDS = WORDS.map(lambda word: word % 2**64)
+INT32 = st.one_of(
+    st.integers(-2, 7), st.sampled_from([63, 64, 65, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
+)
+UINT32 = st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1))
+DISTANCES = st.integers(-300, 300)
+DTYPES = st.one_of(
+    st.sampled_from(sorted({**DTYPE_NAMES, **ML_DTYPE_NAMES})),
+    st.tuples(st.integers(0, 18), st.sampled_from([0, 1, 2, 4, 6, 8, 16, 24, 32, 64, 128])),
+    st.tuples(st.integers(0, 255), st.integers(0, 255)),
+)
+
+
+def _changes(strategy, *fields: str):
+    """A strategy for changes of these fields, of one for their values."""
+    return strategy.map(lambda value: dict(zip(fields, value if len(fields) > 1 else (value,), strict=True)))
+
+
+CHANGES = [
+    _changes(DTYPES, "code", "bits"),
+    _changes(st.sampled_from([0, 2, 4, 255, 256, 257, 65535]), "lanes"),
+    _changes(st.tuples(UINT32, INT32), "device_type", "device_id"),
+    _changes(INT32, "ndim"),
+    _changes(st.one_of(st.none(), st.lists(WORDS, max_size=5).map(tuple)), "shape"),
+    _changes(st.one_of(st.none(), st.lists(WORDS, max_size=5).map(tuple)), "strides"),
+    _changes(st.tuples(st.just(False), st.one_of(st.just(0), st.integers(0, LOWEST_ADDRESS + 9))), "is_real", "data"),
+    _changes(DISTANCES, "data"),
+    _changes(st.one_of(DISTANCES.map(abs), UNSIGNED_WORDS), "byte_offset"),
+    _changes(st.one_of(DISTANCES, WORDS).map(lambda at: (-at, at % 2**64)), "data", "byte_offset"),
+    _changes(st.tuples(UINT32, UINT32), "version"),
+    _changes(st.one_of(st.integers(0, 7), UNSIGNED_WORDS), "flags"),
+    _changes(st.just(False), "has_deleter"),
+]
+
+
+def leads_below_the_lowest_address(tensor: Tensor) -> bool:
+    """Whether ``byte_offset`` makes an impossible address of a possible one: ``fuzz`` has a test of that alone."""
+    return not tensor.is_real and (tensor.data + tensor.byte_offset) % 2**64 < LOWEST_ADDRESS <= tensor.data % 2**64
+
+
+@st.composite
+def tensors(draw) -> Tensor:
+    """A sound tensor with nothing or some things changed; now and then one of random bytes, but for the pointers."""
+    if draw(st.integers(0, 9)) == 0:
+        size = ffi.sizeof("DLTensor")
+        raw = ffi.from_buffer("DLTensor *", draw(st.binary(min_size=size, max_size=size)))
+        words = st.one_of(st.none(), st.lists(WORDS, max_size=MAX_NDIM).map(tuple))
+        return Tensor(
+            raw.dtype.code, raw.dtype.bits, raw.dtype.lanes, int(raw.device.device_type), raw.device.device_id,
+            raw.ndim, draw(words), draw(words), draw(st.booleans()), int(ffi.cast("intptr_t", raw.data)),
+            raw.byte_offset,
+        )  # fmt: skip
+    dtype, ndim = draw(st.sampled_from(sorted(KERNEL_KINDS)))
+    spec = draw(specs(Kind(dtype, ndim, draw(st.sampled_from("CFA")))))
+    code, bits = next(key for key, name in DTYPE_NAMES.items() if name == dtype)
+    strides = tuple(stride // np.dtype(dtype).itemsize for stride in spec.strides)
+    tensor = Tensor(code, bits, ndim=ndim, shape=spec.shape, strides=strides)
+    for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
+        tensor = dataclasses.replace(tensor, **draw(change))
+    return dataclasses.replace(tensor, byte_offset=0) if leads_below_the_lowest_address(tensor) else tensor
+
+
+PRODUCERS = {
+    "view": Tabled,
+    "export": tabled_type("Exported", **{VIEW: None}),
+    "__dlpack__": Dunder,
+    "legacy __dlpack__": Legacy,
+}
+CONSUMERS = (
+    "kernel", "fast entry", "keyword", "kernel without the GIL", "kernel, in a tuple", "kernel, beside a string",
+    "from_dlpack", "from_dlpack, by Python",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorCase:
+    """What is handed over, and how."""
+
+    tensor: Tensor
+    producer: str
+    consumer: str
+
+    @property
+    def protocol(self) -> str:
+        if self.producer == "legacy __dlpack__":
+            return "legacy"
+        borrows = self.consumer in ("kernel", "fast entry", "keyword", "kernel, in a tuple")
+        return "borrowed" if self.producer == "view" and borrows else "versioned"
+
+
+def first_of(x):
+    return type_number(x[0]), report(x[0])
+
+
+def beside(text, x):
+    return type_number(x), report(x)
+
+
+looks, looks_unlocked = fast_args(look), fast_args(look, nogil=True)
+looks_inside, looks_beside, adds = fast_args(first_of), fast_args(beside), fast_args(total)
+
+
+@functools.cache
+def honest(dtype: str, ndim: int):
+    """A sound tensor of the type ``Tabled`` for which `looks` has a fast entry."""
+    tensor = Tabled(np.ones((2,) * ndim, dtype))
+    for _ in range(CALLS_TO_A_FAST_ENTRY):
+        looks(tensor)
+    assert is_fast(looks, tensor)
+    return tensor
+
+
+def consume(case: TensorCase, tensor):
+    if case.consumer == "fast entry":
+        name = DTYPE_NAMES.get((case.tensor.code, case.tensor.bits))
+        kind = (name, case.tensor.ndim) if (name, case.tensor.ndim) in KERNEL_KINDS else ("f8", 1)
+        looks(honest(*kind))  # the next call goes to its fast entry
+        return looks(tensor)
+    return {
+        "kernel": lambda: looks(tensor),
+        "keyword": lambda: looks(x=tensor),
+        "kernel without the GIL": lambda: looks_unlocked(tensor),
+        "kernel, in a tuple": lambda: looks_inside((tensor, 1)),
+        "kernel, beside a string": lambda: looks_beside("text", tensor),
+        "from_dlpack": lambda: from_dlpack(tensor),
+        "from_dlpack, by Python": lambda: from_dlpack(tensor, copy=None),
+    }[case.consumer]()
+
+
+def try_tensor(case: TensorCase) -> str:
+    """Hand a tensor over: what :func:`expected` says comes of it, and nothing is lost. Returns the outcome."""
+    memory = np.arange(2048).astype(np.uint8) % 251
+    ledger = Ledger()
+    tensor = PRODUCERS[case.producer](memory, ledger, **case.tensor.lies(memory))
+    want = expected(case.tensor, memory, case.protocol)
+    is_kernel = not case.consumer.startswith("from_dlpack")
+    if want is not None and is_kernel and (want.dtype.char, len(want.shape)) not in _KERNEL_CHARS:
+        return "not compiled"
+    references = sys.getrefcount(tensor)
+    try:
+        got = consume(case, tensor)
+    except BufferError as error:
+        assert want is None, f"refused, though it is {want}: {error}"
+        assert not is_kernel or "(position " in str(error)
+        outcome = "refused"
+    else:
+        assert want is not None, f"accepted: {got!r}" if is_kernel else f"accepted: {got.__array_interface__}"
+        (_check_report if is_kernel else _check_array)(case, got, want, memory)
+        outcome = "accepted"
+        del got
+    if (
+        outcome == "accepted"
+        and case.consumer == "kernel"
+        and want.dtype.char in "di"
+        and want.view(memory) is not None
+    ):
+        assert adds(tensor)[1] == adds.dispatcher(want.view(memory))[1]
+    if sys.getrefcount(tensor) != references:  # tracebacks and their frames may hold each other
+        gc.collect()
+        assert sys.getrefcount(tensor) == references
+    if case.tensor.has_deleter:
+        ledger.check(ledger.made)
+    else:
+        assert not ledger.deleted
+    assert not made_producers._strays
+    if is_kernel:
+        assert looks(honest("f8", 1))[1][0] == (2,)
+    return outcome
+
+
+_KERNEL_CHARS = {(np.dtype(dtype).char, ndim) for dtype, ndim in KERNEL_KINDS}
+
+
+def _check_report(case: TensorCase, got, want: Sound, memory: np.ndarray) -> None:
+    number, seen = got
+    assert TYPES[number] == want.numba_type("string" not in case.consumer)
+    assert seen[0] == want.shape and seen[3:] == (want.size, want.dtype.itemsize, len(want.shape))
+    if want.size:
+        assert tuple(led_to(want.shape, seen[1])) == want.strides and seen[2] == want.address
+
+
+def _check_array(case: TensorCase, got: np.ndarray, want: Sound, memory: np.ndarray) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable is not want.readonly
+    if want.size:
+        assert tuple(led_to(want.shape, got.strides)) == want.strides
+        assert got.ctypes.data == want.address and got.flags.aligned is want.is_aligned
+    view = want.view(memory)
+    if view is not None:
+        assert got.tobytes() == view.tobytes()
+
+
+# ---- random exchange tables ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """An exchange table: its version, which of its functions are NULL, and who wrote the others."""
+
+    version: tuple[int, int] = (1, 3)
+    missing: tuple[str, ...] = ()
+    author: int = 0
+
+
+@dataclass(frozen=True)
+class TableCase:
+    """A type with a chain of tables, the last pointing back to the one at `back`, in one or both of the attributes."""
+
+    tables: tuple[Table, ...] = (Table(),)
+    back: int | None = None
+    attribute: str = "table"
+    older_attribute: str = "absent"
+    methods: str = "none"
+
+
+AUTHORS = 3
+BY_METHOD = 7.0
+ATTRIBUTE, OLDER_ATTRIBUTE = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
+HOLDERS = ("table", "absent", "None", "capsule of another name", "address", "0", "-1", "text")
+_arrays = [np.full(3, float(author)) for author in range(AUTHORS)]
+_ledger = Ledger()
+_calls: collections.Counter = collections.Counter()
+_words: dict[int, object] = {}
+
+
+def _functions_of(author: int) -> dict:
+    @ffi.callback("int(void *, DLTensor *)")
+    def view(py_object, out):
+        _calls["view"] += 1
+        _words[author] = fill(out, _arrays[author])
+        return 0
+
+    @ffi.callback("int(void *, DLManagedTensorVersioned **)")
+    def export(py_object, out):
+        _calls["export"] += 1
+        out[0] = export_versioned(_ledger, _arrays[author])
+        return 0
+
+    return {VIEW: view, EXPORT: export}
+
+
+_functions = [_functions_of(author) for author in range(AUTHORS)]
+
+
+class Methods:
+    """``__dlpack__``, whose tensors tell themselves from those of tables."""
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, *, max_version=None):
+        _calls["__dlpack__"] += 1
+        return capsule(export_versioned(_ledger, _by_method), b"dltensor_versioned")
+
+
+_by_method = np.full(3, BY_METHOD)
+
+
+def make_type(case: TableCase) -> type:
+    chain = None
+    made = []
+    for table in reversed(case.tables):
+        functions = {**_functions[table.author], **dict.fromkeys(table.missing)}
+        chain = exchange_table(table.version, chain, **functions)
+        made.insert(0, chain)
+    if case.back is not None:
+        made[-1].header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", made[case.back % len(made)])
+    values = {
+        "table": capsule(chain, TABLE_CAPSULE), "None": None, "capsule of another name": capsule(chain, b"dltensor"),
+        "address": address_of(chain), "0": 0, "-1": -1, "text": "dlpack_exchange_api",
+    }  # fmt: skip
+    held = {ATTRIBUTE: case.attribute, OLDER_ATTRIBUTE: case.older_attribute}
+    attributes = {name: values[holder] for name, holder in held.items() if holder != "absent"}
+    cls = type("Fuzzed", (Methods,) if case.methods == "inherited" else (), attributes)
+    return type("FuzzedMethods", (cls,), {**vars(Methods)}) if case.methods == "overridden" else cls
+
+
+def expected_source(case: TableCase) -> tuple[float, str] | None:
+    """(an element of the tensor, which function gives it) by the rules of the Python specification; None: TypeError."""
+    by_method = None if case.methods == "none" else (BY_METHOD, "__dlpack__")
+    is_older = case.attribute in ("absent", "None")
+    holder = case.older_attribute if is_older else case.attribute
+    if holder != "table" and not (is_older and holder == "address"):
+        return by_method
+    if case.methods == "overridden":
+        return by_method
+    index = 0
+    for _ in range(MAX_TABLES):
+        table = case.tables[index]
+        if table.version[0] == 1:
+            if set(table.missing) & set(REQUIRED):
+                return by_method
+            return float(table.author), "export" if VIEW in table.missing else "view"
+        index += 1
+        if index == len(case.tables):
+            if case.back is None:
+                return by_method
+            index = case.back % len(case.tables)
+    return by_method
+
+
+@st.composite
+def table_cases(draw) -> TableCase:
+    versions = st.tuples(st.one_of(st.just(1), st.sampled_from([1, 2, 0]), UINT32), UINT32)
+    missing = st.lists(st.sampled_from((VIEW, *REQUIRED)), max_size=2, unique=True).map(tuple)
+    tables = st.builds(Table, versions, st.one_of(st.just(()), missing), st.integers(0, AUTHORS - 1))
+    chain = draw(st.lists(tables, min_size=1, max_size=5))
+    if draw(st.integers(0, 7)) == 0:  # around the limit of what is followed
+        chain = [Table((2, 0))] * draw(st.integers(60, 66)) + chain
+    back = draw(st.one_of(st.none(), st.none(), st.integers(0, 9)))
+    holders = st.one_of(*[st.just("table")] * 3, st.sampled_from(HOLDERS))
+    older = draw(st.sampled_from(HOLDERS))
+    methods = draw(st.sampled_from(["none", "none", "inherited", "inherited", "overridden"]))
+    return TableCase(tuple(chain), back, draw(holders), older, methods)
+
+
+@fast_args
+def last_of(x):
+    return x[-1]
+
+
+def try_tables(case: TableCase) -> str:
+    """A type with these tables takes the way that :func:`expected_source` says, or is refused. Returns the way."""
+    cls = make_type(case)
+    tensor = cls()
+    want = expected_source(case)
+    for call in (last_of, last_of, lambda x: last_of(x=x), lambda x: from_dlpack(x)[-1]):
+        _calls.clear()
+        try:
+            got = call(tensor)
+        except TypeError as error:
+            assert want is None, f"refused, though it is {want}: {error}"
+        else:
+            assert want is not None, f"accepted: {got}"
+            way = want[1] if isinstance(got, float) and type(got) is float else want[1].replace("view", "export")
+            assert got == want[0] and _calls.keys() == {way}, (got, _calls)
+        _ledger.check(_ledger.made)
+    try:
+        found = exchange_api(cls)
+    except TypeError:
+        assert want is None
+    else:
+        assert want is not None and type(found).__name__ == "PyCapsule"
+    return want[1] if want else "refused"
+
+
+# ---- running them ----------------------------------------------------------------------------------------------------
+
+FUZZERS = {
+    "tensors": (
+        try_tensor,
+        st.builds(TensorCase, tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(CONSUMERS)),
+    ),
+    "tables": (try_tables, table_cases()),
+}
+
+
+def fuzz(name: str, examples: int, number: int, note: str) -> None:
+    """Try `examples` random examples, always the same ones for the same `number`; print how often each outcome was.
+
+    Each is written to the file `note` before it is tried.
+    """
+    attempt, strategy = FUZZERS[name]
+    outcomes: collections.Counter = collections.Counter()
+
+    with Path(note).open("w") as file:
+
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @seed(number)
+        @given(strategy)
+        def run(case):
+            file.seek(0)
+            file.write(f"{case!r}\n")
+            file.truncate()
+            file.flush()
+            outcomes[attempt(case)] += 1
+
+        run()
+    print(json.dumps(outcomes))
