@@ -105,11 +105,11 @@ def is_empty(tensor):
 
 @native_inline
 def is_nowhere(tensor):
-    """Whether a tensor's memory is NULL, or NULL and an offset, which a producer may have added itself.
+    """Whether a tensor's memory is NULL, or NULL and an offset, which a producer may have added itself or subtracted.
 
     Below 4 MiB no program has memory: on Linux executables that are not relocatable begin there.
     """
-    return tensor.data >> 22 == 0
+    return (tensor.data >> 22 == 0) | ((tensor.data + types.intp(tensor.byte_offset)) >> 22 == 0)
 
 
 @native
@@ -129,7 +129,11 @@ def end_of(tensor):
 @native
 def is_lost(tensor):
     """Whether a tensor of sound sizes, on whatever device, has elements and no memory."""
-    return (is_nowhere(tensor) if tensor.device.device_type == 1 else tensor.data == 0) and not is_empty(tensor)
+    if tensor.device.device_type == 1:
+        lost = is_nowhere(tensor)
+    else:
+        lost = tensor.data == 0 or tensor.data + types.intp(tensor.byte_offset) == 0
+    return lost and not is_empty(tensor)
 
 
 @native

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 import numba
 
-from .discovery import PATH_NDARRAY, discover, learn, type_name
+from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn, type_name
 from .dispatch import layout
 from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
 from .dispatch.walk import FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
+from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
 
@@ -73,6 +74,9 @@ def explain(obj, /) -> Explanation:
         given = dtype_of(obj)
         if dtype_field(given) is not None and as_numba_has_it(given) is not given:
             notes.append(f"Numba has no type for its elements, {given.name}: a kernel sees them as {as_numba_has_it(given).name}")
+    if found.path == PATH_BUFFER and is_numba_only(obj):
+        notes.append("its strides are no multiple of its item size, which DLPack cannot describe")
+        return Explanation(type_name(type(obj)), PATH_NUMBA, tuple(notes))
     return Explanation(type_name(type(obj)), found.path, tuple(notes))
 
 

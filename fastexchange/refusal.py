@@ -78,5 +78,9 @@ def memory_status_of(tensor) -> int:
     if count > MAX_ELEMENTS or reach > MAX_ELEMENTS or tensor.byte_offset > MAX_OFFSET:
         return layout.STATUS_OVERFLOW
     address = int(ffi.cast("uintptr_t", tensor.data))
-    is_nowhere = address >> 22 == 0 if is_readable_by_cpu(int(tensor.device.device_type)) else address == 0
+    addresses = address, (address + tensor.byte_offset) % 2**64
+    if is_readable_by_cpu(int(tensor.device.device_type)):
+        is_nowhere = any(start >> 22 == 0 for start in addresses)
+    else:
+        is_nowhere = 0 in addresses
     return layout.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0

@@ -25,7 +25,7 @@ from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, is_native_order
 from .export import numpy_view
-from .producers import torch
+from .producers import buffer, torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
 from .refusal import advice, dtype_name, wording
@@ -90,7 +90,9 @@ def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
     """Make the call natively if all is known. Returns a STATUS_*; details are in `report`."""
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
-        return _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+        status = _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+        is_for_numba = status == layout.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
+        return layout.STATUS_NUMBA if is_for_numba else status
     except Exception as error:
         if report.status == layout.STATUS_ERROR:
             if isinstance(error, RuntimeError):
@@ -180,7 +182,8 @@ def _overload_for(dispatcher, given: tuple):
     if dispatcher._can_compile:
         try:
             dispatcher.compile(given)
-        except Exception:  # typing errors, requests for literals …: Numba's dispatcher raises or resolves them
+        except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or resolves them
+            _forget_frames(error)
             return None
     else:
         taken = _declared_signature_for(dispatcher, given)
@@ -188,6 +191,13 @@ def _overload_for(dispatcher, given: tuple):
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drop the traceback of an exception that Numba keeps, and with it the arguments of the call: it raises it without."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _keeps_the_value(given: Any, taken: Any) -> bool:

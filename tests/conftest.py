@@ -4,6 +4,14 @@ import gc
 
 import pytest
 from frameworks import FRAMEWORKS, Framework
+from hypothesis import HealthCheck, settings
+
+# `--hypothesis-profile=nightly` takes the other. A fuzzer takes its share of `max_examples`, see test_fuzz.py; a first call is a
+# compilation, so no example has a deadline.
+_common = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("ci", _common, max_examples=30, derandomize=True)
+settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
+settings.load_profile("ci")
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=str)

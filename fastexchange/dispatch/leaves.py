@@ -65,20 +65,18 @@ def pack_tensor(at, ndim, field, words):
     odd = offset >> 40  # nonzero: negative or large numbers, to be looked at exactly
     long = 0  # nonzero: strides that are to be looked at exactly unless they are those of C order
     addresses = data
-    expected = itemsize
     for j in range(ndim):  # from the last dimension, as C order counts
         i = ndim - 1 - j
         extent = load(shape + 8 * i)
         odd |= (extent | count) >> 31
-        stride = expected
+        elements = count
         if given_strides != 0:
             elements = load(given_strides + 8 * i)
             long |= (elements ^ (elements >> 63)) >> 18
-            stride = elements * itemsize
+        stride = elements * itemsize
         if extent != 1:
-            scattered |= stride ^ expected
+            scattered |= elements ^ count  # not of the bytes: 64 bits do not hold those of any stride
             addresses |= stride
-        expected *= extent
         count *= extent
         put(words, layout.ARRAY_HEAD_WORDS + i, extent)
         put(words, layout.ARRAY_HEAD_WORDS + ndim + i, stride)

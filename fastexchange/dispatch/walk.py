@@ -323,6 +323,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 break
             export_function = entry.managed  # the entry may move while Python code runs
             guard = guard_of(context, entry)
+            is_buffer = entry.key != 0
             if flags & FLAG_TRUSTED == 0 and is_odd(guard, ob):
                 status = layout.STATUS_CHECK
                 break
@@ -332,9 +333,14 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 if not failed and load(out) != 0:
                     delete_managed(load(out))
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
-                if status == layout.STATUS_ERROR and guard != 0 and kind == layout.KIND_EXCHANGE and flags & FLAG_TRUSTED == 0:
-                    c.PyErr_Clear()  # the tensor's own __dlpack__ has better words
-                    status = layout.STATUS_CHECK
+                if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
+                    if kind == layout.KIND_EXCHANGE:
+                        asks = guard != 0  # the tensor's own __dlpack__ has better words
+                    else:  # Numba may take what DLPack cannot describe
+                        asks = is_buffer and c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) != 0
+                    if asks:
+                        c.PyErr_Clear()
+                        status = layout.STATUS_CHECK
                 break
             export = layout.export_at(frame.exports + EXPORT_BYTES * frame.export_count)
             export.object = ob

@@ -202,6 +202,19 @@ def numba_class(cls: type) -> int:
     return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(bufproto.get_type_class(cls))
 
 
+def is_numba_only(thing) -> bool:
+    """Whether `thing` is a buffer that DLPack cannot describe and Numba can: its strides are no multiple of its item size."""
+    if not is_buffer_type(type(thing)):
+        return False
+    try:
+        view = memoryview(thing)
+    except Exception:  # it has to be asked again, for its own words
+        return False
+    with view:
+        steps = zip(view.shape or (), view.strides or (), strict=True) if view.nbytes else ()
+        return any(extent > 1 and stride % view.itemsize for extent, stride in steps)
+
+
 def prepare() -> bool:
     """Compile, or load, what an export needs. False if a ``Py_buffer`` does not lie in memory as declared."""
     set_delete_buffer(delete_buffer.address)

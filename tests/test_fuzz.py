@@ -1,9 +1,7 @@
 """Random tensors of every framework on every path, against plain ``@njit``; random bytes, against a model in Python.
 
-Not part of the suite that runs by default: its named tests hold what the fuzzers have found and what is not mended yet.
-
-    python -m pytest tests/fuzz.py                              # a few hundred examples, always the same
-    HYPOTHESIS_PROFILE=nightly python -m pytest tests/fuzz.py   # more than 50,000: a quarter of an hour, mostly compilation
+    python -m pytest tests/test_fuzz.py                                 # a few hundred examples, always the same
+    python -m pytest tests/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000: a quarter of an hour
 
 What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is
 to become a test with a name. Should the process crash, the case that it died of is in the directory for temporary files,
@@ -47,13 +45,13 @@ from fuzzing import (
     type_number,
     type_of,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import run_python
 from made_producers import TABLE_CAPSULE, Dunder, Tabled, address_of, capsule, exchange_table, tabled_type
 from numpy.lib.stride_tricks import as_strided
 
-from fastexchange import FastKernel, fast_args
+from fastexchange import FastKernel, explain, fast_args
 
 try:
     import jax
@@ -64,11 +62,6 @@ try:
 except ImportError:
     pyarrow = None
 
-# `max_examples` is what a fuzzer takes as its share; a first call is a compilation, so no example has a deadline.
-_common = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("ci", _common, max_examples=30, derandomize=True)
-settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 EXAMPLES = settings.default.max_examples
 """The profile's share of examples; each fuzzer takes some of them."""
 IS_NIGHTLY = EXAMPLES > 1000
@@ -233,8 +226,8 @@ _itself: dict[str, Any] = {"view": lambda tensor, array: tensor, "is_native": Fa
 _copies: dict[str, Any] = {**_itself, "orders": "C", "ndims": (1,), "misaligned": False}
 _with_code = tuple(name for name in NUMBERS if name[0] in "iuf")
 BUFFERS = [
-    Source("memoryview", memoryview, **_itself),
-    Source("PickleBuffer", pickle.PickleBuffer, **_itself),
+    Source("memoryview", memoryview, fractional=True, **_itself),
+    Source("PickleBuffer", pickle.PickleBuffer, fractional=True, **_itself),
     Source("bytes", lambda array: _whole(array).tobytes(), mutable=NEVER, dtypes=("u1",), **_copies),
     Source("bytearray", lambda array: bytearray(_whole(array)), mutable=ALWAYS, dtypes=("u1",), **_copies),
     Source("mmap", _mapped, mutable=ALWAYS, dtypes=("u1",), **_copies),
@@ -661,10 +654,12 @@ def test_buffers(source):
 
 
 def test_a_memoryview_whose_strides_are_no_multiple_of_its_items():
-    """Numba has them, DLPack has not. (So :data:`BUFFERS` are said to have none.)"""
+    """Numba has them, DLPack has not: it makes the call."""
     field = np.array([(1, 2.5), (3, 4.5)], [("a", "i1"), ("b", "f8")])["b"]
     kernel, view = KERNELS["items"], memoryview(field)
     assert [kernel(view), kernel(view)] == [kernel.dispatcher(view)] * 2
+    assert "Numba's own dispatcher makes this call" in str(kernel.explain(view))
+    assert explain(view).path == "numba"
 
 
 # ---- random bytes ----------------------------------------------------------------------------------------------------
@@ -697,7 +692,7 @@ def test_random_bytes(name, shares, tmp_path):
     "consumer", ["kernel", "fast entry", "kernel without the GIL", "from_dlpack", "from_dlpack, by Python"]
 )
 def test_an_address_that_is_null_once_the_byte_offset_is_added(consumer):
-    """Refused like any other tensor that has elements and no memory; ``fuzzing.tensors`` makes none such."""
+    """Refused like any other tensor that has elements and no memory."""
     tensor = fuzzing.Tensor(is_real=False, data=-8, byte_offset=8)
     assert fuzzing.try_tensor(fuzzing.TensorCase(tensor, "view", consumer)) == "refused"
 
@@ -707,43 +702,6 @@ def test_a_stride_that_in_bytes_is_that_of_c_order_only_in_64_bits(consumer):
     """It leads out of 64 bits, whatever it is when they have overflowed."""
     tensor = fuzzing.Tensor(shape=(4,), strides=(2**61 + 1,))
     assert fuzzing.try_tensor(fuzzing.TensorCase(tensor, "view", consumer)) == "refused"
-
-
-NOWHERE = """
-import sys
-import numpy as np
-from made_producers import Ledger, export_versioned, ffi, fill, tabled_type
-from fastexchange import fast_args, from_dlpack
-
-array, ledger, words = np.arange(4.0), Ledger(), []
-
-@ffi.callback("int(void *, DLTensor *)")
-def view(py_object, out):
-    words.append(fill(out, array))
-    setattr(out, sys.argv[1], ffi.cast("int64_t *", int(sys.argv[2])))
-    return 0
-
-@ffi.callback("int(void *, DLManagedTensorVersioned **)")
-def export(py_object, out):
-    out[0] = export_versioned(ledger, array)
-    setattr(out[0].dl_tensor, sys.argv[1], ffi.cast("int64_t *", int(sys.argv[2])))
-    return 0
-
-tensor = tabled_type(dltensor_from_py_object_no_sync=view, managed_tensor_from_py_object_no_sync=export)(array)
-for call in (fast_args(lambda x: x.size), from_dlpack):
-    try:
-        call(tensor)
-    except BufferError:
-        ledger.check(ledger.made)
-    else:
-        sys.exit(1)
-"""
-
-
-@pytest.mark.parametrize("field", ["shape", "strides"])
-def test_a_pointer_that_is_small(field):
-    """No program has memory there: refused, as it is for ``data``. In the fuzzers these two are real or NULL."""
-    run_python(NOWHERE, field, "8")
 
 
 # ---- was it all tried? -----------------------------------------------------------------------------------------------
