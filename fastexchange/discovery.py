@@ -189,11 +189,9 @@ def _guard(cls: type, notes: list[str]) -> int:
     if not torch.is_tensor_type(cls):
         return 0
     guard = torch.guard()
-    if not guard.knows_keys:
-        notes.append("this PyTorch's tensors are not laid out as expected: each is checked by asking PyTorch")
-    elif not guard.knows_autograd:
-        notes.append("what this PyTorch's autograd knows is not laid out as expected: views are checked by asking PyTorch")
-    return guard.address
+    if not guard.knows_all:
+        notes.append("this PyTorch's tensors are not laid out as expected: PyTorch is asked about each, and it is exported")
+    return guard.address_for(cls)
 
 
 def _dunder(cls: type, notes: list[str]) -> Discovery | None:

@@ -6,10 +6,9 @@ import numba
 
 from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn, type_name
 from .dispatch import layout
-from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
-from .dispatch.walk import FLAG_TRUSTED
+from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of

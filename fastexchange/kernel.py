@@ -170,8 +170,9 @@ def fast_args(func=None, /, *, grad="refuse", **options):
     Raises TypeError for anything else, and for options of Numba's given together with a dispatcher, which has its own;
     ValueError for another `grad`.
 
-    Ownership: a call borrows its tensors for the time of the call. With ``nogil=True`` it holds owning exports instead.
-    (A PyTorch export shares the tensor's storage: it does not outlast ``set_()`` or ``resize_()`` in another thread.)
+    Ownership: a call borrows its tensors for the time of the call. With ``nogil=True`` it holds owning exports instead, and
+    of a PyTorch tensor the storage too, whose ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``: so no
+    other thread can free what the kernel reads.
 
     >>> import numpy as np
     >>> @fast_args

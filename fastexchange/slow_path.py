@@ -20,9 +20,8 @@ from .cpython import NativeCallable
 from .discovery import discover, learn, type_name
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
-from .dispatch.shim import FLAG_LOOK
 from .dispatch.signature import UnknownDtype, numba_types
-from .dispatch.walk import FLAG_TRUSTED
+from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, is_native_order
 from .export import numpy_view
 from .producers import buffer, torch
@@ -126,6 +125,11 @@ def call(kernel, bound: tuple):
             for position, value in enumerate(bound):
                 check_tensors(kernel, position, value)
             flags |= FLAG_TRUSTED
+        elif status == layout.STATUS_MOVABLE:
+            try:
+                torch.forbid_resizing(report.stopped_at)
+            except Exception as error:
+                refused(kernel, report.position, error)
         elif status == layout.STATUS_NO_ERROR_SET:
             refuse(kernel, report.position, bound, "its producer failed to export it and did not say why")
         else:
@@ -279,6 +283,9 @@ def as_numba_takes_it(kernel, position: int, value):
     elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
         check_tensors(kernel, position, value)
         try:
+            if kernel._native.native.release_gil and torch.is_tensor_type(cls):
+                torch.forbid_resizing(value)
+                value = value.detach()  # which no other thread knows, and so does not give another storage
             return _as_numba_has_it(numpy_view(value, fields["managed"]))
         except Exception as error:
             refused(kernel, position, error)

@@ -56,8 +56,8 @@ with warnings.catch_warnings():
 
 
 def test_the_layout_of_tensors_is_found():
-    assert producer.guard().knows_keys
-    assert producer.guard().knows_autograd
+    assert producer.guard().knows_all
+    assert not producer.guard().native.asks
 
 
 def test_the_layout_is_found_whatever_mode_the_caller_is_in():
@@ -66,7 +66,7 @@ def test_the_layout_is_found_whatever_mode_the_caller_is_in():
     for mode in (torch.inference_mode(), torch.no_grad(), FakeTensorMode(), torch.device("meta")):
         with mode:
             found = producer.Guard()
-        assert found.knows_keys and found.knows_autograd
+        assert found.knows_all
 
 
 @pytest.mark.parametrize("chance", [26, 129, 200])
@@ -109,7 +109,8 @@ def test_what_is_read_of_autograd_is_what_pytorch_says():
                     total(tensor)
             else:
                 assert total(tensor) == tensor.sum().item(), index
-        assert producer.guard()._is_watched(tensor) == tensor.requires_grad, index
+        if producer.guard().knows_all:
+            assert producer.guard()._is_watched(tensor) == tensor.requires_grad, index
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -132,7 +133,7 @@ def test_gradients_are_taken_while_grad_mode_is_off():
         with mode:
             before = total.stats()
             assert [total(leaf) for _ in range(40)] == [2.0] * 40
-            is_read = producer.guard().knows_autograd
+            is_read = producer.guard().knows_all or producer.guard().native.asks
             assert total.stats()[:2] == ((before.fast + 40, before.slow) if is_read else (before.fast, before.slow + 40))
     with pytest.raises(BufferError, match="detach"):
         total(leaf)
@@ -256,15 +257,26 @@ def test_views_and_subclasses_stay_native():
         assert total.stats()[:2] == (before.fast + 40, before.slow)
 
 
-@pytest.mark.parametrize("unknown", ["_find_keys", "_find_autograd"])
+@pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd"])
+def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypatch):
+    monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
+    found = producer.Guard()
+    assert found.native.asks and not found.knows_all
+    assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
+
+
+@pytest.mark.parametrize("unknown", ["_find_keys", "_find_keys _find_questions"])
 def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way: all that is not about how fast it is."""
     script = f"""
     import pytest
     from fastexchange.producers import torch as producer
-    producer.Guard.{unknown} = lambda self: False
-    assert not producer.guard().knows_autograd
-    others = "layout or native or slow_check or is_read or from_many_threads or borrowed"
+    for name in {unknown!r}.split():
+        setattr(producer.Guard, name, lambda self: False)
+    guard = producer.guard()
+    assert not guard.knows_all and guard.native.asks == ("_find_questions" not in {unknown!r})
+    others = "layout or slow_check or from_many_threads"
+    others += "" if guard.native.asks else " or native or is_read or borrowed or without_the_gil"
     raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/test_torch.py", "-k", f"not ({{others}})"]))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
@@ -289,10 +301,40 @@ def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
             a.untyped_storage().resize_(0)
             return function(*args, **(kwargs or {}))
 
-    with Frees():  # PyTorch is asked nothing, so nothing is freed
-        assert first_and_sum(a, b) == (2.0, 1 << 16)
-    with Frees(), pytest.raises(BufferError, match=r"requires grad|NULL"):
+    if not producer.guard().native.asks:
+        with Frees():  # PyTorch is asked nothing, so nothing is freed
+            assert first_and_sum(a, b) == (2.0, 1 << 16)
+    else:
+        with Frees(), pytest.raises(BufferError, match="'a'"):
+            first_and_sum(a, b)
+    with Frees(), pytest.raises(BufferError, match=r"requires grad|NULL|freed"):
         first_and_sum(a, b.clone().requires_grad_())
+
+
+def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
+    for tensor in (torch.ones(3), torch.ones(3, dtype=torch.bfloat16), torch.ones(6)[3:], torch.ones(3).t()):
+        kernel = fast_args(nogil=True)(lambda x: x.size)
+        assert "new" in str(kernel.explain(tensor)) and tensor.untyped_storage().resizable()
+        assert [kernel(tensor) for _ in range(20)] == [3] * 20
+        assert kernel.stats().fast >= 19
+        with pytest.raises(RuntimeError, match="not resizable"):
+            tensor.untyped_storage().resize_(0)
+        assert kernel(tensor) == 3
+    literal = fast_args(nogil=True)(lambda x, name: x.size)  # text: Numba's own dispatcher makes the call
+    tensor = torch.ones(3)
+    assert literal(tensor, "text") == 3 and not tensor.untyped_storage().resizable()
+
+
+def test_what_a_kernel_without_the_gil_returns_holds_the_storage():
+    identity = fast_args(nogil=True)(lambda x: x[1:])
+    tensor = torch.arange(1000.0)
+    kept = identity(tensor)
+    storage = tensor.untyped_storage()
+    tensor.set_(torch.zeros(3))
+    before = sys.getrefcount(storage)
+    assert kept[0] == 1.0 and kept[-1] == 999.0
+    del kept
+    assert sys.getrefcount(storage) == before - 1
 
 
 def test_numpy_and_torch_in_turn():
@@ -346,7 +388,7 @@ def test_the_layout_is_found_whatever_the_default_dtype(dtype):
         import torch
         torch.set_default_dtype(torch.{dtype})
         from fastexchange.producers.torch import guard
-        assert guard().knows_keys and guard().knows_autograd
+        assert guard().knows_all
         """
     )
 

@@ -119,7 +119,7 @@ def grow_frame(runtime, at, keys):
         c.PyErr_SetNone(global_address("PyExc_MemoryError"))
         return 0
     new = layout.frame_at(larger)
-    for i in range(2 * old.export_count):
+    for i in range(old.export_count * EXPORT_BYTES // 8):
         store(new.exports + 8 * i, load(old.exports + 8 * i))
     for i in range(old.bound_capacity):
         store(new.bound + 8 * i, load(old.bound + 8 * i))
@@ -137,6 +137,7 @@ def let_escape(runtime, frame, i):
     ob = array.origin & -4
     origin = array.origin & 3
     managed = 0
+    held = 0  # what has to live as long as the managed tensor
     if origin == layout.ORIGIN_EXPORT:
         # The exports of a call are used in their order, each by one array.
         index = 0
@@ -144,6 +145,7 @@ def let_escape(runtime, frame, i):
             index += layout.array_at(frame.arrays + ARRAY_BYTES * j).origin & layout.ORIGIN_EXPORT
         export = layout.export_at(frame.exports + EXPORT_BYTES * index)
         managed = export.managed
+        held = export.storage
         export.managed = 0
     elif origin == layout.ORIGIN_VIEW:
         # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
@@ -154,17 +156,19 @@ def let_escape(runtime, frame, i):
         entry = find(runtime, Py_TYPE(ob))
         if entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
+            held = ob  # the export of a view may hold other memory than the view showed
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
     release, owner = runtime.release_owner, ob
     if managed != 0:
         release, owner = runtime.release_managed, managed
-        # The export of a view may hold other memory than the view showed: the tensor is held, too.
-        pair = c.PyMem_RawMalloc(16) if origin == layout.ORIGIN_VIEW else 0
+        pair = c.PyMem_RawMalloc(16) if held != 0 else 0
         if pair != 0:
             store(pair, managed)
-            store(pair + 8, ob)
+            store(pair + 8, held)
             release, owner = runtime.release_both, pair
-    if release != runtime.release_managed:
+    if release == runtime.release_both:
+        c.Py_IncRef(held)
+    elif release == runtime.release_owner:
         c.Py_IncRef(ob)
     store(meminfo + MEMINFO_DTOR, release)
     store(meminfo + MEMINFO_DTOR_INFO, owner)
@@ -185,6 +189,18 @@ def is_anything_kept(frame, count):
 
 
 @native
+def drop_storage(storage):
+    """Give a storage back, keeping the pending exception, if any, out of the way of what that sets free."""
+    if load(storage) > 1:  # nearly always: the tensor holds it too
+        c.decref(storage)
+        return
+    error = stack(3)
+    c.PyErr_Fetch(error, error + 8, error + 16)
+    c.Py_DecRef(storage)
+    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+
+
+@native
 def release(runtime, frame):
     """Give back everything that the call took: escaped arrays get their owners, managed tensors their deleters' call."""
     for i in range(frame.array_count):
@@ -194,9 +210,12 @@ def release(runtime, frame):
     count = frame.export_count
     frame.export_count = 0
     for i in range(count):
-        managed = layout.export_at(frame.exports + EXPORT_BYTES * i).managed
-        if managed != 0:
-            delete_managed(managed)
+        export = layout.export_at(frame.exports + EXPORT_BYTES * i)
+        storage = export.storage
+        if export.managed != 0:
+            delete_managed(export.managed)
+        if storage != 0:
+            drop_storage(storage)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)

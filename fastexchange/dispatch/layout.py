@@ -35,7 +35,19 @@ typedef struct {
     int64_t storage_size;       /* … the word here its size in bytes; 0 if unknown */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
     int64_t allowing;           /* the fx_guard for kernels that take tensors whatever autograd knows */
+    int64_t questions;          /* fx_questions *, 0 if the framework has not all of them */
+    int64_t asks;               /* whether the framework is asked instead, since offsets are not known, … */
+    int64_t asks_autograd;      /* … also about autograd */
 } fx_guard;
+
+/* What a framework is asked about a tensor or a storage: PyObject *, kept alive by Python. */
+typedef struct {
+    int64_t is_neg, is_conj, untyped_storage;   /* methods of a tensor */
+    int64_t data_ptr, nbytes, resizable;        /* methods of a storage, which run no Python code */
+    int64_t requires_grad;                      /* an attribute's name */
+    int64_t is_grad_enabled;                    /* a function */
+    int64_t forward_names, current_level;       /* a module's dict; in it, the name of a number, < 0: no */
+} fx_questions;
 
 /* One thing found by address: a type, or a NumPy dtype object. */
 typedef struct {
@@ -125,8 +137,8 @@ typedef struct {
     int64_t origin;             /* the object, borrowed, plus ORIGIN_* */
 } fx_array;
 
-/* A managed tensor exported for the call in progress. */
-typedef struct { int64_t object; int64_t managed; } fx_export;
+/* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
+typedef struct { int64_t object; int64_t managed; int64_t storage; } fx_export;
 
 /* The working memory of one call; taken from a list of free ones, so that calls may nest. */
 struct fx_frame {
@@ -199,6 +211,7 @@ STATUS_CHECK = 8  # the tensor is not plain, or has no DLTensor: ask its framewo
 STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
 STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
+STATUS_MOVABLE = 12  # a tensor's memory could be freed under a kernel that runs without the GIL
 STATUS_NULL_DATA = dltensor.NULL_DATA
 STATUS_DEVICE = dltensor.DEVICE
 STATUS_DTYPE = dltensor.DTYPE
@@ -219,6 +232,7 @@ ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, 
 ENTRY_SIZE = sizeof("fx_entry")
 entry_at = struct_at("fx_entry")
 guard_at = struct_at("fx_guard")
+questions_at = struct_at("fx_questions")
 runtime_at = struct_at("fx_runtime")
 PLAN_SIZE = sizeof("fx_plan")
 plan_at = struct_at("fx_plan")

@@ -18,12 +18,10 @@ from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
 from .frame import ARRAY_BYTES, give_frame, grow_frame, release, take_frame
 from .plan import finish
-from .walk import FLAG_TRUSTED, export_managed, walk
+from .walk import FLAG_LOOK, export_managed, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 CALLABLE_CONTEXT = c.CALLABLE_CONTEXT
-
-FLAG_LOOK = 2 * FLAG_TRUSTED  # stop before the kernel: only the keys are wanted
 
 
 @native

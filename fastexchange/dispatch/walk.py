@@ -25,13 +25,15 @@ from ..dltensor import (
 from ..native import as_words, call_int, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
+from .asking import is_beyond, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
-from .frame import ARRAY_BYTES, EXPORT_BYTES
+from .frame import ARRAY_BYTES, EXPORT_BYTES, drop_storage
 from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
+COMPLEX = 5  # kDLComplex
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 
 SCALAR_FLOAT64 = KIND_SCALAR | (2 | 64 << 8) << DTYPE_SHIFT
@@ -41,15 +43,19 @@ SCALAR_BOOL = KIND_SCALAR | (6 | 8 << 8) << DTYPE_SHIFT
 SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
 
 FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
+FLAG_LOOK = 2  # stop before the kernel: only the keys are wanted
 
 
 @native_inline
 def needs_export(context, entry):
     """Whether a tensor has to be exported before any view is borrowed.
 
-    No view can be had of it, or only by running Python code, or it would not be safe (the kernel runs without the GIL).
+    No view can be had of it, or only by running Python code, or it would not be safe (the kernel runs without the GIL, or the
+    framework has to be asked about it).
     """
-    return entry.kind == layout.KIND_MANAGED or context.release_gil != 0
+    if entry.kind == layout.KIND_MANAGED or context.release_gil != 0:
+        return True
+    return entry.guard != 0 and layout.guard_at(entry.guard).asks != 0
 
 
 @native_inline
@@ -143,6 +149,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             class_key = entry.key
             guard = guard_of(context, entry)  # the entry may move while foreign code runs
             origin = ob + layout.ORIGIN_VIEW
+            storage = 0
             writeable = True
             if needs_export(context, entry):
                 if exports == frame.export_count:
@@ -159,6 +166,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                     break
                 writeable = is_writeable(managed_at(managed).flags, guard)
                 tensor = managed + DL_TENSOR
+                storage = export.storage
                 origin = ob + layout.ORIGIN_EXPORT
             else:
                 if flags & FLAG_TRUSTED == 0 and is_odd(guard, ob):
@@ -185,8 +193,16 @@ def walk(context, runtime, frame, args, nargs, flags):
                 break
             key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
             if status == layout.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
-                if is_short(guard, ob, end_of(dl_tensor) if kind == layout.KIND_EXCHANGE else 0):
+                end = end_of(dl_tensor) if kind == layout.KIND_EXCHANGE else 0
+                if storage == 0:
+                    is_gone = is_short(guard, ob, end)
+                else:
+                    is_gone = is_beyond(layout.guard_at(guard), storage, end)
+                if is_gone:
                     status = layout.STATUS_CHECK if flags & FLAG_TRUSTED == 0 else layout.STATUS_NULL_DATA
+                elif storage != 0 and context.release_gil != 0 and flags & FLAG_LOOK == 0:
+                    if is_movable(layout.guard_at(guard), storage):
+                        status = layout.STATUS_MOVABLE
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break
@@ -324,29 +340,41 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             export_function = entry.managed  # the entry may move while Python code runs
             guard = guard_of(context, entry)
             is_buffer = entry.key != 0
-            if flags & FLAG_TRUSTED == 0 and is_odd(guard, ob):
+            asks = guard != 0 and layout.guard_at(guard).asks != 0
+            if flags & FLAG_TRUSTED == 0 and not asks and is_odd(guard, ob):
                 status = layout.STATUS_CHECK
                 break
+            storage = 0
+            if guard != 0 and (asks or context.release_gil != 0):  # PyTorch's exports do not hold it: set_() replaces it
+                storage = storage_of(layout.guard_at(guard), ob)
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0
             if failed or PyErr_Occurred() != 0 or load(out) == 0:
                 if not failed and load(out) != 0:
                     delete_managed(load(out))
+                if storage != 0:
+                    drop_storage(storage)
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                 if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
                     if kind == layout.KIND_EXCHANGE:
-                        asks = guard != 0  # the tensor's own __dlpack__ has better words
+                        is_final = guard == 0  # the tensor's own __dlpack__ has better words
                     else:  # Numba may take what DLPack cannot describe
-                        asks = is_buffer and c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) != 0
-                    if asks:
+                        is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
+                    if not is_final:
                         c.PyErr_Clear()
                         status = layout.STATUS_CHECK
                 break
             export = layout.export_at(frame.exports + EXPORT_BYTES * frame.export_count)
             export.object = ob
             export.managed = load(out)
+            export.storage = storage
             frame.export_count += 1
             made += 1
+            if asks and flags & FLAG_TRUSTED == 0:
+                is_complex = dl_tensor_at(load(out) + DL_TENSOR).dtype.code == COMPLEX
+                if storage == 0 or is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
+                    status = layout.STATUS_CHECK
+                    break
         elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
             if depth == layout.MAX_TUPLE_DEPTH:
                 status = layout.STATUS_NUMBA

@@ -3,13 +3,16 @@
 PyTorch 2.13's ``dltensor_from_py_object_no_sync`` hands out tensors whose memory is not their value (lazily conjugated or
 negated), that have no memory (fake, zero, wrapper tensors) or that autograd watches. Asking PyTorch costs 20 to 50 ns a
 question; the answers lie in memory, in the tensor's set of dispatch keys and in what its autograd pointer points to. Where
-they lie is found by experiment and verified on tensors of every kind; where that fails PyTorch is asked (:func:`check`).
+they lie is found by experiment and verified on tensors of every kind; where that fails PyTorch is asked, by native code
+(``dispatch.asking``), and about what seems odd to that by Python (:func:`check`).
 """
 
+import contextlib
 import ctypes
 import functools
 import sys
 import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from .._abi import ffi
 from ..dlpack import VERSION
 from ..once import once
 
-__all__ = ["Guard", "check", "guard", "is_tensor_type"]
+__all__ = ["Guard", "check", "forbid_resizing", "guard", "is_tensor_type"]
 
 _SCANNED_BYTES = 256  # of the C++ objects of a tensor and of a view's autograd data, which are larger
 _WORD = 8
@@ -50,8 +53,8 @@ def check(tensor, allows_grad: bool = False) -> None:
 
     found = guard()
     is_watched = tensor.requires_grad and torch.is_grad_enabled() and not allows_grad
-    is_plain = found.knows_keys and not _keys(tensor) & found.native.odd_keys
-    if is_plain or not found.knows_keys:
+    is_plain = found.knows_all and not _keys(tensor) & found.native.odd_keys
+    if is_plain or not found.knows_all:
         _check_storage(tensor)
         if not allows_grad and _has_tangent(tensor):
             raise BufferError(
@@ -100,6 +103,19 @@ def _has_tangent(tensor) -> bool:
         return False
 
 
+def forbid_resizing(tensor) -> None:
+    """From now on ``resize_()`` of the tensor's storage is a RuntimeError, as it is after ``tensor.numpy()``.
+
+    Otherwise it could free, from another thread, what a kernel reads that runs without the GIL. PyTorch's exports share the
+    storage and do not prevent it.
+    """
+    import torch
+
+    storage = tensor.untyped_storage()
+    if storage.resizable():  # NumPy's view of any tensor in that storage forbids it, also of one without elements
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (0,), (1,)).numpy()
+
+
 def as_dlpack_raises(tensor, error: Exception) -> Exception:
     """What the ``__dlpack__`` of `tensor` raises, of which a function of its exchange table has raised `error`.
 
@@ -115,28 +131,44 @@ def as_dlpack_raises(tensor, error: Exception) -> Exception:
 
 
 class Guard:
-    """An ``fx_guard`` for PyTorch's tensors, as complete as could be verified."""
+    """The ``fx_guard`` for PyTorch's tensors: offsets, if all could be verified; if not, PyTorch is asked."""
 
     def __init__(self):
         self.native = ffi.new("fx_guard *")
-        self._allowing = ffi.new("fx_guard *")
-        self.knows_keys = self.knows_autograd = False
+        self._allowing, self._checking = ffi.new("fx_guard *"), ffi.new("fx_guard *")
+        self._questions = ffi.new("fx_questions *")
+        self.knows_keys = self.knows_storage = self.knows_autograd = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
             # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
             experiments = threading.Thread(target=self._find)
             experiments.start()
             experiments.join()
-        if not self.knows_keys:  # the word at the start of every type object, its reference count, is not 0
-            self._set(object=_OB_TYPE, keys=0, odd_keys=-1)
+        if self._find_questions():
+            self._set(questions=_address(self._questions))
+        if not self.knows_all:
+            # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
+            odd = {"object": _OB_TYPE, "odd_keys": -1, "questions": self.native.questions}
+            self.native[0] = ffi.new("fx_guard *", odd)[0]
+            self._checking[0] = self.native[0]
+            self._checking.allowing = _address(self._checking)
+            self._set(asks=self.native.questions != 0, asks_autograd=1)
         self._allowing[0] = self.native[0]
-        self._allowing.autograd = 0
-        self.native.allowing = int(ffi.cast("intptr_t", self._allowing))
+        self._allowing.autograd = self._allowing.asks_autograd = 0
+        self.native.allowing = _address(self._allowing)
 
     @property
-    def address(self) -> int:
-        """The address of the ``fx_guard``. It holds for the life of the process."""
-        return int(ffi.cast("intptr_t", self.native))
+    def knows_all(self) -> bool:
+        """Whether the answers to all questions are read in memory."""
+        return self.knows_keys and self.knows_storage and self.knows_autograd
+
+    def address_for(self, cls: type) -> int:
+        """The address of the ``fx_guard`` for tensors of this type. It holds for the life of the process."""
+        import torch
+
+        if not self.knows_all and getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
+            return _address(self._checking)  # its answers may be those of other tensors
+        return _address(self.native)
 
     def _set(self, **fields: int) -> None:
         for name, value in fields.items():
@@ -145,6 +177,7 @@ class Guard:
     def _find(self) -> None:
         try:
             self.knows_keys = self._find_keys()
+            self.knows_storage = self.knows_keys and self._find_storage()
             self.knows_autograd = self.knows_keys and self._find_autograd()
         except Exception:  # a PyTorch without these private functions
             pass
@@ -171,22 +204,17 @@ class Guard:
         if any(_keys(tensor) & ~allowed == 0 for tensor in odd):
             return False
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
-        self._find_storage(plain + views + watched)
         return True
 
-    def _find_storage(self, tensors: list) -> None:
-        """Find the storage and in it the address of its memory, which is NULL once that is freed, and the size of that.
-
-        Where they are not found, nothing is lost but the refusal of tensors whose storage has been made smaller, and of parts
-        of freed ones megabytes from their start.
-        """
+    def _find_storage(self) -> bool:
+        """Find the storage and in it the address of its memory, which is NULL once that is freed, and the size of that."""
         import torch
 
         freed = torch.ones(8, dtype=torch.float32)
         freed.untyped_storage().resize_(0)
         shrunk = torch.ones(8, dtype=torch.float32)
         shrunk.untyped_storage().resize_(13)
-        tensors = [*tensors, freed, shrunk]
+        tensors = [*_plain_tensors(), *_views(), *_watched_tensors(), freed, shrunk]
         storages = [t.untyped_storage() for t in tensors]
         data, size = [s.data_ptr() for s in storages], [s.nbytes() for s in storages]
         at = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
@@ -195,10 +223,10 @@ class Guard:
             found = range(_WORD, 10 * _WORD, _WORD)  # behind the first word, which a C++ object with virtual functions needs
             return [at for at in found if all(_word(s._cdata + at) == w for s, w in zip(storages, wanted, strict=True))]
 
-        if len(at) == 1 and inside(data):
-            self._set(storage=at[0], storage_data=inside(data)[0])
-            if len(inside(size)) == 1:
-                self._set(storage_size=inside(size)[0])
+        if len(at) != 1 or not inside(data) or len(inside(size)) != 1:
+            return False
+        self._set(storage=at[0], storage_data=inside(data)[0], storage_size=inside(size)[0])
+        return True
 
     def _find_autograd(self) -> bool:
         """Find what autograd notes of a tensor; see that it agrees with ``requires_grad`` on tensors of every kind."""
@@ -216,28 +244,43 @@ class Guard:
         requires_grad = [at for at in flag(leaves, cleared + results + unwatched_views) if at in set_and_cleared]
         is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
         having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
-        grad_fn = _offsets(_WORD, lambda at: all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking))
+        written = self._written(_watched_in_place)
+        grad_fn = [at for at in written if all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking)]
         base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
         # A flag behind the base says that there is one. No tensor is known to be a view and to lack it. (It begins a word: the
         # byte that does so in an address is never 1.)
         has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD and at % _WORD == 0]
         switch = _grad_mode_function()
-        if not (len(requires_grad) == len(is_view) == 1 and grad_fn and base and has_base and switch):
-            return False
-        # Forward-mode differentiation notes its tangents there as well. Where they are not found its tensors go through.
-        duals = _made(_dual)
+        # Forward-mode differentiation notes its tangents there as well.
         others = list(map(self._known, leaves + results + views + cleared))
-        tangent = _offsets(
-            _WORD, lambda at: all(_word(self._known(t) + at) for t in duals) and not any(_word(k + at) for k in others)
-        )
-        if duals and tangent:
-            self._set(tangent=tangent[0])
-        # The first of several: further on lie parts of addresses, and memory that a plain tensor's data does not have.
+        duals = [_dual(), _dual()]
+        differentiated = list(map(self._known, duals))
+        written = self._written(_differentiated_in_place)
+        tangent = [at for at in written if all(_word(k + at) for k in differentiated) and not any(_word(k + at) for k in others)]
+        if not (len(requires_grad) == len(is_view) == 1 and grad_fn and tangent and base and has_base and switch):
+            return False
+        # The first of several: further on lie second words of smart pointers, and memory behind a plain tensor's data.
         self._set(
             requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
-            is_grad_enabled=switch,
+            is_grad_enabled=switch, tangent=tangent[0],
         )  # fmt: skip
         return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
+
+    def _find_questions(self) -> bool:
+        """Find the methods by which PyTorch is asked. Those of a storage have to be C functions: they run no Python code."""
+        import torch
+        from torch.autograd import forward_ad
+
+        asked: dict[str, object] = {name: getattr(torch.Tensor, name, None) for name in ("is_neg", "is_conj", "untyped_storage")}
+        asked |= {name: getattr(torch.UntypedStorage, name, None) for name in ("data_ptr", "nbytes", "resizable")}
+        if not all(isinstance(method, types.MethodDescriptorType) for method in asked.values()):
+            return False
+        asked["is_grad_enabled"], asked["forward_names"] = torch.is_grad_enabled, vars(forward_ad)
+        asked["requires_grad"], asked["current_level"] = sys.intern("requires_grad"), sys.intern("_current_level")
+        for name, thing in asked.items():
+            setattr(self._questions, name, id(thing))
+        self._kept = asked
+        return True
 
     def _switched(self) -> list[int]:
         """Where a byte is 1 while a leaf requires grad, and 0 while it does not, of the same leaf and in turn."""
@@ -250,6 +293,25 @@ class Guard:
             for wanted in (False, True, False, True):
                 leaf.requires_grad_(wanted)
                 offsets = [at for at in offsets if _byte(self._known(leaf) + at) == wanted]
+        return offsets
+
+    def _written(self, change) -> list[int]:
+        """Where words of what autograd knows become nonzero by a change in place, of several tensors, one by one.
+
+        What differs between tensors need not mean anything: the unused part of a short string, for example, is left as it was
+        in whatever had that memory before.
+        """
+        import torch
+
+        offsets = _offsets(_WORD, lambda at: True)
+        for length in (1, 2, 3, 30, 1000):
+            tensor = torch.ones(length, dtype=torch.float32).requires_grad_().requires_grad_(False)
+            known = self._known(tensor)
+            offsets = [at for at in offsets if not _word(known + at)]
+            change(tensor)
+            if self._known(tensor) != known:
+                return []
+            offsets = [at for at in offsets if _word(known + at)]
         return offsets
 
     def _known(self, tensor) -> int:
@@ -291,6 +353,11 @@ def _grad_mode_function() -> int | None:
         if answers == [torch.is_grad_enabled(), False, True, False]:
             return ctypes.cast(function, ctypes.c_void_p).value
     return None
+
+
+def _address(cdata) -> int:
+    """The address that a cffi pointer holds."""
+    return int(ffi.cast("intptr_t", cdata))
 
 
 def _offsets(step: int, holds) -> list[int]:
@@ -342,12 +409,27 @@ def _watched_tensors() -> list:
     return [leaf, torch.nn.Parameter(torch.ones(2, 2)), leaf * 2, leaf.sum(), leaf[1:], (leaf * 2)[1:]]
 
 
-def _dual():
+def _watched_in_place(tensor) -> None:
+    import torch
+
+    tensor.mul_(torch.ones(1, requires_grad=True))
+
+
+def _differentiated_in_place(tensor) -> None:
     import torch
     from torch.autograd import forward_ad
 
-    with forward_ad.dual_level():
-        return forward_ad.make_dual(torch.ones(3), torch.ones(3))
+    with contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level():  # no levels within levels
+        one = torch.ones(1, dtype=torch.float32)
+        tensor.mul_(forward_ad.make_dual(one, one))
+
+
+def _dual():
+    import torch
+
+    dual = torch.ones(3, dtype=torch.float32)
+    _differentiated_in_place(dual)
+    return dual
 
 
 def _odd_tensors() -> list:
