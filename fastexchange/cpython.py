@@ -20,6 +20,9 @@ typedef struct { fx_object ob_base; double ob_fval; } fx_float;
 typedef struct { fx_object ob_base; double real; double imag; } fx_complex;
 typedef struct { fx_object ob_base; int64_t ob_size; void *ob_item[1]; } fx_tuple;
 typedef struct { fx_object ob_base; uintptr_t vectorcall; uintptr_t context; } fx_callable;
+typedef struct { char *name; void *function; int flags; char *doc; } fx_method;          /* PyMethodDef */
+typedef struct { char *name; void *get; void *set; char *doc; void *closure; } fx_getset; /* PyGetSetDef */
+typedef struct { fx_object ob_base; void *type; void *name; void *qualname; void *definition; } fx_descriptor;
 """
 
 POINTER = types.intp  # an address, or a count of Py_ssize_t
@@ -58,7 +61,6 @@ PyObject_VectorcallMethod = external("PyObject_VectorcallMethod", POINTER, POINT
 PyObject_GetAttr = external("PyObject_GetAttr", POINTER, POINTER, POINTER)
 PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, POINTER)
 PyObject_CallFunctionObjArgs = external("PyObject_CallFunctionObjArgs", POINTER, POINTER, POINTER, POINTER)
-PyObject_VectorcallDict = external("PyObject_VectorcallDict", POINTER, POINTER, POINTER, POINTER, POINTER)
 PyDict_GetItemWithError = external("PyDict_GetItemWithError", POINTER, POINTER, POINTER)
 PyImport_ImportModule = external("PyImport_ImportModule", POINTER, POINTER)
 PyUnicode_Compare = external("PyUnicode_Compare", INT, POINTER, POINTER)
@@ -99,6 +101,36 @@ def decref(ob):
         Py_DecRef(ob)
     else:
         store(ob, count - 1)
+
+
+# ---- methods written in C ------------------------------------------------------------------------------------------
+
+METH_NOARGS = 4
+
+
+def function_of(descriptor) -> int:
+    """The address of ``PyObject *(PyObject *self, void *)``, which a method without arguments, or an attribute, is in C.
+
+    To be called with NULL as its second argument, and with a `self` of the right type: it does not look. 0 if there is no such
+    function, or the descriptor does not lie in memory as declared.
+    """
+    if not isinstance(descriptor, (python_types.MethodDescriptorType, python_types.GetSetDescriptorType)):
+        return 0
+    at = ffi.cast("fx_descriptor *", id(descriptor))
+    if (_address(at.type), _address(at.name)) != (id(descriptor.__objclass__), id(descriptor.__name__)):
+        return 0
+    if isinstance(descriptor, python_types.MethodDescriptorType):
+        method = ffi.cast("fx_method *", at.definition)
+        is_plain, name, function = method.flags == METH_NOARGS, method.name, method.function
+    else:
+        attribute = ffi.cast("fx_getset *", at.definition)
+        is_plain, name, function = attribute.closure == ffi.NULL, attribute.name, attribute.get
+    is_plain = is_plain and ffi.string(name).decode() == descriptor.__name__
+    return _address(function) if is_plain else 0
+
+
+def _address(pointer) -> int:
+    return int(ffi.cast("intptr_t", pointer))
 
 
 # ---- verification --------------------------------------------------------------------------------------------------

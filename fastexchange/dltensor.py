@@ -153,6 +153,11 @@ def delete_managed(managed):
     deleter = managed_at(managed).deleter
     if deleter == 0:
         return
+    if c.PyErr_Occurred() == 0:
+        call_word(deleter, (managed,))
+        if c.PyErr_Occurred() != 0:
+            c.PyErr_Clear()
+        return
     error = stack(3)
     c.PyErr_Fetch(error, error + 8, error + 16)
     call_word(deleter, (managed,))

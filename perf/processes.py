@@ -39,6 +39,14 @@ def imports(rounds: int) -> dict[str, Samples]:
     return {f"import/{name}": Samples(np.array(values, float)) for name, values in times.items()}
 
 
+def asked(rounds: int) -> dict[str, Samples]:
+    """Nanoseconds of calls with three tensors where PyTorch is asked about each, and of hand-written C in the same process."""
+    if not find_spec("torch"):
+        return {}
+    found = json.loads(_run(str(_HERE / "asked.py"), str(rounds)))
+    return {key: Samples(np.array(values)) for key, values in found.items()}
+
+
 def first_calls(rounds: int) -> dict[str, Samples]:
     """Nanoseconds of a kernel's first call, alone and with the decoration before it (``both``), in new processes.
 

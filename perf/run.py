@@ -49,6 +49,13 @@ def _starts(times: dict[str, Samples]) -> str:
     return f"New processes, warm disk cache\n{report.table(('what', 'ms', 'IQR'), lines)}\n"
 
 
+def _asked(times: dict[str, Samples]) -> str:
+    """The rows of the process in which the layout of PyTorch's tensors is declared unknown."""
+    labels = {"asked/c": rows.C, "asked/fast": rows.OURS, "asked/complex": f"{rows.OURS}, complex64"}
+    lines = [(label, f"{times[key].median:.1f}", f"{times[key].spread:.1f}") for key, label in labels.items() if key in times]
+    return f"3 PyTorch CPU tensors, PyTorch asked about each\n{report.table(('what', 'ns', 'IQR'), lines)}\n" if lines else ""
+
+
 def _warnings(times: dict[str, Samples]) -> list[str]:
     """A sentence per control whose two rows, which are the same call, differ by more than 5 %."""
     found = []
@@ -83,6 +90,7 @@ def main() -> int:
     _progress("new processes …")
     times |= processes.imports(starts)
     times |= processes.first_calls(starts)
+    times |= processes.asked(rounds)
     _progress("")
 
     print(f"Nanoseconds per call, median and interquartile range of {rounds} rounds.")
@@ -91,6 +99,7 @@ def main() -> int:
         print(report.group_table(group, times))
     print(_slopes(times))
     print(_starts(times))
+    print(_asked(times))
     found = list(targets(times))
     verdict = {True: "met", False: "MISSED", None: "-"}
     lines = [(target.call, target.must_be, target.measured, verdict[target.met]) for target in found]

@@ -64,6 +64,8 @@ def _tensors(book: _Book) -> None:
     for kind, label in (("views", "3 torch views"), ("weights", "3 weights, in no_grad()")):
         ours, c = f"autograd/{kind}/fast", f"autograd/{kind}/c"
         book.add(label, "≤ 1.15 x C without guards", lambda t, o=ours, c=c: t[o] / t[c], 1.15, "x")
+    asked = lambda t: t["asked/fast"] / t["asked/c"]  # noqa: E731
+    book.add("3 torch, PyTorch asked about each", "≤ 6 x C without guards", asked, 6, "x")
     call = "3 NumPy arrays"
     book.add(call, "≤ 2 x empty C builtin", lambda t: t["numpy/3/fast"] / t["numpy/3/empty"], 2, "x")
     with_loop = "≤ 2 x empty, loop counted"

@@ -40,13 +40,13 @@ typedef struct {
     int64_t asks_autograd;      /* … also about autograd */
 } fx_guard;
 
-/* What a framework is asked about a tensor or a storage: PyObject *, kept alive by Python. */
+/* What a framework is asked about a tensor or a storage: PyObject *(PyObject *self, void *NULL) each, if not said otherwise. */
 typedef struct {
-    int64_t is_neg, is_conj, untyped_storage;   /* methods of a tensor */
-    int64_t data_ptr, nbytes, resizable;        /* methods of a storage, which run no Python code */
-    int64_t requires_grad;                      /* an attribute's name */
-    int64_t is_grad_enabled;                    /* a function */
-    int64_t forward_names, current_level;       /* a module's dict; in it, the name of a number, < 0: no */
+    int64_t requires_grad, is_neg, is_conj, untyped_storage;    /* of a tensor */
+    int64_t data_ptr, nbytes, resizable;                        /* of a storage; they run no Python code */
+    int64_t storage_type;                                       /* PyTypeObject * of a storage that they take */
+    int64_t is_grad_enabled;                                    /* PyObject *, a function */
+    int64_t forward_names, current_level;                       /* a module's dict; in it, the name of a number, < 0: no */
 } fx_questions;
 
 /* One thing found by address: a type, or a NumPy dtype object. */

@@ -25,7 +25,7 @@ from ..dltensor import (
 from ..native import as_words, call_int, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
-from .asking import is_beyond, is_movable, is_odd_if_asked, storage_of
+from .asking import is_beyond, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, drop_storage
 from .guard import guard_of, is_odd, is_short
@@ -313,6 +313,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     status = layout.STATUS_OK
     ob = 0
     made = 0
+    differentiates = -1  # not asked yet
     while True:
         if left == 0:
             if depth == 0:
@@ -372,7 +373,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             made += 1
             if asks and flags & FLAG_TRUSTED == 0:
                 is_complex = dl_tensor_at(load(out) + DL_TENSOR).dtype.code == COMPLEX
-                if storage == 0 or is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
+                if differentiates < 0:
+                    differentiates = types.intp(is_differentiating_forward(layout.guard_at(guard)))
+                if storage == 0 or differentiates != 0 or is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
                     status = layout.STATUS_CHECK
                     break
         elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:

@@ -12,11 +12,11 @@ import ctypes
 import functools
 import sys
 import threading
-import types
 import warnings
 from pathlib import Path
 
 from .._abi import ffi
+from ..cpython import function_of
 from ..dlpack import VERSION
 from ..once import once
 
@@ -138,13 +138,14 @@ class Guard:
         self._allowing, self._checking = ffi.new("fx_guard *"), ffi.new("fx_guard *")
         self._questions = ffi.new("fx_questions *")
         self.knows_keys = self.knows_storage = self.knows_autograd = False
+        self.can_ask = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
             # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
             experiments = threading.Thread(target=self._find)
             experiments.start()
             experiments.join()
-        if self._find_questions():
+        if self.can_ask:
             self._set(questions=_address(self._questions))
         if not self.knows_all:
             # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
@@ -175,6 +176,8 @@ class Guard:
             setattr(self.native, name, value)
 
     def _find(self) -> None:
+        with contextlib.suppress(Exception):
+            self.can_ask = self._find_questions()
         try:
             self.knows_keys = self._find_keys()
             self.knows_storage = self.knows_keys and self._find_storage()
@@ -267,19 +270,31 @@ class Guard:
         return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
 
     def _find_questions(self) -> bool:
-        """Find the methods by which PyTorch is asked. Those of a storage have to be C functions: they run no Python code."""
+        """Find the C functions by which PyTorch is asked; see that they answer as the methods do."""
         import torch
         from torch.autograd import forward_ad
 
-        asked: dict[str, object] = {name: getattr(torch.Tensor, name, None) for name in ("is_neg", "is_conj", "untyped_storage")}
-        asked |= {name: getattr(torch.UntypedStorage, name, None) for name in ("data_ptr", "nbytes", "resizable")}
-        if not all(isinstance(method, types.MethodDescriptorType) for method in asked.values()):
+        of_tensor, of_storage = ("requires_grad", "is_neg", "is_conj", "untyped_storage"), ("data_ptr", "nbytes", "resizable")
+        functions = {name: function_of(getattr(torch.Tensor, name, None)) for name in of_tensor}
+        functions |= {name: function_of(getattr(torch.UntypedStorage, name, None)) for name in of_storage}
+        if not all(functions.values()):
             return False
-        asked["is_grad_enabled"], asked["forward_names"] = torch.is_grad_enabled, vars(forward_ad)
-        asked["requires_grad"], asked["current_level"] = sys.intern("requires_grad"), sys.intern("_current_level")
-        for name, thing in asked.items():
-            setattr(self._questions, name, id(thing))
-        self._kept = asked
+        ask = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+        for tensor in (*_plain_tensors(), *_watched_tensors(), torch.ones(2, dtype=torch.complex64).conj(), torch.ones(3)[1:]):
+            storage = tensor.untyped_storage()
+            if (
+                type(storage) is not torch.UntypedStorage
+                or ask(functions["requires_grad"])(tensor, None) != tensor.requires_grad
+                or any(ask(functions[name])(tensor, None) != getattr(tensor, name)() for name in of_tensor[1:3])
+                or ask(functions["untyped_storage"])(tensor, None) is not storage
+                or any(ask(functions[name])(storage, None) != getattr(storage, name)() for name in of_storage)
+            ):
+                return False
+        things = {"storage_type": torch.UntypedStorage, "is_grad_enabled": torch.is_grad_enabled}
+        things |= {"forward_names": vars(forward_ad), "current_level": sys.intern("_current_level")}
+        self._kept = things
+        for name, number in {**functions, **{name: id(thing) for name, thing in things.items()}}.items():
+            setattr(self._questions, name, number)
         return True
 
     def _switched(self) -> list[int]:
