@@ -200,14 +200,18 @@ class CFunction:
     def __init__(self, python_function, result, arguments):
         self._python_function = python_function
         self._result, self._arguments = result, tuple(arguments)
+        self._address = 0
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
 
-    @functools.cached_property
+    @property
     def address(self) -> int:
         """The address of the C function in this process. It holds for the life of the process."""
-        key = ("function", self._python_function.__module__, self.__name__)
-        return code_cache.get(key, self._compile)[0]
+        # No cached_property: before Python 3.12 that has a lock of its own, which a fork may leave held in the child.
+        if not self._address:
+            key = ("function", self._python_function.__module__, self.__name__)
+            self._address = code_cache.get(key, self._compile)[0]
+        return self._address
 
     def _compile(self):
         context = cpu_target.target_context

@@ -327,6 +327,7 @@ def learn_type(cls: type, instance=None) -> bool:
     """File how instances of `cls` are read, as discovered by the first, `instance`. True if that was news."""
     entries = runtime().entries
     if cls in entries:
+        entries.find_again(cls)
         return False
     found = discover(cls, instance)
     entries.add(cls, found.holder, **found.entry)
@@ -349,7 +350,10 @@ def learn(value) -> bool:
 
 def _learn_dtype(dtype: np.dtype) -> bool:
     entries = runtime().entries
-    if dtype in _plain_dtypes or dtype in entries:
+    if dtype in _plain_dtypes:
+        return False
+    if dtype in entries:
+        entries.find_again(dtype)
         return False
     element = dtype_field(dtype)
     if element is None:
@@ -367,6 +371,7 @@ def _learn_constant(value) -> bool:
 
     entries = runtime().entries
     if value in entries:
+        entries.find_again(value)
         return False
     serial = next(_serial)
     runtime().name(serial, value, typeof(value))

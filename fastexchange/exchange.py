@@ -5,20 +5,19 @@ Source: DLPack 1.3, the Python specification of ``__dlpack_c_exchange_api__``.
 
 import ctypes
 import gc
-import threading
 
 import numpy as np
 
 from ._abi import ffi
 from .cpython import CapsuleType
 from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table, type_name
-from .once import for_ever, once
+from .once import for_ever, forkable_lock, once
 from .producers import dunder, numpy_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
 
 _capsule_name = for_ever(ffi.new("char[]", CAPSULE_NAME))
-_lock = threading.Lock()
+_lock = forkable_lock()
 _polyfilled: set[type] = set()
 
 

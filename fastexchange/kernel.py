@@ -92,8 +92,10 @@ class FastKernel(NativeCallable):
 
     def recompile(self) -> None:
         """``dispatcher.recompile()``, after a global that the function uses has changed: old code is called no more."""
-        self.dispatcher.recompile()
-        self._native.forget()
+        try:
+            self.dispatcher.recompile()
+        finally:
+            self._native.forget()
 
     def explain(self, /, *args, **kwargs):
         """What a call with these arguments would do, without making it: each argument's path and Numba type, and why.

@@ -17,12 +17,12 @@ import ctypes
 import operator
 import re
 import sys
-import threading
 
 import numpy as np
 
 from ._abi import ffi
 from .dlpack import VERSION, DLDataTypeCode, DLDeviceType
+from .once import forkable_lock
 
 __all__ = [
     "dtype_of",
@@ -59,7 +59,7 @@ _BUILT_IN_KEYS: dict[int, Key | None] = {
     dtype.num: _key(dtype) if _key(dtype) in BUILT_IN_DTYPES else None for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")
 }
 
-_lock = threading.RLock()  # held to change the tables below; a lookup that hits does without
+_lock = forkable_lock()  # held to change the tables below; a lookup that hits does without
 _exports: dict[np.dtype, Key] = {}
 _imports: dict[Key, np.dtype] = {}
 

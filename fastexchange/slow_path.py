@@ -41,6 +41,8 @@ class Report:
     """What native code says of an attempted call."""
 
     def __init__(self):
+        self.result: Any = None
+        """What the call returned, if its status is STATUS_OK."""
         self._native = ffi.new("fx_report *")
         self._keys = ffi.new("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
@@ -69,18 +71,11 @@ class Report:
         """The leaf at which the walk stopped; the caller holds the arguments, so it is alive."""
         return ctypes.cast(self._native.object, ctypes.py_object).value
 
-    def take_result(self):
-        """The result, whose reference native code gave us."""
-        result = ctypes.cast(self._native.result, ctypes.py_object)
-        value = result.value
-        ctypes.pythonapi.Py_DecRef(result)
-        return value
-
 
 @functools.cache
 def _native_attempt():
     prototype = ctypes.PYFUNCTYPE(
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_void_p
+        ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_void_p
     )
     return prototype(shim.attempt.address)
 
@@ -89,9 +84,9 @@ def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
     """Make the call natively if all is known. Returns a STATUS_*; details are in `report`."""
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
-        status = _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
-        is_for_numba = status == layout.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
-        return layout.STATUS_NUMBA if is_for_numba else status
+        report.result = _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+        is_for_numba = report.status == layout.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
+        return layout.STATUS_NUMBA if is_for_numba else report.status
     except Exception as error:
         if report.status == layout.STATUS_ERROR:
             if isinstance(error, RuntimeError):
@@ -107,17 +102,18 @@ def call(kernel, bound: tuple):
     for _ in range(_MAX_LOOKS + len(bound)):
         status = attempt(kernel, bound, flags, report)
         if status == layout.STATUS_OK:
-            return report.take_result()
+            return report.result
         if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
             try:
                 learn(report.stopped_at)
             except Exception as error:  # a type whose attributes cannot even be asked for
                 refused(kernel, report.position, error)
         elif status == layout.STATUS_UNKNOWN_SHAPE:
+            edition = kernel._native.edition
             if not specialise(kernel, report.keys, bound):
                 result = call_numba(kernel, bound)
                 # Numba could do what we cannot (a literal argument, say): next time straight to it.
-                kernel._native.add_numba_only(report.keys)
+                kernel._native.add_numba_only(report.keys, edition)
                 return result
         elif status in _BY_NUMBA:
             return call_numba(kernel, bound)
@@ -159,6 +155,7 @@ def plan(kernel, bound: tuple) -> None:
 def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
     native = kernel._native
+    edition = native.edition  # before it is looked what has been compiled: that may be recompiled meanwhile
     try:
         given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
     except UnknownDtype as unknown:
@@ -174,7 +171,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     if not all(map(_keeps_the_value, given, taken)):
         return False
     try:
-        native.add(keys, given, taken, compiled)
+        native.add(keys, given, taken, compiled, edition)
     except entry.UnsupportedEntry:
         return False
     return True

@@ -1,10 +1,12 @@
 """A kernel's native memory: its ``fx_context``, its overloads and their plans. Written by Python, read by the shim."""
 
 import sys
-import threading
 from typing import Any, NamedTuple
 
+from numba.core.compiler_lock import global_compiler_lock
+
 from .._abi import ffi
+from ..once import forkable_lock
 from ..producers.ndarray import dtype_of
 from ..producers.omitted import OMITTED
 from . import entry, layout
@@ -63,9 +65,9 @@ class KernelContext:
         self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_plan_call", "_refused")]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
         self._has_default = ffi.new("int64_t[]", [int(i in parameters.defaults) for i in range(len(names))] or [0])
-        self._lock = threading.RLock()
-        self._buckets = _new_buckets(_FIRST_BUCKETS)
-        self._retired: list[Any] = []
+        self._lock = forkable_lock()
+        buckets = _new_buckets(_FIRST_BUCKETS)
+        self._retired: list[Any] = [buckets]
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         # Stands for the last call before there was one.
         self._nothing = ffi.new("fx_overload *")
@@ -73,7 +75,7 @@ class KernelContext:
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
         native.last = address_of(self._nothing)
-        native.buckets = address_of(self._buckets)
+        native.buckets = address_of(buckets)
         native.parameter_count = len(names)
         native.variadic = parameters.variadic is not None
         native.plain_count = len(names) if not native.variadic and parameters.positional == len(names) else -1
@@ -101,25 +103,36 @@ class KernelContext:
         """Whether calls with these keys are filed as calls that native code makes."""
         return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
 
-    def add_numba_only(self, keys: tuple[int, ...]) -> None:
-        """File a shape of call that only Numba's dispatcher can make."""
-        self._file(keys, _Code(0, 0, 0, (), (), (), None))
+    @property
+    def edition(self) -> object:
+        """A token of what is known now. What is found out with it is not filed any more after :meth:`forget`."""
+        return self._overloads
 
-    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled) -> None:
-        """File a compiled signature for calls with these keys.
+    def add_numba_only(self, keys: tuple[int, ...], edition: object) -> None:
+        """File a shape of call that only Numba's dispatcher can make."""
+        self._file(keys, _Code(0, 0, 0, (), (), (), None), edition)
+
+    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, edition: object) -> None:
+        """File a compiled signature for calls with these keys, unless it was compiled for an earlier edition.
 
         `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``entry.UnsupportedEntry`` for
         what only Numba's own dispatcher can call.
         """
         trampoline = entry.trampoline(given, taken)
         box, constants = entry.box(compiled.signature.return_type)
-        kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        self._file(keys, _Code(trampoline, kernel, box, constants, given, taken, compiled))
+        with global_compiler_lock:  # as wherever LLVM is called: no fork in the middle
+            kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        self._file(keys, _Code(trampoline, kernel, box, constants, given, taken, compiled), edition)
 
-    def _file(self, keys: tuple[int, ...], code: "_Code") -> None:
+    def _file(self, keys: tuple[int, ...], code: "_Code", edition: object) -> None:
         with self._lock:
+            if edition is not self._overloads:
+                return
             if keys not in self._overloads:
                 self._file_new(keys, code)
+            overload = self._overloads[keys].overload
+            if not self._is_linked(overload):  # it is new; or Ctrl-C came before it was
+                self._link(overload)
 
     def _file_new(self, keys: tuple[int, ...], code: "_Code") -> None:
         key_words = ffi.new("int64_t[]", keys or [0])
@@ -129,11 +142,9 @@ class KernelContext:
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
         overload.fast_entry = self.runtime.native.vectorcall_any
-        self._overloads[keys] = _Filed(overload, code, [key_words, constants], [])
-        if len(self._overloads) > 1 + self._buckets[0]:
+        if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
-        else:
-            self._link(overload)
+        self._overloads[keys] = _Filed(overload, code, [key_words, constants], [])
 
     def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
         """Compile a fast entry for calls with these keys whose arguments have the types that `bound` has.
@@ -167,23 +178,38 @@ class KernelContext:
     def forget(self) -> None:
         """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
         with self._lock:
-            self._retired += [self._overloads, self._buckets]
-            self._overloads, self._buckets = {}, _new_buckets(_FIRST_BUCKETS)
-            self.native.buckets = address_of(self._buckets)
+            buckets = _new_buckets(_FIRST_BUCKETS)
+            self._retired += [self._overloads, buckets]
+            self._overloads = {}
+            self.native.buckets = address_of(buckets)
             self.native.last = address_of(self._nothing)
+
+    @property
+    def _buckets(self):
+        """What native code looks into: the mask, then for each bucket the address of its first overload."""
+        return ffi.cast("intptr_t *", self.native.buckets)
 
     def _spread(self, size: int) -> None:
         """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
-        self._retired.append(self._buckets)
-        self._buckets = _new_buckets(size)
+        buckets = _new_buckets(size)
+        self._retired.append(buckets)
         for filed in self._overloads.values():
             filed.overload.next = 0
+        self.native.buckets = address_of(buckets)
         for filed in self._overloads.values():
             self._link(filed.overload)
-        self.native.buckets = address_of(self._buckets)
+
+    def _bucket_of(self, overload) -> int:
+        return 1 + (((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & self._buckets[0])
+
+    def _is_linked(self, overload) -> bool:
+        address = self._buckets[self._bucket_of(overload)]
+        while address and address != address_of(overload):
+            address = ffi.cast("fx_overload *", address).next
+        return bool(address)
 
     def _link(self, overload) -> None:
-        index = 1 + (((overload.hash * GOLDEN & (1 << 64) - 1) >> 40) & self._buckets[0])
+        index = self._bucket_of(overload)
         overload.next = self._buckets[index]
         self._buckets[index] = address_of(overload)
 

@@ -263,6 +263,10 @@ def _build_box(context, return_type):
     builder = unit.builder
     api = context.get_python_api(builder)
     manager = _Constants(api, constants)
+    # Numba would call Python to find a result's type again, each time: a pending signal's handler could run there, raise, and
+    # make the boxer drop what it was given without releasing it.
+    api.serialize_object = lambda thing: thing
+    api.unserialize = lambda thing: manager.read_const(manager.add_const(thing))
     pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
     with context.push_code_library(unit.library):
         value = context.get_returned_value(builder, return_type, builder.load(pointer))

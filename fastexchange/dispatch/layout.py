@@ -156,13 +156,12 @@ struct fx_frame {
 
 /* What `attempt` tells Python. */
 typedef struct {
-    int64_t status;             /* as returned; here too for when an exception is raised on the way back */
+    int64_t status;             /* STATUS_* */
     int64_t position;
     int64_t object;
     int64_t key_count;
     int64_t key_capacity;
     int64_t keys;               /* int64_t[key_capacity], the caller's */
-    int64_t result;
     int64_t tensor[8];
 } fx_report;
 """

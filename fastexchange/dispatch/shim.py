@@ -263,26 +263,25 @@ def vectorcall(callable_, args, nargsf, kwnames):
     return call_word(layout.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
 
 
-@cfunction(types.int32, types.intp, types.intp, types.intp, types.intp, types.intp)
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def attempt(context_address, args, nargs, flags, report_address):
-    """The same call for the slow path: what stopped it goes into the fx_report. Returns a STATUS_*.
+    """The same call for the slow path: what stopped it goes into the fx_report, a STATUS_* among it.
 
-    STATUS_OK: ``report.result`` is a new reference, or 0 and an exception is set. STATUS_ERROR: an exception is set.
+    Returns a new reference. STATUS_OK: the result, or 0 and an exception is set. STATUS_ERROR: 0, an exception is set. Else None.
     """
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
     report = layout.report_at(report_address)
-    report.result = 0
     report.status = layout.STATUS_ERROR
     frame_address = take_frame(runtime)
     if frame_address == 0:
-        return types.int32(layout.STATUS_ERROR)
+        return 0
     state = stack(3)
     store(state, frame_address)
     status = call_word(runtime.run, (context_address, args, nargs, flags, state))
     frame_address = load(state)
     frame = layout.frame_at(frame_address)
-    report.result = load(state + 8)
+    result = load(state + 8)
     report.position = frame.position
     report.object = frame.object
     report.key_count = frame.key_count
@@ -296,4 +295,7 @@ def attempt(context_address, args, nargs, flags, report_address):
                 store(report.keys + 8 * i, load(frame.keys + 8 * i))
     give_frame(runtime, frame_address)
     report.status = status
-    return types.int32(status)
+    if status != layout.STATUS_OK and status != layout.STATUS_ERROR:
+        result = global_address("_Py_NoneStruct")
+        c.incref(result)
+    return result

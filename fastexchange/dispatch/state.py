@@ -1,6 +1,5 @@
 """The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
 
-import threading
 import weakref
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ from .. import cpython
 from .._abi import ffi
 from ..compiled import cfunction
 from ..dtypes import plain_fields_by_type_number
-from ..once import once
+from ..once import forkable_lock, once
 from ..producers import ndarray
 from . import frame, shim
 
@@ -30,7 +29,7 @@ class EntryTable:
 
     def __init__(self, runtime):
         self._runtime = runtime
-        self._lock = threading.RLock()
+        self._lock = forkable_lock()
         self._fields: dict[int, dict[str, int]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
@@ -58,6 +57,13 @@ class EntryTable:
             if address not in self._fields:
                 self._holders[address] = (weakref.ref(thing, forget), holder)
                 self._insert(address, fields)
+
+    def find_again(self, thing) -> None:
+        """Native code did not find `thing`, which has been filed: another thread was about to show it, or Ctrl-C came."""
+        with self._lock:
+            fields = self._fields.get(id(thing))
+            if fields is not None and self._entries[self._slot(self._entries, id(thing))].address != id(thing):
+                self._insert(id(thing), fields)
 
     def add_kept(self, thing, **fields: int) -> None:
         """File a dtype object, kept alive until many others have been filed."""

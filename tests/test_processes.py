@@ -1,0 +1,676 @@
+"""Kernels in forked and spawned children, at interpreter exit, and with types that come and go.
+
+Everything runs in child interpreters: a fork of the test process would take its threads' locks along, and a crash, or a
+word on stderr at exit, is then a result like any other.
+"""
+
+import concurrent.futures
+import gc
+import itertools
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import sys
+import textwrap
+import threading
+
+import made_producers
+import numpy as np
+import pytest
+from forked import needs_fork, run_forked
+from frameworks import torch
+from interpreter import run_python
+from made_producers import (
+    TABLE_CAPSULE,
+    Dunder,
+    Legacy,
+    Tabled,
+    WithMethods,
+    _Tabled,
+    capsule,
+    exchange_table,
+    ffi,
+    fill,
+)
+from numba.core.compiler_lock import global_compiler_lock
+from worker_kernels import Samples, Unexchangeable, call, collate, part, refuses, report, scaled, total, unlocked_total
+
+from fastexchange import convert, fast_args, from_dlpack, once, polyfill, register_dlpack_dtype, to_dlpack
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+
+START_METHODS = [method for method in ("fork", "spawn") if method in multiprocessing.get_all_start_methods()]
+SECONDS = 60
+"""After which a child counts as stuck. Only a failure takes that long."""
+
+
+@fast_args
+def first(x):
+    return x[0]
+
+
+def check_everything():
+    """Calls of every kind are right: known shapes, new ones, refusals, exceptions, kept arrays, conversions, a new kernel."""
+    array = np.arange(4.0)
+    tensors = [array, Dunder(array), Legacy(array), Tabled(array)]
+    if torch is not None:
+        tensors.append(torch.arange(4.0, dtype=torch.float64))
+    for tensor in tensors:
+        assert [total(tensor) for _ in range(20)] == [6.0] * 20
+        assert unlocked_total(tensor) == 6.0
+        assert part(tensor).tolist() == [1.0, 2.0, 3.0]
+        assert from_dlpack(tensor).tolist() == array.tolist()
+        if hasattr(tensor, "ledger"):
+            gc.collect()
+            tensor.ledger.check(tensor.ledger.made)
+    assert total(np.ones((2, 3), np.int16)) == 6.0
+    assert scaled(2.0, array).tolist() == [1.0, 3.0, 5.0, 7.0] == scaled(x=array, factor=2.0).tolist()
+    for bad, error in [(-np.ones(1), ValueError), (Dunder(array, device_type=2), BufferError), (object(), TypeError)]:
+        try:
+            refuses(bad)
+        except error:
+            pass
+        else:
+            raise AssertionError(f"{bad!r} was accepted")
+    assert fast_args(lambda x: x.size)(array) == 4
+    if torch is not None:
+        assert convert(array, torch.Tensor).tolist() == array.tolist()
+
+
+def wait_for(child: int) -> int:
+    """The exit code of a forked child; a child that is stuck is ended by its own alarm: minus the signal's number."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_fork(work) -> int:
+    """The exit code of a forked child that does `work`: 0, 1 if it raises, -SIGALRM if it gets stuck."""
+    child = os.fork()
+    if child:
+        return wait_for(child)
+    code = 1
+    try:
+        signal.alarm(SECONDS)
+        work()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+# ---- fork ------------------------------------------------------------------------------------------------------------
+
+
+def fork_warm():
+    check_everything()
+    assert in_fork(check_everything) == 0
+    assert in_fork(lambda: in_fork(check_everything) and 1 / 0) == 0
+    check_everything()
+
+
+def fork_cold():
+    assert in_fork(check_everything) == 0
+    check_everything()
+
+
+def fork_in_the_middle():
+    """Of a call: by a producer's ``__dlpack__``, in an array's deleter, and in a kernel that is called back from there."""
+    codes = []
+
+    class Forks(Dunder):
+        def __dlpack__(self, *, max_version=None):
+            if not codes:
+                codes.append(None)
+                codes[0] = in_fork(check_everything)
+            assert total(np.ones(2)) == 2.0
+            return super().__dlpack__(max_version=max_version)
+
+    tensor = Forks(np.arange(4.0))
+    assert total(tensor) == 6.0 and codes == [0]
+    tensor.ledger.check(tensor.ledger.made)
+    # The child ends as the parent does: it leaves the call by itself.
+    ends = []
+
+    class Returns(Dunder):
+        def __dlpack__(self, *, max_version=None):
+            if not ends:
+                ends.append(os.fork())
+            return super().__dlpack__(max_version=max_version)
+
+    tensor = Returns(np.arange(4.0))
+    right = total(tensor) == total(tensor) == 6.0 and tensor.ledger.out == 0
+    if ends[0] == 0:
+        os._exit(0 if right else 1)
+    assert right and wait_for(ends[0]) == 0
+
+
+def fork_with_live_exports():
+    """Parent and child each give back what they hold, once."""
+    tensor = Dunder(np.arange(4.0))
+    kept = [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3))]
+    assert tensor.ledger.out == 3
+
+    def drop():
+        assert kept[0].tolist() == [1.0, 2.0, 3.0]
+        kept.clear()
+        gc.collect()
+        tensor.ledger.check(tensor.ledger.made)
+
+    assert in_fork(drop) == 0
+    assert tensor.ledger.out == 3 and kept[0].tolist() == [1.0, 2.0, 3.0]
+    drop()
+
+
+def fork_while_others(work, work_in_the_child, times: int) -> None:
+    """Fork again and again while two threads do `work`; each child does `work_in_the_child`, and ends.
+
+    A lock that another thread holds when a process forks is held in the child for ever, unless somebody takes care.
+    """
+    sys.setswitchinterval(1e-6)
+    stop, errors = threading.Event(), []
+
+    def repeat():
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    def in_the_child():
+        signal.alarm(15)
+        for _ in range(3):
+            work_in_the_child()
+
+    others = [threading.Thread(target=repeat) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    codes: list[int] = []
+    while len(codes) < times and not any(codes):
+        codes.append(in_fork(in_the_child))
+    stop.set()
+    for thread in others:
+        thread.join()
+    assert not errors, errors
+    assert not any(codes), f"fork {len(codes)}: exit code {codes[-1]} (-14: stuck for ever)"
+
+
+def learn():
+    array = np.arange(4.0)
+    assert total(type("Met", (Tabled,), {})(array)) == 6.0
+
+
+def compile_a_kernel():
+    """One that only this call has: in the middle of it Numba's compiler lock is held, and now and then one of ours."""
+    factor = next(_factors)
+    assert fast_args(lambda x: x[0] * factor)(np.ones(3)) == factor
+
+
+_factors = itertools.count(1)
+
+
+def change_tables():
+    """Of types, of dtypes, of what is lent."""
+    dtype = np.dtype({"names": [f"f{next(_factors)}"], "formats": ["u1"], "itemsize": 4})
+    assert from_dlpack(np.zeros(2, dtype)[dtype.names[0]]).size == 2
+    register_dlpack_dtype((200, 32), registered)
+    polyfill(np.ndarray)
+    learn()
+
+
+registered = np.dtype({"names": ["odd"], "formats": ["u1"], "itemsize": 4})
+
+
+def fork_while_others_learn():
+    learn()
+    fork_while_others(learn, learn, 60)
+
+
+def fork_while_others_compile():
+    compile_a_kernel()
+    fork_while_others(compile_a_kernel, compile_a_kernel, 6)
+
+
+def fork_while_others_change_tables():
+    change_tables()
+    fork_while_others(change_tables, change_tables, 30)
+
+
+def fork_where_locks_are_held():
+    """By the thread itself: they are its own in the child, too, and free when it has let go of them."""
+    lock, code = once.forkable_lock(), None
+    with lock, global_compiler_lock:
+        code = in_fork(check_everything)
+    assert code == 0 and not global_compiler_lock.is_locked()
+
+    def take_in_a_thread():
+        thread = threading.Thread(target=lambda: taken.append(lock.acquire(timeout=5)))
+        thread.start()
+        thread.join()
+
+    taken: list[bool] = []
+    take_in_a_thread()
+    assert taken == [True]
+
+
+def fork_that_the_holder_of_a_lock_waits_for():
+    """It does not wait for ever, and gets the lock in the child, where nobody holds it."""
+    once.FORK_WAITS = 0.1
+    lock, forked, held, free = once.forkable_lock(), threading.Event(), threading.Event(), once.forkable_lock()
+
+    def hold():
+        with lock:
+            held.set()
+            forked.wait(SECONDS)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(SECONDS)
+
+    def in_the_child():
+        assert lock.acquire(blocking=False) and free.acquire(blocking=False)
+        check_everything()
+
+    assert in_fork(in_the_child) == 0
+    assert not lock.acquire(blocking=False)  # the parent's holder still has it
+    forked.set()
+    thread.join()
+    assert lock.acquire(blocking=False)
+
+
+FORKS = [
+    scene.__name__ for scene in (
+        fork_warm, fork_cold, fork_in_the_middle, fork_with_live_exports, fork_while_others_learn, fork_while_others_compile,
+        fork_while_others_change_tables, fork_where_locks_are_held, fork_that_the_holder_of_a_lock_waits_for,
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    """How the scenes of forking ended, all started by an interpreter that has called nothing yet."""
+    scenes = {name: f"test_processes.{name}()\nimport os\nos._exit(0)" for name in FORKS}
+    prelude = "import gc, test_processes\ngc.collect(), gc.freeze()\n"  # else a collection in a child copies all that it looks at
+    return run_forked(tmp_path_factory.mktemp("forks"), prelude, scenes)
+
+
+@needs_fork
+@pytest.mark.parametrize("name", FORKS)
+def test_fork(name, forks):
+    forks[name].check()
+
+
+# ---- multiprocessing -------------------------------------------------------------------------------------------------
+
+
+def pools(method: str):
+    """A process pool: kernels as tasks, in tasks, and what they raise."""
+    context = multiprocessing.get_context(method)
+    if method == "fork":
+        check_everything()  # the children are forks of a process that has made calls
+    arrays = [np.full(3, float(i)) for i in range(6)]
+    tensors = list(arrays)
+    if torch is not None and method == "fork":
+        tensors += [torch.full((3,), float(i)) for i in range(6)]
+    closure = fast_args(lambda x: x.sum() + len(tensors_of_closure))
+    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+        assert list(pool.map(total, tensors)) == [3.0 * (i % 6) for i in range(len(tensors))]
+        for kernel, want in ((total, 3.0), (unlocked_total, 3.0), (part, [1.0, 1.0]), (closure, 5.0)):
+            futures = [pool.submit(call, kernel, array) for array in [np.ones(3)] * 3]
+            for future in futures:
+                got, is_native, worker = future.result(SECONDS)
+                assert (got if isinstance(want, float) else got.tolist()) == want
+                assert is_native and worker != os.getpid()
+        futures = [pool.submit(refuses, -np.ones(2)) for _ in range(3)]
+        for future in futures:
+            error = future.exception(SECONDS)
+            assert type(error) is ValueError and error.args == ("negative", -1.0), error
+        message = str(pool.submit(total, Unexchangeable()).exception(SECONDS))
+        assert "'x'" in message and "position 0" in message, message
+    assert pickle.loads(pickle.dumps(total)) is total
+
+
+tensors_of_closure = (1, 2)
+
+
+def processes(method: str):
+    """``multiprocessing.Process``, the kernel an argument; it is called before, meanwhile and afterwards."""
+    context = multiprocessing.get_context(method)
+    queue = context.SimpleQueue()
+    child = context.Process(target=report, args=(queue, total, np.full(3, 2.0)))
+    total(np.ones(3))
+    child.start()
+    assert total(np.ones(3, np.float32)) == 3.0
+    assert queue.get() == 6.0
+    child.join(SECONDS)
+    assert child.exitcode == 0
+    assert total(np.ones(3)) == 3.0
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_multiprocessing(method):
+    run_python(f"import test_processes as t; t.pools({method!r}); t.processes({method!r})")
+
+
+def data_loader(method: str):
+    loader = torch.utils.data.DataLoader
+    torch.set_num_threads(1)
+    want = [tuple(map(torch.Tensor.tolist, batch)) for batch in loader(Samples(), 4, collate_fn=collate)]
+    assert len(want) == 6 and want[1][1] == [45.0, 55.0, 65.0, 75.0]
+    batches = loader(Samples(), 4, collate_fn=collate, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+    for _ in range(2):
+        assert [tuple(map(torch.Tensor.tolist, batch)) for batch in batches] == want
+    assert total(torch.ones(3)) == 3.0
+
+
+@needs_torch
+@pytest.mark.parametrize("method", [method for method in START_METHODS if method != "forkserver"])
+def test_a_data_loader_with_workers(method):
+    done = run_python(f"from test_processes import data_loader; data_loader({method!r})", PYTHONWARNINGS="ignore")
+    assert done.stderr == ""
+
+
+# ---- exit ------------------------------------------------------------------------------------------------------------
+
+PRELUDE = """
+import atexit, builtins, gc, os, sys, threading, time
+import numba
+import numpy as np
+from fastexchange import convert, fast_args, from_dlpack, polyfill, to_dlpack
+from made_producers import Dunder, Legacy, Tabled
+try:
+    import torch
+except ImportError:
+    torch = None
+
+array = np.arange(4.0)
+
+def tensors():
+    made = [np.arange(4.0), Dunder(array), Legacy(array), Tabled(array)]
+    return made if torch is None else [*made, torch.arange(4.0)]
+
+@fast_args
+def total(x):
+    s = 0.0
+    for value in x.flat:
+        s += value
+    return s
+
+@fast_args(nogil=True)
+def long_total(x):
+    s = 0.0
+    for i in range(20_000):
+        for value in x.flat:
+            s += value
+    return s
+
+@fast_args
+def part(x):
+    return x[1:]
+
+def kept_of_all_kinds():
+    kept = []
+    for tensor in tensors():
+        kept += [part(tensor), from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3)), from_dlpack(part(tensor))]
+        kept.append(np.from_dlpack(from_dlpack(tensor)))
+    if torch is not None:
+        for tensor in (array, torch.ones(3), bytearray(b"abc")):
+            kept += [convert(tensor, torch.Tensor), torch.from_dlpack(to_dlpack(tensor, max_version=(1, 3)))]
+    return kept
+"""
+
+EXITS = {
+    "kernels and results alive everywhere": """
+        kernels = [total, part, fast_args(lambda x: x.size)]
+        builtins.kernels, np.kernel, sys.kernel = kernels, part, fast_args(total.dispatcher, grad="allow")
+        total.itself, part.other = total, total
+
+        @fast_args
+        def keep(container, x):
+            container.append(x)
+
+        typed_list = np.typed_list = numba.typed.List.empty_list(numba.float64[::1])
+        for tensor in (np.arange(4.0), Tabled(array), Dunder(array)):
+            keep(typed_list, tensor)
+        polyfill(np.ndarray)
+        kept = kept_of_all_kinds()
+        kept.append(kept)
+        builtins.kept, np.kept, sys.kept = kept, kept_of_all_kinds(), kept_of_all_kinds()
+        """,
+    "in atexit handlers": """
+        @atexit.register
+        def last():
+            assert [total(tensor) for tensor in tensors()][:4] == [6.0] * 4
+            assert fast_args(lambda x: x.size)(array) == 4
+            np.kept = kept_of_all_kinds()
+        """,
+    "in finalisers": """
+        class Late:
+            def __del__(self, total=total, from_dlpack=from_dlpack, array=array):
+                assert total(array) == 6.0
+                from_dlpack(array)
+
+        Late()  # what the calls need has been learnt: nothing can be imported in the end
+        late = builtins.late = Late()
+        np.late = Late()
+        """,
+    "daemon threads that are still calling and converting": """
+        def call(tensor):
+            while True:
+                total(tensor), part(tensor)
+
+        def call_long(tensor):
+            while True:
+                long_total(tensor)
+
+        def transfer(tensor):
+            while True:
+                from_dlpack(tensor), to_dlpack(tensor, max_version=(1, 3)), from_dlpack(part(tensor))
+
+        for tensor in tensors():
+            for target in (call, call_long, transfer):
+                threading.Thread(target=target, args=(tensor,), daemon=True).start()
+        time.sleep(0.1)
+        """,
+    "threads that end after the main thread": """
+        def call():
+            for _ in range(50):
+                for tensor in tensors():
+                    assert total(tensor) == 6.0
+                    long_total(tensor), part(tensor), from_dlpack(tensor)
+
+        for _ in range(4):
+            threading.Thread(target=call).start()
+        """,
+    "SystemExit in a producer": """
+        class Exits(Dunder):
+            def __dlpack__(self, *, max_version=None):
+                sys.exit()
+
+        both = fast_args(lambda x, y: x[0] + y[0])
+        both(Dunder(array), Exits(array))
+        """,
+}
+
+
+@pytest.fixture(scope="module")
+def exits(tmp_path_factory):
+    """How the programs of :data:`EXITS` ended. What they share has been compiled, and used once."""
+    warm = "for tensor in tensors():\n    total(tensor), long_total(tensor)\ndel tensor\nkept_of_all_kinds()\n"
+    scenes = {name: textwrap.dedent(code) for name, code in EXITS.items()}
+    return run_forked(tmp_path_factory.mktemp("exits"), PRELUDE + warm, scenes)
+
+
+@needs_fork
+@pytest.mark.parametrize("name", EXITS)
+def test_exit(name, exits):
+    exits[name].check()
+    assert not exits[name].stdout
+
+
+def test_exit_of_a_program_that_was_not_forked():
+    done = run_python(PRELUDE + textwrap.dedent(EXITS["kernels and results alive everywhere"]))
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_exit_code_of_system_exit_in_a_producer():
+    done = run_python(
+        """
+        import numpy as np
+        from fastexchange import fast_args
+        from made_producers import Dunder
+
+        class Exits(Dunder):
+            def __dlpack__(self, *, max_version=None):
+                raise SystemExit(7)
+
+        fast_args(lambda x: x[0])(Exits(np.ones(3)))
+        """,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def test_leaving_at_once_from_a_kernels_call():
+    """``os._exit`` in the middle of a call, while another thread is in a kernel: nothing is waited for."""
+    done = run_python(
+        PRELUDE
+        + """
+class Leaves(Dunder):
+    def __dlpack__(self, *, max_version=None):
+        os._exit(5)
+
+long_total(array)
+threading.Thread(target=lambda: [long_total(array) for _ in range(10_000)]).start()
+part(Leaves(array))
+""",
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (5, "")
+
+
+# ---- types that come and go ------------------------------------------------------------------------------------------
+
+
+def table_that_shows(value: float):
+    """An exchange table whose functions describe an array of this value, whatever the tensor is."""
+    array = np.full(3, value)
+
+    @ffi.callback("int(void *, DLTensor *)")
+    def view(py_object, out):
+        described.append(fill(out, array))
+        del described[:-64]
+        return 0
+
+    described: list[tuple] = []
+    return exchange_table(dltensor_from_py_object_no_sync=view)
+
+
+def many_types(count: int, measured_from: int, blocks_allowed: int):
+    """`count` types of eight kinds live and die; each is used as far as a fast entry, and converted from.
+
+    What a type that has died left behind, in the table of types, in a fast entry's plan, must never be taken for the new
+    type at its address. Returns nothing; raises AssertionError if it was, or if objects pile up after `measured_from`.
+    """
+    from fastexchange.dispatch.state import runtime
+
+    tables = [table_that_shows(1.0), table_that_shows(2.0)]
+    array = np.full(3, 5.0)
+
+    class Empty:
+        __slots__ = ()
+
+    def with_table(table):
+        return lambda: type("A", (Empty,), {"__slots__": (), "__dlpack_c_exchange_api__": capsule(table, TABLE_CAPSULE)})()
+
+    def of(cls, **attributes):
+        return lambda: type("B", (cls,), attributes)(array)
+
+    makers = [
+        (with_table(tables[0]), 1.0),
+        (with_table(tables[1]), 2.0),
+        (of(Dunder), 5.0),
+        (lambda: type("C", (Empty,), {"__slots__": ()})(), TypeError),
+        (lambda: array.view(type("D", (np.ndarray,), {})), 5.0),
+        (of(_Tabled, __dlpack_c_exchange_api__=Tabled.__dlpack_c_exchange_api__), 5.0),
+        (of(Dunder, __dlpack_c_exchange_api__=3), 5.0),
+        (lambda: type("E", (WithMethods, _Tabled), {})(array), 5.0),
+    ]
+    kernel, choose = fast_args(first.py_func), random.Random(1).choices
+    held_by_the_tests = made_producers._borrowed
+    for tensor in (np.ones(3), Tabled(np.ones(3))):
+        assert [kernel(tensor) for _ in range(40)] == [1.0] * 40
+    addresses, entries, blocks = set(), len(runtime().entries), 0
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # so that addresses are used again only when the test says so
+    for start in range(0, count, 100):
+        if start == measured_from:
+            blocks = sys.getallocatedblocks() - len(addresses)
+        for index, (make, want) in enumerate(choose(makers, k=100)):
+            tensor = make()
+            addresses.add(id(type(tensor)))
+            for _ in range(40 if index % 10 == 0 else 2):
+                try:
+                    got = kernel(tensor)
+                except TypeError:
+                    got = TypeError
+                assert got == want, f"{type(tensor).__mro__} gives {got}, not {want}"
+            if want is not TypeError and not isinstance(want, type) and index % 3 == 0 and hasattr(tensor, "array"):
+                assert from_dlpack(tensor)[0] == want
+            del tensor
+        held_by_the_tests.clear()
+        gc.collect()
+    gc.enable()
+    assert len(addresses) < count / 2, "hardly an address was used twice: the test tests nothing"
+    assert len(runtime().entries) <= entries + 8, (entries, len(runtime().entries))
+    grown = sys.getallocatedblocks() - len(addresses) - blocks  # an address noted here is a block
+    assert grown < blocks_allowed, f"{grown} blocks more after {count - measured_from} types"
+
+
+def test_types_made_and_dropped():
+    """(100,000 of them: ``soak.py``.)"""
+    run_python("from test_processes import many_types; many_types(2_000, 1_000, 400)")
+
+
+# ---- interpreters that are refused -----------------------------------------------------------------------------------
+
+FAKES = {
+    "a free-threaded build": """
+        import sysconfig
+        real = sysconfig.get_config_var
+        sysconfig.get_config_var = lambda name: 1 if name == "Py_GIL_DISABLED" else real(name)
+        """,
+    "a free-threaded build with the GIL on": """
+        import sys, sysconfig
+        real = sysconfig.get_config_var
+        sysconfig.get_config_var = lambda name: 1 if name == "Py_GIL_DISABLED" else real(name)
+        sys._is_gil_enabled = lambda: True
+        """,
+    "the GIL off": """
+        import sys
+        sys._is_gil_enabled = lambda: False
+        """,
+}
+REFUSED_IMPORT = """
+import sys
+for name in ("fastexchange", "fastexchange", "fastexchange.kernel", "fastexchange.conversion"):
+    try:
+        __import__(name)
+    except ImportError as error:
+        assert "free-threaded" in str(error) and "GIL" in str(error), error
+    else:
+        raise AssertionError(f"{name} was imported")
+assert "numba" not in sys.modules, "refused late"
+"""
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_a_free_threaded_interpreter_is_refused_at_import(name):
+    run_python(textwrap.dedent(FAKES[name]) + REFUSED_IMPORT)
+
+
+def test_an_interpreter_with_the_gil_is_not():
+    run_python("import sys; sys._is_gil_enabled = lambda: True; import fastexchange")

@@ -1,0 +1,551 @@
+"""Signals: Ctrl-C while a kernel is compiled, while it runs, while a producer exports; and handlers that call kernels."""
+
+import contextlib
+import functools
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import run_python
+from line_events import at_each_line
+from made_producers import Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
+from numba import types
+from oracle import references_kept
+
+from fastexchange import FastKernel, convert, fast_args, from_dlpack, to_dlpack
+
+pytestmark = [
+    pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them"),
+    pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals are the main thread's"),
+]
+
+Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
+KINDS = (Dunder, Legacy, Tabled, Exported)
+
+@functools.cache
+def compiled(function, **options):
+    """The dispatcher of a function, compiled once for all tests."""
+    return numba.njit(**options)(function)
+
+
+# Tabled's table is of cffi callbacks, which swallow an exception that a signal's handler raises in them.
+IN_KERNELS = [np.asarray, Dunder, Legacy, Exported, *([torch.from_numpy] if torch is not None else [])]
+libc_raise = types.ExternalFunction("raise", types.int32(types.int32))
+SIGINT = int(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _default_handler():
+    """Ctrl-C raises KeyboardInterrupt, whatever the test run's own handler is; nothing is pending afterwards."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in range(3):
+            pass
+    signal.signal(signal.SIGINT, before)
+
+
+def end_of(function, *arguments, **keywords):
+    """The type of what a call raises, nothing of which is kept; None if it returns."""
+    try:
+        try:
+            function(*arguments, **keywords)
+        finally:
+            for _ in range(2):  # a pending signal's handler runs at the latest here
+                pass
+    except BaseException as error:
+        error.__traceback__ = error.__context__ = None
+        return type(error)
+    return None
+
+
+@contextlib.contextmanager
+def ignoring(number: int):
+    """No signal of this number arrives."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+# ---- while a kernel runs ---------------------------------------------------------------------------------------------
+
+
+def signals_itself(done, x):
+    """A signal arrives while it runs; it does the rest of its work all the same."""
+    done[0] += 1
+    libc_raise(SIGINT)
+    s = 0.0
+    for value in x.flat:
+        s += value
+    done[1] = s
+    return x[1:]
+
+
+def signals_and_raises(done, x):
+    done[0] += 1
+    libc_raise(SIGINT)
+    done[1] = x[1]
+    if done[0] > 0:
+        raise ValueError("from the kernel", done[0])
+    return x
+
+
+@pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=["with the GIL", "nogil"])
+@pytest.mark.parametrize("calls_before", [0, 1, 40])
+@pytest.mark.parametrize("function", [signals_itself, signals_and_raises], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("kind", IN_KERNELS, ids=lambda kind: kind.__name__)
+def test_ctrl_c_in_a_kernel(kind, function, calls_before, options):
+    """The kernel returns; then the exception comes, as from ``@njit``; its result goes, what it took is given back."""
+    oracle, kernel = compiled(function), FastKernel(compiled(function, **options), False)
+    array, done = np.arange(4.0), np.zeros(2)
+    with ignoring(SIGINT):
+        for _ in range(calls_before):
+            with contextlib.suppress(ValueError):
+                kernel(done, kind(array))
+        with contextlib.suppress(ValueError):
+            oracle(done, array)
+    done[:] = 0
+    want = end_of(oracle, done, array)
+    assert want is KeyboardInterrupt and done[0] == 1.0 and done[1] != 0.0
+    tensor = kind(array)
+    left, done[:] = done.copy(), 0
+    with references_kept(array, tensor, done):
+        for _ in range(3 if calls_before else 1):
+            done[:] = 0
+            assert end_of(kernel, done, tensor) is want
+            assert done.tolist() == left.tolist()
+        if hasattr(tensor, "capsules"):
+            tensor.capsules.clear()
+    gc.collect()
+    if hasattr(tensor, "ledger"):
+        tensor.ledger.check(tensor.ledger.made)
+    with ignoring(SIGINT):
+        for _ in range(3):
+            if function is signals_itself:
+                assert list(kernel(done, tensor)) == [1.0, 2.0, 3.0]
+            else:
+                assert end_of(kernel, done, tensor) is ValueError
+
+
+@pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=["with the GIL", "nogil"])
+def test_an_exception_of_another_handler(options):
+    """A timer's handler, say, that raises."""
+
+    class OutOfTime(Exception):
+        pass
+
+    def handler(number, frame):
+        raise OutOfTime
+
+    usr1 = int(signal.SIGUSR1)
+
+    @fast_args(**options)
+    def late(x):
+        libc_raise(usr1)
+        return x[1:]
+
+    tensor = Dunder(np.arange(4.0))
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for _ in range(3):
+            assert end_of(late, tensor) is OutOfTime
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    gc.collect()
+    tensor.ledger.check(tensor.ledger.made)
+
+
+def test_ctrl_c_while_another_threads_kernel_runs():
+    """It is the main thread's: the kernel, which has let go of the GIL, goes on."""
+    usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+
+    @fast_args(nogil=True)
+    def signals_and_waits(flags, x):
+        libc_raise(SIGINT)
+        turns = 0
+        while flags[0] == 0 and turns < 20_000:
+            usleep(1000)
+            turns += 1
+        return x[0] + x[1] if turns < 20_000 else -1.0
+
+    tensor, flags, results = Dunder(np.ones(3)), np.ones(1, np.int64), []
+    with ignoring(SIGINT):
+        assert signals_and_waits(flags, tensor) == 2.0
+    flags[0] = 0
+    thread = threading.Thread(target=lambda: results.append(signals_and_waits(flags, tensor)))
+    try:
+        thread.start()
+        while thread.is_alive():
+            time.sleep(0.001)
+    except KeyboardInterrupt:
+        assert not results
+    else:
+        raise AssertionError("no KeyboardInterrupt")
+    finally:
+        flags[0] = 1
+        thread.join()
+    assert results == [2.0]
+    tensor.ledger.check(tensor.ledger.made)
+
+
+# ---- while a producer exports ----------------------------------------------------------------------------------------
+
+
+class Interrupted(Dunder):
+    """Ctrl-C while its ``__dlpack__`` runs, before or after it has made the export."""
+
+    is_late = False
+    behaves = False
+
+    def __dlpack__(self, *, max_version=None):
+        if not (self.is_late or self.behaves):
+            signal.raise_signal(signal.SIGINT)
+        made = super().__dlpack__(max_version=max_version)
+        if self.is_late and not self.behaves:
+            managed = self.ledger._out.popitem()[1]  # nobody will take it: a capsule of these tests has no destructor
+            self.ledger.made -= 1
+            del managed, made
+            self.capsules.clear()
+            signal.raise_signal(signal.SIGINT)
+        return made
+
+
+@fast_args
+def count(*tensors):
+    return len(tensors)
+
+
+@fast_args
+def three(a, b, c):
+    return a[0] + b[0] + c[0]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("position", range(3))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_ctrl_c_in_dlpack(kind, position, is_late):
+    """It arrives as it is; the other exports are given back; the next call is right."""
+    ledger = Ledger()
+    tensors = [kind(np.ones(3), ledger) for _ in range(2)]
+    bad = Interrupted(np.ones(3), ledger)
+    bad.is_late = is_late
+    arguments = [*tensors[:position], bad, *tensors[position:]]
+    with references_kept(*arguments):
+        for call in (
+            lambda: three(*arguments), lambda: three(**dict(zip("abc", arguments, strict=True))),
+            lambda: count(*arguments), lambda: count(tuple(arguments)), lambda: count("text", *arguments),
+            lambda: from_dlpack(bad), lambda: to_dlpack(bad), lambda: convert(bad, np.ndarray),
+        ):  # fmt: skip
+            assert end_of(call) is KeyboardInterrupt
+            assert end_of(call) is KeyboardInterrupt
+            gc.collect()
+            ledger.check(ledger.made)
+        bad.behaves = True
+        assert three(*arguments) == three(*arguments) == 3.0
+        for tensor in arguments:
+            if isinstance(tensor, Dunder):
+                tensor.capsules.clear()
+        del tensor
+    ledger.check(ledger.made)
+
+
+def test_a_handler_that_calls_the_kernel_in_dlpack():
+    """With the very tensor whose export was interrupted."""
+
+    class Signals(Dunder):
+        depth = 0
+
+        def __dlpack__(self, *, max_version=None):
+            if self.depth < 3:
+                self.depth += 1
+                signal.raise_signal(signal.SIGUSR1)
+            return super().__dlpack__(max_version=max_version)
+
+    tensor, results = Signals(np.ones(3)), []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: results.append(three(tensor, tensor, tensor)))
+    try:
+        for _ in range(3):
+            tensor.depth = 0
+            assert three(tensor, tensor, tensor) == 3.0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert results == [3.0] * 9
+    tensor.ledger.check(tensor.ledger.made)
+
+
+# ---- while a call is learnt ------------------------------------------------------------------------------------------
+
+
+@numba.njit
+def weighed(a, x):
+    return a + x.sum()
+
+
+def a_first_call(base):
+    """``(work, kernel, tensor)``: a call that brings a kernel its first shape and the process a new type."""
+    gc.collect(0)
+    # Not fast_args(weighed): that gives the dispatcher's one kernel while somebody has it.
+    kernel, tensor = FastKernel(weighed, False), type("Met", (base,), {})(np.arange(4.0))
+    return (lambda: kernel(1.0, tensor)), kernel, tensor
+
+
+def a_planned_call(base):
+    """The calls in which a fast entry is made."""
+    _, kernel, tensor = a_first_call(base)
+    for _ in range(10):
+        kernel(1.0, tensor)
+    return (lambda: [kernel(1.0, tensor) for _ in range(12)]), kernel, tensor
+
+
+def a_refused_call(base):
+    _, kernel, tensor = a_first_call(base)
+    kernel(1.0, tensor)
+    tensor.lies["lanes"] = 2
+
+    def work():
+        assert end_of(kernel, 1.0, tensor) in (BufferError, KeyboardInterrupt)
+
+    return work, kernel, tensor
+
+
+SCENES = {
+    **{f"{scene.__name__} of {base.__name__}": functools.partial(scene, base)
+       for scene in (a_first_call, a_refused_call) for base in (Dunder, Tabled)},
+    "a_planned_call of Tabled": functools.partial(a_planned_call, Tabled),  # a call that takes exports is not planned
+}  # fmt: skip
+
+
+def is_right_for_ever(kernel, tensor) -> str:
+    """What is wrong with the calls after something has happened to one; nothing if they are right, and native in the end."""
+    tensor.lies.clear()
+    try:
+        results = {kernel(1.0, tensor) for _ in range(30)} | {kernel(1.0, tensor.array)}
+    except BaseException as error:
+        return repr(error)
+    before = kernel.stats().slow
+    results.add(kernel(1.0, tensor))
+    gc.collect()
+    if results != {7.0}:
+        return f"gives {results}"
+    if kernel.stats().slow != before:
+        return "takes the slow path for ever"
+    if tensor.ledger.out or _strays:
+        return f"{tensor.ledger.out} exports are still out, {len(_strays)} deleters were called twice"
+    return ""
+
+
+@pytest.fixture
+def warm():
+    """What is compiled once a process has been, so that the lines that are tested are those of a call."""
+    for base in (Dunder, Tabled):
+        for scene in (a_planned_call, a_refused_call):
+            scene(base)[0]()
+    fast_args(weighed)(1.0, np.arange(4.0))
+    gc.collect()
+    gc.freeze()  # garbage is collected at each line, and Numba has made a lot that is none
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("name", SCENES)
+def test_ctrl_c_at_each_line(name):
+    """The interpreter raises KeyboardInterrupt between any two instructions; the kernel stays usable, whatever was half done."""
+    wrong = []
+    for line, work_with, (_, kernel, tensor) in at_each_line(SCENES[name]):
+
+        def act():
+            raise KeyboardInterrupt
+
+        end = end_of(work_with, act)
+        if end not in (KeyboardInterrupt, None):
+            wrong.append(f"{line}: {end} was raised")
+        problem = is_right_for_ever(kernel, tensor)
+        if problem:
+            wrong.append(f"{line}: {problem}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("name", [name for name in SCENES if "refused" not in name])
+def test_a_handler_that_calls_the_kernel_at_each_line(name):
+    wrong, missed = [], []
+    for line, work_with, (_, kernel, tensor) in at_each_line(SCENES[name]):
+        results: list[float] = []
+        before = signal.signal(
+            signal.SIGUSR1, lambda number, frame, k=kernel, t=tensor, r=results: r.append(k(1.0, t) + k(1.0, t.array))
+        )
+        reached: list[bool] = []
+
+        def act(reached=reached):
+            reached.append(True)
+            signal.raise_signal(signal.SIGUSR1)
+
+        try:
+            end = end_of(work_with, act)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        if not reached:
+            missed.append(line)  # where the table of types has just grown, say
+        if end is not None or results != [14.0] * len(reached):
+            wrong.append(f"{line}: raised {end}, the handler's calls gave {results}")
+        problem = is_right_for_ever(kernel, tensor)
+        if problem:
+            wrong.append(f"{line}: {problem}")
+    assert not wrong, "\n".join(wrong)
+    assert len(missed) < 10, f"{missed} were not executed again"
+
+
+# ---- while Numba compiles --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.asarray, *KINDS], ids=lambda kind: kind.__name__)
+def test_ctrl_c_while_a_kernel_is_typed(kind):
+    at_typing: list = []
+
+    def scaled_sum(x, y):
+        """For kernels."""
+
+    @numba.extending.overload(scaled_sum)
+    def _scaled_sum(x, y):  # of this test alone: Numba remembers what it has typed
+        if at_typing:
+            at_typing.pop()()
+        return lambda x, y: x.sum() * y
+
+    @fast_args
+    def kernel(x, y=1.0):
+        return scaled_sum(x, y)
+
+    tensor = kind(np.arange(4.0))
+    for _ in range(2):
+        at_typing.append(lambda: signal.raise_signal(signal.SIGINT))
+        assert end_of(kernel, tensor) is KeyboardInterrupt
+        assert not at_typing
+    results: list[float] = []
+    other = threading.Thread(target=lambda: results.append(kernel(tensor)))  # no lock is held
+    other.start()
+    other.join(60)
+    assert results == [6.0] and [kernel(tensor) for _ in range(40)] == [6.0] * 40
+    at_typing.append(lambda: signal.raise_signal(signal.SIGINT))
+    assert end_of(kernel, tensor, 2) is KeyboardInterrupt
+    assert [kernel(tensor, 2), kernel(tensor, 2), kernel(tensor)] == [12.0, 12.0, 6.0]
+    if hasattr(tensor, "ledger"):
+        gc.collect()
+        tensor.ledger.check(tensor.ledger.made)
+
+
+def interrupt_compilations(times: int) -> None:
+    """Ctrl-C from another thread, at ever later moments of a compilation, each in a fork of this process."""
+    dispatchers = iter([numba.njit(lambda a, x, n=n: a * n + x.sum()) for n in range(times + 2)])
+    for _ in range(2):
+        start = time.perf_counter()
+        fast_args(next(dispatchers))(1.0, Dunder(np.arange(4.0)))
+        seconds = time.perf_counter() - start
+    codes = []
+    for number, dispatcher in enumerate(dispatchers):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = interrupt_one(dispatcher, seconds * number / times)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    wrong = [code for code in codes if code not in (0, 10, -signal.SIGSEGV, -signal.SIGABRT)]
+    assert not wrong, codes
+    # llvmlite itself crashes, under plain @njit too, where Ctrl-C comes between the making of an object and its owner.
+    assert codes.count(0) + codes.count(10) >= 0.8 * times and codes.count(0) >= times / 4, codes
+
+
+def interrupt_one(dispatcher, delay: float) -> int:
+    """0 if the call was interrupted, 10 if the signal came too late; in any case the next calls were right."""
+    signal.alarm(60)
+    kernel, tensor = fast_args(dispatcher), Dunder(np.arange(4.0))
+
+    def fire():
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=fire)
+    is_interrupted = False
+    try:
+        thread.start()
+        kernel(1.0, tensor)
+    except KeyboardInterrupt as error:
+        is_interrupted, error.__traceback__ = True, None
+    with contextlib.suppress(KeyboardInterrupt):
+        thread.join()
+        time.sleep(0)
+    result = kernel(1.0, tensor)
+    assert [kernel(1.0, tensor) for _ in range(20)] == [result] * 20 and kernel.stats().fast >= 20, kernel.stats()
+    assert fast_args(lambda x: x.size)(tensor) == 4  # Numba's lock is free
+    gc.collect()
+    tensor.ledger.check(tensor.ledger.made)
+    return 0 if is_interrupted else 10
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_ctrl_c_while_a_kernel_is_compiled():
+    run_python("from test_signals import interrupt_compilations; interrupt_compilations(16)")
+
+
+def test_ctrl_c_from_another_process():
+    """A program in an endless loop of calls ends as Python programs do."""
+    done = run_python(
+        """
+        import os, signal, subprocess, sys
+        import numpy as np
+        from fastexchange import fast_args
+
+        class Wrapped:
+            def __init__(self, array):
+                self.array = array
+
+            def __dlpack_device__(self):
+                return (1, 0)
+
+            def __dlpack__(self, **options):
+                return self.array.__dlpack__(**options)
+
+        @fast_args
+        def total(x):
+            s = 0.0
+            for value in x.flat:
+                s += value
+            return s
+
+        @fast_args
+        def part(x):
+            return x[1:]
+
+        array = np.arange(100.0)
+        tensors = [array, Wrapped(array), Wrapped(array[::2].repeat(2))]
+        for tensor in tensors * 20:
+            total(tensor), part(tensor)
+        before = sys.getrefcount(array)
+        code = f"import os, time; time.sleep(0.05); os.kill({os.getpid()}, {int(signal.SIGINT)})"
+        for _ in range(5):
+            other = subprocess.Popen([sys.executable, "-S", "-c", code])
+            try:
+                while True:
+                    for tensor in tensors:
+                        total(tensor), part(tensor)
+            except KeyboardInterrupt:
+                pass
+            other.wait()
+            assert [total(tensor) for tensor in tensors] == [4950.0, 4950.0, 4900.0]
+        assert sys.getrefcount(array) == before
+        """
+    )
+    assert not done.stderr

@@ -1,0 +1,657 @@
+"""Threads: calls side by side, threads that change what calls rely on, and memory that a kernel without the GIL reads.
+
+What may end in a crash, or changes the whole process, runs in child interpreters.
+"""
+
+import array as arrays
+import collections
+import gc
+import mmap
+import sys
+import threading
+import traceback
+import warnings
+
+import numba
+import numpy as np
+import pytest
+from forked import Ended, needs_fork, run_forked
+from frameworks import torch
+from interpreter import run_python
+from line_events import at_each_line
+from made_producers import Dunder, Ledger, Legacy, Tabled, tabled_type
+from numba import types
+from numba.extending import overload
+
+from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack, unpolyfill
+from fastexchange.dispatch.state import runtime
+from fastexchange.kernel import FastKernel
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+SECONDS = 60
+"""After which a thread counts as stuck. Only a failure takes that long."""
+
+Pair = collections.namedtuple("Pair", "left right")
+Exported = tabled_type("Exported", dltensor_from_py_object_no_sync=None)
+
+
+def measure(thing):
+    """The sum of all numbers in an argument, for kernels."""
+
+
+@overload(measure)
+def _measure(thing):
+    if isinstance(thing, types.Array):
+        return lambda thing: thing.sum()
+    if isinstance(thing, types.BaseTuple):
+        return (lambda thing: measure(thing[0]) + measure(thing[1:])) if len(thing) else (lambda thing: 0.0)
+    if isinstance(thing, (types.NoneType, types.Omitted)):
+        return lambda thing: 0.0
+    return lambda thing: thing
+
+
+@fast_args
+def weigh(x, y=None):
+    return measure(x) + 1000 * measure(y)
+
+
+@fast_args(nogil=True)
+def weigh_unlocked(x, y=None):
+    return measure(x) + 1000 * measure(y)
+
+
+@fast_args
+def part(x):
+    return x[1:]
+
+
+@fast_args
+def negative(x):
+    if x[0] < 0:
+        raise ValueError("negative", x[0])
+    return x[0]
+
+
+class Together:
+    """Threads that start at once, and what they raise."""
+
+    def __init__(self):
+        self._works: list = []
+        self._errors: list[str] = []
+        self.stop = threading.Event()
+
+    def add(self, work, *arguments, repeat: bool = False) -> None:
+        """A thread that calls ``work(*arguments)`` once; with `repeat`, until the others have ended."""
+        self._works.append((work, arguments, repeat))
+
+    def run(self) -> None:
+        start = threading.Barrier(len(self._works))
+        threads = []
+        for work, arguments, repeat in self._works:
+            thread = threading.Thread(target=self._work, args=(start, work, arguments, repeat), daemon=True)
+            thread.start()
+            threads.append((thread, repeat))
+        for wanted in (False, True):
+            for thread, repeat in threads:
+                if repeat is wanted:
+                    thread.join(SECONDS)
+            self.stop.set()
+        assert not any(thread.is_alive() for thread, _ in threads), "a thread is stuck"
+        assert not self._errors, "\n".join(self._errors)
+
+    def _work(self, start, work, arguments, repeat):
+        try:
+            start.wait(SECONDS)
+            work(*arguments)
+            while repeat and not self.stop.wait(0.001):
+                work(*arguments)
+        except BaseException as error:
+            self._errors.append("".join(traceback.format_exception(error)))
+
+
+@pytest.fixture
+def switching():
+    """Threads take turns after a microsecond."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+# ---- many threads, one kernel ----------------------------------------------------------------------------------------
+
+
+def calls_of(v: float, ledger: Ledger) -> tuple[list[tuple], list]:
+    """Calls of different signatures, ``(args, kwargs, result)``, and their tensors. `v` tells threads apart."""
+    array = np.full(3, v)
+    dunder, legacy, tabled = Dunder(array, ledger), Legacy(array, ledger), Tabled(array, ledger)
+    exported = Exported(array, ledger)
+    calls = [
+        ((array,), {}, 3 * v),
+        ((dunder,), {}, 3 * v),
+        ((legacy,), {}, 3 * v),
+        ((tabled,), {}, 3 * v),
+        ((exported, v), {}, 3 * v + 1000 * v),
+        ((v,), {"y": 2.0}, v + 2000),
+        ((), {"y": array, "x": int(v)}, v + 3000 * v),
+        (((array, v),), {}, 4 * v),
+        ((Pair(dunder, array), (1.0, exported)), {}, 6 * v + 1000 * (1 + 3 * v)),
+        ((np.float32(v), np.full((2, 2), int(v), np.int16)), {}, v + 4000 * v),
+    ]
+    tensors = [array, dunder, legacy, tabled, exported]
+    if torch is not None:
+        tensors += [torch.full((3,), v), torch.full((2, 3), v)[:, 1:].t()]
+        calls += [((tensors[-2],), {}, 3 * v), ((tensors[-1], dunder), {}, 4 * v + 3000 * v)]
+    return calls, tensors
+
+
+def hammer(v: float, rounds: int) -> None:
+    """Call the shared kernels with everything, in an order of this thread's own. Everything is given back."""
+    ledger = Ledger()
+    calls, tensors = calls_of(v, ledger)
+    calls = calls[int(v) :] + calls[: int(v)]
+    kept_from, below = Dunder(np.array([5.0, v, v]), ledger), np.full(3, -v)
+    before: list[int] = []
+    for _ in range(rounds):
+        for args, kwargs, want in calls:
+            for kernel in (weigh, weigh_unlocked):
+                got = kernel(*args, **kwargs)
+                assert got == want, f"{kernel.__name__}(*{args}, **{kwargs}) gives {got}, not {want}"
+        kept = part(kept_from)
+        assert kept.tolist() == [v, v]
+        check_raises(BufferError, "'x' (position 0)", weigh, Dunder(tensors[0], ledger, lanes=2))
+        check_raises(ValueError, str(-v), negative, below)
+        del kept, args, kwargs
+        for tensor in (*tensors, kept_from):
+            if isinstance(tensor, Dunder):
+                tensor.capsules.clear()
+                tensor.asked.clear()
+        counts = [*map(sys.getrefcount, tensors), sys.getrefcount(kept_from), sys.getrefcount(below)]
+        before = before or counts  # of the first round: later ones learn nothing
+    gc.collect()
+    assert counts == before
+    ledger.check(ledger.made)
+
+
+def check_raises(error: type, words: str, function, *arguments) -> None:
+    try:
+        function(*arguments)
+    except error as caught:
+        assert words in str(caught), caught
+    else:
+        raise AssertionError(f"{error.__name__} was not raised")
+
+
+def make_kernels() -> None:
+    array = np.ones(4)
+    for kernel in (fast_args(lambda x: x.size), fast_args(numba.njit(lambda x: x.size), grad="allow")):
+        assert kernel(array) == kernel(Dunder(array)) == 4
+        copy = fast_args(weigh.dispatcher, grad="allow")
+        assert copy(array) == 4.0
+
+
+def make_types() -> None:
+    ledger, array = Ledger(), np.full(2, 7.0)
+    for base in (Dunder, Tabled, Exported):
+        for _ in range(10):
+            assert weigh(type("Brief", (base,), {})(array, ledger)) == 14.0
+    assert weigh(array.view(type("Brief", (np.ndarray,), {}))) == 14.0
+    assert weigh(collections.namedtuple("Brief", "x")(3.0)) == 3.0
+    ledger.check(ledger.made)
+
+
+def register(numbers) -> None:
+    number = next(numbers, None)
+    if number is not None:
+        dtype = np.dtype({"names": [f"f{number}"], "formats": ["u1"], "itemsize": 3})
+        register_dlpack_dtype((number, 24), dtype)
+        assert from_dlpack(np.zeros(2, dtype)).dtype is dtype
+    assert weigh(np.zeros(2, np.dtype([("a", "i4"), (f"b{number}", "f8")]))["a"]) == 0.0
+
+
+def lend_and_take_back() -> None:
+    polyfill(np.ndarray)
+    assert weigh(np.ones(3)) == 3.0
+    unpolyfill(np.ndarray)
+
+
+def transfer() -> None:
+    ledger, array = Ledger(), np.arange(3.0)
+    for tensor in (array, Dunder(array, ledger), Tabled(array, ledger), Legacy(array, ledger), bytearray(8)):
+        made = from_dlpack(tensor)
+        assert made.size == len(bytes(tensor)) if isinstance(tensor, bytearray) else made.tolist() == [0.0, 1.0, 2.0]
+        capsules = [to_dlpack(tensor, max_version=(1, 3)) for _ in range(3)]
+        if torch is not None and not isinstance(tensor, Legacy):
+            assert convert(tensor, torch.Tensor).numel() == made.size
+        del made, capsules
+    gc.collect()
+    ledger.check(ledger.made)
+
+
+def storm(rounds: int) -> None:
+    """8 threads call two kernels with a dozen signatures each; others change all that calls rely on."""
+    gc.freeze()
+    before = len(runtime().entries)
+    threads = Together()
+    for i in range(8):
+        threads.add(hammer, float(i + 1), 1)
+    threads.run()  # everything is compiled in the first round; it would take minutes if threads took turns all the time
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(1e-6)
+    threads, numbers = Together(), iter(range(150, 250))
+    for i in range(8):
+        threads.add(hammer, float(i + 1), rounds)
+    for work in (make_kernels, make_types, lend_and_take_back, transfer, gc.collect):
+        threads.add(work, repeat=True)
+    threads.add(register, numbers, repeat=True)
+    threads.run()
+    gc.collect()
+    kept = len(runtime().entries) - before
+    assert kept < 80, f"{kept} types are still known"
+    hammer(9.0, 3)
+    assert len(weigh.signatures) <= 20, "a signature was compiled for each thread"
+
+
+def test_threads_on_one_kernel_while_others_change_everything():
+    run_python("from test_threads import storm; storm(6)")
+
+
+@pytest.mark.usefixtures("switching")
+@pytest.mark.parametrize("base", [Dunder, Tabled, np.ndarray], ids=lambda base: base.__name__)
+def test_first_calls_at_once(base):
+    """A kernel is compiled once, a type is learnt once, and all of the calls are right."""
+    array = np.arange(4.0)
+    for options in ({}, {"nogil": True}):
+        kernel = fast_args(lambda x: x.sum(), **options)
+        for number in range(40):
+            cls, ledger = type("Met", (base,), {}), Ledger()
+            tensors = [array.view(cls) if base is np.ndarray else cls(array, ledger) for _ in range(6)]
+            results: list[float] = []
+            threads = Together()
+            for tensor in tensors:
+                threads.add(lambda kernel, tensor, to: to.extend([kernel(tensor), kernel(tensor)]), kernel, tensor, results)
+            threads.run()
+            assert results == [6.0] * 12 and kernel.stats().compiled == 1, number
+            ledger.check(ledger.made)
+
+
+@pytest.mark.parametrize("base", [Dunder, Tabled], ids=lambda base: base.__name__)
+def test_another_thread_calls_at_each_line_of_a_first_call(base):
+    """What one thread is about to learn, another needs: it waits for a lock, or it learns that itself."""
+    array, dispatcher = np.arange(4.0), numba.njit(lambda x: x.sum())
+    fast_args(dispatcher)(base(array))
+
+    def scene():
+        gc.collect(0)
+        kernel, tensor = FastKernel(dispatcher, False), type("Met", (base,), {})(array)
+        results: list[float] = []
+
+        def work():
+            assert kernel(tensor) == 6.0
+
+        def other():
+            results.extend(kernel(tensor) for _ in range(2))
+
+        return work, other, tensor, results
+
+    wrong = []
+    for line, work_with, (_, other, tensor, results) in at_each_line(scene):
+        thread = threading.Thread(target=quietly, args=(other, results))
+
+        def act(thread=thread):
+            thread.start()
+            thread.join(0.02)  # it may have to wait for a lock that this thread holds
+
+        try:
+            work_with(act)
+        except BaseException as error:
+            results.append(repr(error))
+        if thread.ident is not None:
+            thread.join(SECONDS)
+            if results != [6.0, 6.0]:
+                wrong.append(f"{line}: {results}")
+        if not wrong:
+            tensor.ledger.check(tensor.ledger.made)
+    assert not wrong, "\n".join(wrong)
+
+
+def quietly(work, results) -> None:
+    try:
+        work()
+    except BaseException as error:
+        results.append(repr(error))
+
+
+RATE = 1
+
+
+@pytest.mark.usefixtures("switching")
+def test_recompiling_while_others_call():
+    """Each call gives what the old code gives or what the new does; after ``recompile()`` has returned, the new."""
+    global RATE
+
+    @fast_args
+    def rated(x, y):
+        return x[0] * RATE + y
+
+    array = np.ones(3)
+    seen: set[float] = set()
+    threads = Together()
+    for tensor in (array, Dunder(array), Tabled(array)):
+        for y in (0, 0.0):
+            assert rated(tensor, y) == RATE
+            threads.add(lambda tensor=tensor, y=y: seen.add(float(rated(tensor, y))), repeat=True)
+
+    def recompile():
+        global RATE
+        for RATE in (2, 3, 4):
+            rated.recompile()
+            assert [rated(array, 0), rated(array, 0.0)] == [RATE] * 2
+
+    threads.add(recompile)
+    try:
+        threads.run()
+        assert seen <= {1.0, 2.0, 3.0, 4.0}
+        assert rated(Tabled(array), 0) == 4
+    finally:
+        RATE = 1
+
+
+@needs_torch
+@pytest.mark.usefixtures("switching")
+def test_grad_mode_is_a_threads_own():
+    """On every path, the fast entry's too: tensors that require grad are for threads that have switched grad mode off."""
+    kernel = fast_args(lambda a, x: a + x.sum())
+    weights, plain = torch.ones(3, requires_grad=True), torch.ones(3)
+    view = weights[1:]
+    with torch.no_grad():
+        for _ in range(40):
+            assert kernel(1.0, weights) == 4.0 and kernel(1.0, plain) == 4.0 and kernel(1.0, view) == 3.0
+    counts: list[int] = [sys.getrefcount(weights), sys.getrefcount(view)]
+
+    def without():
+        with torch.no_grad():
+            for _ in range(500):
+                assert kernel(1.0, weights) == 4.0 and kernel(1.0, view) == 3.0
+
+    def within():
+        for _ in range(300):
+            check_raises(BufferError, "requires grad", kernel, 1.0, weights)
+            check_raises(BufferError, "requires grad", kernel, 1.0, view)
+            assert kernel(1.0, plain) == 4.0
+
+    threads = Together()
+    for work in (without, within, without, within):
+        threads.add(work)
+    threads.run()
+    gc.collect()
+    assert [sys.getrefcount(weights), sys.getrefcount(view)] == counts
+
+
+# ---- kernels without the GIL -----------------------------------------------------------------------------------------
+
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+TURNS = 20_000  # of a millisecond, after which a kernel waits no longer
+
+
+@fast_args(nogil=True)
+def meet(flags, x):
+    """Look at `x`, tell the others by ``flags[0]``, wait for ``flags[1]``, look again."""
+    before = x[0] + x[len(x) // 2]
+    flags[0] = 1
+    turns = 0
+    while flags[1] == 0 and turns < TURNS:
+        usleep(1000)
+        turns += 1
+    return before, x[0] + x[len(x) // 2], turns < TURNS
+
+
+def meanwhile(box: list, action, word: str = "") -> None:
+    """While a kernel reads ``box[0]``, this thread does ``action(box)``, and makes and frees much memory besides.
+
+    The kernel sees the same before and after. With a `word` the action is refused, in a message that has it.
+    """
+    flags, results = np.zeros(2, np.int64), []
+
+    def work():
+        results.append(meet(flags, box[0]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while flags[0] == 0 and thread.is_alive():
+        usleep_here()
+    try:
+        if word:
+            check_raises(Exception, word, action, box)
+        else:
+            action(box)
+        gc.collect()
+        for _ in range(3):
+            np.full(SIZE, 3.0), bytearray(SIZE)
+            if torch is not None:
+                torch.full((SIZE,), 3.0)
+    finally:
+        flags[1] = 1
+        thread.join(SECONDS)
+    assert results == [(2.0, 2.0, True)], results
+
+
+def usleep_here() -> None:
+    threading.Event().wait(0.001)
+
+
+SIZE = 1 << 18
+"""Elements of memory that the allocator gives back to the system (see ``MAPPED``): to read it after it was freed is a crash."""
+MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Lets glibc map each larger block on its own, whatever has been freed before."""
+
+
+def memory(kind: str):
+    """Something of `SIZE` ones."""
+    if kind == "torch":
+        return torch.ones(SIZE)
+    if kind in ("numpy", "Dunder", "Legacy", "Tabled", "Exported"):
+        array = np.ones(SIZE)
+        return {"numpy": lambda array: array, **{c.__name__: c for c in (Dunder, Legacy, Tabled, Exported)}}[kind](array)
+    if kind == "array":
+        return arrays.array("d", [1.0]) * SIZE
+    if kind == "mmap":
+        made = mmap.mmap(-1, SIZE)
+        made[:] = b"\1" * SIZE
+        return made
+    made = bytearray(b"\1") * SIZE
+    return memoryview(made) if kind == "memoryview" else made
+
+
+def drop(box):
+    box.clear()
+
+
+MEANWHILE = {
+    **{f"the last name of a {kind} is gone": (kind, "drop", "") for kind in (
+        "numpy", "Dunder", "Legacy", "Tabled", "Exported", "bytearray", "memoryview", "array", "mmap")},
+    "numpy.resize": ("numpy", "lambda box: box[0].resize(2 * SIZE)", "resize"),
+    "bytearray.extend": ("bytearray", "lambda box: box[0].extend(bytes(SIZE))", "re-sized"),
+    "bytearray.clear": ("bytearray", "lambda box: box[0].clear()", "re-sized"),
+    "array.extend": ("array", "lambda box: box[0].extend(box[0])", "exporting buffers"),
+    "array.pop": ("array", "lambda box: box[0].pop()", "exporting buffers"),
+    "mmap.close": ("mmap", "lambda box: box[0].close()", "exported pointers"),
+    "mmap.resize": ("mmap", "lambda box: box[0].resize(2 * SIZE)", "buffers exported"),
+    "memoryview.release": ("memoryview", "lambda box: box[0].release()", "exported buffer"),
+    "a memoryview's bytearray": ("memoryview", "lambda box: box[0].obj.clear()", "re-sized"),
+}  # fmt: skip
+TORCH_MEANWHILE = {
+    "the last name of a tensor is gone": "drop",
+    "set_ to another tensor": "lambda box: box[0].set_(torch.zeros(3))",
+    "set_ to another storage": "lambda box: box[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))",
+    "set_ to nothing": "lambda box: box[0].set_()",
+    "data = another tensor": "lambda box: setattr(box[0], 'data', torch.zeros(3))",
+    "resize_ to less": "lambda box: box[0].resize_(3)",
+    "t_": "lambda box: box[0].t_()",
+}
+TORCH_RESIZES = {
+    "resize_ to more": "lambda box: box[0].resize_(2 * SIZE)",
+    "out= of a larger result": "lambda box: torch.add(torch.ones(2 * SIZE), 1.0, out=box[0])",
+    "the storage's resize_ to more": "lambda box: box[0].untyped_storage().resize_(8 * SIZE)",
+    "the storage's resize_ to nothing": "lambda box: box[0].untyped_storage().resize_(0)",
+}
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory) -> dict[str, Ended]:
+    """How each of the processes ended in which something happened to the memory that a kernel was reading."""
+    scenes = {name: f"meanwhile([memory({kind!r})], {act}, {word!r})" for name, (kind, act, word) in MEANWHILE.items()}
+    kinds = sorted({kind for kind, _, _ in MEANWHILE.values()})
+    if torch is not None:
+        kinds.append("torch")
+        for name, act in {**TORCH_MEANWHILE, **TORCH_RESIZES}.items():
+            resized = "resizable" if name in TORCH_RESIZES else ""
+            scenes[name] = f"meanwhile_torch({act}, {resized!r})"
+    prelude = f"""
+import numpy as np
+import test_threads as t
+for kind in {kinds}:
+    t.meet(np.ones(2, np.int64), t.memory(kind))
+t.gc.collect(), t.gc.freeze()  # a collection in a child would copy all that it looks at
+"""
+    scenes = {
+        name: f"from test_threads import *\nimport os\n{code}\nos._exit(0)" for name, code in scenes.items()
+    }
+    return run_forked(tmp_path_factory.mktemp("met"), prelude, scenes, **MAPPED)
+
+
+def meanwhile_torch(act, word: str) -> None:
+    """:func:`meanwhile` with a tensor."""
+    warnings.simplefilter("ignore")  # of PyTorch, that out= resizes
+    meanwhile([torch.ones(SIZE)], act, word)
+
+
+@needs_fork
+@pytest.mark.parametrize("name", MEANWHILE)
+def test_memory_that_a_kernel_without_the_gil_reads(name, met):
+    met[name].check()
+
+
+@needs_fork
+@needs_torch
+@pytest.mark.parametrize("name", TORCH_MEANWHILE)
+def test_a_tensor_that_a_kernel_without_the_gil_reads(name, met):
+    met[name].check()
+
+
+@needs_fork
+@needs_torch
+@pytest.mark.parametrize("name", TORCH_RESIZES)
+def test_a_tensor_that_a_kernel_without_the_gil_reads_is_not_resized(name, met):
+    """As it is not once it has been seen through ``.numpy()``, and as a bytearray is not."""
+    met[name].check()
+
+
+def test_a_jax_array_deleted_while_a_kernel_reads_it():
+    pytest.importorskip("jax")
+    run_python(
+        """
+        import jax.numpy as jnp
+        from test_threads import SIZE, meanwhile
+
+        array = jnp.ones(SIZE)
+        meanwhile([array], lambda box: box[0].delete())
+        assert array.is_deleted()
+        """,
+        **MAPPED,
+    )
+
+
+def test_many_kernels_without_the_gil_at_once():
+    """Each call has working memory of its own; all of them are inside the kernel at the same time."""
+
+    @fast_args(nogil=True)
+    def gather(arrived, x, y):
+        arrived[int(x[0])] = 1
+        turns = 0
+        while arrived.sum() < arrived.size and turns < TURNS:
+            usleep(1000)
+            turns += 1
+        return x[0] + y[0], x[1:], arrived.sum()
+
+    ledger = Ledger()
+    gather(np.ones(1, np.int64), Dunder(np.zeros(2), ledger), np.ones(2))
+    arrived = np.zeros(24, np.int64)
+    results = {}
+
+    def work(i):
+        results[i] = gather(arrived, Dunder(np.full(2, float(i)), ledger), np.ones(2))
+
+    threads = Together()
+    for i in range(24):
+        threads.add(work, i)
+    threads.run()
+    for i in range(24):
+        total, kept, together = results[i]
+        assert (total, kept.tolist(), together) == (i + 1.0, [float(i)], 24)
+    del kept
+    assert ledger.out == 24
+    results.clear()
+    gc.collect()
+    ledger.check(ledger.made)
+
+
+@fast_args
+def keep(container, x):
+    container.append(x)
+
+
+@pytest.mark.parametrize("kind", [Dunder, Legacy, Tabled, Exported], ids=lambda kind: kind.__name__)
+def test_deleters_called_where_the_gil_is_not_held(kind):
+    """A kernel without the GIL drops the last holder of an export: the deleter, which may be Python, gets the GIL."""
+
+    @fast_args(nogil=True)
+    def drop_all(container):
+        s = 0.0
+        while len(container):
+            s += container.pop()[0]
+        return s
+
+    ledgers = [Ledger() for _ in range(4)]
+    lists = []
+    for ledger in ledgers:
+        container = numba.typed.List.empty_list(numba.float64[::1])
+        for i in range(30):
+            keep(container, kind(np.full(3, float(i)), ledger) if kind is not Legacy else Tabled(np.full(3, float(i)), ledger))
+        assert ledger.out == 30
+        lists.append(container)
+    threads, sums = Together(), []
+    for container in lists:
+        threads.add(lambda container=container: sums.append(drop_all(container)))
+    threads.run()
+    assert sums == [435.0] * 4
+    for ledger in ledgers:
+        ledger.check(ledger.made)
+
+
+def test_results_dropped_by_another_thread():
+    ledger = Ledger()
+    handed: collections.deque = collections.deque()
+
+    def make():
+        tensors = [Dunder(np.arange(3.0), ledger_of_thread[0]), Tabled(np.arange(3.0), ledger_of_thread[0])]
+        for _ in range(100):
+            handed.extend(part(tensor) for tensor in tensors)
+            handed.extend(from_dlpack(tensor) for tensor in tensors)
+
+    ledger_of_thread = [ledger]
+
+    def clear():
+        while handed:
+            handed.popleft()
+        usleep_here()
+
+    part(Dunder(np.arange(3.0))), part(Tabled(np.arange(3.0)))
+    threads = Together()
+    threads.add(make)
+    threads.add(clear, repeat=True)
+    threads.run()
+    handed.clear()
+    gc.collect()
+    ledger.check(ledger.made)
