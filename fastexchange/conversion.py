@@ -18,12 +18,12 @@ import numpy as np
 
 from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
-from .discovery import type_name
 from .dispatch.context import address_of
 from .dispatch.state import runtime
 from .dispatch.transfer import vectorcall_transfer
 from .dlpack import VERSION, DLDeviceType
 from .export import COPIED, PADDED, Export, copy_of, export_of, known, to_numpy
+from .naming import shown, type_name
 from .refusal import device_name, dtype_name, memory_status_of, wording
 
 __all__ = ["convert", "from_dlpack", "to_dlpack"]
@@ -101,10 +101,12 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
     array([5., 1., 2.])
     """
     what = "from_dlpack()"
+    if hasattr(type(dtype), "__dlpack__"):  # NumPy would read its elements, for a message
+        raise TypeError(f"{what}: dtype is what numpy.dtype takes, not {shown(dtype)}")
     wanted = None if dtype is None else np.dtype(dtype)
     _check_copy(what, copy)
     if device is not None and _device(what, device) != _CPU:
-        raise ValueError(f"{what}: NumPy's arrays are on device 'cpu' only, not on {device!r}")
+        raise ValueError(f"{what}: NumPy's arrays are on device 'cpu' only, not on {shown(device)}")
     with export_of(x, what) as export:
         if device is not None and not export.is_on_cpu:
             export.release()
@@ -140,7 +142,7 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
         if wanted is None or wanted == export.device:
             return _capsule(what, export, is_versioned, copy)
         if wanted != _CPU:
-            raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}, not on {device!r}")
+            raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}, not on {shown(device)}")
     with export_of(_moved(what, x, copy), what) as moved:
         if moved.device != _CPU:
             place = device_name(moved.tensor.device)
@@ -191,7 +193,7 @@ def convert(x, to: type, /, *, copy=None):
     what = "convert()"
     _check_copy(what, copy)
     if not isinstance(to, type):
-        raise TypeError(f"{what}: the second argument is the type of the result, not {to!r}")
+        raise TypeError(f"{what}: the second argument is the type of the result, not {shown(to)}")
     if to is object:
         raise TypeError(f"{what}: the second argument is a type of tensors, not object")
     if issubclass(type(x), to) and not copy and known(type(x)).get("managed"):
@@ -383,10 +385,10 @@ def _device(what: str, device) -> tuple[int, int]:
         name, _, number = device.partition(":")
         if name == "cpu" and number in ("", "0"):
             return _CPU
-        raise ValueError(f"{what}: device {device!r} is not known; pass 'cpu' or a pair (device type, device id)")
+        raise ValueError(f"{what}: device {shown(device)} is not known; pass 'cpu' or a pair (device type, device id)")
     found = _pair(device)
     if found is None:
-        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {device!r}")
+        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {shown(device)}")
     return found
 
 
@@ -402,7 +404,7 @@ def _pair(value) -> tuple[int, int] | None:
 
 def _check_copy(what: str, copy) -> None:
     if copy is not None and copy is not True and copy is not False:
-        raise ValueError(f"{what}: copy is True, False or None, not {copy!r}")
+        raise ValueError(f"{what}: copy is True, False or None, not {shown(copy)}")
 
 
 def _is_versioned(what: str, max_version: Any) -> bool:
@@ -410,5 +412,5 @@ def _is_versioned(what: str, max_version: Any) -> bool:
         return False
     version = _pair(max_version)
     if version is None:
-        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {max_version!r}")
+        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {shown(max_version)}")
     return version >= (1, 0)

@@ -19,6 +19,7 @@ from .cpython import CapsuleType
 from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
+from .naming import shown, type_name
 from .producers import buffer, dunder, forwarded, torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import Omitted
@@ -80,7 +81,7 @@ def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
     elif type(capsule) is CapsuleType and _is_valid(capsule, CAPSULE_NAME):
         header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
     else:
-        notes.append(f"its {attribute} is {capsule!r}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
+        notes.append(f"its {attribute} is {shown(capsule)}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
         return None
     newest = f"{header.version.major}.{header.version.minor}"
     for _ in range(MAX_TABLES):
@@ -377,14 +378,3 @@ def _learn_constant(value) -> bool:
     runtime().name(serial, value, typeof(value))
     entries.add(value, kind=layout.KIND_CONSTANT, key=layout.KIND_CONSTANT | serial << layout.SERIAL_SHIFT)
     return True
-
-
-def type_name(cls: type) -> str:
-    """A type's name for messages, with its module unless that is obvious."""
-    name, module = _own_name(cls), _own_module(cls)
-    return name if module in ("builtins", "__main__") else f"{module}.{name}"
-
-
-# As `type` answers, whatever a metaclass says or raises.
-_own_name = vars(type)["__qualname__"].__get__
-_own_module = vars(type)["__module__"].__get__

@@ -10,7 +10,8 @@ import numpy as np
 
 from ._abi import ffi
 from .cpython import CapsuleType
-from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table, type_name
+from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table
+from .naming import shown, type_name
 from .once import for_ever, forkable_lock, once
 from .producers import dunder, numpy_table
 
@@ -87,7 +88,7 @@ def polyfill(cls: type, /) -> None:
     Raises TypeError for types of which this package has no table, ValueError for a type that has one of its own.
     """
     if cls is not np.ndarray:
-        raise TypeError(f"there is a table to lend for numpy.ndarray only, not for {cls!r}")
+        raise TypeError(f"there is a table to lend for numpy.ndarray only, not for {shown(cls)}")
     capsule = _numpy_capsule()
     if capsule is None:
         raise TypeError("this NumPy's C API is not as expected: there is no table to lend for numpy.ndarray")
@@ -106,7 +107,7 @@ def unpolyfill(cls: type, /) -> None:
     """Take back what :func:`polyfill` did. Raises ValueError for a type that is not polyfilled."""
     with _lock:
         if not isinstance(cls, type) or cls not in _polyfilled:
-            raise ValueError(f"{cls!r} is not polyfilled")
+            raise ValueError(f"{shown(cls)} is not polyfilled")
         _polyfilled.remove(cls)
         namespace = _namespace(cls)
         if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # else somebody has put another one there

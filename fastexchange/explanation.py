@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 
 import numba
 
-from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn, type_name
+from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
+from .naming import type_name
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED

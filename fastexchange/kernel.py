@@ -18,6 +18,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import CPUDispatcher
 
 from .cpython import NativeCallable, enable_vectorcall
+from .naming import shown
 from .parameters import Parameters
 from .producers import torch
 
@@ -187,7 +188,7 @@ def fast_args(func=None, /, *, grad="refuse", **options):
     6.0
     """
     if grad not in ("refuse", "allow"):
-        raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {grad!r}")
+        raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
     allows_grad = grad == "allow"
     if func is None:
         return functools.partial(fast_args, grad=grad, **options)
@@ -250,8 +251,8 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
     """``numba.njit``; without its disk cache where no directory can be written."""
     if not inspect.isfunction(function):
         raise TypeError(
-            f"fast_args() takes a Python function or a Numba dispatcher (from @njit), not {function!r} of type "
-            f"{type(function).__qualname__}"
+            f"fast_args() takes a Python function or a Numba dispatcher (from @njit), not "
+            f"{shown(function)}"
         )
     try:
         jit: Any = numba.njit(**options) if signatures is None else numba.njit(signatures, **options)

@@ -51,6 +51,8 @@ def wording(status: int, tensor) -> str:
         return "it was exported with a DLPack ABI of another major version than 1"
     if status == layout.STATUS_CHANGED:
         return "it changed while another argument's producer ran Python code"
+    if status == layout.STATUS_NO_ERROR_SET:
+        return "its producer failed to export it and did not say why"
     raise AssertionError(f"status {status} is no refusal")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from ._abi import ffi
 from .dlpack import VERSION, DLDataTypeCode, DLDeviceType
+from .naming import shown
 from .once import forkable_lock
 
 __all__ = [
@@ -139,13 +140,14 @@ def storage_dtype(dtype: np.dtype) -> np.dtype:
 
 def _checked(key: tuple[int, int], dtype: np.dtype) -> Key:
     if not isinstance(key, tuple | list) or len(key) != 2:
-        raise TypeError(f"register_dlpack_dtype: argument 1, key, must be a tuple (code, bits), not {key!r}")
+        raise TypeError(f"register_dlpack_dtype: argument 1, key, must be a tuple (code, bits), not {shown(key)}")
     try:
         code, bits = operator.index(key[0]), operator.index(key[1])
     except TypeError:
-        raise TypeError(f"register_dlpack_dtype: argument 1, key, must hold two ints, not {key!r}") from None
+        raise TypeError(f"register_dlpack_dtype: argument 1, key, must hold two ints, not {shown(key)}") from None
     if not isinstance(dtype, np.dtype):
-        raise TypeError(f"register_dlpack_dtype: argument 2, dtype, must be a numpy.dtype, not {dtype!r}; call np.dtype on it")
+        what = shown(dtype)
+        raise TypeError(f"register_dlpack_dtype: argument 2, dtype, must be a numpy.dtype, not {what}; call np.dtype on it")
     if not 0 <= code <= 255:
         raise ValueError(f"register_dlpack_dtype: argument 1, key: a DLPack type code is in 0..255, not {code}")
     width = 8 * dtype.itemsize

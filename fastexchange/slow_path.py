@@ -4,6 +4,7 @@ It learns what the shim met for the first time (a type, a dtype, a shape), files
 native code cannot do at all goes to Numba's dispatcher, tensors as NumPy views. And it words the refusals.
 """
 
+import copy
 import ctypes
 import functools
 import itertools
@@ -14,16 +15,18 @@ from typing import Any, NoReturn, cast
 import numba
 import numpy as np
 from numba.core import types
+from numba.core.errors import TypingError
 
 from ._abi import ffi
 from .cpython import NativeCallable
-from .discovery import discover, learn, type_name
+from .discovery import discover, learn
 from .dispatch import entry, layout, shim
 from .dispatch.context import address_of
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, is_native_order
 from .export import numpy_view
+from .naming import type_name
 from .producers import buffer, torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
@@ -126,8 +129,6 @@ def call(kernel, bound: tuple):
                 torch.forbid_resizing(report.stopped_at)
             except Exception as error:
                 refused(kernel, report.position, error)
-        elif status == layout.STATUS_NO_ERROR_SET:
-            refuse(kernel, report.position, bound, "its producer failed to export it and did not say why")
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
     return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
@@ -261,7 +262,21 @@ def call_numba(kernel, bound: tuple):
             positional.append(viewed)
         else:  # behind an omitted one
             named[kernel._parameters.names[position]] = viewed
-    return kernel.dispatcher(*positional, **named)
+    try:
+        return kernel.dispatcher(*positional, **named)
+    except TypingError as error:
+        own = _copy_of(error).with_traceback(error.__traceback__)
+        if own is not error:
+            _forget_frames(error)
+        raise own from error.__cause__
+    finally:
+        del positional, named  # the exception's traceback holds this frame
+
+
+def _copy_of(error: TypingError) -> TypingError:
+    """A copy of an exception that Numba keeps, and raises again: it would keep the arguments in all frames of its way, too."""
+    made = copy.copy(error)
+    return made if type(made) is type(error) and str(made) == str(error) else error
 
 
 def as_numba_takes_it(kernel, position: int, value):

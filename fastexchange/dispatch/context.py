@@ -32,11 +32,14 @@ class _Code(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, the kinds of its arguments, and what the plan holds."""
+    """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, and what the plan holds.
+
+    ``compiled_for``: the kinds and guards of the arguments, which are part of the fast entry; None if it has none.
+    """
 
     overload: Any
     plan: Any
-    kinds: tuple[int, ...] | None
+    compiled_for: tuple | None
     held: list
 
     def is_dead(self) -> bool:
@@ -153,8 +156,11 @@ class KernelContext:
         """
         first, code, _, variants = self._overloads[keys]
         kinds = self._planned_kinds(keys, bound)
+        compiled_for = None
+        if kinds is not None:
+            compiled_for = kinds, tuple(self._guard_offsets(value) for value in bound[: len(kinds)])
         with self._lock:
-            dead = next((variant for variant in variants if variant.kinds == kinds and variant.is_dead()), None)
+            dead = next((v for v in variants if v.compiled_for == compiled_for and v.is_dead()), None)
             if dead is not None:  # its place in memory is taken again: types that come and go leave nothing behind
                 dead.held[:] = self._plan(dead.plan, keys, bound)
                 return
@@ -165,13 +171,12 @@ class KernelContext:
         overload = ffi.new("fx_overload *", first[0])
         overload.plan = address_of(plan)
         try:
-            if kinds is not None:
-                overload.given_count = len(kinds)
-                guards = tuple(self._guard_offsets(value) for value in bound[: len(kinds)])
-                overload.fast_entry = entry.fast_entry(code.given, code.taken, kinds, guards, is_boxed=bool(code.box))
+            if compiled_for is not None:
+                overload.given_count = len(compiled_for[0])
+                overload.fast_entry = entry.fast_entry(code.given, code.taken, *compiled_for, is_boxed=bool(code.box))
         finally:  # also if it could not be compiled: nobody shall try again at every call
             with self._lock:
-                variants.append(_Variant(overload, plan, kinds, held))
+                variants.append(_Variant(overload, plan, compiled_for, held))
                 overload.variant, first.variant = first.variant, address_of(overload)
                 first.variant_count += 1
 

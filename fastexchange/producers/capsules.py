@@ -14,7 +14,7 @@ from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
 from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
-from ..native import call_word, cstring, load, native_inline, sizeof, store, struct_at
+from ..native import call_word, cstring, load, native_inline, sizeof, stack, store, struct_at
 from ..once import for_ever
 from .dunder import LEGACY_DL_TENSOR
 
@@ -75,7 +75,10 @@ def drop_capsule(capsule):
         delete_managed(c.PyCapsule_GetPointer(capsule, cstring("dltensor_versioned")))
     elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
         legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
+        error = stack(3)  # the consumer's, which has refused the tensor
+        c.PyErr_Fetch(error, error + 8, error + 16)
         call_word(legacy_at(legacy).deleter, (legacy,))
+        c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(

@@ -45,8 +45,9 @@ def _resolve(wrapper):
     """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
     if torch.is_tensor_type(type(wrapper)):
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
-    from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, type_name
+    from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
     from ..export import exporter_of
+    from ..naming import type_name
 
     found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper, exporter_of)
     if found is None and not hasattr(type(wrapper), "__dlpack__"):
