@@ -34,7 +34,8 @@ class Ended(NamedTuple):
 _STAGE = """
 import json as _json, os as _os, signal as _signal, sys as _sys, tempfile as _tempfile
 
-_scenes, _seconds, _ends = _json.load(open(_sys.argv[1])), int(_sys.argv[2]), {}
+with open(_sys.argv[1]) as _file:
+    _scenes, _seconds, _ends = _json.load(_file), int(_sys.argv[2]), {}
 for _name, _code in _scenes.items():
     _files = _tempfile.TemporaryFile(), _tempfile.TemporaryFile()
     _sys.stdout.flush(), _sys.stderr.flush()
@@ -42,11 +43,13 @@ for _name, _code in _scenes.items():
     if not _child:
         for _number, _file in enumerate(_files, 1):
             _os.dup2(_file.fileno(), _number)
+        [_file.close() for _file in _files]
         _signal.alarm(_seconds)
         exec(compile(_code, _name, "exec"), globals())
         break
     _status = _os.waitstatus_to_exitcode(_os.waitpid(_child, 0)[1])
     _ends[_name] = _status, *(_os.pread(_file.fileno(), 20_000, 0).decode(errors="replace") for _file in _files)
+    [_file.close() for _file in _files]
 else:
     print(_json.dumps(_ends))
 """

@@ -151,6 +151,7 @@ def test_a_kernel_with_cache_where_nothing_can_be_written(tmp_path):
         exec(compile(source, "<made up>", "exec"), namespace)
         print(namespace["kernel"](1))
         """,
+        PYTHONWARNINGS="always",
     )
     assert done.stdout.split() == ["2"]
     assert "RuntimeWarning" in done.stderr and "cannot cache" in done.stderr

@@ -211,6 +211,7 @@ def test_an_export_is_held_as_long_as_the_result(kind, kernel):
     tensor.ledger.check(tensor.ledger.made)
 
 
+@pytest.mark.filterwarnings("ignore:unsafe cast from readonly")  # Numba's, for legacy exports
 @pytest.mark.parametrize("kind", COUNTED, ids=lambda kind: kind.__name__)
 def test_an_export_is_held_as_long_as_a_typed_list_holds_it(kind):
     tensor, _ = counted(kind)

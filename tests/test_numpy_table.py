@@ -128,7 +128,7 @@ class Sub(np.ndarray):
 
 
 def test_there_is_one_table_for_all_arrays():
-    for cls in (np.ndarray, Sub, np.matrix, np.memmap, np.ndarray):
+    for cls in (np.ndarray, Sub, np.recarray, np.memmap, np.ndarray):
         assert exchange_api(cls) is exchange_api(np.ndarray)
     assert exported(np.arange(3.0).view(Sub)).dl_tensor.shape[0] == 3
 
