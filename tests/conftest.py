@@ -21,9 +21,14 @@ def framework(request) -> Framework:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _quick_collections():
-    """Garbage collection looks at what a module's tests make, not at all that frameworks and compiler made before."""
-    gc.collect()
-    gc.freeze()
+def _collections_end_with_the_module():
     yield
     gc.unfreeze()
+    gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _quick_collections(_collections_end_with_the_module):
+    """Garbage collection looks at what a test makes, not at all that compiler, frameworks and other tests made before."""
+    gc.collect()
+    gc.freeze()
