@@ -1,6 +1,7 @@
 """Fixtures that the whole suite shares."""
 
 import gc
+import signal
 
 import pytest
 from frameworks import FRAMEWORKS, Framework
@@ -12,6 +13,8 @@ _common = settings(deadline=None, database=None, suppress_health_check=list(Heal
 settings.register_profile("ci", _common, max_examples=30, derandomize=True)
 settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
 settings.load_profile("ci")
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=str)

@@ -1,5 +1,6 @@
 """The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
 
+import sys
 import weakref
 from collections.abc import Callable
 
@@ -48,9 +49,9 @@ class EntryTable:
         address = id(thing)
         table = weakref.ref(self)
 
-        def forget(_reference, address=address, table=table):
+        def forget(_reference, address=address, table=table, is_finalizing=sys.is_finalizing):
             self = table()
-            if self is not None:
+            if self is not None and not is_finalizing():
                 self.remove(address)
 
         with self._lock:
