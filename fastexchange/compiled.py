@@ -190,6 +190,18 @@ def part(signature):
     return lambda python_function: Part(python_function, signature)
 
 
+def may_run_python(library) -> bool:
+    """Whether the machine code of a kernel, and of what it calls, may run Python: an ``objmode`` block, or ``print``.
+
+    Then other code runs in the middle of a call, as it does without the GIL. Where the code cannot be looked at, it may.
+    """
+    try:
+        functions = [function.name for function in library._get_module_for_linking().functions if function.is_declaration]
+    except Exception:
+        return True
+    return any(name.startswith(("PyObject_Call", "PySys_FormatStdout")) for name in functions)
+
+
 class CFunction:
     """A C function written in this package's dialect: compiled, or loaded from the cache, when its address is asked for.
 

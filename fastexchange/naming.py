@@ -1,6 +1,5 @@
 """Names for messages, which run no code of the objects that they name: a message must not be worse than what it is about."""
 
-import enum
 from types import BuiltinFunctionType, FunctionType
 
 import numpy as np
@@ -21,18 +20,21 @@ def type_name(cls: type) -> str:
     return name if module in ("builtins", "__main__") else f"{module}.{name}"
 
 
-def shown(value) -> str:
+def shown(value, depth: int = 2) -> str:
     """`value` itself if it is of Python's own plain types, a type or a dtype; of anything else what it is an object of.
 
     To show a tensor means to read its memory, which may be gone.
     """
-    if isinstance(value, type):
+    cls = type(value)
+    if issubclass(cls, type):
         return f"the type {type_name(value)}"
-    if type(value) in (tuple, list):
-        text = ", ".join(map(shown, value[:9])) + ("…" if len(value) > 9 else "")
-        text = f"({text})" if type(value) is tuple else f"[{text}]"
-    elif type(value) in _PLAIN or isinstance(value, (np.dtype, enum.Enum)):
+    if cls is int and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"
+    if cls in (tuple, list) and depth:
+        text = ", ".join(shown(item, depth - 1) for item in value[:9]) + ("…" if len(value) > 9 else "")
+        text = f"({text})" if cls is tuple else f"[{text}]"
+    elif cls in _PLAIN or issubclass(cls, np.dtype):
         text = repr(value)
     else:
-        return f"an object of type {type_name(type(value))}"
+        return f"an object of type {type_name(cls)}"
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"

@@ -18,6 +18,7 @@ from numba.core import types
 from numba.core.errors import TypingError
 
 from ._abi import ffi
+from .compiled import may_run_python
 from .cpython import NativeCallable
 from .discovery import discover, learn
 from .dispatch import entry, layout, shim
@@ -102,7 +103,7 @@ def call(kernel, bound: tuple):
     """Make a call that the shim could not make."""
     flags = 0
     report = Report()
-    for _ in range(_MAX_LOOKS + len(bound)):
+    for _ in range(_MAX_LOOKS + 2 * _leaves(bound)):
         status = attempt(kernel, bound, flags, report)
         if status == layout.STATUS_OK:
             return report.result
@@ -132,6 +133,11 @@ def call(kernel, bound: tuple):
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
     return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
+
+
+def _leaves(values: tuple) -> int:
+    """How many things a call may bring for the first time: its arguments, and in tuples their items."""
+    return sum(1 + _leaves(value) if isinstance(value, tuple) else 1 for value in values)
 
 
 def plan(kernel, bound: tuple) -> None:
@@ -171,6 +177,8 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     taken, compiled = chosen
     if not all(map(_keeps_the_value, given, taken)):
         return False
+    if may_run_python(compiled.library):
+        native.native.owns = 1
     try:
         native.add(keys, given, taken, compiled, edition)
     except entry.UnsupportedEntry:
@@ -265,18 +273,25 @@ def call_numba(kernel, bound: tuple):
     try:
         return kernel.dispatcher(*positional, **named)
     except TypingError as error:
-        own = _copy_of(error).with_traceback(error.__traceback__)
-        if own is not error:
-            _forget_frames(error)
-        raise own from error.__cause__
+        own = _copy_of(error)
     finally:
         del positional, named  # the exception's traceback holds this frame
+    try:
+        raise own
+    finally:
+        del own
 
 
 def _copy_of(error: TypingError) -> TypingError:
     """A copy of an exception that Numba keeps, and raises again: it would keep the arguments in all frames of its way, too."""
     made = copy.copy(error)
-    return made if type(made) is type(error) and str(made) == str(error) else error
+    if type(made) is not type(error) or (str(made), made.args) != (str(error), error.args):
+        return error
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
+    made = made.with_traceback(error.__traceback__)
+    _forget_frames(error)
+    return made
 
 
 def as_numba_takes_it(kernel, position: int, value):
@@ -295,9 +310,9 @@ def as_numba_takes_it(kernel, position: int, value):
     elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
         check_tensors(kernel, position, value)
         try:
-            if kernel._native.native.release_gil and torch.is_tensor_type(cls):
+            if torch.is_tensor_type(cls):  # other code may run before the kernel does
                 torch.forbid_resizing(value)
-                value = value.detach()  # which no other thread knows, and so does not give another storage
+                value = value.detach()  # which nobody else knows, and so does not give another storage
             return _as_numba_has_it(numpy_view(value, fields["managed"]))
         except Exception as error:
             refused(kernel, position, error)

@@ -718,3 +718,32 @@ def test_refusals_leave_no_garbage():
         assert abs(refuse(100) - refuse(1)) < 50
     finally:
         gc.enable()
+
+
+def test_errors_of_the_compiler_are_chained_as_plain_numba_chains_them():
+    def wrong(x, name):
+        return x.no_such_attribute
+
+    plain, kernel = numba.njit(wrong), fast_args(wrong)
+    for _ in range(2):
+        ends = []
+        for call in (plain, kernel):
+            with pytest.raises(numba.core.errors.TypingError) as raised:
+                call(np.ones(3), "text")
+            ends.append(raised.value)
+        assert [end.__suppress_context__ for end in ends] == [ends[0].__suppress_context__] * 2
+        assert [type(end.__context__) for end in ends] == [type(ends[0].__context__)] * 2
+        assert [type(end.__cause__) for end in ends] == [type(ends[0].__cause__)] * 2
+
+
+def test_messages_run_no_code_of_what_they_name():
+    class Lies:
+        def __repr__(self):
+            raise OSError
+
+    nested: list = []
+    nested.append(nested)
+    for thing in (Lies(), nested, 10**5000, (10**5000, Lies())):
+        for call in (fast_args, lambda thing: fast_args(grad=thing)):
+            with pytest.raises((TypeError, ValueError), match="fast_args"):
+                call(thing)

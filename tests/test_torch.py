@@ -1,5 +1,6 @@
 """PyTorch's tensors whose memory is not their value, or not there: the guards in the shim."""
 
+import contextlib
 import os
 import pickle
 import re
@@ -323,6 +324,57 @@ def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
     literal = fast_args(nogil=True)(lambda x, name: x.size)  # text: Numba's own dispatcher makes the call
     tensor = torch.ones(3)
     assert literal(tensor, "text") == 3 and not tensor.untyped_storage().resizable()
+
+
+@pytest.mark.parametrize("act", [
+    lambda tensor: tensor.set_(torch.zeros(1)), lambda tensor: setattr(tensor, "data", torch.zeros(1)),
+    lambda tensor: tensor.untyped_storage().resize_(0),
+], ids=["set_", "data", "resize_"])  # fmt: skip
+def test_kernels_that_run_python_themselves_hold_what_they_read(act):
+    tensor = torch.ones(1 << 20)
+
+    def hook():
+        with contextlib.suppress(RuntimeError):  # not resizable
+            act(tensor)
+
+    def kernel(x):
+        with numba.objmode():
+            hook()
+        return x.sum()
+
+    plain = fast_args(lambda x: x.sum())
+    assert plain(torch.ones(3)) == 3.0 and not plain._native.native.owns
+    assert fast_args(kernel)(tensor) == 1 << 20
+    inner = numba.njit(kernel)
+    tensor = torch.ones(1 << 20)
+    assert fast_args(lambda x: inner(x))(tensor) == 1 << 20
+
+
+class Calls(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    def is_neg(self):
+        return False
+
+
+def test_subclasses_with_a_torch_function_are_checked_like_any_other():
+    tensor = torch.ones(1 << 20).as_subclass(Calls)
+    silent = fast_args(nogil=True)(lambda x: x.sum())
+    assert [total(tensor), silent(tensor)] == [1 << 20] * 2
+    cut = torch.ones(1 << 20).as_subclass(Calls)
+    cut.untyped_storage().resize_(8)
+    negated = (torch.ones(3, dtype=torch.complex64) * 1j).conj().imag.as_subclass(Calls)
+    for kernel in (total, silent):
+        for bad, why in ((cut, "storage"), (negated, "negated")):
+            with pytest.raises(BufferError, match=why):
+                kernel(bad)
+
+
+def test_more_tensors_in_a_tuple_than_looks():
+    silent = fast_args(nogil=True)(lambda items: items[0].sum() + len(items))
+    assert silent(tuple(torch.ones(1) for _ in range(80))) == 81.0
 
 
 def test_what_a_kernel_without_the_gil_returns_holds_the_storage():

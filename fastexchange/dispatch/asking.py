@@ -64,11 +64,11 @@ def is_odd_if_asked(guard, ob, is_complex):
 
 
 @native
-def is_beyond(guard, storage, end):
-    """Whether a storage has been freed, or made so small that it ends before `end`. Runs no Python code."""
+def is_beyond(guard, storage, begin, end):
+    """Whether not all of a tensor's memory lies in a storage: that has been freed, moved or made smaller. Runs no Python code."""
     questions = questions_at(guard.questions)
     start = number(call_word(questions.data_ptr, (storage, 0)))
-    return start == 0 or end > start + number(call_word(questions.nbytes, (storage, 0)))
+    return start == 0 or begin < start or end > start + number(call_word(questions.nbytes, (storage, 0)))
 
 
 @native

@@ -87,7 +87,7 @@ class KernelContext:
         native.has_default = address_of(self._has_default)
         native.omitted = id(OMITTED)
         native.slow_name, native.numba_name, native.plan_name, native.refused_name = map(id, self._strings[-4:])
-        native.release_gil, native.allows_grad = release_gil, allows_grad
+        native.release_gil, native.owns, native.allows_grad = release_gil, release_gil, allows_grad
         native.raise_error = entry.raise_error()
 
     @property
@@ -220,7 +220,7 @@ class KernelContext:
 
     def _planned_kinds(self, keys: tuple[int, ...], bound: tuple) -> tuple[int, ...] | None:
         """The kinds of the arguments without the omitted ones at the end; None if one has no part in a fast entry."""
-        if self.native.release_gil or self.native.plain_count < 0 or len(keys) != len(bound) or len(keys) > DEFAULT_KEYS:
+        if self.native.owns or self.native.plain_count < 0 or len(keys) != len(bound) or len(keys) > DEFAULT_KEYS:
             return None
         count = len(bound)
         while count and bound[count - 1] is OMITTED:
@@ -244,12 +244,14 @@ class KernelContext:
     def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
         """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to."""
         held: list[Any] = []
+        for record in plan:  # another thread may call between any two steps: until all is written, no call agrees with it
+            record.type = 0
         for index, value in enumerate(bound):
-            record, fields = plan[index], self.runtime.entries.fields(type(value))
             if len(keys) == len(bound):
-                self._describe(record, value, keys[index], fields, held)
-            record.type = id(type(value))
+                self._describe(plan[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
             self.runtime.entries.watch(type(value), plan)
+        for record, value in zip(plan, bound, strict=True):
+            record.type = id(type(value))
         return held
 
     def _describe(self, record, value, key: int, fields: dict[str, int], held: list) -> None:

@@ -126,7 +126,8 @@ typedef struct {
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t plan_name;          /* PyObject *, name of the method that makes a plan after a call */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
-    int64_t release_gil;        /* the kernel runs without the GIL, so it holds owning exports */
+    int64_t release_gil;        /* the kernel runs without the GIL */
+    int64_t owns;               /* other code may run before the kernel has returned, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */
     int64_t calls;              /* calls that reached a kernel without Python */
 } fx_context;

@@ -50,10 +50,10 @@ FLAG_LOOK = 2  # stop before the kernel: only the keys are wanted
 def needs_export(context, entry):
     """Whether a tensor has to be exported before any view is borrowed.
 
-    No view can be had of it, or only by running Python code, or it would not be safe (the kernel runs without the GIL, or the
-    framework has to be asked about it).
+    No view can be had of it, or only by running Python code, or it would not be safe (other code may run during the kernel, or
+    the framework has to be asked about the tensor).
     """
-    if entry.kind == layout.KIND_MANAGED or context.release_gil != 0:
+    if entry.kind == layout.KIND_MANAGED or context.owns != 0:
         return True
     return entry.guard != 0 and layout.guard_at(entry.guard).asks != 0
 
@@ -197,11 +197,16 @@ def walk(context, runtime, frame, args, nargs, flags):
                 if storage == 0:
                     is_gone = is_short(guard, ob, end)
                 else:
-                    is_gone = is_beyond(layout.guard_at(guard), storage, end)
+                    begin = dl_tensor.data + types.intp(dl_tensor.byte_offset)
+                    is_gone = is_beyond(layout.guard_at(guard), storage, begin, end)
                 if is_gone:
-                    status = layout.STATUS_CHECK if flags & FLAG_TRUSTED == 0 else layout.STATUS_NULL_DATA
-                elif storage != 0 and context.release_gil != 0 and flags & FLAG_LOOK == 0:
-                    if is_movable(layout.guard_at(guard), storage):
+                    status = layout.STATUS_NULL_DATA if storage == 0 else layout.STATUS_CHANGED
+                    if flags & FLAG_TRUSTED == 0:
+                        status = layout.STATUS_CHECK
+                elif context.owns != 0 and flags & FLAG_LOOK == 0:
+                    if storage == 0:
+                        status = layout.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
+                    elif is_movable(layout.guard_at(guard), storage):
                         status = layout.STATUS_MOVABLE
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
@@ -346,7 +351,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_CHECK
                 break
             storage = 0
-            if guard != 0 and (asks or context.release_gil != 0):  # PyTorch's exports do not hold it: set_() replaces it
+            if guard != 0 and kind == layout.KIND_EXCHANGE and (asks or context.owns != 0):  # PyTorch's exports do not hold it
                 storage = storage_of(layout.guard_at(guard), ob)
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0

@@ -44,6 +44,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 def _resolve(wrapper):
     """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
     if torch.is_tensor_type(type(wrapper)):
+        torch.check_storage(wrapper)
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
     from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
     from ..export import exporter_of

@@ -14,13 +14,14 @@ import sys
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 from .._abi import ffi
 from ..cpython import function_of
 from ..dlpack import VERSION
 from ..once import once
 
-__all__ = ["Guard", "check", "forbid_resizing", "guard", "is_tensor_type"]
+__all__ = ["Guard", "check", "check_storage", "forbid_resizing", "guard", "is_tensor_type"]
 
 _SCANNED_BYTES = 256  # of the C++ objects of a tensor and of a view's autograd data, which are larger
 _WORD = 8
@@ -52,10 +53,14 @@ def check(tensor, allows_grad: bool = False) -> None:
     import torch
 
     found = guard()
-    is_watched = tensor.requires_grad and torch.is_grad_enabled() and not allows_grad
+    with torch._C.DisableTorchFunctionSubclass():  # what a subclass says of itself in Python need not be so
+        of: Any = torch.Tensor
+        requires_grad, tensor_layout = of.requires_grad.__get__(tensor), of.layout.__get__(tensor)
+        is_conjugated, is_negated = of.is_conj(tensor), of.is_neg(tensor)
+    is_watched = requires_grad and torch.is_grad_enabled() and not allows_grad
     is_plain = found.knows_all and not _keys(tensor) & found.native.odd_keys
     if is_plain or not found.knows_all:
-        _check_storage(tensor)
+        check_storage(tensor)
         if not allows_grad and _has_tangent(tensor):
             raise BufferError(
                 "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass "
@@ -63,29 +68,33 @@ def check(tensor, allows_grad: bool = False) -> None:
             )
     if is_plain and not is_watched:
         return
-    if tensor.layout is not torch.strided:
-        raise BufferError(f"it has layout {tensor.layout}; pass x.to_dense()")
-    if tensor.is_conj():
+    if tensor_layout is not torch.strided:
+        raise BufferError(f"it has layout {tensor_layout}; pass x.to_dense()")
+    if is_conjugated:
         raise BufferError("it is lazily conjugated, its memory holds the conjugate; pass x.resolve_conj()")
-    if tensor.is_neg():
+    if is_negated:
         raise BufferError("it is lazily negated, its memory holds the negative; pass x.resolve_neg()")
     if is_watched:
         raise BufferError("it requires grad, and autograd would not see what is done with its memory; pass x.detach()")
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
-    tensor.detach().__dlpack__(max_version=VERSION)
+    (tensor.detach() if requires_grad else tensor).__dlpack__(max_version=VERSION)
 
 
-def _check_storage(tensor) -> None:
+def check_storage(tensor) -> None:
     """Raise BufferError for a tensor that goes on where its storage has ended, after a ``resize_()`` of that."""
+    import torch
+
     try:
-        size = tensor.untyped_storage().nbytes()
-        last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+        with torch._C.DisableTorchFunctionSubclass():
+            size = tensor.untyped_storage().nbytes()
+            last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+            is_empty = not tensor.numel()
     except Exception:  # sparse, nested, fake …: their own __dlpack__ has the word
         return
-    if tensor.numel() and end > size:
+    if end > size and not is_empty:
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor goes on to byte {end}"
         )
