@@ -173,9 +173,9 @@ def fast_args(func=None, /, *, grad="refuse", **options):
     Raises TypeError for anything else, and for options of Numba's given together with a dispatcher, which has its own;
     ValueError for another `grad`.
 
-    Ownership: a call borrows its tensors for the time of the call. With ``nogil=True`` it holds owning exports instead, and
-    of a PyTorch tensor the storage too, whose ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``: so no
-    other thread can free what the kernel reads.
+    Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``), or
+    runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of a PyTorch tensor the storage too, whose
+    ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``: so no other code frees what the kernel reads.
 
     >>> import numpy as np
     >>> @fast_args

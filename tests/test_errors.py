@@ -744,6 +744,7 @@ def test_messages_run_no_code_of_what_they_name():
     nested: list = []
     nested.append(nested)
     for thing in (Lies(), nested, 10**5000, (10**5000, Lies())):
-        for call in (fast_args, lambda thing: fast_args(grad=thing)):
-            with pytest.raises((TypeError, ValueError), match="fast_args"):
-                call(thing)
+        with pytest.raises(ValueError, match="'refuse' or 'allow', not"):
+            fast_args(grad=thing)
+    with pytest.raises(TypeError, match="an object of type .*Lies"):
+        fast_args(Lies())
