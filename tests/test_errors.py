@@ -746,5 +746,5 @@ def test_messages_run_no_code_of_what_they_name():
     for thing in (Lies(), nested, 10**5000, (10**5000, Lies())):
         with pytest.raises(ValueError, match="'refuse' or 'allow', not"):
             fast_args(grad=thing)
-    with pytest.raises(TypeError, match="an object of type .*Lies"):
+    with pytest.raises(TypeError, match="Lies"):
         fast_args(Lies())
