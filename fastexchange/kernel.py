@@ -174,8 +174,8 @@ def fast_args(func=None, /, *, grad="refuse", **options):
     ValueError for another `grad`.
 
     Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``), or
-    runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors the storage too, whose
-    ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``: so no other code frees what the kernel reads.
+    runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors the storage, too:
+    its ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``. So no other code frees what the kernel reads.
 
     >>> import numpy as np
     >>> @fast_args
