@@ -42,7 +42,7 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 
 # ---- locks and forks -------------------------------------------------------------------------------------------------
 
-FORK_WAITS = 10.0
+FORK_WAITS = 30.0
 """Seconds for which a fork waits for other threads to finish what they are changing or compiling."""
 
 _locks: dict[int, weakref.ref] = {}

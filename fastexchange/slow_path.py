@@ -137,7 +137,7 @@ def call(kernel, bound: tuple):
 
 def _leaves(values: tuple) -> int:
     """How many things a call may bring for the first time: its arguments, and in tuples their items."""
-    return sum(1 + _leaves(value) if isinstance(value, tuple) else 1 for value in values)
+    return sum(1 + _leaves(value) if issubclass(type(value), tuple) else 1 for value in values)
 
 
 def plan(kernel, bound: tuple) -> None:
