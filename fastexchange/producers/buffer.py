@@ -15,6 +15,7 @@ import sys
 import numpy as np
 from numba import types
 from numba.core.typing import bufproto
+from numba.core.typing.typeof import typeof
 
 from .. import cpython as c
 from .._abi import ffi
@@ -208,6 +209,7 @@ def is_numba_only(thing) -> bool:
         return False
     try:
         view = memoryview(thing)
+        typeof(thing)  # Numba does not read all formats
     except Exception:  # it has to be asked again, for its own words
         return False
     with view:
