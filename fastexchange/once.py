@@ -4,6 +4,7 @@ What is made once is made when it is first asked for, by whichever thread, and n
 it, and may run until the very end: a deleter is called when all modules have been cleared.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from llvmlite.binding import ffi as llvm
 from numba.core.compiler_lock import global_compiler_lock
 
 T = TypeVar("T")
@@ -54,14 +56,14 @@ def forkable_lock():
 
     A child has one thread, the one that forked. A lock that another thread held in that moment would be held in the child
     for ever, in the middle of a change. So a fork takes all of these locks before, and lets go of them on both sides; and
-    Numba's compiler lock with them, else no child of a fork could compile again if another thread was compiling. (So forking
+    the locks of the compiler with them, else no child of a fork could compile again if another thread was compiling. (So forking
     may take as long as a compilation.)
 
     Threads take these locks in different orders: one of ours and, to compile, Numba's; or the other way round. So a fork does
     not wait for a lock while it holds others: it takes what is free, and where one is not, lets go of all and waits for that.
     Nor does it wait for ever, for who holds a lock may be waiting for the thread that forks: after :data:`FORK_WAITS` it does
-    without. The child then makes our lock anew; each change is made such that it can break off between any two steps. Numba's
-    lock is left as it is after a fork without us.
+    without. The child then makes our lock anew; each change is made such that it can break off between any two steps. The
+    compiler's are left as they are after a fork without us.
     """
     lock = threading.RLock()
     address = id(lock)
@@ -69,10 +71,16 @@ def forkable_lock():
     return lock
 
 
-def _all_locks() -> list[Any]:
-    """Numba's compiler lock, then ours."""
-    ours = [reference() for reference in list(_locks.values())]
-    return [global_compiler_lock._lock, *(lock for lock in ours if lock is not None)]
+def _locks_of_the_compiler() -> list[Any]:
+    """Numba's, and llvmlite's, which finalizers take without the other."""
+    found = [global_compiler_lock._lock]
+    with contextlib.suppress(AttributeError):
+        found.append(llvm.lib._lock._lock)
+    return found
+
+
+def _our_locks() -> list[Any]:
+    return [lock for lock in [reference() for reference in list(_locks.values())] if lock is not None]
 
 
 def _before_fork() -> None:
@@ -80,7 +88,7 @@ def _before_fork() -> None:
     held: list[Any] = []
     _forking.held = held  # now, and filled in place: Ctrl-C may end this at any moment
     given_up: set[int] = set()
-    locks = _all_locks()
+    locks = _locks_of_the_compiler() + _our_locks()
     while True:
         for late in locks:
             if id(late) in given_up:
@@ -107,7 +115,7 @@ def _after_fork() -> None:
 
 def _after_fork_in_child() -> None:
     held = set(map(id, _forking.__dict__.get("held", ())))
-    for lock in _all_locks()[1:]:
+    for lock in _our_locks():
         if id(lock) not in held:
             lock._at_fork_reinit()
     _after_fork()
