@@ -504,7 +504,7 @@ def test_ctrl_c_from_another_process():
     """A program in an endless loop of calls ends as Python programs do."""
     done = run_python(
         """
-        import os, signal, subprocess, sys
+        import gc, os, signal, subprocess, sys
         import numpy as np
         from fastexchange import fast_args
 
@@ -545,6 +545,7 @@ def test_ctrl_c_from_another_process():
                 pass
             other.wait()
             assert [total(tensor) for tensor in tensors] == [4950.0, 4950.0, 4900.0]
+        gc.collect()
         assert sys.getrefcount(array) == before
         """
     )

@@ -75,6 +75,7 @@ def check(tensor, allows_grad: bool = False) -> None:
     if is_negated:
         raise BufferError("it is lazily negated, its memory holds the negative; pass x.resolve_neg()")
     if is_watched:
+        tensor.detach()  # a subclass may have words of its own
         raise BufferError("it requires grad, and autograd would not see what is done with its memory; pass x.detach()")
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
@@ -95,6 +96,7 @@ def check_storage(tensor) -> None:
     except Exception:  # sparse, nested, fake …: their own __dlpack__ has the word
         return
     if end > size and not is_empty:
+        (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # it may have words of its own
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor goes on to byte {end}"
         )
