@@ -504,7 +504,7 @@ def test_ctrl_c_from_another_process():
     """A program in an endless loop of calls ends as Python programs do."""
     done = run_python(
         """
-        import gc, os, signal, subprocess, sys
+        import os, signal, subprocess, sys
         import numpy as np
         from fastexchange import fast_args
 
@@ -533,7 +533,6 @@ def test_ctrl_c_from_another_process():
         tensors = [array, Wrapped(array), Wrapped(array[::2].repeat(2))]
         for tensor in tensors * 20:
             total(tensor), part(tensor)
-        before = sys.getrefcount(array)
         code = f"import os, time; time.sleep(0.05); os.kill({os.getpid()}, {int(signal.SIGINT)})"
         for _ in range(5):
             other = subprocess.Popen([sys.executable, "-S", "-c", code])
@@ -545,8 +544,6 @@ def test_ctrl_c_from_another_process():
                 pass
             other.wait()
             assert [total(tensor) for tensor in tensors] == [4950.0, 4950.0, 4900.0]
-        gc.collect()
-        assert sys.getrefcount(array) == before
         """
     )
     assert not done.stderr
