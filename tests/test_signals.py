@@ -533,6 +533,8 @@ def test_ctrl_c_from_another_process():
         tensors = [array, Wrapped(array), Wrapped(array[::2].repeat(2))]
         for tensor in tensors * 20:
             total(tensor), part(tensor)
+        tensor = None
+        before = sys.getrefcount(array)
         code = f"import os, time; time.sleep(0.05); os.kill({os.getpid()}, {int(signal.SIGINT)})"
         for _ in range(5):
             other = subprocess.Popen([sys.executable, "-S", "-c", code])
@@ -543,7 +545,9 @@ def test_ctrl_c_from_another_process():
             except KeyboardInterrupt:
                 pass
             other.wait()
+            tensor = None  # which is `array`, if Ctrl-C came in its turn
             assert [total(tensor) for tensor in tensors] == [4950.0, 4950.0, 4900.0]
+            assert sys.getrefcount(array) == before
         """
     )
     assert not done.stderr
