@@ -588,6 +588,34 @@ def check_exceptions(kernel, party, count: int, company: str) -> None:
                     ledger.check(ledger.made)
 
 
+Pair = collections.namedtuple("Pair", "first second")
+TEXT = "a text that nobody else has".upper()
+
+RESULTS_WITH_CONSTANTS = {
+    "array": (lambda x: x[1:], [np.ndarray, np.dtype("f8")]),
+    "text": (lambda x: TEXT, [TEXT]),
+    "tuple with a text": (lambda x: (x[0], TEXT), [TEXT, tuple]),
+    "named tuple": (lambda x: Pair(x[0], x), [Pair, np.ndarray]),
+    "dtype": (lambda x: x.dtype, [np.dtype("f8")]),
+    "scalar type": (lambda x: np.float32, [np.float32, np.dtype("f4")]),
+}
+
+
+@pytest.mark.parametrize("result", RESULTS_WITH_CONSTANTS)
+def test_objects_that_every_result_refers_to(result):
+    """The machine code that makes a result of objects that live elsewhere neither uses their references up nor adds any."""
+    function, constants = RESULTS_WITH_CONSTANTS[result]
+    kernel = fast_args(function)
+    tensor = np.ones(3)
+    for _ in range(WARM):
+        kernel(tensor)
+    before = [sys.getrefcount(constant) for constant in constants]
+    for _ in range(1000):
+        kernel(tensor)
+    changes = [sys.getrefcount(constant) - count for constant, count in zip(constants, before, strict=True)]
+    assert all(-10 < change < 10 for change in changes), changes
+
+
 @pytest.mark.parametrize("count", [3, 7])
 def test_parallel_kernels(count):
     body = """s = 0.0

@@ -257,6 +257,13 @@ def _is_plain(numba_type) -> bool:
     return isinstance(numba_type, plain)
 
 
+def _new_reference(api, manager: _Constants, thing):
+    """Emit a new reference to a constant, which is what boxing code expects of an object that it unserializes."""
+    constant = manager.read_const(manager.add_const(thing))
+    api.incref(constant)
+    return constant
+
+
 def _build_box(context, return_type):
     unit = CodeUnit(context, "box", ir.FunctionType(_VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer()]))
     result, constants = unit.function.args
@@ -266,7 +273,15 @@ def _build_box(context, return_type):
     # Numba would call Python to find a result's type again, each time: a pending signal's handler could run there, raise, and
     # make the boxer drop what it was given without releasing it.
     api.serialize_object = lambda thing: thing
-    api.unserialize = lambda thing: manager.read_const(manager.add_const(thing))
+    api.unserialize = lambda thing: _new_reference(api, manager, thing)
+    adapt = api.nrt_adapt_ndarray_to_python
+
+    def adapt_and_release(array_type, array, dtype):  # Numba never gives the reference to the array's type back
+        made = adapt(array_type, array, dtype)
+        api.decref(manager.read_const(manager.add_const(array_type.box_type)))
+        return made
+
+    api.nrt_adapt_ndarray_to_python = adapt_and_release
     pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
     with context.push_code_library(unit.library):
         value = context.get_returned_value(builder, return_type, builder.load(pointer))
