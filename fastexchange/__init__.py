@@ -2,7 +2,8 @@
 
 Start at :func:`fast_args`. The way of one argument: ``kernel`` (what is called), ``dispatch.shim`` (the native call),
 ``dispatch.plan`` and ``dispatch.walk`` (reading the arguments), ``dispatch.entry`` (into the kernel and out again);
-``slow_path`` and ``discovery`` for what is met for the first time; ``dlpack``, ``cpython`` and ``native`` are the ground.
+``slow_path`` and ``discovery`` for what is met for the first time, ``numba_call`` for what is left to Numba; ``dlpack``,
+``cpython`` and ``native`` are the ground.
 """
 
 from importlib import import_module as _import_module

@@ -18,12 +18,12 @@ import numpy as np
 
 from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
-from .dispatch.context import address_of
 from .dispatch.state import runtime
 from .dispatch.transfer import vectorcall_transfer
 from .dlpack import VERSION, DLDeviceType
 from .export import COPIED, PADDED, Export, copy_of, export_of, known, to_numpy
 from .naming import shown, type_name
+from .native import address_of
 from .refusal import device_name, dtype_name, memory_status_of, wording
 
 __all__ = ["convert", "from_dlpack", "to_dlpack"]

@@ -12,7 +12,7 @@ import types as python_types
 from numba import types
 
 from ._abi import ffi
-from .native import external, load, native_inline, store
+from .native import address_of, external, load, native_inline, store
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -117,7 +117,7 @@ def function_of(descriptor) -> int:
     if not isinstance(descriptor, (python_types.MethodDescriptorType, python_types.GetSetDescriptorType)):
         return 0
     at = ffi.cast("fx_descriptor *", id(descriptor))
-    if (_address(at.type), _address(at.name)) != (id(descriptor.__objclass__), id(descriptor.__name__)):
+    if (address_of(at.type), address_of(at.name)) != (id(descriptor.__objclass__), id(descriptor.__name__)):
         return 0
     if isinstance(descriptor, python_types.MethodDescriptorType):
         method = ffi.cast("fx_method *", at.definition)
@@ -126,11 +126,7 @@ def function_of(descriptor) -> int:
         attribute = ffi.cast("fx_getset *", at.definition)
         is_plain, name, function = attribute.closure == ffi.NULL, attribute.name, attribute.get
     is_plain = is_plain and ffi.string(name).decode() == descriptor.__name__
-    return _address(function) if is_plain else 0
-
-
-def _address(pointer) -> int:
-    return int(ffi.cast("intptr_t", pointer))
+    return address_of(function) if is_plain else 0
 
 
 # ---- verification --------------------------------------------------------------------------------------------------

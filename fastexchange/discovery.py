@@ -20,7 +20,7 @@ from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
 from .naming import shown, type_name
-from .producers import buffer, dunder, forwarded, torch
+from .producers import buffer, dunder, forwarded, torch, torch_layout
 from .producers.ndarray import dtype_of
 from .producers.omitted import Omitted
 
@@ -176,10 +176,12 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
     if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
-    kind = layout.KIND_EXCHANGE if view else layout.KIND_MANAGED
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
+    guard = _guard(cls, notes)
+    is_asked = guard and ffi.cast("fx_guard *", guard).asks  # which may run Python code, when no view is borrowed yet
+    kind = layout.KIND_EXCHANGE if view and not is_asked else layout.KIND_MANAGED
     fields = {
-        "kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes),
+        "kind": kind, "borrow": view, "managed": managed, "guard": guard,
         "to_object": made, "takes_all": not torch.is_tensor_type(cls),
     }  # fmt: skip
     return Discovery(PATH_EXCHANGE, fields, notes, capsule)
@@ -189,7 +191,7 @@ def _guard(cls: type, notes: list[str]) -> int:
     """The address of the ``fx_guard`` for tensors of this type; 0 for a framework whose exports need none."""
     if not torch.is_tensor_type(cls):
         return 0
-    guard = torch.guard()
+    guard = torch_layout.guard()
     if not guard.knows_all:
         notes.append("this PyTorch's tensors are not laid out as expected: PyTorch is asked about each, and it is exported")
     return guard.address_for(cls)

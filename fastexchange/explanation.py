@@ -11,9 +11,11 @@ from .dispatch.state import runtime
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
 from .naming import type_name
+from .numba_call import as_numba_takes_it
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
+from .refusal import check_tensors, wording
 
 __all__ = ["CallExplanation", "Explanation", "explain"]
 
@@ -82,7 +84,7 @@ def explain(obj, /) -> Explanation:
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
-    from .slow_path import Report, as_numba_takes_it, attempt, check_tensors
+    from .slow_path import Report, attempt
 
     if not runtime().is_native:
         return _explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
@@ -116,13 +118,11 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
             try:
                 for position, value in enumerate(bound):
-                    as_numba_takes_it(kernel, position, value)
+                    as_numba_takes_it(kernel, position, value, is_called=False)
                 outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
             except Exception as error:
                 outcome = f"refused with {type(error).__name__}: {error}"
         else:
-            from .refusal import wording
-
             name = kernel._parameters.name_of(report.position)
             why = wording(status, report.tensor)
             outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {why}"

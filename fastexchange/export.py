@@ -13,11 +13,11 @@ from . import registry
 from ._abi import ffi
 from .discovery import discover, learn_type
 from .dispatch import layout
-from .dispatch.context import address_of
 from .dispatch.state import runtime
 from .dlpack import DLPackFlag, is_readable_by_cpu
 from .dltensor import READONLY_IS_ASSUMED
 from .naming import type_name
+from .native import address_of
 from .producers import capsules, dunder, numpy_table, torch
 from .producers.ndarray import dtype_of
 from .refusal import device_name, status_of, wording

@@ -117,7 +117,7 @@ class FastKernel(NativeCallable):
 
     def _call_numba(self, /, *args, **kwargs):
         """Called by the shim for a call that is known to be one for Numba's dispatcher."""
-        from .slow_path import call_numba
+        from .numba_call import call_numba
 
         self._slow_calls += 1
         return call_numba(self, self._parameters.bind(*args, **kwargs))
@@ -130,7 +130,7 @@ class FastKernel(NativeCallable):
 
     def _refused(self, position: int, error: BaseException):
         """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
-        from .slow_path import refused
+        from .refusal import refused
 
         try:
             refused(self, position, error)

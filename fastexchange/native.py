@@ -21,7 +21,7 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "WORDS", "as_words", "call_int", "call_word", "cstring", "external", "global_address", "load", "native",
+    "WORDS", "address_of", "as_words", "call_int", "call_word", "cstring", "external", "global_address", "load", "native",
     "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array", "store", "struct_at",
 ]  # fmt: skip
 
@@ -58,6 +58,11 @@ def numpy_dtype(ctype) -> np.dtype:
         )
     is_signed = int(ffi.cast(ctype, -1)) < 0
     return np.dtype(f"{'i' if is_signed else 'u'}{ffi.sizeof(ctype)}")
+
+
+def address_of(cdata) -> int:
+    """The address that a cffi pointer or array holds."""
+    return int(ffi.cast("intptr_t", cdata))
 
 
 def sizeof(name: str) -> int:

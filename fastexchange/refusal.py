@@ -1,12 +1,17 @@
-"""What is wrong with a tensor, in words: the messages for the ways in which the walk refuses an argument."""
+"""What is wrong with a tensor, or a call's argument, in words: the messages for the ways in which the walk refuses it."""
 
+import contextlib
 import math
+import sys
+from typing import NoReturn
 
 from . import registry
 from ._abi import ffi
 from .dispatch import layout
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from .dltensor import MAX_ELEMENTS, MAX_OFFSET
+from .naming import type_name
+from .producers import torch
 
 
 def device_name(device) -> str:
@@ -86,3 +91,57 @@ def memory_status_of(tensor) -> int:
     else:
         is_nowhere = 0 in addresses
     return layout.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0
+
+
+# ---- a call's argument ----------------------------------------------------------------------------------------------
+
+# Exceptions that are nothing but a message: these can be raised again with the argument's name in it.
+_REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
+
+
+def argument(kernel, position: int) -> str:
+    """The argument at `position`, for a message."""
+    return f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+
+
+def check_tensors(kernel, position: int, value) -> None:
+    """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
+    if issubclass(type(value), tuple):
+        for item in value:
+            check_tensors(kernel, position, item)
+    elif torch.is_tensor_type(type(value)):
+        try:
+            torch.check(value, kernel.allows_grad)
+        except BufferError as error:
+            refuse_value(kernel, position, value, str(error))
+        except Exception as error:
+            refused(kernel, position, error)
+
+
+def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
+    """Raise BufferError for the argument at `position`."""
+    refuse_value(kernel, position, bound[position], why)
+
+
+def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
+    """Raise BufferError for `value`, all or part of the argument at `position`."""
+    raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
+
+
+def refused(kernel, position: int, error: BaseException) -> NoReturn:
+    """Raise a producer's exception again, the argument named; an exception that is more than a message with a note of it."""
+    try:
+        if type(error) not in _REWORDED:
+            if isinstance(error, Exception):
+                _add_note(error, f"raised for {argument(kernel, position)}")
+            raise error
+        raise type(error)(f"{argument(kernel, position)} cannot be passed to the kernel: {error}") from error
+    finally:
+        del error  # its traceback holds this frame
+
+
+def _add_note(error: Exception, note: str) -> None:
+    """Give an exception a note, once; before Python 3.11 there are none."""
+    with contextlib.suppress(Exception):  # whatever a producer's class makes of its attributes
+        if sys.version_info >= (3, 11) and note not in getattr(error, "__notes__", ()):
+            BaseException.add_note(error, note)

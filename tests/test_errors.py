@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import sys
 import traceback
 
 import numba
@@ -450,7 +451,19 @@ def test_other_exceptions_of_a_producer_arrive_as_they_are(error):
             with pytest.raises(type(error)) as caught:
                 total(first, Raises(error))
             assert caught.value is error
+    if isinstance(error, Exception) and sys.version_info >= (3, 11):
+        assert error.__notes__ == ["raised for total(): argument 'x' (position 1)"]
+    else:
+        assert not hasattr(error, "__notes__")
     assert total(1, np.ones(3)) == 3.0
+
+
+def test_an_exception_that_takes_no_note():
+    error = KeyError("key")
+    error.__notes__ = 5
+    with pytest.raises(KeyError) as caught:
+        total(1, Raises(error))
+    assert caught.value is error and error.__notes__ == 5
 
 
 def test_the_cause_of_a_producers_exception_is_kept():

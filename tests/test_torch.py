@@ -19,7 +19,7 @@ from interpreter import run_python  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
-from fastexchange.producers import torch as producer  # noqa: E402
+from fastexchange.producers import torch_layout as producer  # noqa: E402
 
 
 @fast_args
@@ -271,7 +271,7 @@ def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way: all that is not about how fast it is."""
     script = f"""
     import pytest
-    from fastexchange.producers import torch as producer
+    from fastexchange.producers import torch_layout as producer
     for name in {unknown!r}.split():
         setattr(producer.Guard, name, lambda self: False)
     guard = producer.guard()
@@ -323,7 +323,21 @@ def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
         assert kernel(tensor) == 3
     literal = fast_args(nogil=True)(lambda x, name: x.size)  # text: Numba's own dispatcher makes the call
     tensor = torch.ones(3)
+    assert "Numba's own" in str(literal.explain(tensor, "text")) and tensor.untyped_storage().resizable()  # it was no call
     assert literal(tensor, "text") == 3 and not tensor.untyped_storage().resizable()
+
+
+def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_dispatcher():
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    kernel = fast_args(nogil=True)(lambda x: x.size)
+    tensor = torch.ones(3).as_subclass(Own)
+    for _ in range(2):
+        assert "Numba's own dispatcher" in str(kernel.explain(tensor))
+        assert kernel(tensor) == 3
 
 
 @pytest.mark.parametrize("act", [
@@ -410,7 +424,7 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
         """
         import threading, torch
         from fastexchange import fast_args
-        from fastexchange.producers import torch as producer
+        from fastexchange.producers import torch_layout as producer
 
         start = threading.Barrier(6)
         tensor = torch.ones(4)
@@ -439,7 +453,7 @@ def test_the_layout_is_found_whatever_the_default_dtype(dtype):
         f"""
         import torch
         torch.set_default_dtype(torch.{dtype})
-        from fastexchange.producers.torch import guard
+        from fastexchange.producers.torch_layout import guard
         assert guard().knows_all
         """
     )

@@ -1,8 +1,8 @@
 """Asking PyTorch about a tensor natively: what is not read in memory, and who holds its memory.
 
-The C functions behind public methods are called, at 15 to 55 ns each. Those of a tensor may run Python code (a mode's, a
-finalizer's), so they are called with the owning exports, before any view is borrowed. Those of a storage run none: they have
-the last word about its memory.
+The C functions behind public methods are called. Those of a tensor may run Python code (a mode's, a finalizer's), so they are
+called with the owning exports, before any view is borrowed. Those of a storage run none: they have the last word about its
+memory.
 """
 
 from .. import cpython as c

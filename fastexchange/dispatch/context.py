@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from numba.core.compiler_lock import global_compiler_lock
 
 from .._abi import ffi
+from ..native import address_of
 from ..once import forkable_lock
 from ..producers.ndarray import dtype_of
 from ..producers.omitted import OMITTED
@@ -283,8 +284,3 @@ def _hash(keys) -> int:
 
 def _signed(value: int) -> int:
     return (value + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def address_of(cdata) -> int:
-    """The address that a cffi pointer or array holds."""
-    return int(ffi.cast("intptr_t", cdata))

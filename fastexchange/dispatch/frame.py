@@ -189,18 +189,6 @@ def is_anything_kept(frame, count):
 
 
 @native
-def drop_storage(storage):
-    """Give a storage back, keeping the pending exception, if any, out of the way of what that sets free."""
-    if load(storage) > 1:  # nearly always: the tensor holds it too
-        c.decref(storage)
-        return
-    error = stack(3)
-    c.PyErr_Fetch(error, error + 8, error + 16)
-    c.Py_DecRef(storage)
-    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
-
-
-@native
 def release(runtime, frame):
     """Give back everything that the call took: escaped arrays get their owners, managed tensors their deleters' call."""
     for i in range(frame.array_count):
@@ -215,7 +203,7 @@ def release(runtime, frame):
         if export.managed != 0:
             delete_managed(export.managed)
         if storage != 0:
-            drop_storage(storage)
+            c.decref(storage)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)

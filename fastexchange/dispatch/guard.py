@@ -1,6 +1,6 @@
 """Telling plain tensors from those whose memory is not their value, or that autograd watches, without asking.
 
-Offsets and bits come from the framework's producer (``producers.torch.guard``), which has verified them. Nothing here runs
+Offsets and bits come from the framework's producer (``producers.torch_layout``), which has verified them. Nothing here runs
 foreign code, so a borrowed view stays what it was.
 """
 

@@ -55,7 +55,7 @@ typedef struct {
     int64_t kind;               /* KIND_* */
     int64_t key;                /* what becomes of the leaf's key; dtypes: the dtype field */
     int64_t size;               /* scalars, dtypes: bytes of one element */
-    int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
+    int64_t borrow;             /* dltensor_from_py_object_no_sync; 0: exports need not show the tensor's own memory */
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */

@@ -103,7 +103,7 @@ def transfer(state, ob, to):
     if layout.entry_at(target).guard == 0 and layout.entry_at(target).kind != layout.KIND_NDARRAY:
         return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
     guard = layout.entry_at(source).guard
-    is_lent = layout.entry_at(source).kind == layout.KIND_EXCHANGE  # the tensor's own memory
+    is_own_memory = layout.entry_at(source).borrow != 0
     if to_object == 0 or is_odd(guard, ob):
         return 0, False
     out = stack(1)
@@ -125,7 +125,7 @@ def transfer(state, ob, to):
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
-    if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_lent else 0):
+    if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
         delete_managed(export)
         return 0, False
     made = stack(1)

@@ -8,6 +8,7 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
+from ..dlpack import DLDataTypeCode
 from ..dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -27,13 +28,13 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .asking import is_beyond, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
-from .frame import ARRAY_BYTES, EXPORT_BYTES, drop_storage
+from .frame import ARRAY_BYTES, EXPORT_BYTES
 from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
-COMPLEX = 5  # kDLComplex
+COMPLEX = int(DLDataTypeCode.kDLComplex)
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 
 SCALAR_FLOAT64 = KIND_SCALAR | (2 | 64 << 8) << DTYPE_SHIFT
@@ -44,18 +45,6 @@ SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
 
 FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
 FLAG_LOOK = 2  # stop before the kernel: only the keys are wanted
-
-
-@native_inline
-def needs_export(context, entry):
-    """Whether a tensor has to be exported before any view is borrowed.
-
-    No view can be had of it, or only by running Python code, or it would not be safe (other code may run during the kernel, or
-    the framework has to be asked about the tensor).
-    """
-    if entry.kind == layout.KIND_MANAGED or context.owns != 0:
-        return True
-    return entry.guard != 0 and layout.guard_at(entry.guard).asks != 0
 
 
 @native_inline
@@ -147,11 +136,12 @@ def walk(context, runtime, frame, args, nargs, flags):
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
             entry = layout.entry_at(entry_address)
             class_key = entry.key
+            is_own_memory = entry.borrow != 0
             guard = guard_of(context, entry)  # the entry may move while foreign code runs
             origin = ob + layout.ORIGIN_VIEW
             storage = 0
             writeable = True
-            if needs_export(context, entry):
+            if kind == layout.KIND_MANAGED or context.owns != 0:
                 if exports == frame.export_count:
                     status = layout.STATUS_EXPORT
                     break
@@ -193,7 +183,7 @@ def walk(context, runtime, frame, args, nargs, flags):
                 break
             key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
             if status == layout.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
-                end = end_of(dl_tensor) if kind == layout.KIND_EXCHANGE else 0
+                end = end_of(dl_tensor) if is_own_memory else 0
                 if storage == 0:
                     is_gone = is_short(guard, ob, end)
                 else:
@@ -203,11 +193,10 @@ def walk(context, runtime, frame, args, nargs, flags):
                     status = layout.STATUS_NULL_DATA if storage == 0 else layout.STATUS_CHANGED
                     if flags & FLAG_TRUSTED == 0:
                         status = layout.STATUS_CHECK
-                elif context.owns != 0 and flags & FLAG_LOOK == 0:
-                    if storage == 0:
-                        status = layout.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
-                    elif is_movable(layout.guard_at(guard), storage):
-                        status = layout.STATUS_MOVABLE
+                elif context.owns != 0 and storage == 0:
+                    status = layout.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
+                elif context.owns != 0 and flags & FLAG_LOOK == 0 and is_movable(layout.guard_at(guard), storage):
+                    status = layout.STATUS_MOVABLE
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break
@@ -336,7 +325,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             break
         entry = layout.entry_at(at)
         kind = entry.kind
-        if (kind == layout.KIND_MANAGED or kind == layout.KIND_EXCHANGE) and needs_export(context, entry):
+        if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and context.owns != 0):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1
                 continue
@@ -346,12 +335,13 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             export_function = entry.managed  # the entry may move while Python code runs
             guard = guard_of(context, entry)
             is_buffer = entry.key != 0
+            is_own_memory = entry.borrow != 0
             asks = guard != 0 and layout.guard_at(guard).asks != 0
             if flags & FLAG_TRUSTED == 0 and not asks and is_odd(guard, ob):
                 status = layout.STATUS_CHECK
                 break
             storage = 0
-            if guard != 0 and kind == layout.KIND_EXCHANGE and (asks or context.owns != 0):  # PyTorch's exports do not hold it
+            if guard != 0 and is_own_memory and (asks or context.owns != 0):  # PyTorch's exports do not hold it
                 storage = storage_of(layout.guard_at(guard), ob)
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0
@@ -359,10 +349,10 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 if not failed and load(out) != 0:
                     delete_managed(load(out))
                 if storage != 0:
-                    drop_storage(storage)
+                    c.decref(storage)
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                 if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
-                    if kind == layout.KIND_EXCHANGE:
+                    if is_own_memory:
                         is_final = guard == 0  # the tensor's own __dlpack__ has better words
                     else:  # Numba may take what DLPack cannot describe
                         is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0

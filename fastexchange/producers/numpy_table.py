@@ -39,6 +39,7 @@ from ..dltensor import (
 )  # fmt: skip
 from ..dtypes import plain_fields_by_type_number
 from ..native import (
+    address_of,
     call_word,
     cstring,
     global_address,
@@ -481,11 +482,7 @@ _state = for_ever(ffi.new("fx_numpy *"))
 _owner_name = for_ever(ffi.new("char[]", b"fastexchange.managed_tensor"))
 
 
-def _address(cdata) -> int:
-    return int(ffi.cast("intptr_t", cdata))
-
-
-llvmlite.binding.add_symbol("fastexchange_numpy", _address(_state))
+llvmlite.binding.add_symbol("fastexchange_numpy", address_of(_state))
 
 
 @once
@@ -493,7 +490,7 @@ def exchange_table():
     """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if NumPy or CPython is not as expected."""
     if not c.verify()["object"] or not _find_numpy_api():
         return None
-    _state.owner_name = _address(_owner_name)
+    _state.owner_name = address_of(_owner_name)
     for function in (delete_export, delete_block, drop_owner):
         setattr(_state, function.__name__, function.address)
     table = ffi.new("DLPackExchangeAPI *")
@@ -526,9 +523,9 @@ def _makes_arrays(table) -> bool:
     """Whether an array that goes out and comes back is the array that it was."""
     for array in (np.arange(6.0).reshape(2, 3).T, np.zeros((0, 2), np.int8), np.array(3, np.complex64)):
         managed, made = ffi.new("DLManagedTensorVersioned **"), ffi.new("intptr_t *")
-        if _call(table.managed_tensor_from_py_object_no_sync, id(array), _address(managed)):
+        if _call(table.managed_tensor_from_py_object_no_sync, id(array), address_of(managed)):
             return False
-        if _call(table.managed_tensor_to_py_object_no_sync, _address(managed[0]), _address(made)):
+        if _call(table.managed_tensor_to_py_object_no_sync, address_of(managed[0]), address_of(made)):
             return False
         back = ctypes.cast(made[0], ctypes.py_object).value
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(back))
@@ -539,7 +536,7 @@ def _makes_arrays(table) -> bool:
 
 def _call(function, *arguments: int) -> int:
     """Call a function of a table with the GIL held, which cffi would release."""
-    return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(_address(function))(*arguments)
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(address_of(function))(*arguments)
 
 
 def set_delete_buffer(address: int) -> None:

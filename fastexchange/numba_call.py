@@ -1,0 +1,161 @@
+"""Calls that native code leaves to Numba's own dispatcher: what each argument is to that."""
+
+import copy
+import functools
+import weakref
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core.errors import TypingError
+
+from .cpython import NativeCallable
+from .discovery import discover
+from .dispatch import layout
+from .dtypes import as_numba_has_it, dtype_field, is_native_order
+from .export import numpy_view
+from .naming import type_name
+from .producers import torch
+from .producers.ndarray import dtype_of
+from .producers.omitted import OMITTED
+from .refusal import argument, check_tensors, refuse_value, refused
+
+__all__ = ["as_numba_takes_it", "call_numba", "forget_frames"]
+
+
+def call_numba(kernel, bound: tuple):
+    """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for position, value in enumerate(bound):
+        if value is OMITTED:
+            continue
+        viewed = as_numba_takes_it(kernel, position, value)
+        if len(positional) == position:
+            positional.append(viewed)
+        else:  # behind an omitted one
+            named[kernel._parameters.names[position]] = viewed
+    try:
+        return kernel.dispatcher(*positional, **named)
+    except TypingError as error:
+        own = _copy_of(error)
+    finally:
+        del positional, named  # the exception's traceback holds this frame
+    try:
+        raise own
+    finally:
+        del own
+
+
+def _copy_of(error: TypingError) -> TypingError:
+    """A copy of an exception that Numba keeps, and raises again: it would keep the arguments in all frames of its way, too."""
+    made = copy.copy(error)
+    if type(made) is not type(error) or (str(made), made.args) != (str(error), error.args):
+        return error
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
+    made = made.with_traceback(error.__traceback__)
+    forget_frames(error)
+    return made
+
+
+def as_numba_takes_it(kernel, position: int, value, is_called: bool = True):
+    """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples.
+
+    `is_called`: the kernel is about to run, so that no other code may free the memory of a tensor meanwhile.
+    """
+    cls = type(value)
+    try:
+        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    except Exception as error:  # a type whose attributes cannot even be asked for
+        refused(kernel, position, error)
+    kind = fields["kind"]
+    if kind == layout.KIND_INT:
+        if not -(2**63) <= value < 2**64:
+            raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
+    elif fields.get("key", 0) >> layout.CLASS_SHIFT and kind == layout.KIND_MANAGED:
+        return value  # Numba knows it: an object with the buffer protocol
+    elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
+        check_tensors(kernel, position, value)
+        try:
+            if torch.is_tensor_type(cls):
+                if is_called:
+                    torch.forbid_resizing(value)
+                value = value.detach()  # which nobody else knows, and so does not give another storage
+            return _as_numba_has_it(numpy_view(value, fields["managed"]))
+        except Exception as error:
+            refused(kernel, position, error)
+    elif kind == layout.KIND_TUPLE:
+        return tuple([as_numba_takes_it(kernel, position, item, is_called) for item in value])
+    elif kind == layout.KIND_NAMED_TUPLE:
+        return cls._make([as_numba_takes_it(kernel, position, item, is_called) for item in value])
+    elif isinstance(value, np.ndarray):
+        _require_native_order(kernel, position, value)
+        if isinstance(value, np.ma.MaskedArray):
+            numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+        return _as_numba_has_it(value)
+    elif isinstance(value, NativeCallable):
+        return value.dispatcher
+    elif kind == layout.KIND_NUMBA:
+        _require_numba_type(kernel, position, value)
+    return value
+
+
+def _as_numba_has_it(array: np.ndarray) -> np.ndarray:
+    """`array`, or a view of it as unsigned integers if its dtype is a registered one for which Numba has no type."""
+    given = dtype_of(array)
+    if dtype_field(given) is None:
+        return array
+    dtype = as_numba_has_it(given)
+    return array if dtype is given else array.view(dtype)
+
+
+def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
+    if not is_native_order(dtype_of(array)):
+        advice = "pass x.astype(x.dtype.newbyteorder('='))"
+        refuse_value(kernel, position, array, f"its dtype {dtype_of(array)!r} is not in native byte order; {advice}")
+
+
+def _require_numba_type(kernel, position: int, value) -> None:
+    """Raise TypeError for an object that nobody can pass."""
+    cls = type(value)
+    if id(cls) in _typed_by_numba or _has_numba_type(value):
+        if id(cls) not in _typed_by_numba:
+            forget = functools.partial(_forget_type, id(cls))
+            _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
+        return
+    tried = "; ".join(discover(cls).notes)
+    raise TypeError(
+        f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
+        f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
+    )
+
+
+def _forget_type(address: int, _reference) -> None:
+    _typed_by_numba.pop(address, None)
+
+
+_typed_by_numba: dict[int, weakref.ref] = {}
+"""Types, by ``id``, of which Numba has typed an object: those that it then does not know, its dispatcher refuses."""
+
+
+def _shortened(value: int) -> str:
+    return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
+
+
+def _has_numba_type(value) -> bool:
+    """Whether ``numba.typeof`` has an answer, or an objection of its own, which its dispatcher then words."""
+    try:
+        numba.typeof(value)
+    except ValueError as error:
+        return "Cannot determine Numba type" not in str(error)
+    except Exception:
+        return True
+    return True
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the traceback of an exception that Numba keeps, and with it the arguments of the call: it raises it without."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

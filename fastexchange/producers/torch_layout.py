@@ -1,0 +1,361 @@
+"""How a PyTorch tensor lies in memory, found by experiment: the offsets by which native code tells plain tensors from odd ones.
+
+Asking PyTorch costs a call into it for every question; the answers lie in memory, in the tensor's set of dispatch keys and in
+what its autograd pointer points to. Where they lie is found here and verified on tensors of every kind; where that fails PyTorch
+is asked, by native code (``dispatch.asking``), and about what seems odd to that by Python (``producers.torch.check``).
+"""
+
+import contextlib
+import ctypes
+import functools
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+from .._abi import ffi
+from ..cpython import function_of
+from ..native import address_of
+from ..once import once
+
+__all__ = ["Guard", "guard", "keys_of"]
+
+_SCANNED_BYTES = 256  # of the C++ objects of a tensor and of a view's autograd data, which are larger
+_WORD = 8
+_OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
+
+
+class Guard:
+    """The ``fx_guard`` for PyTorch's tensors: offsets, if all could be verified; if not, PyTorch is asked."""
+
+    def __init__(self):
+        self.native = ffi.new("fx_guard *")
+        self._allowing, self._checking = ffi.new("fx_guard *"), ffi.new("fx_guard *")
+        self._questions = ffi.new("fx_questions *")
+        self.knows_keys = self.knows_storage = self.knows_autograd = False
+        self.can_ask = False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # prototype features announce themselves
+            # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
+            experiments = threading.Thread(target=self._find)
+            experiments.start()
+            experiments.join()
+        if self.can_ask:
+            self._set(questions=address_of(self._questions))
+        if not self.knows_all:
+            # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
+            odd = {"object": _OB_TYPE, "odd_keys": -1, "questions": self.native.questions}
+            self.native[0] = ffi.new("fx_guard *", odd)[0]
+            self._checking[0] = self.native[0]
+            self._checking.allowing = address_of(self._checking)
+            self._set(asks=self.native.questions != 0, asks_autograd=1)
+        self._allowing[0] = self.native[0]
+        self._allowing.autograd = self._allowing.asks_autograd = 0
+        self.native.allowing = address_of(self._allowing)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the answers to all questions are read in memory."""
+        return self.knows_keys and self.knows_storage and self.knows_autograd
+
+    def address_for(self, cls: type) -> int:
+        """The address of the ``fx_guard`` for tensors of this type. It holds for the life of the process."""
+        import torch
+
+        if not self.knows_all and getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
+            return address_of(self._checking)  # its answers may be those of other tensors
+        return address_of(self.native)
+
+    def _set(self, **fields: int) -> None:
+        for name, value in fields.items():
+            setattr(self.native, name, value)
+
+    def _find(self) -> None:
+        with contextlib.suppress(Exception):
+            self.can_ask = self._find_questions()
+        try:
+            self.knows_keys = self._find_keys()
+            self.knows_storage = self.knows_keys and self._find_storage()
+            self.knows_autograd = self.knows_keys and self._find_autograd()
+        except Exception:  # a PyTorch without these private functions
+            pass
+
+    def _find_keys(self) -> bool:
+        """Find the implementation, its dispatch keys and its autograd pointer; see that they tell plain tensors from odd."""
+        import torch
+
+        plain, views, watched, odd = _plain_tensors(), _views(), _watched_tensors(), _odd_tensors()
+        everything = plain + views + watched + odd
+        in_object = [
+            at
+            for at in range(2 * _WORD, torch.Tensor.__basicsize__, _WORD)
+            if all(_word(id(tensor) + at) == tensor._cdata for tensor in everything)
+        ]
+        in_tensor = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == keys_of(t) for t in everything))
+        known = views + watched
+        autograd = _offsets(
+            _WORD, lambda at: all(_word(t._cdata + at) for t in known) and not any(_word(t._cdata + at) for t in plain)
+        )
+        if len(in_object) != 1 or len(in_tensor) != 1 or len(autograd) != 1:
+            return False
+        allowed = functools.reduce(int.__or__, map(keys_of, plain + views + watched))
+        if any(keys_of(tensor) & ~allowed == 0 for tensor in odd):
+            return False
+        self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
+        return True
+
+    def _find_storage(self) -> bool:
+        """Find the storage and in it the address of its memory, which is NULL once that is freed, and the size of that."""
+        import torch
+
+        freed = torch.ones(8, dtype=torch.float32)
+        freed.untyped_storage().resize_(0)
+        shrunk = torch.ones(8, dtype=torch.float32)
+        shrunk.untyped_storage().resize_(13)
+        tensors = [*_plain_tensors(), *_views(), *_watched_tensors(), freed, shrunk]
+        storages = [t.untyped_storage() for t in tensors]
+        data, size = [s.data_ptr() for s in storages], [s.nbytes() for s in storages]
+        at = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
+
+        def inside(wanted: list[int]) -> list[int]:
+            found = range(_WORD, 10 * _WORD, _WORD)  # behind the first word, which a C++ object with virtual functions needs
+            return [at for at in found if all(_word(s._cdata + at) == w for s, w in zip(storages, wanted, strict=True))]
+
+        if len(at) != 1 or not inside(data) or len(inside(size)) != 1:
+            return False
+        self._set(storage=at[0], storage_data=inside(data)[0], storage_size=inside(size)[0])
+        return True
+
+    def _find_autograd(self) -> bool:
+        """Find what autograd notes of a tensor; see that it agrees with ``requires_grad`` on tensors of every kind."""
+        views, watched = _views(), _watched_tensors()
+        leaves, results = [t for t in watched if t.is_leaf], [t for t in watched if not t.is_leaf and not t._is_view()]
+        cleared = [t.clone().requires_grad_().requires_grad_(False) for t in _plain_tensors() if t.is_floating_point()]
+        unwatched_views = [view for view in views if not view._base.requires_grad]
+
+        def flag(ones: list, zeros: list) -> list[int]:
+            read = [(self._known(tensor), 1) for tensor in ones] + [(self._known(tensor), 0) for tensor in zeros]
+            return _offsets(1, lambda at: all(_byte(known + at) == wanted for known, wanted in read))
+
+        # A byte of an address may be 1 in all the leaves by chance: the flag is the byte that changes when it is set and cleared.
+        set_and_cleared = self._switched()
+        requires_grad = [at for at in flag(leaves, cleared + results + unwatched_views) if at in set_and_cleared]
+        is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
+        having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
+        written = self._written(_watched_in_place)
+        grad_fn = [at for at in written if all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking)]
+        base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
+        # A flag behind the base says that there is one. No tensor is known to be a view and to lack it. (It begins a word: the
+        # byte that does so in an address is never 1.)
+        has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD and at % _WORD == 0]
+        switch = _grad_mode_function()
+        # Forward-mode differentiation notes its tangents there as well.
+        others = list(map(self._known, leaves + results + views + cleared))
+        duals = [_dual(), _dual()]
+        differentiated = list(map(self._known, duals))
+        written = self._written(_differentiated_in_place)
+        tangent = [at for at in written if all(_word(k + at) for k in differentiated) and not any(_word(k + at) for k in others)]
+        if not (len(requires_grad) == len(is_view) == 1 and grad_fn and tangent and base and has_base and switch):
+            return False
+        # The first of several: further on lie second words of smart pointers, and memory behind a plain tensor's data.
+        self._set(
+            requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
+            is_grad_enabled=switch, tangent=tangent[0],
+        )  # fmt: skip
+        return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
+
+    def _find_questions(self) -> bool:
+        """Find the C functions by which PyTorch is asked; see that they answer as the methods do."""
+        import torch
+        from torch.autograd import forward_ad
+
+        of_tensor, of_storage = ("requires_grad", "is_neg", "is_conj", "untyped_storage"), ("data_ptr", "nbytes", "resizable")
+        functions = {name: function_of(getattr(torch.Tensor, name, None)) for name in of_tensor}
+        functions |= {name: function_of(getattr(torch.UntypedStorage, name, None)) for name in of_storage}
+        if not all(functions.values()):
+            return False
+        ask = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+        for tensor in (*_plain_tensors(), *_watched_tensors(), torch.ones(2, dtype=torch.complex64).conj(), torch.ones(3)[1:]):
+            storage = tensor.untyped_storage()
+            if (
+                type(storage) is not torch.UntypedStorage
+                or ask(functions["requires_grad"])(tensor, None) != tensor.requires_grad
+                or any(ask(functions[name])(tensor, None) != getattr(tensor, name)() for name in of_tensor[1:3])
+                or ask(functions["untyped_storage"])(tensor, None) is not storage
+                or any(ask(functions[name])(storage, None) != getattr(storage, name)() for name in of_storage)
+            ):
+                return False
+        things = {"storage_type": torch.UntypedStorage, "is_grad_enabled": torch.is_grad_enabled}
+        things |= {"forward_names": vars(forward_ad), "current_level": sys.intern("_current_level")}
+        self._kept = things
+        for name, number in {**functions, **{name: id(thing) for name, thing in things.items()}}.items():
+            setattr(self._questions, name, number)
+        return True
+
+    def _switched(self) -> list[int]:
+        """Where a byte is 1 while a leaf requires grad, and 0 while it does not, of the same leaf and in turn."""
+        import torch
+
+        used = torch.ones(3, dtype=torch.float32, requires_grad=True)
+        _result = used * 2
+        offsets = list(range(_SCANNED_BYTES))
+        for leaf in (used, torch.nn.Parameter(torch.ones(2)), torch.ones(1000, dtype=torch.float32, requires_grad=True)):
+            for wanted in (False, True, False, True):
+                leaf.requires_grad_(wanted)
+                offsets = [at for at in offsets if _byte(self._known(leaf) + at) == wanted]
+        return offsets
+
+    def _written(self, change) -> list[int]:
+        """Where words of what autograd knows become nonzero by a change in place, of several tensors, one by one.
+
+        What differs between tensors need not mean anything: the unused part of a short string, for example, is left as it was
+        in whatever had that memory before.
+        """
+        import torch
+
+        offsets = _offsets(_WORD, lambda at: True)
+        for length in (1, 2, 3, 30, 1000):
+            tensor = torch.ones(length, dtype=torch.float32).requires_grad_().requires_grad_(False)
+            known = self._known(tensor)
+            offsets = [at for at in offsets if not _word(known + at)]
+            change(tensor)
+            if self._known(tensor) != known:
+                return []
+            offsets = [at for at in offsets if _word(known + at)]
+        return offsets
+
+    def _known(self, tensor) -> int:
+        return _word(tensor._cdata + self.native.autograd)
+
+    def _is_watched(self, tensor) -> bool:
+        """``tensor.requires_grad``, read as ``dispatch.guard`` reads it."""
+        known, native = self._known(tensor), self.native
+        if not known:
+            return False
+        watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
+        if not watched and _byte(known + native.is_view):
+            known = _word(_word(known + native.base) + native.autograd)
+            if known:
+                watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
+        return bool(watched)
+
+
+@once
+def guard() -> Guard:
+    """The process's one guard for PyTorch's tensors. PyTorch is imported."""
+    return Guard()
+
+
+def _grad_mode_function() -> int | None:
+    """The address of ``bool (*)(void)``, whether grad mode is on in the calling thread: a function of PyTorch's C shim."""
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    for path in (*folder.glob("libtorch_cpu.*"), *folder.glob("torch_cpu.dll")):
+        function = getattr(ctypes.CDLL(str(path)), "aoti_torch_grad_mode_is_enabled", None)
+        if function is None:
+            continue
+        function.restype, function.argtypes = ctypes.c_bool, []
+        answers = [function()]
+        for mode in (torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
+            with mode:
+                answers.append(function())
+        if answers == [torch.is_grad_enabled(), False, True, False]:
+            return ctypes.cast(function, ctypes.c_void_p).value
+    return None
+
+
+def _offsets(step: int, holds) -> list[int]:
+    """At which offsets in a C++ object something holds."""
+    return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
+
+
+def _word(address: int) -> int:
+    return ctypes.c_ssize_t.from_address(address).value
+
+
+def _byte(address: int) -> int:
+    return ctypes.c_uint8.from_address(address).value
+
+
+def keys_of(tensor) -> int:
+    """A tensor's dispatch keys, as the signed word that holds them."""
+    import torch
+
+    return ctypes.c_ssize_t(torch._C._dispatch_keys(tensor).raw_repr()).value
+
+
+def _plain_tensors() -> list:
+    import torch
+
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    return [
+        torch.ones(3, dtype=torch.float32), torch.ones(2, 3, dtype=torch.float64), torch.empty(0), torch.ones(()), inference,
+        torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool), torch.ones(2, dtype=torch.int8),
+        torch.ones(2, dtype=torch.bfloat16),
+    ]  # fmt: skip
+
+
+def _views() -> list:
+    import torch
+
+    base, written, weights = torch.ones(12), torch.ones(2, 3), torch.ones(3, requires_grad=True)
+    row = written[0]
+    written.mul_(weights)  # only now the view of it requires grad
+    table = torch.ones(3, 4, dtype=torch.int16)
+    return [base[1:], base.view(3, 4), base.reshape(3, 4).t(), base[::2].view(2, 3), table.t(), table[0], row]
+
+
+def _watched_tensors() -> list:
+    import torch
+
+    leaf = torch.ones(3, dtype=torch.float32, requires_grad=True)
+    return [leaf, torch.nn.Parameter(torch.ones(2, 2)), leaf * 2, leaf.sum(), leaf[1:], (leaf * 2)[1:]]
+
+
+def _watched_in_place(tensor) -> None:
+    import torch
+
+    tensor.mul_(torch.ones(1, requires_grad=True))
+
+
+def _differentiated_in_place(tensor) -> None:
+    import torch
+    from torch.autograd import forward_ad
+
+    with contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level():  # no levels within levels
+        one = torch.ones(1, dtype=torch.float32)
+        tensor.mul_(forward_ad.make_dual(one, one))
+
+
+def _dual():
+    import torch
+
+    dual = torch.ones(3, dtype=torch.float32)
+    _differentiated_in_place(dual)
+    return dual
+
+
+def _odd_tensors() -> list:
+    import torch
+
+    z = torch.ones(3, dtype=torch.complex64)
+    x = torch.ones(2, 2, dtype=torch.float32)
+    needed = [z.conj(), z.conj().imag, x.to_sparse(), x.to_sparse_csr(), torch.ones(2, device="meta")]
+    return needed + _made(
+        lambda: torch._efficientzerotensor((2,)),
+        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([x[0], x[1, :1]]),
+    )
+
+
+def _made(*makers) -> list:
+    """What can be made: kinds of tensors come and go with PyTorch's versions."""
+    made = []
+    for make in makers:
+        try:
+            made.append(make())
+        except Exception:
+            continue
+    return made
