@@ -237,6 +237,7 @@ _PYTHON_SCALARS = (
     (type(None), layout.KIND_NONE),
     (Omitted, layout.KIND_OMITTED),
 )
+_NUMPY_SCALARS = {np.dtype(code).type: np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
 
 
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
@@ -246,13 +247,8 @@ def _scalar(cls: type, notes: list[str]) -> Discovery | None:
         return None
     if kind is not None:
         return Discovery(PATH_SCALAR, {"kind": kind})
-    if not issubclass(cls, np.generic) or not cls.__module__.startswith("numpy"):
-        return None
-    try:
-        dtype = np.dtype(cls)
-    except TypeError:
-        return None
-    if dtype.kind not in "?biufc" or dtype.type is not cls or not _scalar_reads_as_declared(dtype):
+    dtype = _NUMPY_SCALARS.get(cls)
+    if dtype is None or not _scalar_reads_as_declared(dtype):
         return None
     element = dtype_field(dtype)
     if element is None:
