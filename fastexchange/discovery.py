@@ -237,7 +237,8 @@ _PYTHON_SCALARS = (
     (type(None), layout.KIND_NONE),
     (Omitted, layout.KIND_OMITTED),
 )
-_NUMPY_SCALARS = {np.dtype(code).type: np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
+_NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
+"""NumPy's scalar types by ``id``: of a type it is not known whether it can be asked for its hash."""
 
 
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
@@ -247,7 +248,7 @@ def _scalar(cls: type, notes: list[str]) -> Discovery | None:
         return None
     if kind is not None:
         return Discovery(PATH_SCALAR, {"kind": kind})
-    dtype = _NUMPY_SCALARS.get(cls)
+    dtype = _NUMPY_SCALARS.get(id(cls))
     if dtype is None or not _scalar_reads_as_declared(dtype):
         return None
     element = dtype_field(dtype)
