@@ -14,6 +14,7 @@ from .dlpack import DLDataTypeCode, DLDeviceType
 from .kernel import FastKernel, KernelStats, fast_args
 
 if TYPE_CHECKING:
+    from .bound import BoundLaunch
     from .conversion import convert, from_dlpack, to_dlpack
     from .exchange import exchange_api, polyfill, unpolyfill
     from .explanation import explain
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from .values import DLDataType, DLDevice, DLPackVersion
 
 __all__ = [
-    "DLDataType", "DLDataTypeCode", "DLDevice", "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats", "convert",
-    "exchange_api", "explain", "fast_args", "from_dlpack", "polyfill", "register_dlpack_dtype", "to_dlpack", "unpolyfill",
+    "BoundLaunch", "DLDataType", "DLDataTypeCode", "DLDevice", "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats",
+    "convert", "exchange_api", "explain", "fast_args", "from_dlpack", "polyfill", "register_dlpack_dtype", "to_dlpack",
+    "unpolyfill",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "bound": ("BoundLaunch",),
     "conversion": ("convert", "from_dlpack", "to_dlpack"),
     "exchange": ("exchange_api", "polyfill", "unpolyfill"),
     "explanation": ("explain",),

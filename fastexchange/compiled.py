@@ -7,8 +7,10 @@ package compiles and loads nothing.
 
 import functools
 import hashlib
+import re
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -190,16 +192,43 @@ def part(signature):
     return lambda python_function: Part(python_function, signature)
 
 
-def may_run_python(library) -> bool:
-    """Whether the machine code of a kernel, and of what it calls, may run Python: an ``objmode`` block, or ``print``.
+def _called_by(library) -> Iterator[str | None]:
+    """The names of what a kernel, and what is compiled into it, calls; None for a call through a pointer.
 
-    Then other code runs in the middle of a call, as it does without the GIL. Where the code cannot be looked at, it may.
+    Without Numba's wrappers around kernels, which run before and after them, and without what counts references.
+    """
+    for function in library._get_module_for_linking().functions:
+        if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
+            continue
+        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
+            yield callee.lstrip('@"') if callee.startswith("@") else None
+
+
+def may_run_python(library) -> bool:
+    """Whether the machine code of a kernel, and of what it calls, may run Python: an ``objmode`` block, ``print``, a callback.
+
+    Then other code runs in the middle of a call, as it does without the GIL. Where the code cannot be looked at, it may; and so
+    may a function behind a pointer (ctypes, cffi, Numba's first-class functions).
     """
     try:
-        functions = [function.name for function in library._get_module_for_linking().functions if function.is_declaration]
+        return any(name is None or name.startswith(("PyObject_Call", "PySys_FormatStdout")) for name in _called_by(library))
     except Exception:
         return True
-    return any(name.startswith(("PyObject_Call", "PySys_FormatStdout")) for name in functions)
+
+
+def can_be_linked(library) -> bool:
+    """Whether a kernel can be made part of other code: it was not loaded from a cache, and runs no Python."""
+    try:
+        library._get_module_for_linking()
+    except Exception:
+        return False
+    return not may_run_python(library)
+
+
+def may_keep_arguments(library) -> bool:
+    """Whether a kernel may still hold arrays of its arguments when it has returned: it takes references, or calls the unknown."""
+    takes = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
+    return any(name is None or name.startswith(takes) for name in _called_by(library))
 
 
 class CFunction:

@@ -26,7 +26,7 @@ from .naming import shown, type_name
 from .native import address_of
 from .refusal import device_name, dtype_name, memory_status_of, wording
 
-__all__ = ["convert", "from_dlpack", "to_dlpack"]
+__all__ = ["convert", "from_dlpack", "maker", "to_dlpack"]
 
 _CPU = (int(DLDeviceType.kDLCPU), 0)
 
@@ -111,7 +111,7 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
         if device is not None and not export.is_on_cpu:
             export.release()
             return from_dlpack(_moved(what, x, copy), dtype=dtype)
-        array = to_numpy(export)
+        array = to_numpy(export, what)
     if wanted is not None and array.dtype != wanted:
         raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= is no cast: use .astype()")
     return array.copy(order="K") if copy else array
@@ -198,7 +198,7 @@ def convert(x, to: type, /, *, copy=None):
         raise TypeError(f"{what}: the second argument is a type of tensors, not object")
     if issubclass(type(x), to) and not copy and known(type(x)).get("managed"):
         return x
-    make = _maker(what, to)
+    make = maker(what, to)
     if copy is not False and issubclass(type(x), np.ndarray) and _has_no_place(x):
         x, copy = x.astype(x.dtype.newbyteorder("="), order="C", copy=True), None
     if not copy:
@@ -261,7 +261,7 @@ def _misreads_strides(to: type) -> bool:
     array[...] = np.arange(6).reshape(2, 3)
     try:
         with export_of(array.T, "convert()") as export:
-            made = _maker("convert()", to)(export)
+            made = maker("convert()", to)(export)
         return not np.array_equal(from_dlpack(made), array.T)
     except Exception:  # it refuses such arrays
         return False
@@ -274,8 +274,11 @@ def _check_shared(what: str, made, address: int) -> None:
             raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied this one, which copy=False rules out")
 
 
-def _maker(what: str, to: type):
-    """A function from an export, which it takes, to a tensor of the type `to`. Raises TypeError if there is none."""
+def maker(what: str, to: type, is_exact: bool = True):
+    """A function from an export, which it takes, to a tensor of the type `to`. Raises TypeError if there is none.
+
+    `is_exact`: a tensor that is of another type is a TypeError.
+    """
     to_object = known(to).get("to_object", 0)
     own = None if to_object else _own_from_dlpack(what, to)
     is_immutable = to.__module__.partition(".")[0] in _IMMUTABLE
@@ -285,13 +288,13 @@ def _maker(what: str, to: type):
         kind = f"{dtype_name(dtype.code, dtype.bits, dtype.lanes)} on {device_name(device)}"
         try:
             if to is np.ndarray and to_object:
-                made = to_numpy(export)
+                made = to_numpy(export, what)
             else:
                 made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
         except RuntimeError as error:  # that of PyTorch, JAX and pyarrow for a BufferError
             reason = str(error).partition("\n")[0]
             raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
-        if not isinstance(made, to):
+        if is_exact and not isinstance(made, to):
             raise TypeError(
                 f"{what}: no {type_name(to)} can be made: its framework makes a {type_name(type(made))}; convert to that type"
             )

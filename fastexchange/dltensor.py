@@ -1,10 +1,11 @@
-"""Is a DLTensor sound? What a producer says is looked at before anybody follows a pointer of it. And giving one back."""
+"""DLTensors: is one sound? What a producer says is looked at before anybody follows a pointer. Making one, giving one back."""
 
 import numpy as np
 from numba import types
 
 from . import cpython as c
 from .dlpack import CPU_READABLE_MASK
+from .dlpack import VERSION as DLPACK_VERSION
 from .native import call_word, load, native, native_inline, offset_of, sizeof, stack, struct_at
 
 dl_tensor_at = struct_at("DLTensor")
@@ -24,6 +25,9 @@ READONLY_IS_ASSUMED = np.uint64(1 << 63)
 Their memory is taken for readonly, as ``np.from_dlpack`` does (JAX's immutable arrays come so), unless the type is known to be
 mutable. No export leaves the package with it.
 """
+
+SHIFTS = np.array([size.bit_length() - 1 if size & (size - 1) == 0 else -1 for size in range(33)], np.int64)
+"""By item size: its binary logarithm, -1 if that is not whole."""
 
 # What is wrong with a tensor. ``refusal.wording`` has the words.
 SOUND = 0
@@ -145,6 +149,41 @@ def examine(tensor):
     if status == SOUND and is_nowhere(tensor) and not is_empty(tensor):
         status = NULL_DATA
     return status
+
+
+@native_inline
+def in_elements(stride, itemsize):
+    """A stride in bytes as one in elements, rounded down."""
+    shift = SHIFTS[itemsize] if itemsize < 33 else -1
+    return stride >> shift if shift >= 0 else stride // itemsize
+
+
+@native_inline
+def describe(tensor, data, ndim, field, shape, strides):
+    """Fill a DLTensor for memory of the CPU."""
+    tensor.data = data
+    tensor.device.device_type = 1
+    tensor.device.device_id = 0
+    tensor.ndim = ndim
+    tensor.dtype.code = field & 0xFF
+    tensor.dtype.bits = field >> 8
+    tensor.dtype.lanes = 1
+    tensor.shape = shape
+    tensor.strides = strides
+    tensor.byte_offset = 0
+
+
+@native
+def new_managed(ndim, extra):
+    """The address of a managed tensor of version 1.3 with room for `ndim` extents and strides and `extra` bytes; or 0."""
+    at = c.PyMem_RawMalloc(MANAGED_BYTES + 16 * ndim + extra)
+    if at != 0:
+        managed = managed_at(at)
+        managed.version.major = DLPACK_VERSION[0]
+        managed.version.minor = DLPACK_VERSION[1]
+        managed.manager_ctx = 0
+        managed.flags = 0
+    return at
 
 
 @native

@@ -98,7 +98,11 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             outcome = f"refused with {type(error).__name__}: {error}"
             break
         if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
-            learn(report.stopped_at)
+            try:
+                learn(report.stopped_at)
+            except Exception as error:  # a type whose attributes cannot even be asked for
+                outcome = f"refused with {type(error).__name__}: {error}"
+                break
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
             outcome, numba_names = _fate(kernel, report.keys)
@@ -118,7 +122,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
             try:
                 for position, value in enumerate(bound):
-                    as_numba_takes_it(kernel, position, value, is_called=False)
+                    as_numba_takes_it(kernel, position, value)
                 outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
             except Exception as error:
                 outcome = f"refused with {type(error).__name__}: {error}"

@@ -216,17 +216,18 @@ def known(cls: type) -> dict[str, int]:
     return entries.fields(cls)
 
 
-def to_numpy(export: Export) -> np.ndarray:
-    """The NumPy array over an export's memory, which it then owns. Raises BufferError if there is no such array."""
+def to_numpy(export: Export, what: str = "") -> np.ndarray:
+    """The NumPy array over an export's memory, which it then owns. Raises BufferError, in the name of `what`."""
+    prefix = f"{what}: " if what else ""
     to_object = known(np.ndarray).get("to_object")
     if not to_object:
-        raise BufferError("this NumPy's C API is not as expected: arrays over other memory cannot be made")
+        raise BufferError(f"{prefix}this NumPy's C API is not as expected: arrays over other memory cannot be made")
     tensor = export.tensor
     status = status_of(tensor)
     if not status and registry.dtype_of(tensor.dtype.code, tensor.dtype.bits) is None:
         status = layout.STATUS_DTYPE
     if status:
-        raise BufferError(wording(status, tensor))
+        raise BufferError(prefix + wording(status, tensor))
     return export.into(to_object)
 
 
@@ -234,7 +235,7 @@ def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> np.nda
     """A copy of an export in the CPU's memory, in C order or in about the same layout (K). The export is taken."""
     if not export.is_on_cpu:
         raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
-    return to_numpy(export).copy(order=order)
+    return to_numpy(export, what).copy(order=order)
 
 
 def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int) -> np.ndarray:

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
-import numpy as np
 from numba.core import sigutils
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import CPUDispatcher
 
+from . import interpreted
 from .cpython import NativeCallable, enable_vectorcall
 from .naming import shown
 from .parameters import Parameters
-from .producers import torch
 
 __all__ = ["FastKernel", "KernelStats", "fast_args"]
 
@@ -47,11 +46,13 @@ class FastKernel(NativeCallable):
     dispatcher : the Numba dispatcher. Called directly, it takes what Numba takes.
     py_func : the Python function.
     allows_grad : whether it takes tensors that require grad while grad mode is on.
+    returns : what says of which framework its results are: None, a parameter's name, or a type.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_native")
 
-    def __init__(self, dispatcher: CPUDispatcher, allows_grad: bool = False):
+    def __init__(self, dispatcher: CPUDispatcher, manner: "_Manner | None" = None):
+        from . import results
         from .dispatch.context import KernelContext
         from .dispatch.shim import vectorcall
 
@@ -60,12 +61,14 @@ class FastKernel(NativeCallable):
         self.py_func = dispatcher.py_func
         self._parameters = Parameters(dispatcher.py_func)
         self._slow_calls = 0
-        self.allows_grad = allows_grad
+        self._manner = manner = manner or _Manner()
+        self.allows_grad, self.returns = manner
         release_gil = bool(dispatcher.targetoptions.get("nogil"))
-        self._native = KernelContext(self._parameters, release_gil, allows_grad)
+        self._native = KernelContext(self._parameters, self.__qualname__, release_gil, manner.allows_grad, self._returns())
         self._context = self._native.address
         self._vectorcall = vectorcall.address
-        _kernels[id(dispatcher), allows_grad] = self
+        results.prepare()
+        _kernels[id(dispatcher), manner] = self
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -75,7 +78,22 @@ class FastKernel(NativeCallable):
         return f"<fast_args {self.py_func.__module__}.{self.py_func.__qualname__}{inspect.signature(self.py_func)}>"
 
     def __reduce__(self):
-        return _kernel_of, (self.dispatcher, self.allows_grad)
+        return _kernel_of, (self.dispatcher, self._manner)
+
+    def _returns(self) -> type | int | None:
+        """What :attr:`returns` is to native code: a type, a parameter's position, or None."""
+        from .results import check_type
+
+        returns = self.returns
+        if isinstance(returns, type):
+            check_type(returns)
+        elif isinstance(returns, str):
+            if returns not in self._parameters.names:
+                raise ValueError(
+                    f"fast_args(): returns={returns!r} names no parameter of {self.__qualname__}{inspect.signature(self.py_func)}"
+                )
+            return self._parameters.names.index(returns)
+        return returns
 
     @property
     def _numba_type_(self):
@@ -98,9 +116,29 @@ class FastKernel(NativeCallable):
         finally:
             self._native.forget()
 
+    def bind(self, /, *args, **kwargs):
+        """A launch with these arguments: called without any, it goes straight to the compiled kernel.
+
+        For loops that call a kernel with the same tensors again and again. See :class:`~fastexchange.BoundLaunch`: what it
+        holds, what becomes of a tensor that is changed, how to replace an argument.
+
+        Raises TypeError for arguments that do not fit the parameters, or that only Numba's own dispatcher can pass; what a call
+        with these arguments raises before the kernel runs.
+
+        >>> import numpy as np
+        >>> x = np.arange(4.0)
+        >>> launch = fast_args(lambda x: x.sum()).bind(x)
+        >>> launch(), launch()
+        (6.0, 6.0)
+        """
+        from .bound import BoundLaunch
+
+        return BoundLaunch(self, self._parameters.bind(*args, **kwargs))
+
     def explain(self, /, *args, **kwargs):
         """What a call with these arguments would do, without making it: each argument's path and Numba type, and why.
 
+        Producers are asked for their tensors as in a call: a copy-on-write tensor of PyTorch is copied by that.
         Returns a ``CallExplanation``; print it. Raises TypeError for arguments that do not fit the parameters.
         """
         from .explanation import explain_call
@@ -147,14 +185,20 @@ class _CarefulKernel(FastKernel):
         return self._call_numba(*args, **kwargs)
 
 
-_kernels: "weakref.WeakValueDictionary[tuple[int, bool], FastKernel]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive, and ``allows_grad``: a kernel that is pickled and loaded in the
-same process is the same kernel."""
+_kernels: "weakref.WeakValueDictionary[tuple, FastKernel]" = weakref.WeakValueDictionary()
+"""By ``id`` of the dispatcher, which the kernel keeps alive, and manner: what is pickled and loaded in a process is the same."""
 
 enable_vectorcall(FastKernel)
 
 
-def fast_args(func=None, /, *, grad="refuse", **options):
+class _Manner(NamedTuple):
+    """How a kernel treats tensors: what ``fast_args`` is told beside the options of Numba."""
+
+    allows_grad: bool = False
+    returns: "str | type | None" = None
+
+
+def fast_args(func=None, /, *, grad="refuse", returns=None, **options):
     """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
 
     Parameters
@@ -164,18 +208,23 @@ def fast_args(func=None, /, *, grad="refuse", **options):
     grad : what becomes of tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as ``__dlpack__``
         has it, because autograd sees nothing of what a kernel does. ``"allow"``: the kernel gets their memory, as after
         ``detach()``; for kernels that take part in a backward pass of their own, and for optimiser steps.
+    returns : what an array becomes that the kernel makes and returns, alone or in tuples and lists. None: a tensor of the
+        framework of the call's first tensor, NumPy's where there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor
+        of that type. A parameter's name: a tensor of the framework of that argument. An argument that the kernel returns is
+        that very object in any case.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns
     -------
     A :class:`FastKernel`; without a function, a decorator.
 
-    Raises TypeError for anything else, and for options of Numba's given together with a dispatcher, which has its own;
-    ValueError for another `grad`.
+    Raises TypeError for anything else, for a `returns` that is no type of tensors, and for options of Numba's given together with
+    a dispatcher, which has its own; ValueError for another `grad`, and for a `returns` that names no parameter.
 
     Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``), or
     runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors the storage, too:
     its ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``. So no other code frees what the kernel reads.
+    A tensor that is made of a result owns Numba's memory; one that shows an argument's memory keeps the argument alive.
 
     >>> import numpy as np
     >>> @fast_args
@@ -189,57 +238,38 @@ def fast_args(func=None, /, *, grad="refuse", **options):
     """
     if grad not in ("refuse", "allow"):
         raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
-    allows_grad = grad == "allow"
+    if returns is not None and not isinstance(returns, (str, type)):
+        raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
+    manner = _Manner(grad == "allow", returns)
     if func is None:
-        return functools.partial(fast_args, grad=grad, **options)
+        return functools.partial(fast_args, grad=grad, returns=returns, **options)
     if isinstance(func, FastKernel):
         _no_options(options, "a FastKernel")
-        if allows_grad and not func.allows_grad:
-            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad='allow'")
+        if manner not in (_Manner(), func._manner):
+            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad= and returns=")
         return func
     if isinstance(func, CPUDispatcher):
         _no_options(options, "a Numba dispatcher")
-        return _kernel_of(func, allows_grad)
+        return _kernel_of(func, manner)
     if numba.config.DISABLE_JIT:
-        return _interpreted(func, allows_grad)
+        return interpreted.interpreted(func, manner)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions and CPU dispatchers; {type(func).__name__} is for another target")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
-        return lambda function: _make(_jit(function, options, func), allows_grad)
-    return _make(_jit(func, options), allows_grad)
+        return lambda function: _make(_jit(function, options, func), manner)
+    return _make(_jit(func, options), manner)
 
 
-def _kernel_of(dispatcher: CPUDispatcher, allows_grad: bool) -> FastKernel:
-    """The kernel of a dispatcher: there is one for each `allows_grad`."""
-    known = _kernels.get((id(dispatcher), allows_grad))
-    return known if known is not None else _make(dispatcher, allows_grad)
+def _kernel_of(dispatcher: CPUDispatcher, manner: _Manner) -> FastKernel:
+    """The kernel of a dispatcher: there is one for each manner."""
+    known = _kernels.get((id(dispatcher), manner))
+    return known if known is not None else _make(dispatcher, manner)
 
 
-def _interpreted(func, allows_grad):
-    """What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views."""
-    if not inspect.isfunction(func):
-        return lambda function: _interpreted(function, allows_grad)  # signatures, options: nothing is compiled
-
-    def view(value):
-        if type(value) in (tuple, list):
-            return type(value)(map(view, value))
-        if torch.is_tensor_type(type(value)):
-            torch.check(value, allows_grad)
-            value = value.detach()
-        return np.from_dlpack(value) if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray) else value
-
-    @functools.wraps(func)
-    def interpreted(*args, **kwargs):
-        return func(*map(view, args), **{name: view(value) for name, value in kwargs.items()})
-
-    interpreted.py_func = func
-    return interpreted
-
-
-def _make(dispatcher: CPUDispatcher, allows_grad: bool) -> FastKernel:
+def _make(dispatcher: CPUDispatcher, manner: _Manner) -> FastKernel:
     from .dispatch.state import runtime
 
-    return (FastKernel if runtime().is_native else _CarefulKernel)(dispatcher, allows_grad)
+    return (FastKernel if runtime().is_native else _CarefulKernel)(dispatcher, manner)
 
 
 def _no_options(options: dict, what: str) -> None:

@@ -32,7 +32,7 @@ def shown(value, depth: int = 2) -> str:
         return f"an int of {value.bit_length()} bits"
     if cls in (tuple, list) and depth:
         text = ", ".join(shown(item, depth - 1) for item in value[:9]) + ("…" if len(value) > 9 else "")
-        text = f"({text})" if cls is tuple else f"[{text}]"
+        text = f"({text}{',' if len(value) == 1 else ''})" if cls is tuple else f"[{text}]"
     elif cls in _PLAIN or issubclass(cls, np.dtype):
         text = repr(value)
     else:

@@ -21,8 +21,8 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "WORDS", "address_of", "as_words", "call_int", "call_word", "cstring", "external", "global_address", "load", "native",
-    "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array", "store", "struct_at",
+    "WORDS", "address_of", "as_words", "atomic_add", "call_int", "call_word", "cstring", "external", "global_address",
+    "load", "native", "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array", "store", "struct_at",
 ]  # fmt: skip
 
 native = functools.partial(
@@ -110,6 +110,18 @@ def store(typingctx, address, value):
     def codegen(context, builder, signature, args):
         word = context.get_value_type(types.intp)
         builder.store(args[1], builder.inttoptr(args[0], word.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), codegen
+
+
+@intrinsic
+def atomic_add(typingctx, address, value):
+    """Add to the 8-byte word at `address`, whatever other threads do."""
+
+    def codegen(context, builder, signature, args):
+        word = context.get_value_type(types.intp)
+        builder.atomic_rmw("add", builder.inttoptr(args[0], word.as_pointer()), args[1], "monotonic")
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), codegen

@@ -19,28 +19,31 @@ from .producers import torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
 from .refusal import argument, check_tensors, refuse_value, refused
+from .results import as_target, check_argument
 
 __all__ = ["as_numba_takes_it", "call_numba", "forget_frames"]
 
 
 def call_numba(kernel, bound: tuple):
     """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
+    check_argument(kernel, bound)
     positional: list[Any] = []
     named: dict[str, Any] = {}
+    given = Given()
     for position, value in enumerate(bound):
         if value is OMITTED:
             continue
-        viewed = as_numba_takes_it(kernel, position, value)
+        viewed = as_numba_takes_it(kernel, position, value, given)
         if len(positional) == position:
             positional.append(viewed)
         else:  # behind an omitted one
             named[kernel._parameters.names[position]] = viewed
     try:
-        return kernel.dispatcher(*positional, **named)
+        return given.returned(kernel, bound, kernel.dispatcher(*positional, **named))
     except TypingError as error:
         own = _copy_of(error)
     finally:
-        del positional, named  # the exception's traceback holds this frame
+        del positional, named, given  # the exception's traceback holds this frame
     try:
         raise own
     finally:
@@ -59,10 +62,53 @@ def _copy_of(error: TypingError) -> TypingError:
     return made
 
 
-def as_numba_takes_it(kernel, position: int, value, is_called: bool = True):
+class Given:
+    """The tensors of a call that Numba's dispatcher makes, and what the kernel gets of them."""
+
+    def __init__(self):
+        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as Numba has it
+
+    def add(self, tensor, view: np.ndarray) -> np.ndarray:
+        """`view`, that of `tensor`, as Numba has it."""
+        viewed = _as_numba_has_it(view)
+        self._tensors.append((tensor, view, viewed))
+        return viewed
+
+    def returned(self, kernel, bound: tuple, result):
+        """The result of the kernel, each array in it treated as native code does it (``dispatch.results``)."""
+        if isinstance(result, (list, tuple)):
+            if any(result is value for value in bound):
+                return result
+            items = [self.returned(kernel, bound, item) for item in result]
+            return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
+        if type(result) is not np.ndarray:
+            return result
+        for tensor, view, viewed in self._tensors:
+            if _is_same(result, viewed):
+                return tensor
+            if view.dtype != viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
+                result = result.view(view.dtype)
+        return as_target(result, self._target(kernel, bound), kernel.__qualname__)
+
+    def _target(self, kernel, bound: tuple) -> type | None:
+        if isinstance(kernel.returns, type):
+            return kernel.returns
+        if kernel.returns is not None:
+            return type(bound[kernel._parameters.names.index(kernel.returns)])
+        return type(self._tensors[0][0]) if self._tensors else None
+
+
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays show the same elements."""
+    return array.dtype == other.dtype and all(
+        array.__array_interface__[name] == other.__array_interface__[name] for name in ("data", "shape")
+    ) and array.strides == other.strides  # fmt: skip
+
+
+def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
     """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples.
 
-    `is_called`: the kernel is about to run, so that no other code may free the memory of a tensor meanwhile.
+    `given`: where the views of a call are noted. None: no kernel is about to run, for which memory would have to be held.
     """
     cls = type(value)
     try:
@@ -79,21 +125,24 @@ def as_numba_takes_it(kernel, position: int, value, is_called: bool = True):
         check_tensors(kernel, position, value)
         try:
             if torch.is_tensor_type(cls):
-                if is_called:
+                if given is not None:
                     torch.forbid_resizing(value)
-                value = value.detach()  # which nobody else knows, and so does not give another storage
-            return _as_numba_has_it(numpy_view(value, fields["managed"]))
+                detached = value.detach()  # which nobody else knows, and so does not give another storage
+                view = numpy_view(detached, fields["managed"])
+            else:
+                view = numpy_view(value, fields["managed"])
+            return _as_numba_has_it(view) if given is None else given.add(value, view)
         except Exception as error:
             refused(kernel, position, error)
     elif kind == layout.KIND_TUPLE:
-        return tuple([as_numba_takes_it(kernel, position, item, is_called) for item in value])
+        return tuple([as_numba_takes_it(kernel, position, item, given) for item in value])
     elif kind == layout.KIND_NAMED_TUPLE:
-        return cls._make([as_numba_takes_it(kernel, position, item, is_called) for item in value])
+        return cls._make([as_numba_takes_it(kernel, position, item, given) for item in value])
     elif isinstance(value, np.ndarray):
         _require_native_order(kernel, position, value)
         if isinstance(value, np.ma.MaskedArray):
             numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
-        return _as_numba_has_it(value)
+        return _as_numba_has_it(value) if given is None else given.add(value, value)
     elif isinstance(value, NativeCallable):
         return value.dispatcher
     elif kind == layout.KIND_NUMBA:
@@ -112,7 +161,7 @@ def _as_numba_has_it(array: np.ndarray) -> np.ndarray:
 
 def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
     if not is_native_order(dtype_of(array)):
-        advice = "pass x.astype(x.dtype.newbyteorder('='))"
+        advice = "pass its astype() of dtype.newbyteorder('=')"
         refuse_value(kernel, position, array, f"its dtype {dtype_of(array)!r} is not in native byte order; {advice}")
 
 
@@ -124,10 +173,10 @@ def _require_numba_type(kernel, position: int, value) -> None:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         return
-    tried = "; ".join(discover(cls).notes)
+    tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise TypeError(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
-        f"cannot determine its type (tried __dlpack_c_exchange_api__, __dlpack__ and numba.typeof; {tried})"
+        f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
     )
 
 

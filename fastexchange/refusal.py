@@ -1,6 +1,5 @@
 """What is wrong with a tensor, or a call's argument, in words: the messages for the ways in which the walk refuses it."""
 
-import contextlib
 import math
 import sys
 from typing import NoReturn
@@ -112,10 +111,12 @@ def check_tensors(kernel, position: int, value) -> None:
     elif torch.is_tensor_type(type(value)):
         try:
             torch.check(value, kernel.allows_grad)
+            return
         except BufferError as error:
-            refuse_value(kernel, position, value, str(error))
+            why = str(error)
         except Exception as error:
             refused(kernel, position, error)
+        refuse_value(kernel, position, value, why)
 
 
 def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
@@ -141,7 +142,8 @@ def refused(kernel, position: int, error: BaseException) -> NoReturn:
 
 
 def _add_note(error: Exception, note: str) -> None:
-    """Give an exception a note, once; before Python 3.11 there are none."""
-    with contextlib.suppress(Exception):  # whatever a producer's class makes of its attributes
-        if sys.version_info >= (3, 11) and note not in getattr(error, "__notes__", ()):
+    """Give an exception a note, once; before Python 3.11 there are none. Runs no code of the exception's class."""
+    if sys.version_info >= (3, 11):
+        known = object.__getattribute__(error, "__dict__").get("__notes__")
+        if known is None or (type(known) is list and not any(type(each) is str and each == note for each in known)):
             BaseException.add_note(error, note)

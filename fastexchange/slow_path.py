@@ -22,6 +22,7 @@ from .native import address_of
 from .numba_call import call_numba, forget_frames
 from .producers import buffer, torch
 from .refusal import advice, check_tensors, dtype_name, refuse, refused, wording
+from .results import check_argument
 
 _MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
 _REPORT_KEYS = 4096
@@ -34,6 +35,8 @@ class Report:
     def __init__(self):
         self.result: Any = None
         """What the call returned, if its status is STATUS_OK."""
+        self.unmade: tuple | None = None
+        """Of a call that native code cannot make although its arguments are fit for that: the keys and the edition."""
         self._native = ffi.new("fx_report *")
         self._keys = ffi.new("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
@@ -63,19 +66,28 @@ class Report:
         return ctypes.cast(self._native.object, ctypes.py_object).value
 
 
+    @property
+    def held(self) -> tuple[int, int]:
+        """After ``launch.hold``: the addresses of the frame and of the overload."""
+        return self._native.frame, self._native.overload
+
+
 @functools.cache
-def _native_attempt():
+def _native(function):
     prototype = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_void_p
     )
-    return prototype(shim.attempt.address)
+    return prototype(function.address)
 
 
-def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
-    """Make the call natively if all is known. Returns a STATUS_*; details are in `report`."""
+def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.attempt) -> int:
+    """Let native code make the call (or what else `function` does with it) if all is known.
+
+    Returns a STATUS_*; details are in `report`.
+    """
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
-        report.result = _native_attempt()(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+        report.result = _native(function)(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
         is_for_numba = report.status == layout.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
         return layout.STATUS_NUMBA if is_for_numba else report.status
     except Exception as error:
@@ -88,12 +100,26 @@ def attempt(kernel, bound: tuple, flags: int, report: Report) -> int:
 
 def call(kernel, bound: tuple):
     """Make a call that the shim could not make."""
+    report = settle(kernel, bound)
+    if report.status == layout.STATUS_OK:
+        return report.result
+    result = call_numba(kernel, bound)
+    if report.unmade is not None:  # Numba could do what we cannot (a literal argument, say): next time straight to it
+        kernel._native.add_numba_only(*report.unmade)
+    return result
+
+
+def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
+    """Learn, compile and ask, until native code has made the call, or what else `function` does with it.
+
+    The report's status is STATUS_OK; or another one, and the call is for Numba's dispatcher. Raises what a call raises.
+    """
     flags = 0
     report = Report()
     for _ in range(_MAX_LOOKS + 2 * _leaves(bound)):
-        status = attempt(kernel, bound, flags, report)
-        if status == layout.STATUS_OK:
-            return report.result
+        status = attempt(kernel, bound, flags, report, function)
+        if status == layout.STATUS_OK or status in _BY_NUMBA:
+            return report
         if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
             try:
                 learn(report.stopped_at)
@@ -102,12 +128,8 @@ def call(kernel, bound: tuple):
         elif status == layout.STATUS_UNKNOWN_SHAPE:
             edition = kernel._native.edition
             if not specialise(kernel, report.keys, bound):
-                result = call_numba(kernel, bound)
-                # Numba could do what we cannot (a literal argument, say): next time straight to it.
-                kernel._native.add_numba_only(report.keys, edition)
-                return result
-        elif status in _BY_NUMBA:
-            return call_numba(kernel, bound)
+                report.unmade = report.keys, edition
+                return report
         elif status == layout.STATUS_CHECK:
             for position, value in enumerate(bound):
                 check_tensors(kernel, position, value)
@@ -148,14 +170,19 @@ def plan(kernel, bound: tuple) -> None:
 
 def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
+    check_argument(kernel, bound)
     native = kernel._native
     edition = native.edition  # before it is looked what has been compiled: that may be recompiled meanwhile
     try:
         given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
-    except UnknownDtype as unknown:
-        code, bits = unknown.field & 0xFF, unknown.field >> 8 & 0xFF
+        unknown = None
+    except UnknownDtype as error:
+        unknown = error.position, error.field
+    if unknown is not None:
+        position, field = unknown
+        code, bits = field & 0xFF, field >> 8 & 0xFF
         why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
-        refuse(kernel, unknown.position, bound, why)
+        refuse(kernel, position, bound, why)
     if not kernel.dispatcher._can_compile:
         given = tuple(map(_as_declared, given))
     chosen = _overload_for(kernel.dispatcher, given)

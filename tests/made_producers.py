@@ -191,7 +191,38 @@ def allocate(prototype, out, error_ctx, set_error):
 
 @ffi.callback("int(DLManagedTensorVersioned *, void **)")
 def to_py_object(tensor, out):
-    return -1
+    made = Tabled(array_over(tensor.dl_tensor))
+    made.owner = Owner(tensor)
+    _incref(made)
+    out[0] = ffi.cast("void *", id(made))
+    return 0
+
+
+_incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
+class Owner:
+    """Gives the managed tensor back that it was made with."""
+
+    def __init__(self, managed):
+        self._managed = managed
+
+    def __del__(self):
+        if self._managed.deleter != ffi.NULL:
+            self._managed.deleter(self._managed)
+
+
+def array_over(tensor) -> np.ndarray:
+    """The NumPy array over the memory of a sound ``DLTensor``; it owns nothing."""
+    letter = {code: kind for kind, code in _DLPACK_CODES.items()}[tensor.dtype.code]
+    dtype = np.dtype(f"{letter}{tensor.dtype.bits // 8}")
+    shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)]
+    reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)] if 0 not in shape else []
+    before, behind = sum(min(0, far) for far in reach), sum(max(0, far) for far in reach)
+    start = address_of(tensor.data) + tensor.byte_offset + before
+    memory = ffi.buffer(ffi.cast("char *", start), behind - before + dtype.itemsize)
+    return np.ndarray(shape, dtype, memory, -before, strides)
 
 
 @ffi.callback("int(DLDeviceType, int32_t, void **)")

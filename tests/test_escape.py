@@ -18,22 +18,22 @@ from fastexchange import fast_args
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 
-@fast_args
+@fast_args(returns=np.ndarray)
 def itself(x):
     return x
 
 
-@fast_args
+@fast_args(returns=np.ndarray)
 def part(x):
     return x[1:3]
 
 
-@fast_args
+@fast_args(returns=np.ndarray)
 def two_parts(x):
     return x[:2], (x[2:], 5)
 
 
-@fast_args
+@fast_args(returns=np.ndarray)
 def second_of_two(x, y):
     return y
 
@@ -48,12 +48,12 @@ def keep_part(container, x):
     container.append(x[1:])
 
 
-@fast_args
+@fast_args(returns=np.ndarray)
 def copied(x):
     return x.copy()
 
 
-@fast_args
+@fast_args(returns=np.ndarray)
 def optional(x, yes):
     if yes:
         return x

@@ -8,6 +8,7 @@ deleters of the tensors count; of what has none, references are counted, or it i
 import array as stdlib_array
 import collections
 import contextlib
+import enum
 import functools
 import gc
 import itertools
@@ -591,6 +592,12 @@ def check_exceptions(kernel, party, count: int, company: str) -> None:
 Pair = collections.namedtuple("Pair", "first second")
 TEXT = "a text that nobody else has".upper()
 
+
+
+class Answer(enum.Enum):
+    YES = 123456789  # no small int, which there is only one of
+
+
 RESULTS_WITH_CONSTANTS = {
     "array": (lambda x: x[1:], [np.ndarray, np.dtype("f8")]),
     "text": (lambda x: TEXT, [TEXT]),
@@ -598,6 +605,7 @@ RESULTS_WITH_CONSTANTS = {
     "named tuple": (lambda x: Pair(x[0], x), [Pair, np.ndarray]),
     "dtype": (lambda x: x.dtype, [np.dtype("f8")]),
     "scalar type": (lambda x: np.float32, [np.float32, np.dtype("f4")]),
+    "enum": (lambda x: Answer.YES, [Answer, Answer.YES]),
 }
 
 
@@ -609,9 +617,11 @@ def test_objects_that_every_result_refers_to(result):
     tensor = np.ones(3)
     for _ in range(WARM):
         kernel(tensor)
-    before = [sys.getrefcount(constant) for constant in constants]
+    gc.collect()
+    before, blocks = [sys.getrefcount(constant) for constant in constants], sys.getallocatedblocks()
     for _ in range(1000):
         kernel(tensor)
+    assert sys.getallocatedblocks() - blocks < 500
     changes = [sys.getrefcount(constant) - count for constant, count in zip(constants, before, strict=True)]
     assert all(-10 < change < 10 for change in changes), changes
 
@@ -1035,7 +1045,7 @@ def test_messages_do_not_read_a_tensor_without_memory():
 def test_kept_views_among_refused_calls(kind):
     """Views of earlier calls stay valid while later calls are refused; the frames' memory blocks are not mixed up."""
 
-    @fast_args
+    @fast_args(returns=np.ndarray)
     def view(x, y):
         return x[1:]
 

@@ -60,7 +60,7 @@ def check_everything():
     for tensor in tensors:
         assert [total(tensor) for _ in range(20)] == [6.0] * 20
         assert unlocked_total(tensor) == 6.0
-        assert part(tensor).tolist() == [1.0, 2.0, 3.0]
+        assert from_dlpack(part(tensor)).tolist() == [1.0, 2.0, 3.0]
         assert from_dlpack(tensor).tolist() == array.tolist()
         if hasattr(tensor, "ledger"):
             gc.collect()

@@ -3,6 +3,7 @@
 import sys
 from typing import Any, NamedTuple
 
+from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from .._abi import ffi
@@ -10,10 +11,10 @@ from ..native import address_of
 from ..once import forkable_lock
 from ..producers.ndarray import dtype_of
 from ..producers.omitted import OMITTED
-from . import entry, layout
+from . import entry, launch, layout, results
 from .entries import GOLDEN
 from .frame import DEFAULT_KEYS
-from .plan import GUARD_OFFSETS, PARTS
+from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
 from .state import runtime
 
 _FIRST_BUCKETS = 8
@@ -23,13 +24,14 @@ _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
 class _Code(NamedTuple):
     """How the kernel is called with one signature. Zeros: only Numba's dispatcher can."""
 
-    trampoline: int
-    kernel: int
-    box: int
-    constants: tuple
-    given: tuple
-    taken: tuple
-    compiled: Any
+    trampoline: int = 0
+    kernel: int = 0
+    box: int = 0
+    constants: tuple = ()
+    boxing: int = BOXES_NONE
+    given: tuple = ()
+    taken: tuple = ()
+    compiled: Any = None
 
 
 class _Variant(NamedTuple):
@@ -63,9 +65,10 @@ class KernelContext:
     Nothing of it moves or goes away while the kernel lives: a call in progress may still look at what has been replaced.
     """
 
-    def __init__(self, parameters, release_gil: bool, allows_grad: bool):
+    def __init__(self, parameters, name: str, release_gil: bool, allows_grad: bool, returns: type | int | None = None):
         names = parameters.names
         self.runtime = runtime()
+        self._kept = name, returns
         self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_plan_call", "_refused")]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
         self._has_default = ffi.new("int64_t[]", [int(i in parameters.defaults) for i in range(len(names))] or [0])
@@ -89,6 +92,9 @@ class KernelContext:
         native.omitted = id(OMITTED)
         native.slow_name, native.numba_name, native.plan_name, native.refused_name = map(id, self._strings[-4:])
         native.release_gil, native.owns, native.allows_grad = release_gil, release_gil, allows_grad
+        native.name = id(name)
+        native.returns_type = id(returns) if isinstance(returns, type) else 0
+        native.returns_position = returns if isinstance(returns, int) else -1
         native.raise_error = entry.raise_error()
 
     @property
@@ -107,6 +113,21 @@ class KernelContext:
         """Whether calls with these keys are filed as calls that native code makes."""
         return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
 
+    def _code_of(self, overload: int) -> _Code:
+        """The code of the ``fx_overload`` at this address; one without, if that is forgotten."""
+        return next((filed.code for filed in self._overloads.values() if address_of(filed.overload) == overload), _Code())
+
+    def types_of(self, overload: int) -> tuple:
+        """The Numba types of the arguments in calls filed as the ``fx_overload`` at this address."""
+        return self._code_of(overload).given
+
+    def bound_entry(self, overload: int) -> int:
+        """The address of the vectorcall of a launch that is bound for the ``fx_overload`` at this address."""
+        code = self._code_of(overload)
+        if self.native.release_gil or code.compiled is None:
+            return launch.vectorcall_unlocked.address
+        return entry.bound_entry(code.given, code.taken, code.compiled, code.boxing)
+
     @property
     def edition(self) -> object:
         """A token of what is known now. What is found out with it is not filed any more after :meth:`forget`."""
@@ -114,7 +135,7 @@ class KernelContext:
 
     def add_numba_only(self, keys: tuple[int, ...], edition: object) -> None:
         """File a shape of call that only Numba's dispatcher can make."""
-        self._file(keys, _Code(0, 0, 0, (), (), (), None), edition)
+        self._file(keys, _Code(), edition)
 
     def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, edition: object) -> None:
         """File a compiled signature for calls with these keys, unless it was compiled for an earlier edition.
@@ -126,7 +147,10 @@ class KernelContext:
         box, constants = entry.box(compiled.signature.return_type)
         with global_compiler_lock:  # as wherever LLVM is called: no fork in the middle
             kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        self._file(keys, _Code(trampoline, kernel, box, constants, given, taken, compiled), edition)
+        boxing = BOXES_NONE
+        if box:
+            boxing = BOXES_ARRAYS if entry.holds_array(compiled.signature.return_type) else BOXES_SCALARS
+        self._file(keys, _Code(trampoline, kernel, box, constants, boxing, given, taken, compiled), edition)
 
     def _file(self, keys: tuple[int, ...], code: "_Code", edition: object) -> None:
         with self._lock:
@@ -145,6 +169,9 @@ class KernelContext:
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
+        if code.boxing == BOXES_ARRAYS:
+            is_one = isinstance(code.compiled.signature.return_type, types.Array)
+            overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
         overload.fast_entry = self.runtime.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
@@ -174,7 +201,7 @@ class KernelContext:
         try:
             if compiled_for is not None:
                 overload.given_count = len(compiled_for[0])
-                overload.fast_entry = entry.fast_entry(code.given, code.taken, *compiled_for, is_boxed=bool(code.box))
+                overload.fast_entry = entry.fast_entry(code.given, code.taken, *compiled_for, code.boxing)
         finally:  # also if it could not be compiled: nobody shall try again at every call
             with self._lock:
                 variants.append(_Variant(overload, plan, compiled_for, held))

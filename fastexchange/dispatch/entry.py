@@ -8,6 +8,7 @@ The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its
 return codes and its error values are taken from it, not restated here.
 """
 
+import enum
 import functools
 import platform
 
@@ -17,9 +18,12 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.pythonapi import EnvironmentManager
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
+from numba.np.numpy_support import as_dtype
 
-from ..compiled import CodeUnit, code_cache
-from . import layout, plan
+from ..compiled import CodeUnit, can_be_linked, code_cache, may_keep_arguments
+from ..dtypes import dtype_field
+from ..native import offset_of
+from . import launch, layout, plan, results
 from .frame import ARRAY_BYTES
 from .layout import RESULT_BYTES
 
@@ -112,23 +116,23 @@ READER_CONVENTION = "preserve_nonecc" if platform.machine() in ("x86_64", "AMD64
 """LLVM's calling convention of that function: saving registers that its caller does not use would cost time with each view."""
 
 @global_compiler_lock
-def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], guards: tuple, is_boxed: bool) -> int:
+def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], guards: tuple, boxing: int) -> int:
     """The address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
     It makes the calls that follow the plan, all in one function, and leaves others to ``shim.vectorcall_any``. `kinds`: of
     each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `guards`: of each, the offsets
-    ``plan.GUARD_OFFSETS`` of its type's guard, or (). `is_boxed`: the kernel returns something else than None.
+    ``plan.GUARD_OFFSETS`` of its type's guard, or (). `boxing`: one of ``plan.BOXES_*``.
     """
     context = _context()
     leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
     ranks = tuple(getattr(t, "ndim", 0) for t in given[: len(kinds)])
     casts = () if given == taken else (repr(given), repr(taken))
-    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, guards, ranks, is_boxed, casts)
-    build = functools.partial(_build_fast_entry, context, leaves, given, taken, kinds, guards, ranks, is_boxed)
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, guards, ranks, boxing, casts)
+    build = functools.partial(_build_fast_entry, context, leaves, given, taken, kinds, guards, ranks, boxing)
     return code_cache.get(key, build)[0]
 
 
-def _build_fast_entry(context, leaves, given, taken, kinds, guards, ranks, is_boxed):
+def _build_fast_entry(context, leaves, given, taken, kinds, guards, ranks, boxing):
     unit = CodeUnit(context, "fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
     builder = unit.builder
@@ -165,13 +169,52 @@ def _build_fast_entry(context, leaves, given, taken, kinds, guards, ranks, is_bo
         builder.position_at_end(unset)
     loaded = _load_leaves(builder, first, leaves)
     kernel = builder.inttoptr(plan.kernel_of.call(unit, [overload]), _VOID_POINTER)
-    result = plan.result_of.call(unit, [frame]) if is_boxed else builder.ptrtoint(own_result, _WORD)
+    result = plan.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, loaded, given, taken), _WORD)
     ending = [own, overload, frame, args, code, result, builder.ptrtoint(excinfo, _WORD)]
-    builder.ret(plan.leave.call(unit, [*ending, _WORD(int(is_boxed)), _WORD(used_arrays)]))
+    builder.ret(plan.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
     builder.position_at_end(differs)
     builder.ret(plan.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
+    unit.linked.append(rtsys.library)
+    return unit.finish()
+
+
+@global_compiler_lock
+def bound_entry(given: tuple, taken: tuple, compiled, boxing: int) -> int:
+    """The address of the vectorcall of a launch that is bound to arguments of these types, which are in its frame's words.
+
+    The kernel's own code goes into it, where it is at hand, so that only those words are loaded that it uses.
+    """
+    name = compiled.fndesc.llvm_func_name
+    key = ("bound-entry", name, boxing, () if given == taken else (repr(given), repr(taken)))
+    return code_cache.get(key, lambda: _build_bound_entry(given, taken, compiled, boxing), persist=False)[0]
+
+
+def _build_bound_entry(given, taken, compiled, boxing):
+    context = _context()
+    leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
+    unit = CodeUnit(context, "bound_entry", ir.FunctionType(_WORD, [_WORD] * 4))
+    builder = unit.builder
+    callable_, args, nargsf, kwnames = unit.function.args
+    own_result, excinfo = (unit.stack_slot(_WORD) for _ in range(2))
+    bound = launch.enter.call(unit, [callable_, nargsf, kwnames])
+    with builder.if_then(builder.icmp_signed("==", bound, _WORD(0)), likely=False):
+        builder.ret(launch.refuse.call(unit, [callable_, args, nargsf, kwnames]))
+    words = builder.inttoptr(launch.words_of.call(unit, [bound]), _WORD.as_pointer())
+    loaded = _load_leaves(builder, words, leaves)
+    if can_be_linked(compiled.library):
+        unit.linked.append(compiled.library)
+        function_type = context.call_conv.get_function_type(compiled.signature.return_type, compiled.signature.args)
+        kernel = ir.Function(unit.module, function_type, compiled.fndesc.llvm_func_name)
+        may_keep = may_keep_arguments(compiled.library)
+    else:
+        kernel, may_keep = builder.inttoptr(launch.kernel_of.call(unit, [bound]), _VOID_POINTER), True
+    result = builder.inttoptr(launch.result_of.call(unit, [bound]), _VOID_POINTER)
+    pointers = [result if boxing else builder.bitcast(own_result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
+    code = builder.sext(_call_kernel(context, unit, kernel, pointers, loaded, given, taken), _WORD)
+    ending = [bound, code, builder.ptrtoint(excinfo, _WORD), _WORD(boxing), _WORD(int(may_keep))]
+    builder.ret(launch.leave.call(unit, ending))
     unit.linked.append(rtsys.library)
     return unit.finish()
 
@@ -205,6 +248,7 @@ class _Constants(EnvironmentManager):
         self.pyapi = pyapi
         self.pointers = pointers
         self.objects: list[object] = []
+        self.enums: list[object] = []
 
     def add_const(self, const):
         for index, known in enumerate(self.objects):
@@ -220,9 +264,10 @@ class _Constants(EnvironmentManager):
 
 @global_compiler_lock
 def box(return_type) -> tuple[int, tuple]:
-    """The address of ``PyObject *(*)(result, constants)`` for a Numba return type, and the constants, Python objects.
+    """The address of ``PyObject *(*)(result, constants, frame)`` for a Numba return type, and the constants, Python objects.
 
-    The native value is consumed; the object is a new reference, or NULL with an exception set. (0, ()) for ``none``.
+    The native value is consumed; the object is a new reference, or NULL with an exception set. (0, ()) for ``none``. Only for
+    a type that holds arrays (:func:`holds_array`) the ``fx_frame`` of the call is needed.
     """
     if return_type == types.none:
         return 0, ()
@@ -245,6 +290,17 @@ def _holds_buffer(numba_type) -> bool:
     return isinstance(numba_type, types.Buffer) and not isinstance(numba_type, types.Array)
 
 
+def holds_array(numba_type) -> bool:
+    """Whether values of a type are arrays, or hold some."""
+    if isinstance(numba_type, types.Array):
+        return True
+    if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
+        return any(map(holds_array, numba_type.types))
+    if isinstance(numba_type, types.Optional):
+        return holds_array(numba_type.type)
+    return isinstance(numba_type, (types.List, types.Set)) and holds_array(numba_type.dtype)
+
+
 def _is_plain(numba_type) -> bool:
     """Whether the type's name says all about it, in any process."""
     if isinstance(numba_type, types.Optional):
@@ -261,12 +317,44 @@ def _new_reference(api, manager: _Constants, thing):
     """Emit a new reference to a constant, which is what boxing code expects of an object that it unserializes."""
     constant = manager.read_const(manager.add_const(thing))
     api.incref(constant)
+    if isinstance(thing, enum.EnumMeta):
+        manager.enums.append(constant)
     return constant
 
 
+def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, dtype):
+    """Emit what makes an object of an array in a result: ``results.box_array``, or Numba's own `adapt`, which makes ndarrays."""
+    builder = unit.builder
+    slot = unit.stack_slot(array.type)
+    builder.store(array, slot)
+    field = dtype_field(as_dtype(array_type.dtype)) or 0
+    shape_and_type = [_WORD(array_type.ndim), _WORD(field if field < results.PARAMETRIC else 0), _WORD(int(array_type.mutable))]
+    made = _call_result_function(unit, "box_array", [frame, builder.ptrtoint(slot, _WORD), *shape_and_type])
+    object_slot = unit.stack_slot(_WORD)
+    builder.store(made, object_slot)
+    with builder.if_then(builder.icmp_signed("==", made, _WORD(results.BY_NUMBA))):
+        adapted = adapt(array_type, array, dtype)
+        api.decref(manager.read_const(manager.add_const(array_type.box_type)))  # Numba never gives this one back
+        finished = _call_result_function(unit, "finish_array", [frame, builder.ptrtoint(adapted, _WORD)])
+        builder.store(finished, object_slot)
+    return builder.inttoptr(builder.load(object_slot), api.pyobj)
+
+
+def _call_result_function(unit, name: str, values: list):
+    """Emit a call of a function of ``dispatch.results``, by its field in the ``fx_runtime`` of the frame's call."""
+    builder = unit.builder
+
+    def load(address, struct: str, field: str):
+        return builder.load(builder.inttoptr(builder.add(address, _WORD(offset_of(struct, field))), _WORD.as_pointer()))
+
+    address = load(load(load(values[0], "fx_frame", "context"), "fx_context", "runtime"), "fx_runtime", name)
+    function_type = ir.FunctionType(_WORD, [_WORD] * len(values))
+    return builder.call(builder.inttoptr(address, function_type.as_pointer()), values)
+
+
 def _build_box(context, return_type):
-    unit = CodeUnit(context, "box", ir.FunctionType(_VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer()]))
-    result, constants = unit.function.args
+    unit = CodeUnit(context, "box", ir.FunctionType(_VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer(), _WORD]))
+    result, constants, frame = unit.function.args
     builder = unit.builder
     api = context.get_python_api(builder)
     manager = _Constants(api, constants)
@@ -274,14 +362,16 @@ def _build_box(context, return_type):
     # make the boxer drop what it was given without releasing it.
     api.serialize_object = lambda thing: thing
     api.unserialize = lambda thing: _new_reference(api, manager, thing)
-    adapt = api.nrt_adapt_ndarray_to_python
+    call = api.call_function_objargs
 
-    def adapt_and_release(array_type, array, dtype):  # Numba never gives the reference to the array's type back
-        made = adapt(array_type, array, dtype)
-        api.decref(manager.read_const(manager.add_const(array_type.box_type)))
+    def call_and_release(callee, arguments):  # of boxing code that is for members of enums: it gives neither back
+        made = call(callee, arguments)
+        for given in (callee, *arguments) if callee in manager.enums else ():
+            api.decref(given)
         return made
 
-    api.nrt_adapt_ndarray_to_python = adapt_and_release
+    api.call_function_objargs = call_and_release
+    api.nrt_adapt_ndarray_to_python = functools.partial(_box_array, unit, api, manager, frame, api.nrt_adapt_ndarray_to_python)
     pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
     with context.push_code_library(unit.library):
         value = context.get_returned_value(builder, return_type, builder.load(pointer))

@@ -25,6 +25,7 @@ from ..native import (
     store,
 )
 from . import layout
+from .asking import storage_of
 from .entries import Py_TYPE, find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # bytes of data behind it: none here
@@ -65,6 +66,7 @@ def new_frame(keys):
     frame.key_count = 0
     frame.array_count = 0
     frame.export_count = 0
+    frame.holder = 0
     for i in range(keys):
         meminfo = NRT_MemInfo_alloc(0)
         if meminfo == 0:
@@ -130,23 +132,48 @@ def grow_frame(runtime, at, keys):
 
 
 @native
-def let_escape(runtime, frame, i):
-    """The kernel, or what it called, kept the i-th array: hand its memory block an owner, and the frame a new block."""
+def export_of_array(frame, i):
+    """The address of the ``fx_export`` of the i-th array: the exports of a call are used in their order, each by one array."""
+    index = 0
+    for j in range(i):
+        index += layout.array_at(frame.arrays + ARRAY_BYTES * j).origin & layout.ORIGIN_EXPORT
+    return frame.exports + EXPORT_BYTES * index
+
+
+@native
+def note_origins(frame, overload, args):
+    """Note whose arrays the call of a fast entry has passed, which has not done so."""
+    arrays = 0
+    for i in range(overload.given_count):
+        origin = layout.plan_at(overload.plan + layout.PLAN_SIZE * i).origin
+        if origin >= 0:
+            layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = load(args + 8 * i) + origin
+            arrays += 1
+    frame.array_count = arrays
+
+
+@native
+def give_owner(runtime, frame, i):
+    """Give the memory block of the i-th array an owner, if it has none: the kernel, or what it called, has kept the array.
+
+    The block stays the frame's until :func:`let_escape`.
+    """
     array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
     meminfo = array.meminfo
+    if load(meminfo + MEMINFO_DTOR) != 0:
+        return
     ob = array.origin & -4
     origin = array.origin & 3
     managed = 0
     held = 0  # what has to live as long as the managed tensor
-    if origin == layout.ORIGIN_EXPORT:
-        # The exports of a call are used in their order, each by one array.
-        index = 0
-        for j in range(i):
-            index += layout.array_at(frame.arrays + ARRAY_BYTES * j).origin & layout.ORIGIN_EXPORT
-        export = layout.export_at(frame.exports + EXPORT_BYTES * index)
+    storage = 0  # a new reference
+    if frame.holder != 0:
+        ob = frame.holder
+    elif origin == layout.ORIGIN_EXPORT:
+        export = layout.export_at(export_of_array(frame, i))
         managed = export.managed
         held = export.storage
-        export.managed = 0
+        export.is_given = 1
     elif origin == layout.ORIGIN_VIEW:
         # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
         out = stack(1)
@@ -154,7 +181,11 @@ def let_escape(runtime, frame, i):
         store(out, 0)
         c.PyErr_Fetch(error, error + 8, error + 16)
         entry = find(runtime, Py_TYPE(ob))
-        if entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
+        guard = layout.entry_at(entry).guard if entry != 0 else 0
+        storage = storage_of(layout.guard_at(guard), ob) if guard != 0 else 0
+        if storage != 0:  # of PyTorch: its exports would not keep the memory if the tensor is set to other memory
+            ob = storage
+        elif entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
             held = ob  # the export of a view may hold other memory than the view showed
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
@@ -168,14 +199,23 @@ def let_escape(runtime, frame, i):
             release, owner = runtime.release_both, pair
     if release == runtime.release_both:
         c.Py_IncRef(held)
-    elif release == runtime.release_owner:
+    elif release == runtime.release_owner and storage == 0:
         c.Py_IncRef(ob)
     store(meminfo + MEMINFO_DTOR, release)
     store(meminfo + MEMINFO_DTOR_INFO, owner)
-    NRT_MemInfo_release(meminfo)
+
+
+@native
+def let_escape(runtime, frame, i):
+    """Let go of the memory block of the i-th array, which has an owner then, and take a new one."""
+    give_owner(runtime, frame, i)
+    array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+    NRT_MemInfo_release(array.meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:
         frame.key_capacity = 0  # out of memory: no other call can have this frame
+    elif frame.holder != 0:
+        store(array.words, array.meminfo)
 
 
 @native_inline
@@ -186,6 +226,18 @@ def is_anything_kept(frame, count):
     for i in range(count):
         changed |= load(layout.array_at(arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) ^ 1
     return changed != 0
+
+
+@native
+def drop_storage(storage):
+    """Give a storage back. What that sets free, perhaps by code in Python, must not see the pending exception."""
+    if load(storage) > 1:  # nearly always: the tensor holds it too
+        c.decref(storage)
+        return
+    error = stack(3)
+    c.PyErr_Fetch(error, error + 8, error + 16)
+    c.Py_DecRef(storage)
+    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
 @native
@@ -200,10 +252,10 @@ def release(runtime, frame):
     for i in range(count):
         export = layout.export_at(frame.exports + EXPORT_BYTES * i)
         storage = export.storage
-        if export.managed != 0:
+        if export.is_given == 0:
             delete_managed(export.managed)
         if storage != 0:
-            c.decref(storage)
+            drop_storage(storage)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)

@@ -77,6 +77,9 @@ typedef struct {
     int64_t run;                /* the functions of the shim, by its names */
     int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
+    int64_t box_result, box_planned_result, box_array, finish_array, delete_result;     /* of results, by its names */
+    int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
+    int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
 } fx_runtime;
 
 /* What one argument of an overload looked like when the overload was filed. */
@@ -101,7 +104,8 @@ typedef struct {
     int64_t keys;               /* int64_t[key_count] */
     int64_t trampoline;         /* 0: only Numba's own dispatcher can make this call */
     int64_t kernel;             /* address of the compiled kernel */
-    int64_t box;                /* from the result's bytes to a Python object; 0: the kernel returns None */
+    int64_t box;                /* PyObject *(result, box_constants, fx_frame *); 0: the kernel returns None */
+    int64_t boxes_arrays;       /* 1: the result is an array, 2: it holds some; either needs the frame */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t plan;               /* fx_plan[parameter_count] */
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
@@ -122,6 +126,9 @@ typedef struct {
     int64_t names;              /* PyObject *[parameter_count], interned */
     int64_t allows_grad;        /* whether autograd has no say (fast_args(grad="allow")) */
     int64_t omitted;            /* the object that stands for an omitted default */
+    int64_t name;               /* PyObject *, the kernel's qualified name */
+    int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: … */
+    int64_t returns_position;   /* … that of the argument here, -1: of the first tensor in the call */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t plan_name;          /* PyObject *, name of the method that makes a plan after a call */
@@ -136,10 +143,11 @@ typedef struct {
 typedef struct {
     int64_t meminfo;            /* NRT_MemInfo *, the frame's, lent to each array in this place */
     int64_t origin;             /* the object, borrowed, plus ORIGIN_* */
+    int64_t words;              /* where the array's words are, unless a fast entry makes the call */
 } fx_array;
 
 /* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
-typedef struct { int64_t object; int64_t managed; int64_t storage; } fx_export;
+typedef struct { int64_t object; int64_t managed; int64_t storage; int64_t is_given; /* to an array that was kept */ } fx_export;
 
 /* The working memory of one call; taken from a list of free ones, so that calls may nest. */
 struct fx_frame {
@@ -153,6 +161,8 @@ struct fx_frame {
     int64_t position;                   /* index of the top-level argument at which the walk stopped */
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
+    int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
+    int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
 };
 
 /* What `attempt` tells Python. */
@@ -164,7 +174,16 @@ typedef struct {
     int64_t key_capacity;
     int64_t keys;               /* int64_t[key_capacity], the caller's */
     int64_t tensor[8];
+    int64_t frame, overload;    /* of `hold`: what a bound launch uses */
 } fx_report;
+
+/* A bound launch: a frame that holds its arguments. */
+typedef struct {
+    int64_t context, frame, overload;
+    int64_t args;               /* PyObject *const *, in parameter order */
+    int64_t is_running;         /* a call of it is in progress */
+    int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
+} fx_bound;
 """
 
 # The kind of an entry and, up to KIND_CONSTANT, of a key.
@@ -242,3 +261,4 @@ array_at = struct_at("fx_array")
 export_at = struct_at("fx_export")
 frame_at = struct_at("fx_frame")
 report_at = struct_at("fx_report")
+bound_at = struct_at("fx_bound")

@@ -31,6 +31,7 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 AGREES, DIFFERS, FAILED = 1, 0, -1
 ARGUMENTS_MASK = 0x7FFFFFFFFFFFFFFF  # all but PY_VECTORCALL_ARGUMENTS_OFFSET
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
+BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2  # what a kernel's result is, or holds
 _WORD = types.intp
 
 PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.intp)
@@ -41,7 +42,7 @@ PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.int
 def finish(context, overload, code, result, excinfo, is_boxed):
     """What a kernel's return code means: a new reference to its boxed result, or 0 with an exception set."""
     if code == 0 and is_boxed:
-        return call_word(overload.box, (result, overload.box_constants))
+        return call_word(overload.box, (result, overload.box_constants, 0))
     if code == 0 or code == -2:  # RETCODE_OK, RETCODE_NONE
         none = global_address("_Py_NoneStruct")
         if not NONE_IS_IMMORTAL:
@@ -88,12 +89,15 @@ def kernel_of(overload_address):
 
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
-def leave(context_address, overload_address, frame_address, args, code, result, excinfo, is_boxed, array_count):
+def leave(context_address, overload_address, frame_address, args, code, result, excinfo, boxing, array_count):
     """The end of a call whose kernel has returned `code`: what vectorcall returns."""
     context = layout.context_at(context_address)
     overload = layout.overload_at(overload_address)
     runtime = layout.runtime_at(context.runtime)
-    value = finish(context, overload, code, result, excinfo, is_boxed != 0)
+    if boxing == BOXES_ARRAYS and code == 0:
+        value = call_word(runtime.box_planned_result, (context_address, overload_address, frame_address, args))
+    else:
+        value = finish(context, overload, code, result, excinfo, boxing != BOXES_NONE)
     context.calls += 1
     if is_anything_kept(layout.frame_at(frame_address), array_count):
         call_word(runtime.release_planned, (context.runtime, frame_address, args, overload_address))

@@ -16,7 +16,7 @@ from ..native import call_int, call_word, global_address, load, native, stack, s
 from . import layout
 from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
-from .frame import ARRAY_BYTES, give_frame, grow_frame, release, take_frame
+from .frame import give_frame, grow_frame, note_origins, release, take_frame
 from .plan import finish
 from .walk import FLAG_LOOK, export_managed, walk
 
@@ -77,8 +77,11 @@ def choose_variant(context, first, args):
 
 
 @native
-def launch(context, frame, overload):
-    """Call the kernel with the words in `frame`. Returns a new reference to its result, or 0 with an exception set."""
+def launch(context_address, frame_address, overload_address, args):
+    """Call the kernel with the words in a frame. Returns a new reference to its result, or 0 with an exception set."""
+    context = layout.context_at(context_address)
+    frame = layout.frame_at(frame_address)
+    overload = layout.overload_at(overload_address)
     excinfo = stack(1)
     if context.release_gil != 0:
         thread = c.PyEval_SaveThread()
@@ -86,20 +89,14 @@ def launch(context, frame, overload):
         c.PyEval_RestoreThread(thread)
     else:
         code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+    if code == 0 and overload.boxes_arrays != 0:
+        return call_word(layout.runtime_at(context.runtime).box_result, (context_address, overload_address, frame_address, args))
     return finish(context, overload, code, frame.result, excinfo, overload.box)
 
 
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def run(context_address, args, nargs, flags, state):
-    """Make a call with arguments in parameter order. Returns a STATUS_*.
-
-    `state`: three words, the frame, which is replaced if it is too small; the result; whether it is time to plan such
-    calls. What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or
-    0 with an exception set.
-    """
-    context = layout.context_at(context_address)
-    runtime = layout.runtime_at(context.runtime)
-    frame_address = load(state)
+@native
+def read(context, runtime, frame_address, args, nargs, flags):
+    """Read a call's arguments into a frame, which is replaced if it is too small. Returns (STATUS_*, frame, arguments)."""
     frame = layout.frame_at(frame_address)
     status = walk(context, runtime, frame, args, nargs, flags)
     while status == layout.STATUS_EXPORT or status == layout.STATUS_GROW:
@@ -122,6 +119,21 @@ def run(context_address, args, nargs, flags, state):
         if status == layout.STATUS_OK:
             frame.array_count = 0
             status = walk(context, runtime, frame, args, nargs, flags)
+    return status, frame_address, args
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def run(context_address, args, nargs, flags, state):
+    """Make a call with arguments in parameter order. Returns a STATUS_*.
+
+    `state`: three words, the frame, which is replaced if it is too small; the result; whether it is time to plan such
+    calls. What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or
+    0 with an exception set.
+    """
+    context = layout.context_at(context_address)
+    runtime = layout.runtime_at(context.runtime)
+    status, frame_address, args = read(context, runtime, load(state), args, nargs, flags)
+    frame = layout.frame_at(frame_address)
     result = 0
     wants_plan = False
     if status == layout.STATUS_OK:
@@ -133,7 +145,7 @@ def run(context_address, args, nargs, flags, state):
         else:
             chosen = choose_variant(context, at, args) if frame.export_count == 0 else at
             wants_plan = chosen == 0
-            result = launch(context, frame, layout.overload_at(at))
+            result = launch(context_address, frame_address, at, args)
     release(runtime, frame)
     store(state, frame_address)
     store(state + 8, result)
@@ -239,14 +251,7 @@ def release_planned(runtime_address, frame_address, args, overload_address):
     """``frame.release`` after a fast entry's call, which has not noted whose arrays it passed; and the frame goes back."""
     runtime = layout.runtime_at(runtime_address)
     frame = layout.frame_at(frame_address)
-    overload = layout.overload_at(overload_address)
-    arrays = 0
-    for i in range(overload.given_count):
-        origin = layout.plan_at(overload.plan + layout.PLAN_SIZE * i).origin
-        if origin >= 0:
-            layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = load(args + 8 * i) + origin
-            arrays += 1
-    frame.array_count = arrays
+    note_origins(frame, layout.overload_at(overload_address), args)
     release(runtime, frame)
     give_frame(runtime, frame_address)
 
@@ -261,6 +266,23 @@ def vectorcall(callable_, args, nargsf, kwnames):
     context_address = load(callable_ + CALLABLE_CONTEXT)
     last = layout.context_at(context_address).last
     return call_word(layout.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
+
+
+@native
+def tell(report, frame, status):
+    """Note in an fx_report what is in a frame after it was read with this status, which is returned, or STATUS_NUMBA."""
+    report.position = frame.position
+    report.object = frame.object
+    report.key_count = frame.key_count
+    for i in range(DL_TENSOR_WORDS):
+        report.tensor[i] = frame.tensor[i]
+    if status == layout.STATUS_UNKNOWN_SHAPE:
+        if frame.key_count > report.key_capacity:
+            status = layout.STATUS_NUMBA
+        else:
+            for i in range(frame.key_count):
+                store(report.keys + 8 * i, load(frame.keys + 8 * i))
+    return status
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -282,17 +304,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = load(state)
     frame = layout.frame_at(frame_address)
     result = load(state + 8)
-    report.position = frame.position
-    report.object = frame.object
-    report.key_count = frame.key_count
-    for i in range(DL_TENSOR_WORDS):
-        report.tensor[i] = frame.tensor[i]
-    if status == layout.STATUS_UNKNOWN_SHAPE:
-        if frame.key_count > report.key_capacity:
-            status = layout.STATUS_NUMBA
-        else:
-            for i in range(frame.key_count):
-                store(report.keys + 8 * i, load(frame.keys + 8 * i))
+    status = tell(report, frame, status)
     give_frame(runtime, frame_address)
     report.status = status
     if status != layout.STATUS_OK and status != layout.STATUS_ERROR:

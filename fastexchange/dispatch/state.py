@@ -12,7 +12,7 @@ from ..compiled import cfunction
 from ..dtypes import plain_fields_by_type_number
 from ..once import forkable_lock, once
 from ..producers import ndarray
-from . import frame, shim
+from . import frame, launch, results, shim
 
 FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
@@ -202,6 +202,9 @@ class Runtime:
         self.native.release_owner = frame.release_owner.address
         self.native.release_managed = frame.release_managed.address
         self.native.release_both = frame.release_both.address
+        for name in ("box_result", "box_planned_result", "box_array", "finish_array", "delete_result"):
+            setattr(self.native, name, getattr(results, name).address)
+        self.native.let_kept_escape = launch.let_kept_escape.address
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""

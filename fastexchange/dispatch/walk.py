@@ -28,7 +28,7 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .asking import is_beyond, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
-from .frame import ARRAY_BYTES, EXPORT_BYTES
+from .frame import ARRAY_BYTES, EXPORT_BYTES, drop_storage
 from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
@@ -45,6 +45,7 @@ SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
 
 FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
 FLAG_LOOK = 2  # stop before the kernel: only the keys are wanted
+FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
 
 
 @native_inline
@@ -81,6 +82,7 @@ def walk(context, runtime, frame, args, nargs, flags):
     itemsize = 0
     ob = 0
     key = 0
+    owns = context.owns != 0 or flags & FLAG_OWN != 0
     while True:
         if left == 0:
             if depth > 0:
@@ -130,6 +132,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             pack_ndarray(ob, ndim, itemsize, as_words(word))
             array = layout.array_at(array_address)
             array.origin = ob + layout.ORIGIN_NDARRAY
+            array.words = word
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
             word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
@@ -141,7 +144,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             origin = ob + layout.ORIGIN_VIEW
             storage = 0
             writeable = True
-            if kind == layout.KIND_MANAGED or context.owns != 0:
+            if kind == layout.KIND_MANAGED or owns:
                 if exports == frame.export_count:
                     status = layout.STATUS_EXPORT
                     break
@@ -193,9 +196,9 @@ def walk(context, runtime, frame, args, nargs, flags):
                     status = layout.STATUS_NULL_DATA if storage == 0 else layout.STATUS_CHANGED
                     if flags & FLAG_TRUSTED == 0:
                         status = layout.STATUS_CHECK
-                elif context.owns != 0 and storage == 0:
+                elif owns and storage == 0:
                     status = layout.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
-                elif context.owns != 0 and flags & FLAG_LOOK == 0 and is_movable(layout.guard_at(guard), storage):
+                elif owns and flags & FLAG_LOOK == 0 and is_movable(layout.guard_at(guard), storage):
                     status = layout.STATUS_MOVABLE
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
@@ -207,6 +210,7 @@ def walk(context, runtime, frame, args, nargs, flags):
             key = dtype_key | ndim << layout.NDIM_SHIFT | key_flags << layout.FLAGS_SHIFT | class_key
             array = layout.array_at(array_address)
             array.origin = origin
+            array.words = word
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
             word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
@@ -307,6 +311,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     status = layout.STATUS_OK
     ob = 0
     made = 0
+    owns = context.owns != 0 or flags & FLAG_OWN != 0
     differentiates = -1  # not asked yet
     while True:
         if left == 0:
@@ -325,7 +330,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             break
         entry = layout.entry_at(at)
         kind = entry.kind
-        if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and context.owns != 0):
+        if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and owns):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1
                 continue
@@ -341,7 +346,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 status = layout.STATUS_CHECK
                 break
             storage = 0
-            if guard != 0 and is_own_memory and (asks or context.owns != 0):  # PyTorch's exports do not hold it
+            if guard != 0 and is_own_memory and (asks or owns):  # PyTorch's exports do not hold it
                 storage = storage_of(layout.guard_at(guard), ob)
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0
@@ -349,7 +354,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 if not failed and load(out) != 0:
                     delete_managed(load(out))
                 if storage != 0:
-                    c.decref(storage)
+                    drop_storage(storage)
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                 if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
                     if is_own_memory:
@@ -364,6 +369,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             export.object = ob
             export.managed = load(out)
             export.storage = storage
+            export.is_given = 0
             frame.export_count += 1
             made += 1
             if asks and flags & FLAG_TRUSTED == 0:

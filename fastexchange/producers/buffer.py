@@ -20,19 +20,10 @@ from numba.core.typing.typeof import typeof
 from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
-from ..dltensor import DL_TENSOR, MAX_NDIM, dl_tensor_at
+from ..dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_elements, managed_at, new_managed
 from ..native import cstring, external, global_address, load, native, sizeof, store, struct_at
 from ..once import once
-from .numpy_table import (
-    buffer_error,
-    describe,
-    in_elements,
-    is_gil_lost,
-    managed_at,
-    new_managed,
-    numpy_state,
-    set_delete_buffer,
-)
+from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
 
 __all__ = ["CLASSES", "is_buffer_type", "managed_tensor_from_py_object_no_sync", "numba_class", "prepare"]
 

@@ -32,10 +32,13 @@ from ..dltensor import (
     SHAPE,
     SOUND,
     delete_managed,
+    describe,
     dl_tensor_at,
     element_field,
     examine,
+    in_elements,
     managed_at,
+    new_managed,
 )  # fmt: skip
 from ..dtypes import plain_fields_by_type_number
 from ..native import (
@@ -81,8 +84,6 @@ TYPE_NUMBERS = np.full(8 * 32, -1, np.int64)
 for _number, _field in reversed(list(enumerate(FIELDS))):
     if _field:
         TYPE_NUMBERS[(_field & 7) << 5 | _field >> 11] = _number
-SHIFTS = np.array([size.bit_length() - 1 if size & (size - 1) == 0 else -1 for size in range(33)], np.int64)
-"""By item size: its binary logarithm, -1 if that is not whole."""
 
 _numpy_at = struct_at("fx_numpy")
 
@@ -155,13 +156,6 @@ PYTHON_SIDE = _registered_field, _registered_dtype
 python_items = python_side("fastexchange.producers.numpy_table")
 
 
-@native_inline
-def in_elements(stride, itemsize):
-    """A stride in bytes as one in elements, rounded down."""
-    shift = SHIFTS[itemsize] if itemsize < 33 else -1
-    return stride >> shift if shift >= 0 else stride // itemsize
-
-
 # ---- out of NumPy --------------------------------------------------------------------------------------------------
 
 
@@ -179,34 +173,6 @@ def delete_export(managed):
         c.decref(managed_at(managed).manager_ctx)
         c.PyGILState_Release(state)
     c.PyMem_RawFree(managed)
-
-
-@native_inline
-def describe(tensor, data, ndim, field, shape, strides):
-    """Fill a DLTensor for memory of the CPU."""
-    tensor.data = data
-    tensor.device.device_type = 1
-    tensor.device.device_id = 0
-    tensor.ndim = ndim
-    tensor.dtype.code = field & 0xFF
-    tensor.dtype.bits = field >> 8
-    tensor.dtype.lanes = 1
-    tensor.shape = shape
-    tensor.strides = strides
-    tensor.byte_offset = 0
-
-
-@native
-def new_managed(ndim, extra):
-    """The address of a managed tensor of version 1.3 with room for `ndim` extents and strides and `extra` bytes; or 0."""
-    at = c.PyMem_RawMalloc(MANAGED_BYTES + 16 * ndim + extra)
-    if at != 0:
-        managed = managed_at(at)
-        managed.version.major = VERSION[0]
-        managed.version.minor = VERSION[1]
-        managed.manager_ctx = 0
-        managed.flags = 0
-    return at
 
 
 @native_inline

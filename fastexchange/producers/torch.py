@@ -5,6 +5,7 @@ negated), that have no memory (fake, zero, wrapper tensors) or that autograd wat
 (``producers.torch_layout``); here is what happens to a tensor that is not plain, in words.
 """
 
+import contextlib
 import sys
 from typing import Any
 
@@ -49,20 +50,24 @@ def check(tensor, allows_grad: bool = False) -> None:
         check_storage(tensor)
         if not allows_grad and _has_tangent(tensor):
             raise BufferError(
-                "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass "
-                "torch.autograd.forward_ad.unpack_dual(x).primal"
+                "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass the primal that "
+                "torch.autograd.forward_ad.unpack_dual() gives for it"
             )
     if is_plain and not is_watched:
         return
     if tensor_layout is not torch.strided:
-        raise BufferError(f"it has layout {tensor_layout}; pass x.to_dense()")
+        advice = "pass its to_dense()" if "sparse" in str(tensor_layout) else "its elements are no array with strides"
+        raise BufferError(f"it has layout {tensor_layout}; {advice}")
     if is_conjugated:
-        raise BufferError("it is lazily conjugated, its memory holds the conjugate; pass x.resolve_conj()")
+        raise BufferError("it is lazily conjugated, its memory holds the conjugate; pass its resolve_conj()")
     if is_negated:
-        raise BufferError("it is lazily negated, its memory holds the negative; pass x.resolve_neg()")
+        raise BufferError("it is lazily negated, its memory holds the negative; pass its resolve_neg()")
     if is_watched:
         tensor.detach()  # a subclass may have words of its own
-        raise BufferError("it requires grad, and autograd would not see what is done with its memory; pass x.detach()")
+        raise BufferError(
+            "it requires grad, and autograd would not see what is done with its memory; pass its detach(), or call within "
+            "torch.no_grad()"
+        )
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
@@ -108,9 +113,25 @@ def forbid_resizing(tensor) -> None:
     """
     import torch
 
-    storage = tensor.untyped_storage()
-    if storage.resizable():  # NumPy's view of any tensor in that storage forbids it, also of one without elements
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (0,), (1,)).numpy()
+    with _without_modes():
+        storage = tensor.untyped_storage()
+        if storage.resizable():  # NumPy's view of any tensor in that storage forbids it, also of one without elements
+            torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (0,), (1,)).numpy()
+
+
+@contextlib.contextmanager
+def _without_modes():
+    """Modes of the user's (fake tensors, a default device, functions that see all calls) are none of our business meanwhile."""
+    import torch
+
+    guards = [getattr(torch._C, name, contextlib.nullcontext) for name in ("_DisableTorchDispatch", "DisableTorchFunction")]
+    with contextlib.ExitStack() as stack:
+        held = [guard() for guard in guards]  # some of them are on as long as they live
+        for guard in held:
+            if hasattr(guard, "__enter__"):
+                stack.enter_context(guard)
+        yield
+        del guard, held
 
 
 def as_dlpack_raises(tensor, error: Exception) -> Exception:

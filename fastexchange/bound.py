@@ -1,0 +1,122 @@
+"""``kernel.bind``: a launch whose arguments are fixed, and cost nothing any more."""
+
+import ctypes
+import sys
+
+from ._abi import ffi
+from .cpython import NativeCallable, enable_vectorcall
+from .dispatch import layout
+from .dispatch.launch import hold, let_go
+from .dispatch.signature import numba_types
+from .naming import type_name
+from .native import address_of
+from .slow_path import settle
+
+__all__ = ["BoundLaunch"]
+
+
+class BoundLaunch(NativeCallable):
+    """A call of a kernel with fixed arguments. Made by ``kernel.bind(...)``; calling it, without arguments, makes the call.
+
+    Ownership: it holds an owning export of every tensor, and the arguments themselves, so their memory lives as long as it
+    does, or as an array that the kernel has kept. What later becomes of a tensor does not concern it: after a ``set_()`` it
+    goes on with the old memory. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a
+    RuntimeError of ``resize_()`` says so; NumPy refuses ``resize`` by itself. What is refused for its state (a tensor that
+    requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
+
+    Attributes
+    ----------
+    kernel : the kernel.
+    arguments : the arguments, in the order of its parameters, as they were bound.
+    """
+
+    __slots__ = ("__dict__", "__weakref__")
+
+    _held: "_Held"
+
+    def __init__(self, kernel, bound: tuple):
+        self.kernel = kernel
+        self._what = f"{kernel.__qualname__}()"
+        self._name = sys.intern("_call_slowly")
+        self._native = ffi.new("fx_bound *")
+        self._native.context = kernel._native.address
+        self._native.slow_name = id(self._name)
+        self._take(bound)
+        self._context = address_of(self._native)
+        self._vectorcall = kernel._native.bound_entry(self._native.overload)
+
+    def __repr__(self):
+        return f"<{self.kernel!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
+
+    def __reduce__(self):
+        raise TypeError("a bound launch holds memory of this process: it cannot be pickled or copied; pickle the kernel")
+
+    def rebind(self, /, **arguments) -> "BoundLaunch":
+        """Replace arguments, by name, with others of the same Numba types. Returns the launch itself.
+
+        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state, and
+        what binding it raises; then the launch is as before. RuntimeError while a call of it is running.
+        """
+        names = self.kernel._parameters.names
+        unknown = [name for name in arguments if name not in names]
+        if unknown:
+            raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
+        if self._native.is_running:
+            raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
+        new = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=False))
+        self._take(new + self.arguments[len(names) :], arguments)
+        return self
+
+    def _take(self, bound: tuple, replaced=()) -> None:
+        """Hold these arguments instead of those held so far."""
+        held = _Held(self.kernel, bound)
+        if replaced and held.overload != self._native.overload:
+            given = ", ".join(f"{name}={type_name(type(value))}" for name, value in replaced.items())
+            raise TypeError(
+                f"{self._what}: rebind({given}) would be another signature, {held.signature()} instead of "
+                f"{self._held.signature()}; bind anew"
+            )
+        self.arguments, self._held = bound, held
+        self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
+
+    def _call_slowly(self, /, *args, **kwargs):
+        if args or kwargs:
+            raise TypeError(
+                f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
+            )
+        return self.kernel(*self.arguments)  # a call of it is running, in another thread or around this one
+
+
+enable_vectorcall(BoundLaunch)
+
+
+_LET_GO = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Held:
+    """A frame and all that it holds, until this object dies: the launch has it, and every array that the kernel has kept."""
+
+    def __init__(self, kernel, bound: tuple):
+        self.frame = 0
+        self.bound = bound
+        self.kernel = kernel
+        self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
+        report = settle(kernel, bound, hold)
+        if report.status != layout.STATUS_OK:
+            if report.unmade is not None:  # Numba says why it cannot compile it, if so
+                serials = kernel._native.runtime.serials
+                kernel.dispatcher.compile(tuple(numba_types(report.unmade[0], kernel._parameters.defaults, serials)))
+            raise TypeError(
+                f"{kernel.__qualname__}(): these arguments cannot be bound, Numba's own dispatcher makes such calls; explain() "
+                "says because of which"
+            )
+        self.frame, self.overload = report.held
+        ffi.cast("fx_frame *", self.frame).holder = id(self)
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        if self.frame and not is_finalizing():
+            _LET_GO(let_go.address)(self.kernel._native.runtime.address, self.frame)
+
+    def signature(self) -> tuple:
+        """The Numba types of the arguments."""
+        return self.kernel._native.types_of(self.overload)

@@ -1,0 +1,149 @@
+"""Bound launches: a call whose arguments are read once, into a frame that stays theirs, and made again and again.
+
+:data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame. The launch's
+vectorcall, which ``entry.bound_entry`` strings together of the parts here, goes from CPython straight to the compiled kernel. An
+array that the kernel keeps gets the frame's *holder* for an owner, a Python object that lets go of the frame when it dies
+(:data:`let_go`).
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..compiled import cfunction, part
+from ..cpython import CALLABLE_CONTEXT
+from ..native import call_word, global_address, load
+from . import layout
+from .frame import ARRAY_BYTES, MEMINFO_REFCOUNT, give_frame, is_anything_kept, let_escape, release, take_frame
+from .plan import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
+from .shim import call_method, launch, look_up, read, tell
+from .walk import FLAG_OWN
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def hold(context_address, args, nargs, flags, report_address):
+    """Read the arguments of a call, in parameter order, into a frame, which is the caller's from then on.
+
+    What became of it is in the fx_report. STATUS_OK: it has the frame and the overload. Else nothing is held; with
+    STATUS_ERROR an exception is set. Returns a new reference to None, or 0 with an exception.
+    """
+    context = layout.context_at(context_address)
+    runtime = layout.runtime_at(context.runtime)
+    report = layout.report_at(report_address)
+    report.status = layout.STATUS_ERROR
+    frame_address = take_frame(runtime)
+    if frame_address == 0:
+        return 0
+    status, frame_address, _ = read(context, runtime, frame_address, args, nargs, flags | FLAG_OWN)
+    frame = layout.frame_at(frame_address)
+    if status == layout.STATUS_OK:
+        report.frame = frame_address
+        report.overload = look_up(context, frame.keys, frame.key_count)
+        if report.overload == 0:
+            status = layout.STATUS_UNKNOWN_SHAPE
+        elif layout.overload_at(report.overload).trampoline == 0:
+            status = layout.STATUS_NUMBA
+    status = tell(report, frame, status)
+    if status != layout.STATUS_OK:
+        release(runtime, frame)
+        give_frame(runtime, frame_address)
+    report.status = status
+    if status == layout.STATUS_ERROR:
+        return 0
+    none = global_address("_Py_NoneStruct")
+    c.incref(none)
+    return none
+
+
+@cfunction(types.void, types.intp, types.intp)
+def let_go(runtime_address, frame_address):
+    """Give back all that a frame holds, and the frame. Needs the GIL."""
+    runtime = layout.runtime_at(runtime_address)
+    frame = layout.frame_at(frame_address)
+    frame.holder = 0
+    release(runtime, frame)
+    give_frame(runtime, frame_address)
+
+
+@cfunction(types.void, types.intp, types.intp)
+def let_kept_escape(runtime_address, frame_address):
+    """Give every array that the kernel has kept an owner, and the frame of a bound launch a new block in its place."""
+    runtime = layout.runtime_at(runtime_address)
+    frame = layout.frame_at(frame_address)
+    for i in range(frame.array_count):
+        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+            let_escape(runtime, frame, i)
+
+
+# ---- the parts of a bound launch's entry -----------------------------------------------------------------------------
+
+
+@part(types.intp(types.intp, types.intp, types.intp))
+def enter(callable_, nargsf, kwnames):
+    """The ``fx_bound`` of a launch that is called as it should be; 0 for a call with arguments, or within another."""
+    at = load(callable_ + CALLABLE_CONTEXT)
+    bound = layout.bound_at(at)
+    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0:
+        return 0
+    bound.is_running = 1
+    return at
+
+
+@part(types.intp(types.intp, types.intp, types.intp, types.intp))
+def refuse(callable_, args, nargsf, kwnames):
+    """Leave such a call to a Python method."""
+    bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
+    return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
+
+
+@part(types.intp(types.intp))
+def words_of(bound_address):
+    """Where the words of the arguments are."""
+    return layout.frame_at(layout.bound_at(bound_address).frame).words
+
+
+@part(types.intp(types.intp))
+def result_of(bound_address):
+    """Where the kernel puts its result."""
+    return layout.frame_at(layout.bound_at(bound_address).frame).result
+
+
+@part(types.intp(types.intp))
+def kernel_of(bound_address):
+    """The address of the compiled kernel."""
+    return layout.overload_at(layout.bound_at(bound_address).overload).kernel
+
+
+@part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp))
+def leave(bound_address, code, excinfo, boxing, may_keep):
+    """The end of a launch whose kernel has returned `code`: what vectorcall returns."""
+    bound = layout.bound_at(bound_address)
+    context = layout.context_at(bound.context)
+    runtime = layout.runtime_at(context.runtime)
+    overload = layout.overload_at(bound.overload)
+    frame = layout.frame_at(bound.frame)
+    if boxing == BOXES_ARRAYS and code == 0:
+        value = call_word(runtime.box_result, (bound.context, bound.overload, bound.frame, bound.args))
+    else:
+        value = finish(context, overload, code, frame.result, excinfo, boxing != BOXES_NONE)
+    if may_keep != 0 and is_anything_kept(frame, frame.array_count):
+        call_word(runtime.let_kept_escape, (context.runtime, bound.frame))
+    bound.is_running = 0
+    context.calls += 1
+    return value
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_unlocked(callable_, args, nargsf, kwnames):
+    """The vectorcall of a bound launch that lets other threads run, of any kernel."""
+    bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
+    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0:
+        return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
+    context = layout.context_at(bound.context)
+    frame = layout.frame_at(bound.frame)
+    bound.is_running = 1
+    result = launch(bound.context, bound.frame, bound.overload, bound.args)
+    if is_anything_kept(frame, frame.array_count):
+        call_word(layout.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
+    bound.is_running = 0
+    context.calls += 1
+    return result

@@ -1,0 +1,307 @@
+"""From what a kernel returned to Python objects: its arrays as tensors of the caller's framework.
+
+Boxing code (``entry.box``) calls :func:`box_array` for each array of a result. An array that is an argument, unchanged, is
+that very object. Any other goes to the *target*, the type of the call's first tensor or what the kernel's ``returns`` says: to
+PyTorch as a managed tensor that owns Numba's memory block, to NumPy as Numba's own boxing code has it, to all others, and
+whenever something is out of the ordinary, through Python (``results.as_target``), which also has the words.
+
+Ownership: a managed tensor made here holds a reference to the array's ``NRT_MemInfo``; its deleter drops that. The block of an
+argument that a result shows gets an owner when the call ends (``frame.let_escape``).
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..compiled import cfunction
+from ..cpython import PyErr_Occurred
+from ..dltensor import (
+    DL_TENSOR,
+    DL_TENSOR_WORDS,
+    MANAGED_BYTES,
+    MAX_NDIM,
+    delete_managed,
+    describe,
+    dl_tensor_at,
+    element_field,
+    in_elements,
+    is_plain,
+    managed_at,
+    new_managed,
+)  # fmt: skip
+from ..native import as_words, atomic_add, call_int, call_word, global_address, load, native, stack, store
+from ..producers.ndarray import ndarray_at
+from . import layout
+from .entries import Py_TYPE, find
+from .frame import (
+    ARRAY_BYTES,
+    MEMINFO_DTOR,
+    MEMINFO_REFCOUNT,
+    NRT_MemInfo_release,
+    export_of_array,
+    give_owner,
+    let_escape,
+    note_origins,
+)  # fmt: skip
+from .leaves import dtype_entry, pack_ndarray, pack_tensor
+
+ARRAY_WORDS = layout.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
+BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
+OWNDATA = 0x0004  # NPY_ARRAY_OWNDATA
+UINT = 1  # kDLUInt
+PLAIN_CODES = 0b1100111  # kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool: those for which Numba has types
+PARAMETRIC = 1 << 16
+ONE, SEVERAL = 1, 2  # what fx_overload.boxes_arrays says: the result is an array, or holds some
+
+
+@native
+def index_of_argument(frame, meminfo):
+    """Which array argument of the call has this memory block; -1: none."""
+    for i in range(frame.array_count):
+        if layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo == meminfo:
+            return i
+    return -1
+
+
+@native
+def is_stored_as(field, stored):
+    """Whether a kernel sees elements of the dtype `field` as those of the dtype `stored`."""
+    if field == stored:
+        return True
+    code = field & 0xFF  # Numba has no type for these: their bits are unsigned integers
+    return field < PARAMETRIC and (code > 6 or PLAIN_CODES >> code & 1 == 0) and stored == (UINT | field & 0xFF00)
+
+
+@native
+def read_tensor(tensor, ndim, words):
+    """Write words 2 and on for a DLTensor, if it has this rank. Returns its dtype's field, 0: no."""
+    dl_tensor = dl_tensor_at(tensor)
+    if not is_plain(dl_tensor) or dl_tensor.ndim != ndim:
+        return 0
+    field = element_field(dl_tensor)
+    _, status = pack_tensor(tensor, ndim, field, as_words(words))
+    return field if status == layout.STATUS_OK else 0
+
+
+@native
+def read_argument(runtime, frame, i, ndim, words):
+    """Read the i-th array argument again, if it has this rank: words 2 and on of an array. Returns its dtype's field, 0: no."""
+    array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+    ob = array.origin & -4
+    origin = array.origin & 3
+    if origin == layout.ORIGIN_NDARRAY:
+        key, itemsize = dtype_entry(runtime, ndarray_at(ob).descr)
+        if key == 0 or types.intp(ndarray_at(ob).nd) != ndim:
+            return 0
+        pack_ndarray(ob, ndim, itemsize, as_words(words))
+        return key >> layout.DTYPE_SHIFT & 0xFFFFFF
+    if origin == layout.ORIGIN_EXPORT and frame.holder == 0:
+        return read_tensor(layout.export_at(export_of_array(frame, i)).managed + DL_TENSOR, ndim, words)
+    entry = find(runtime, Py_TYPE(ob))
+    if entry == 0:
+        return 0
+    borrow = layout.entry_at(entry).borrow
+    tensor = stack(DL_TENSOR_WORDS)
+    out = stack(1)
+    store(out, 0)
+    failed = call_int(borrow, (ob, tensor)) if borrow != 0 else call_int(layout.entry_at(entry).managed, (ob, out))
+    field = 0
+    if failed == 0 and PyErr_Occurred() == 0:
+        if borrow != 0:
+            field = read_tensor(tensor, ndim, words)
+        elif load(out) != 0 and managed_at(load(out)).version.major == 1:  # of a bound launch: exported long ago
+            field = read_tensor(load(out) + DL_TENSOR, ndim, words)
+    if failed == 0 and load(out) != 0:
+        delete_managed(load(out))
+    c.PyErr_Clear()
+    return field
+
+
+@native
+def is_same(words, at, ndim):
+    """Whether two arrays of one rank show the same elements: from word 2 on all is equal."""
+    difference = 0
+    for i in range(2, layout.ARRAY_HEAD_WORDS + 2 * ndim):
+        difference |= load(words + 8 * i) ^ load(at + 8 * i)
+    return difference == 0
+
+
+@native
+def target_of(frame):
+    """The type whose instances the arrays of the result become; 0: NumPy's."""
+    context = layout.context_at(frame.context)
+    if context.returns_type != 0:
+        return context.returns_type
+    if context.returns_position >= 0:
+        return Py_TYPE(load(frame.args + 8 * context.returns_position))
+    if frame.array_count == 0:
+        return 0
+    return Py_TYPE(layout.array_at(frame.arrays).origin & -4)
+
+
+@native
+def note_failure(frame):
+    """Put the pending exception aside until all of the result is boxed. Returns a new reference to None."""
+    if frame.error[0] == 0:
+        error = stack(3)
+        c.PyErr_Fetch(error, error + 8, error + 16)
+        for i in range(3):
+            frame.error[i] = load(error + 8 * i)
+    else:
+        c.PyErr_Clear()
+    none = global_address("_Py_NoneStruct")
+    c.incref(none)
+    return none
+
+
+@cfunction(types.void, types.intp)
+def delete_result(managed):
+    """Deleter of a managed tensor that owns a reference to the memory block in its ``manager_ctx``. Any thread, GIL or not."""
+    told = load(managed + MANAGED_BYTES)
+    if told != 0:
+        store(told, 1)
+    NRT_MemInfo_release(managed_at(managed).manager_ctx)
+    c.PyMem_RawFree(managed)
+
+
+@native
+def make_tensor(runtime, entry, at, ndim, field):
+    """A tensor by a type's ``managed_tensor_to_py_object_no_sync`` that owns a reference to the block of the array at `at`.
+
+    Returns a new reference, or 0, without an exception, where Python has to see to it.
+    """
+    itemsize = load(at + 24)
+    block = new_managed(ndim, 8)
+    if block == 0:
+        return 0
+    shape = block + MANAGED_BYTES + 8
+    strides = shape + 8 * ndim
+    odd = False
+    for i in range(ndim):
+        stride = load(at + 8 * (layout.ARRAY_HEAD_WORDS + ndim + i))
+        elements = in_elements(stride, itemsize)
+        store(shape + 8 * i, load(at + 8 * (layout.ARRAY_HEAD_WORDS + i)))
+        store(strides + 8 * i, elements)
+        odd |= (elements < 0 or elements * itemsize != stride) and load(shape + 8 * i) > 1
+    if odd:
+        c.PyMem_RawFree(block)
+        return 0
+    managed = managed_at(block)
+    managed.manager_ctx = load(at)
+    managed.deleter = runtime.delete_result
+    describe(dl_tensor_at(block + DL_TENSOR), load(at + 32), ndim, field, shape, strides)
+    made = stack(1)
+    told = stack(1)
+    store(made, 0)
+    store(told, 0)
+    store(block + MANAGED_BYTES, told)
+    atomic_add(load(at) + MEMINFO_REFCOUNT, 1)
+    failed = call_int(layout.entry_at(entry).to_object, (block, made)) != 0
+    if load(told) == 0:
+        store(block + MANAGED_BYTES, 0)
+        if failed or load(made) == 0:
+            NRT_MemInfo_release(load(at))
+            c.PyMem_RawFree(block)
+    if not failed and load(made) != 0 and PyErr_Occurred() == 0:
+        return load(made)
+    c.PyErr_Clear()
+    if load(made) != 0:
+        c.Py_DecRef(load(made))
+    return 0
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def box_array(frame_address, at, ndim, field, is_mutable):
+    """The object for the array at `at`, Numba's struct of it, in a result: a new reference, or BY_NUMBA.
+
+    `field`: of its dtype, 0 for one that has none that holds in every process. The array's reference stays the caller's.
+    """
+    frame = layout.frame_at(frame_address)
+    context = layout.context_at(frame.context)
+    runtime = layout.runtime_at(context.runtime)
+    meminfo = load(at)
+    i = index_of_argument(frame, meminfo)
+    if i >= 0 and field != 0:
+        words = stack(ARRAY_WORDS)
+        given = read_argument(runtime, frame, i, ndim, words)
+        if given != 0 and is_stored_as(given, field):
+            if is_same(words, at, ndim):
+                ob = layout.array_at(frame.arrays + ARRAY_BYTES * i).origin & -4
+                c.incref(ob)
+                return ob
+            field = given  # a view of an argument has elements of the argument's type
+    if i >= 0:
+        give_owner(runtime, frame, i)  # what is done from here on may set the argument free
+    target = target_of(frame)
+    entry = find(runtime, target) if target != 0 else 0
+    if entry == 0 or layout.entry_at(entry).guard == 0 or layout.entry_at(entry).to_object == 0:
+        return BY_NUMBA
+    if field == 0 or field >= PARAMETRIC or is_mutable == 0 or meminfo == 0 or frame.error[0] != 0:
+        return BY_NUMBA
+    made = make_tensor(runtime, entry, at, ndim, field)
+    return made if made != 0 else BY_NUMBA
+
+
+@cfunction(types.intp, types.intp, types.intp)
+def finish_array(frame_address, array):
+    """The object for an array in a result of which Numba has made the ndarray `array`. That is taken.
+
+    0 for `array`: Numba has failed and set an exception. A failure is noted in the frame, and the object is then None.
+    """
+    frame = layout.frame_at(frame_address)
+    context = layout.context_at(frame.context)
+    runtime = layout.runtime_at(context.runtime)
+    if array == 0:
+        return note_failure(frame)
+    if frame.error[0] != 0:
+        return array
+    target = target_of(frame)
+    entry = find(runtime, target) if target != 0 else 0
+    is_owned = ndarray_at(array).base != 0 or types.intp(ndarray_at(array).flags) & OWNDATA != 0
+    if is_owned and (target == 0 or (entry != 0 and layout.entry_at(entry).kind == layout.KIND_NDARRAY)):
+        return array
+    arguments = stack(4)
+    store(arguments, runtime.results)
+    store(arguments + 8, array)
+    store(arguments + 16, target if target != 0 else global_address("_Py_NoneStruct"))
+    store(arguments + 24, context.name)
+    made = c.PyObject_VectorcallMethod(runtime.as_target, arguments, 4, 0)
+    c.Py_DecRef(array)
+    return made if made != 0 else note_failure(frame)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def box_result(context_address, overload_address, frame_address, args):
+    """Box a result that holds arrays, in the frame's ``result``. Returns a new reference, or 0 with an exception set.
+
+    `args`: the call's arguments in parameter order.
+    """
+    overload = layout.overload_at(overload_address)
+    frame = layout.frame_at(frame_address)
+    frame.context = context_address
+    frame.args = args
+    frame.error[0] = 0
+    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    if overload.boxes_arrays == SEVERAL:  # to box one may set free what another shows
+        for i in range(frame.array_count):
+            if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+                give_owner(runtime, frame, i)
+    made = call_word(overload.box, (frame.result, overload.box_constants, frame_address))
+    for i in range(frame.array_count):
+        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_DTOR) != 0:
+            let_escape(runtime, frame, i)
+    if frame.error[0] == 0:
+        return made
+    if made != 0:
+        c.Py_DecRef(made)
+    else:
+        c.PyErr_Clear()
+    c.PyErr_Restore(frame.error[0], frame.error[1], frame.error[2])
+    return 0
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def box_planned_result(context_address, overload_address, frame_address, args):
+    """:data:`box_result` for a fast entry, which has not noted whose arrays it passed."""
+    note_origins(layout.frame_at(frame_address), layout.overload_at(overload_address), args)
+    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    return call_word(runtime.box_result, (context_address, overload_address, frame_address, args))

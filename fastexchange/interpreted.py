@@ -1,0 +1,60 @@
+"""What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views."""
+
+import functools
+import inspect
+import sys
+
+import numpy as np
+
+from .producers import torch
+
+
+def interpreted(func, manner):
+    """A function that gives `func` NumPy views of its tensors, and its results back as a kernel of this `manner` does."""
+    if not inspect.isfunction(func):
+        return lambda function: interpreted(function, manner)  # signatures, options: nothing is compiled
+    signature = inspect.signature(func)
+
+    @functools.wraps(func)
+    def call(*args, **kwargs):
+        tensors: list = []
+        result = func(
+            *(_view(value, tensors, manner) for value in args),
+            **{name: _view(value, tensors, manner) for name, value in kwargs.items()},
+        )
+        target = tensors[0][0] if tensors else None
+        if isinstance(manner.returns, str):
+            target = signature.bind(*args, **kwargs).arguments[manner.returns]
+        cls = manner.returns if isinstance(manner.returns, type) else type(target)
+        return _returned(result, tensors, cls)
+
+    call.py_func = func
+    return call
+
+
+def _view(value, tensors: list, manner):
+    if type(value) in (tuple, list):
+        return type(value)(_view(item, tensors, manner) for item in value)
+    view = value
+    if torch.is_tensor_type(type(value)):
+        torch.check(value, manner.allows_grad)
+        view = value.detach()
+    if hasattr(view, "__dlpack__") and not isinstance(view, np.ndarray):
+        view = np.from_dlpack(view)
+    if isinstance(view, np.ndarray):
+        tensors.append((value, view))
+    return view
+
+
+def _returned(result, tensors: list, cls: type):
+    if type(result) in (tuple, list):
+        return type(result)(_returned(item, tensors, cls) for item in result)
+    if not isinstance(result, np.ndarray):
+        return result
+    for tensor, view in tensors:
+        if result is view:
+            return tensor
+    if torch.is_tensor_type(cls):
+        return sys.modules["torch"].from_numpy(result)
+    make = getattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack", None)
+    return make(result) if make is not None and not issubclass(cls, np.ndarray) else result

@@ -1,0 +1,118 @@
+"""What an array in a kernel's result becomes, where native code (``dispatch.results``) leaves it to Python, and in words.
+
+An array that a kernel made is handed back as a tensor of the *target*: the type that ``fast_args(returns=…)`` says, or that of
+the argument which it names, or of the call's first tensor. A framework whose tensors NumPy's cannot become, gives NumPy's.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .conversion import maker
+from .discovery import discover, learn_type
+from .dispatch import layout
+from .dispatch.state import runtime
+from .export import export_of, known
+from .naming import type_name
+from .once import for_ever, once
+from .producers import torch
+from .producers.ndarray import dtype_of
+from .producers.omitted import OMITTED
+
+__all__ = ["as_target", "check_argument", "check_type", "prepare"]
+
+
+@once
+def prepare() -> None:
+    """Let native code call :func:`as_target`."""
+    runtime().native.results = id(for_ever(sys.modules[__name__]))
+    runtime().native.as_target = id(for_ever(sys.intern("as_target")))
+
+
+def as_target(array: np.ndarray, target: type | None, kernel: str):
+    """What becomes of an array that `kernel` returned. `target`: the type of the tensor after which it goes, None for NumPy's.
+
+    Raises BufferError if the framework has no such tensor, or the memory belongs to nobody.
+    """
+    what = f"{kernel}(): its result, an array of {dtype_of(array)}"
+    if array.base is None and array.size and not array.flags.owndata:
+        raise BufferError(
+            f"{what}, shows memory that nobody owns (that of a global array, or at an address); return a copy of it"
+        )
+    cls = np.ndarray if target is None else tensor_type(target)
+    make = None if cls is np.ndarray else _maker(cls)
+    if make is None:
+        return array
+    if known(cls).get("to_object") and not known(cls)["takes_all"]:  # PyTorch
+        if not array.flags.writeable:
+            why = "is readonly, as an argument is whose memory it shows"
+        elif any(stride < 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+            why = "has a negative stride"
+        else:
+            why = ""
+        if why:
+            raise BufferError(f"{what}, {why}: {type_name(cls)} has no such tensors; return a copy of it")
+    try:
+        with export_of(array, what) as export:
+            return make(export)
+    except (BufferError, TypeError, ValueError) as error:
+        if str(error).startswith(what):
+            raise
+        raise BufferError(f"{what}, cannot be made a {type_name(cls)}: {error}") from error
+
+
+def tensor_type(cls: type) -> type:
+    """The type that a framework gives its new tensors, for `cls`, the type of a tensor."""
+    if issubclass(cls, np.ndarray):
+        return np.ndarray
+    if torch.is_tensor_type(cls):
+        import torch as framework
+
+        return framework.Tensor
+    return cls
+
+
+def check_type(cls: type) -> None:
+    """Raise TypeError for a `cls` that is no type of tensors that can be made."""
+    if cls is object or (tensor_type(cls) is not np.ndarray and _maker(tensor_type(cls)) is None):
+        raise TypeError(f"fast_args(): returns is a type of tensors that can be made of memory, not {type_name(cls)}")
+    learn_type(cls)
+
+
+def check_argument(kernel, bound: tuple) -> None:
+    """Raise TypeError if ``returns`` of a kernel names an argument of a call that is no tensor."""
+    if isinstance(kernel.returns, str):
+        position = kernel._parameters.names.index(kernel.returns)
+        cls = type(bound[position])
+        if (runtime().entries.get(cls) or discover(cls).entry)["kind"] not in _TENSORS:
+            given = "omitted" if bound[position] is OMITTED else f"no tensor but of type {type_name(cls)}"
+            raise TypeError(
+                f"{kernel.__qualname__}(): its results are to be as argument {kernel.returns!r} (position {position}), as "
+                f"fast_args(returns={kernel.returns!r}) says; that is {given}"
+            )
+
+
+_TENSORS = (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+
+
+def _maker(cls: type) -> Callable[[Any], Any] | None:
+    """What makes a tensor for the type `cls` of an export; None if nothing does."""
+    if id(cls) in _unmakeable:
+        return None
+    try:
+        return maker("a result", cls, is_exact=False)
+    except TypeError:
+        _unmakeable[id(cls)] = weakref.ref(cls, functools.partial(_forget, id(cls)))
+        return None
+
+
+def _forget(address: int, _reference) -> None:
+    _unmakeable.pop(address, None)
+
+
+_unmakeable: dict[int, weakref.ref] = {}
+"""Types, by ``id``, of which no tensors can be made."""

@@ -1,0 +1,293 @@
+"""``kernel.bind``: the same launch again and again; what it holds, what it refuses, what becomes of changed tensors."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import numba
+import numpy as np
+import pytest
+from frameworks import FRAMEWORKS, torch
+from hostile_producers import hostile_type
+from made_producers import Dunder, Ledger, Tabled
+from numba.core.errors import TypingError
+from oracle import references_kept, type_and_message
+
+from fastexchange import BoundLaunch, fast_args
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+WRITEABLE = [framework for framework in FRAMEWORKS if framework.mutable]
+MANY = 100
+
+
+@fast_args
+def axpy(a, x, y=None):
+    for i in range(x.shape[0]):
+        y[i] += a * x[i]
+
+
+@fast_args
+def total(x):
+    return x.sum()
+
+
+@pytest.mark.parametrize("framework", WRITEABLE, ids=str)
+def test_a_launch_does_what_the_call_does(framework):
+    x, y = np.arange(4.0), np.zeros(4)
+    launch = axpy.bind(2.0, y=framework.tensor(y), x=framework.tensor(x))
+    assert type(launch) is BoundLaunch and launch.kernel is axpy
+    for times in range(1, MANY):
+        assert launch() is None
+        assert y.tolist() == (2 * times * x).tolist()
+    assert launch.arguments[0] == 2.0
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 32, 70])
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
+def test_any_number_of_tensors(framework, count):
+    names = [f"a{i}" for i in range(count)]
+    body = " + ".join(f"{name}[0] * {i + 1}" for i, name in enumerate(names)) or "0.0"
+    namespace: dict = {}
+    exec(f"def kernel({', '.join(names)}): return {body}", namespace)
+    tensors = [framework.tensor(np.full(2, float(i))) for i in range(count)]
+    kernel = fast_args(namespace["kernel"])
+    launch = kernel.bind(*tensors)
+    want = kernel(*tensors)
+    assert [launch() for _ in range(3)] == [want] * 3
+    assert kernel.stats().fast >= 3
+
+
+def test_all_that_a_kernel_takes_natively():
+    def kernel(flag, number, big, z, pair, nothing, array, other=3.5, *rest):
+        return flag, number + array[0], big, z, pair[0] + pair[1][0], other, len(rest), rest[0][0]
+
+    kernel = fast_args(kernel)
+    arguments = (True, 7, 2**63, 1j, (1.5, np.ones(2)), None, np.arange(1, 3), 4.5, np.ones(1), np.ones(2))
+    launch = kernel.bind(*arguments)
+    assert launch() == launch() == kernel(*arguments)
+    short = fast_args(lambda x, n=3: x[0] + n)
+    assert short.bind(np.ones(2))() == 4.0 and short.bind(np.ones(2), n=5)() == 6.0
+
+
+@needs_torch
+def test_memory_lives_as_long_as_the_launch():
+    tensor = torch.arange(1000.0)
+    launch = total.bind(tensor)
+    want, died = tensor.sum().item(), []
+    weakref.finalize(tensor, died.append, True)
+    del tensor
+    gc.collect()
+    junk = [torch.full((1000,), -1.0) for _ in range(100)]
+    assert launch() == want and not died and len(junk) == 100
+    del launch
+    gc.collect()
+    assert died
+
+
+@needs_torch
+def test_what_becomes_of_a_tensor_that_is_changed():
+    tensor = torch.arange(4.0)
+    launch = total.bind(tensor)
+    tensor.set_(torch.full((100,), 5.0))  # other memory: the launch keeps the old
+    assert launch() == 6.0
+    tensor = torch.arange(4.0)
+    launch = total.bind(tensor)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        tensor.untyped_storage().resize_(1000)
+    assert launch() == 6.0
+    tensor += 1
+    assert launch() == 10.0
+    tensor.requires_grad_()  # its state is looked at when it is bound
+    assert launch() == 10.0
+    with pytest.raises(BufferError, match="requires grad"):
+        total.bind(tensor)
+    array = np.arange(4.0)
+    launch = total.bind(array)
+    with pytest.raises(ValueError, match="resize"):
+        array.resize(1000)
+    array.shape = (2, 2)
+    assert launch() == 6.0
+    memory = bytearray(8)
+    launch = fast_args(lambda x: len(x)).bind(memory)
+    with pytest.raises(BufferError):
+        memory.append(1)
+    assert launch() == 8
+    del launch
+    memory.append(1)
+
+
+@pytest.mark.parametrize("make", [Dunder, Tabled, hostile_type("OnlyExports", dltensor_from_py_object_no_sync=None)])
+def test_each_tensor_is_exported_once_and_given_back_once(make):
+    ledgers = [Ledger() for _ in range(3)]
+    tensors = [make(np.arange(4.0), ledger) for ledger in ledgers]
+    kernel = fast_args(lambda x, y: x[0] + y[1])
+    with references_kept(*tensors):
+        launch = kernel.bind(tensors[0], tensors[1])
+        made = [ledger.made for ledger in ledgers]
+        assert all(ledger.out == 1 for ledger in ledgers[:2])
+        for _ in range(MANY):
+            assert launch() == 1.0
+        assert [ledger.made for ledger in ledgers] == made
+        launch.rebind(y=tensors[2])
+        assert launch() == 1.0
+        ledgers[1].check(ledgers[1].made)
+        del launch
+        gc.collect()
+    for ledger in ledgers:
+        ledger.check(ledger.made)
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
+def test_results_are_those_of_the_call(framework):
+    kernel = fast_args(lambda x, y: (x, y[1:], x + y, 3.5))
+    x, y = (framework.tensor(np.arange(4.0)) for _ in range(2))
+    launch = kernel.bind(x, y)
+    want = kernel(x, y)
+    for _ in range(MANY):
+        got = launch()
+        assert [type(each) for each in got] == [type(each) for each in want] and got[3] == 3.5
+
+
+def test_what_the_kernel_keeps_outlives_the_launch():
+    tail = fast_args(lambda x, y: (x[1:], x, y[:1]), returns=np.ndarray)
+    array, other = np.arange(100.0), np.arange(3.0)
+    for make in (np.asarray, Tabled, Dunder, lambda array: torch.from_numpy(array) if torch else array):
+        x = make(array)
+        launch = tail.bind(x, other)
+        kept = [launch() for _ in range(MANY)]
+        assert all(same is x for _, same, _ in kept)
+        views = [view for view, *_ in kept]
+        released = weakref.ref(launch._held)
+        del launch, kept, x
+        gc.collect()
+        assert released() is not None and all(view.tolist() == array[1:].tolist() for view in views)
+        del views
+        gc.collect()
+        assert released() is None
+
+
+@needs_torch
+def test_an_argument_that_is_other_memory_now_is_not_returned_as_if_it_were_the_same():
+    tensor = torch.arange(4.0)
+    launch = fast_args(lambda x: x).bind(tensor)
+    assert launch() is tensor
+    tensor.set_(torch.full((4,), 9.0))
+    result = launch()
+    assert result is not tensor and result.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# ---- rebinding -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", WRITEABLE, ids=str)
+def test_rebind(framework):
+    x, y, z = np.arange(4.0), np.zeros(4), np.zeros(4)
+    launch = axpy.bind(1.0, framework.tensor(x), framework.tensor(y))
+    launch()
+    tensor = framework.tensor(z)
+    assert launch.rebind(y=tensor, a=3.0) is launch
+    launch()
+    assert y.tolist() == x.tolist() and z.tolist() == (3 * x).tolist()
+    assert launch.arguments[2] is tensor and launch.arguments[0] == 3.0
+
+
+def test_rebinding_that_is_refused_changes_nothing():
+    y = np.zeros(4)
+    launch = axpy.bind(1.0, np.arange(4.0), y)
+    readonly = np.zeros(4)
+    readonly.flags.writeable = False
+    for wrong, kind in [
+        ({"y": np.zeros((4, 4))}, TypeError), ({"y": np.zeros(4, np.float32)}, TypeError), ({"y": np.zeros(8)[::2]}, TypeError),
+        ({"x": 3.5}, TypingError), ({"b": y}, TypeError), ({"a": "text"}, TypeError), ({"y": object()}, TypeError),
+        ({"x": readonly}, TypeError), ({"y": Tabled(np.zeros(4), data=0)}, BufferError),
+    ]:  # fmt: skip
+        got, message = type_and_message(launch.rebind, **wrong)
+        assert issubclass(got, kind) and "axpy" in message, (wrong, got, message)
+    launch()
+    assert y.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_bound():
+    for arguments, kind, word in [
+        ((1.0,), TypeError, "missing 1 required positional argument"), ((1.0, 2.0, 3.0, 4.0), TypeError, "positional"),
+        ((1.0, np.ones(3), "text"), TypeError, "cannot be bound"), ((1.0, object(), np.ones(3)), TypeError, "cannot be bound"),
+        ((1.0, Tabled(np.ones(3), device_type=2), np.ones(3)), BufferError, "'x' (position 1)"),
+        ((2**70, np.ones(3), np.ones(3)), TypeError, "cannot be bound"),
+    ]:  # fmt: skip
+        got, message = type_and_message(axpy.bind, *arguments)
+        assert got is kind and word in message, (got, message)
+    kind, message = type_and_message(fast_args(lambda x: x.nothing).bind, np.ones(3))
+    assert kind.__name__ == "TypingError" and "nothing" in message
+
+
+def test_a_launch_takes_no_arguments():
+    launch = total.bind(np.ones(3))
+    for call in (lambda: launch(1), lambda: launch(x=np.ones(3)), lambda: launch(*[1, 2])):
+        kind, message = type_and_message(call)
+        assert kind is TypeError and "takes no arguments" in message and "rebind" in message
+    assert launch() == 3.0
+    for make in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            make(launch)
+    assert "total" in repr(launch) and "ndarray" in repr(launch)
+
+
+def test_an_exception_in_the_kernel():
+    @fast_args
+    def fails(x):
+        if x[0] > 0:
+            raise ValueError("from the kernel", 3)
+        return x[0]
+
+    x = np.zeros(1)
+    launch = fails.bind(x)
+    with references_kept(x, launch):
+        for _ in range(MANY):
+            x[0] = 1
+            with pytest.raises(ValueError, match="from the kernel"):
+                launch()
+            x[0] = 0
+            assert launch() == 0.0
+
+
+def test_a_launch_within_itself_and_from_many_threads():
+    calls = []
+
+    def again(depth):
+        calls.append(depth)
+        if len(calls) < 3:
+            assert launch() == 3.0
+
+    def kernel(x):
+        with numba.objmode():
+            again(0)
+        return x.sum()
+
+    launch = fast_args(kernel).bind(np.ones(3))
+    kernel.__globals__["again"] = again
+    assert launch() == 3.0 and len(calls) == 3
+
+    slow = fast_args(lambda x: x.sum(), nogil=True).bind(np.ones(100_000))
+    results = []
+    threads = [threading.Thread(target=lambda: results.extend(slow() for _ in range(200))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [100_000.0] * 800
+
+
+def test_recompiling_leaves_the_launch_as_it_is():
+    kernel = fast_args(lambda x: x.sum())
+    launch = kernel.bind(np.ones(3))
+    kernel.recompile()
+    assert launch() == kernel(np.ones(3)) == 3.0
+    assert launch.rebind  # which binds what is compiled now

@@ -1,0 +1,507 @@
+"""Results: arrays that a kernel returns are tensors of the caller's framework, over the same memory, which somebody owns."""
+
+import collections
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+
+import numba
+import numpy as np
+import pytest
+from frameworks import FRAMEWORKS, NUMPY_DTYPES, torch, tvm_ffi
+from hostile_producers import hostile_type
+from interoperability import Wrapper, jax, ml_dtypes, pyarrow
+from made_producers import Dunder, Ledger, Tabled, tabled_type
+from numba.core.runtime import _nrt_python, rtsys
+from oracle import is_same, references_kept, type_and_message
+
+from fastexchange import fast_args, from_dlpack
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
+needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not installed")
+WARM = 40
+"""Calls after which those of a kind have a fast entry."""
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@fast_args
+def scaled(x):
+    y = np.empty_like(x)
+    for i in np.ndindex(x.shape):
+        y[i] = 2 * x[i]
+    return y
+
+
+@fast_args
+def itself(x):
+    return x
+
+
+@fast_args
+def tail(x):
+    return x[1:]
+
+
+@fast_args
+def many(x, y):
+    return x, Pair(np.ones(3), (y[1:], 2.5)), y, x.size
+
+
+def makers():
+    """(name, a tensor of a NumPy array, the type that its framework's new tensors have)."""
+    for framework in FRAMEWORKS:
+        made = {"exchange table": Tabled, "torch": torch and torch.Tensor, "tvm_ffi": tvm_ffi and tvm_ffi.Tensor}
+        yield framework.name, framework.tensor, made.get(framework.name, np.ndarray)
+    if jax is not None:
+        yield "jax", jax.numpy.asarray, jax.Array
+    if pyarrow is not None:
+        makes = hasattr(pyarrow, "from_dlpack") or hasattr(pyarrow.Array, "from_dlpack")  # younger versions
+        yield "pyarrow", pyarrow.array, pyarrow.Array if makes else np.ndarray
+    yield "memoryview", memoryview, np.ndarray
+    yield "wrapper", Wrapper, np.ndarray
+
+
+MAKERS = list(makers())
+SHARING = [maker for maker in MAKERS if maker[0] not in ("memoryview", "pyarrow")]
+of_each = pytest.mark.parametrize(("name", "tensor_of", "cls"), SHARING, ids=[maker[0] for maker in SHARING])
+
+
+def elements(tensor):
+    return from_dlpack(tensor).tolist()
+
+
+def address(tensor) -> int:
+    return from_dlpack(tensor).ctypes.data
+
+
+@pytest.fixture(autouse=True)
+def statistics():
+    """Numba counts its memory blocks."""
+    was_on = _nrt_python.memsys_stats_enabled()
+    _nrt_python.memsys_enable_stats()
+    yield
+    if not was_on:
+        _nrt_python.memsys_disable_stats()
+
+
+def blocks_in_use() -> int:
+    """How many of Numba's memory blocks have not been freed."""
+    gc.collect()
+    stats = rtsys.get_allocation_stats()
+    return stats.mi_alloc - stats.mi_free
+
+
+# ---- new arrays ------------------------------------------------------------------------------------------------------
+
+
+@of_each
+def test_a_new_array_is_a_tensor_of_the_callers_framework(name, tensor_of, cls):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = tensor_of(array)
+    for call in range(WARM):
+        made = scaled(tensor)
+        assert isinstance(made, cls), type(made)
+        assert elements(made) == (2 * array).tolist(), call
+    assert from_dlpack(made).dtype == np.float32
+
+
+def test_other_producers():
+    for name, tensor_of, cls in MAKERS:
+        if name in ("memoryview", "pyarrow"):
+            made = fast_args(lambda x: np.full(2, x[0]))(tensor_of(np.arange(3.0)))
+            assert isinstance(made, cls) and made.tolist() == [0.0, 0.0]
+    assert type(fast_args(lambda n: np.zeros(n))(3)) is np.ndarray
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", [name for name in NUMPY_DTYPES if name != "f2"])  # which Numba compiles no copy of
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3,), (2, 3), (2, 0, 3), (2, 3, 4)], ids=str)
+def test_dtypes_and_shapes(dtype, shape):
+    @fast_args
+    def copied(x):
+        return x.copy()
+
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    for _ in range(2):
+        made = copied(torch.from_numpy(array))
+        assert made.dtype == torch.from_numpy(array).dtype and made.shape == shape
+        assert is_same(made, copied.dispatcher(array))
+
+
+@needs_torch
+def test_layouts():
+    made = fast_args(lambda x: (np.ones((2, 3)).T, np.arange(24.0).reshape(2, 3, 4)[:, ::2, 1:], np.zeros((4, 4))[::2]))
+    first, second, third = made(torch.ones(1))
+    assert first.stride() == (1, 3) and third.stride() == (8, 1)
+    assert second.tolist() == np.arange(24.0).reshape(2, 3, 4)[:, ::2, 1:].tolist()
+    assert first.is_contiguous() is False and second.storage_offset() == 0
+
+
+@of_each
+def test_memory_is_shared_and_freed_with_the_last_tensor(name, tensor_of, cls):
+    @fast_args
+    def made_and_where(x):
+        y = x + 1
+        return y, y.ctypes.data
+
+    tensor = tensor_of(np.arange(128.0))
+    made_and_where(tensor)
+    before = blocks_in_use()
+    for _ in range(3):
+        made, where = made_and_where(tensor)
+        if name != "jax":  # which copies what is not aligned to its taste
+            assert address(made) == where
+        assert elements(made) == list(range(1, 129))
+    many_made = [made_and_where(tensor)[0] for _ in range(WARM)]
+    assert [elements(each)[-1] for each in many_made] == [128.0] * WARM
+    del made, many_made
+    assert blocks_in_use() == before
+
+
+@needs_torch
+def test_a_result_is_freed_by_another_thread():
+    before = blocks_in_use()
+    made = [scaled(torch.ones(100)) for _ in range(WARM)]
+    thread = threading.Thread(target=made.clear)
+    thread.start()
+    thread.join()
+    assert blocks_in_use() <= before
+
+
+@needs_torch
+def test_a_result_can_be_written_to_and_resized_and_differentiated():
+    made = scaled(torch.ones(3))
+    made += 1
+    assert made.tolist() == [3.0] * 3
+    assert made.requires_grad_().sum().backward() is None
+    assert not scaled(torch.ones(3)).requires_grad
+    with torch.inference_mode():
+        assert scaled(torch.ones(3)).tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError):  # it does not belong to PyTorch's allocator
+        scaled(torch.ones(3)).resize_(1000)
+
+
+# ---- arguments and views of them -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "tensor_of", "cls"), MAKERS, ids=[maker[0] for maker in MAKERS])
+@pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=["", "nogil"])
+def test_an_argument_is_returned_as_that_very_object(name, tensor_of, cls, options):
+    kernel = fast_args(**options)(lambda x: x)
+    if name == "memoryview":
+        pytest.skip("Numba has no way from its buffers to Python")
+    tensor = tensor_of(np.arange(4.0))
+    with references_kept(tensor):
+        for _ in range(WARM):
+            assert kernel(tensor) is tensor
+        assert kernel(x=tensor) is tensor
+
+
+@pytest.mark.parametrize("array", [
+    np.zeros(()), np.zeros(0), np.zeros((2, 0)), np.ones((1, 1)), np.ones((2, 3)).T, np.ones((4, 4))[::2, 1:],
+    np.arange(3.0)[::-1], np.zeros(2, "M8[s]"), np.zeros(2, [("a", "i4"), ("b", "f8")]),
+], ids=lambda a: f"{a.dtype}{a.shape}{a.strides}")  # fmt: skip
+def test_arrays_of_all_kinds_are_returned_as_they_are(array):
+    other = np.ones(3)
+    second = fast_args(lambda x, y: (y, x))
+    for _ in range(3):
+        assert itself(array) is array
+        y, x = second(other, array)
+        assert y is array and x is other
+
+
+def test_what_differs_is_no_argument():
+    x = np.arange(4.0)
+    views = lambda x: x[:3], lambda x: x.reshape(2, 2), lambda x: x.view(np.int64), lambda x: x[::-1], lambda x: x.T[1:]
+    for function in views:
+        kernel = fast_args(function)
+        for _ in range(3):
+            made = kernel(x)
+            assert made is not x and np.array_equal(made, function(x)) and made.dtype == function(x).dtype
+
+
+@of_each
+def test_a_view_of_an_argument_keeps_it_alive(name, tensor_of, cls):
+    for calls in (1, 2, WARM):
+        array = np.arange(1000.0)
+        died = []
+        tensor = tensor_of(array)
+        for _ in range(calls):
+            made = tail(tensor)
+        assert isinstance(made, cls)
+        if name != "jax":
+            assert address(made) == address(tensor) + 8
+            weakref.finalize(array, died.append, True)
+        del tensor, array
+        gc.collect()
+        assert not died
+        assert elements(made) == list(range(1, 1000))
+        del made
+        gc.collect()
+        if name not in ("jax", "exchange table"):  # whose views are noted
+            assert died == [True]
+
+
+Exporting = hostile_type("Exporting", dltensor_from_py_object_no_sync=None)
+
+
+@pytest.mark.parametrize("make", [Dunder, Exporting, hostile_type("Viewing")])
+def test_exports_behind_results_are_given_back(make):
+    ledger = Ledger()
+    tensor = make(np.arange(5.0), ledger)
+    kernel = fast_args(lambda x: (x[1:], x, x[:2]), returns=np.ndarray)
+    for _ in range(WARM):
+        first, same, last = kernel(tensor)
+        assert same is tensor and first.tolist() == [1.0, 2.0, 3.0, 4.0] and last.tolist() == [0.0, 1.0]
+    del first, same, last
+    gc.collect()
+    ledger.check(ledger.made)
+
+
+@needs_torch
+@needs_ml_dtypes
+def test_elements_that_numba_has_no_type_for():
+    tensor = torch.arange(4).to(torch.bfloat16)
+    for _ in range(3):
+        assert itself(tensor) is tensor
+        made = tail(tensor)
+        assert made.dtype == torch.bfloat16 and made.tolist() == [1.0, 2.0, 3.0]
+        assert fast_args(lambda x: x.copy())(tensor).dtype == torch.uint16  # the kernel sees bits, and makes an array of those
+        named = fast_args(lambda x, name: (x, x[1:]))
+        same, made = named(tensor, "text")
+        assert same is tensor and made.dtype == torch.bfloat16 and made.tolist() == [1.0, 2.0, 3.0]
+
+
+# ---- tuples, lists, several frameworks -------------------------------------------------------------------------------
+
+
+@of_each
+def test_nests(name, tensor_of, cls):
+    x, y = tensor_of(np.arange(3.0)), tensor_of(np.arange(4.0))
+    with references_kept(x, y):
+        for _ in range(WARM):
+            first, pair, second, size = many(x, y)
+            assert first is x and second is y and size == 3
+            assert type(pair) is Pair and isinstance(pair.first, cls) and isinstance(pair.second[0], cls)
+            assert elements(pair.first) == [1.0] * 3 and elements(pair.second[0]) == [1.0, 2.0, 3.0] and pair.second[1] == 2.5
+        del first, pair, second
+
+
+@needs_torch
+def test_lists_and_optionals():
+    listed = fast_args(lambda x: [x[1:], x.copy(), x])
+    made = listed(torch.arange(3.0))
+    assert [type(each) for each in made] == [torch.Tensor] * 3
+    assert [each.tolist() for each in made] == [[1, 2], [0, 1, 2], [0, 1, 2]]
+
+    @fast_args
+    def perhaps(x, n):
+        return x.copy() if n > 0 else None
+
+    for _ in range(WARM):
+        assert type(perhaps(torch.ones(2), 1)) is torch.Tensor and perhaps(torch.ones(2), 0) is None
+
+
+@needs_torch
+def test_the_first_tensor_says_of_which_framework_the_result_is():
+    kernel = fast_args(lambda n, pair, y: (np.ones(n), pair[0]))
+    array, tensor = np.ones(2), torch.ones(2)
+    for _ in range(WARM):
+        assert type(kernel(2, (array, tensor), tensor)[0]) is np.ndarray
+        made, same = kernel(2, (tensor, array), array)
+        assert type(made) is torch.Tensor and same is tensor
+    two = fast_args(lambda x, y: x + y)
+    for _ in range(WARM):
+        assert type(two(array, tensor)) is np.ndarray and type(two(tensor, array)) is torch.Tensor
+
+
+@needs_torch
+def test_returns():
+    array, tensor = np.ones(2), torch.ones(2)
+    by_name = fast_args(returns="y")(lambda x, y: x + y)
+    numpys, torchs = fast_args(returns=np.ndarray)(lambda x: (x + 1, x)), fast_args(returns=torch.Tensor)(lambda n: np.zeros(n))
+    for _ in range(WARM):
+        assert type(by_name(array, tensor)) is torch.Tensor and type(by_name(tensor, array)) is np.ndarray
+        assert type(by_name(y=tensor, x=array)) is torch.Tensor
+        made, same = numpys(tensor)
+        assert type(made) is np.ndarray and same is tensor
+        assert type(torchs(3)) is torch.Tensor
+    assert by_name.returns == "y" and numpys.returns is np.ndarray and itself.returns is None
+    parameter = torch.nn.Parameter(torch.ones(2))
+    with torch.no_grad():
+        assert type(scaled(parameter)) is torch.Tensor
+    assert pickle.loads(pickle.dumps(by_name)) is by_name and copy.copy(numpys) is numpys
+    plain = fast_args(by_name.dispatcher)
+    assert plain is not by_name and plain.returns is None and fast_args(by_name) is by_name
+    with pytest.raises(TypeError, match="has its options already"):
+        fast_args(by_name, returns="x")
+
+
+def test_what_returns_cannot_be():
+    def kernel(x, *rest):
+        return x
+
+    for wrong in (3, [np.ndarray], np.zeros(1)):
+        with pytest.raises(TypeError, match="returns is a type of tensors, the name of a parameter or None"):
+            fast_args(returns=wrong)
+    for wrong in (int, object, str, memoryview, Dunder):
+        with pytest.raises(TypeError, match="returns is a type of tensors that can be made"):
+            fast_args(kernel, returns=wrong)
+    for wrong in ("y", "rest", ""):
+        with pytest.raises(ValueError, match=r"names no parameter of .*kernel\(x, \*rest\)"):
+            fast_args(kernel, returns=wrong)
+    named = fast_args(lambda x, n: np.zeros(n), returns="n")
+    for x in (np.ones(2), "text"):
+        for _ in range(2):
+            with pytest.raises(TypeError, match=r"argument 'n' \(position 1\).*returns='n'.*int"):
+                named(x, 3)
+
+
+# ---- calls that Numba's dispatcher makes -----------------------------------------------------------------------------
+
+
+@of_each
+def test_calls_through_numbas_dispatcher(name, tensor_of, cls):
+    kernel = fast_args(lambda x, text, n: (x, Pair(x[1:], np.zeros(n)), [x.copy()], n, text))
+    tensor = tensor_of(np.arange(3.0))
+    for _ in range(2):
+        same, pair, copies, n, text = kernel(tensor, "text", 2)
+        assert same is tensor and (n, text) == (2, "text") and type(pair) is Pair and type(copies) is list
+        assert all(isinstance(each, cls) for each in (*pair, *copies))
+        assert [elements(each) for each in (*pair, *copies)] == [[1.0, 2.0], [0.0, 0.0], [0.0, 1.0, 2.0]]
+    numpys = fast_args(lambda x, text: x + 1, returns=np.ndarray)
+    assert type(numpys(tensor, "text")) is np.ndarray
+    named = fast_args(lambda x, text, y: x + 1, returns="y")
+    assert type(named(tensor, "text", np.ones(3))) is np.ndarray
+
+
+def test_a_list_that_is_an_argument_is_that_list():
+    kernel = fast_args(lambda x, numbers: numbers)
+    numbers = [1.0, 2.0]
+    assert kernel(np.ones(3), numbers) is numbers
+
+
+@needs_torch
+def test_without_the_compiler():
+    script = """
+    import numpy as np, torch
+    from fastexchange import fast_args
+
+    first = fast_args(lambda x, y: (x, x + y, y[1:]))
+    x, y = torch.ones(3), torch.ones(3)
+    same, new, view = first(x, y)
+    assert same is x and type(new) is type(view) is torch.Tensor and view.data_ptr() == y.data_ptr() + 4
+    assert type(fast_args(returns="y")(lambda x, y: x + y)(x, np.ones(3))) is np.ndarray
+    assert type(fast_args(returns=torch.Tensor)(lambda x: x + 1)(np.ones(3))) is torch.Tensor
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env={"NUMBA_DISABLE_JIT": "1", "PATH": ""}, check=True)
+
+
+# ---- what cannot be made ---------------------------------------------------------------------------------------------
+
+GLOBAL = np.arange(3.0)
+
+
+def readonly():
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    return array
+
+
+REFUSED = {
+    "negative stride": (lambda x, y: (x, x[::-1]), lambda: np.ones(3), "negative stride"),
+    "readonly": (lambda x, y: (x, y[1:]), readonly, "readonly"),
+    "nobody's": (lambda x, y: (x, GLOBAL), lambda: np.ones(3), "nobody owns"),
+    "dates": (lambda x, y: (x, y.copy()), lambda: np.zeros(3, "M8[s]"), "datetime64"),
+    "structs": (lambda x, y: (x, y.copy()), lambda: np.zeros(3, [("a", "i4"), ("b", "f8")]), "dtype"),
+    "one field": (lambda x, y: (x, y["b"]), lambda: np.zeros(3, [("a", "i4"), ("b", "f8")]), "stride"),
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("why", REFUSED)
+@pytest.mark.parametrize("shape", ["alone", "in a tuple", "in a named tuple", "in a list", "twice"])
+def test_what_pytorch_has_no_tensor_for(why, shape):
+    function, make, word = REFUSED[why]
+    inner = numba.njit(function)
+    kernel = fast_args({
+        "alone": lambda x, y: inner(x, y)[1],
+        "in a tuple": lambda x, y: (np.ones(3), inner(x, y), np.ones(4)),
+        "in a named tuple": lambda x, y: Pair(np.ones(3), inner(x, y)[1]),
+        "in a list": lambda x, y: [inner(x, y)[1], inner(x, y)[1]],
+        "twice": lambda x, y: (inner(x, y)[1], x[1:], inner(x, y)[1], x.copy()),
+    }[shape])  # fmt: skip
+    x, y = torch.ones(3, dtype=torch.float64), make()
+    assert "BufferError" in str(type_and_message(kernel, x, y))
+    before = blocks_in_use()
+    with references_kept(x, y):
+        for _ in range(WARM):
+            kind, message = type_and_message(kernel, x, y)
+            assert kind is BufferError and word in message and "its result" in message, message
+    assert blocks_in_use() == before
+    if why != "nobody's":
+        assert kernel(x.numpy(), y) is not None  # NumPy has such arrays
+
+
+def test_memory_that_nobody_owns_is_given_to_nobody():
+    kernel = fast_args(lambda n: GLOBAL[n:])
+    for _ in range(3):
+        kind, message = type_and_message(kernel, 1)
+        assert kind is BufferError and "nobody owns" in message and "a copy of it" in message
+        assert kernel(3).tolist() == []
+
+
+@needs_jax
+def test_jax_takes_what_is_readonly():
+    x = jax.numpy.arange(4.0)
+    for _ in range(3):
+        assert elements(tail(x)) == [1.0, 2.0, 3.0] and isinstance(tail(x), jax.Array)
+
+
+@pytest.mark.parametrize("fails", ["returns -1", "raises", "returns nothing", "raises and succeeds"])
+def test_a_table_that_fails_to_make_a_tensor(fails):
+    from hostile_producers import Sets, _do, _native, ffi
+
+    @ffi.callback("int(void *, void **)", error=-1)
+    def to_py_object(managed, out):
+        if fails == "raises":
+            return _do(lambda: (_ for _ in ()).throw(ValueError("no tensors today")))
+        if fails == "raises and succeeds":
+            return _do(lambda: (_ for _ in ()).throw(Sets(0, ValueError, "no tensors today")))
+        return -1 if fails == "returns -1" else 0
+
+    Failing = tabled_type("Failing", managed_tensor_to_py_object_no_sync=_native(to_py_object, 1))
+    ledger = Ledger()
+    tensor = Failing(np.arange(3.0), ledger)
+    kernel = fast_args(lambda x: (x.copy(), x[1:]))
+    type_and_message(kernel, tensor)
+    before = blocks_in_use()
+    for _ in range(WARM):
+        kind, message = type_and_message(kernel, tensor)
+        assert kind is BufferError and "its result" in message, (kind, message)
+    assert blocks_in_use() == before
+    ledger.check(ledger.made)
+    assert fast_args(lambda x: x)(tensor) is tensor
+
+
+@needs_torch
+def test_an_exception_in_the_kernel_leaves_nothing():
+    @fast_args
+    def fails(x, n):
+        y = x.copy()
+        if n > 0:
+            raise ValueError("from the kernel")
+        return y
+
+    x = torch.ones(100)
+    fails(x, 0)
+    for _ in range(WARM):
+        with pytest.raises(ValueError, match="from the kernel"):
+            fails(x, 1)
+    assert fails(x, 0).tolist() == x.tolist()
