@@ -20,7 +20,7 @@ from .naming import type_name
 from .native import address_of
 from .producers import capsules, dunder, numpy_table, torch
 from .producers.ndarray import dtype_of
-from .refusal import device_name, status_of, wording
+from .refusal import add_note, device_name, status_of, wording
 from .values import why_not_exported
 
 __all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
@@ -186,7 +186,11 @@ def export_of(tensor, what: str) -> Export:
         dtype = dtype_of(tensor)
         raise BufferError(f"{what}: DLPack has no name for an array's dtype {dtype!r}: {why_not_exported(dtype)}")
     if managed:
-        return Export(tensor, managed)
+        try:
+            return Export(tensor, managed)
+        except Exception as error:
+            add_note(error, f"raised for the argument of {what}, a {type_name(cls)}")
+            raise
     tried = "; ".join(["it has no exchange table, no __dlpack__ and no buffer", *discover(cls, tensor).notes[:-1]])
     raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor: {tried}")
 

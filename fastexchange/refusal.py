@@ -134,14 +134,14 @@ def refused(kernel, position: int, error: BaseException) -> NoReturn:
     try:
         if type(error) not in _REWORDED:
             if isinstance(error, Exception):
-                _add_note(error, f"raised for {argument(kernel, position)}")
+                add_note(error, f"raised for {argument(kernel, position)}")
             raise error
         raise type(error)(f"{argument(kernel, position)} cannot be passed to the kernel: {error}") from error
     finally:
         del error  # its traceback holds this frame
 
 
-def _add_note(error: Exception, note: str) -> None:
+def add_note(error: Exception, note: str) -> None:
     """Give an exception a note, once; before Python 3.11 there are none. Runs no code of the exception's class."""
     if sys.version_info >= (3, 11):
         known = object.__getattribute__(error, "__dict__").get("__notes__")

@@ -386,6 +386,43 @@ def exports(limit) -> Group:
     return group
 
 
+def results() -> Group:
+    """Kernels that return an array: a new one of four elements, their argument, a view of it."""
+    group = Group("Results")
+    kernels = {"new": lambda x: np.empty_like(x), "same": lambda x: x, "view": lambda x: x[1:]}
+    kinds = {"numpy": (np.ones(4, np.float32), np.empty_like)}
+    if torch is not None:
+        kinds["torch"] = (torch.ones(4), torch.empty_like)
+    for name, (x, empty_like) in kinds.items():
+        key = f"results/{name}/"
+        group.add(key + "own", f"{name}: its own empty_like(x)", "f(x)", {"f": empty_like, "x": x})
+        for what, function in kernels.items():
+            group.add(key + what, f"{name}: {OURS}, {what}", "f(x)", {"f": fast_args(function), "x": x}, key + "own")
+    return group
+
+
+def bound(limit) -> Group:
+    """Bound launches of an empty kernel: whatever it was bound to, against a C function that is called with nothing."""
+    group = Group("Bound launches")
+    group.add("bound/empty", f"{EMPTY}, without arguments", "f()", {"f": limit.empty})
+    make = arrays if torch is None else tensors
+    for count in COUNTS:
+        values = make(count)
+        _, kernel = kernel_of(", ".join(values))
+        group.add(f"bound/{count}", f"{OURS}, bound to {count}", "f()", {"f": kernel.bind(*values.values())}, "bound/empty")
+    return group
+
+
+def tuples() -> Group:
+    """Three tensors in a tuple, and as three arguments."""
+    group = Group("A tuple of 3 tensors")
+    for name, values in _both().items():
+        names = {"f": kernel_of("x0, x1, x2")[1], "g": kernel_of("t")[1], "t": tuple(values.values()), **values}
+        group.add(f"tuple/{name}/apart", f"3 {name}", call("f", values), names)
+        group.add(f"tuple/{name}/tuple", f"3 {name} in a tuple", "g(t)", names, f"tuple/{name}/apart")
+    return group
+
+
 def groups() -> list[Group]:
     """All groups, without the rows whose framework is not installed."""
     limit = floor.load()
@@ -393,6 +430,7 @@ def groups() -> list[Group]:
     if torch is not None:
         found += [*torch_arguments(limit), autograd(limit), mixed()]
     found += [*unpacked(limit), scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
+    found += [results(), bound(limit), tuples()]
     if torch is not None:
         found.append(conversions())
     if tvm_ffi is not None:

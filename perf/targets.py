@@ -107,6 +107,16 @@ def _keywords_and_optionals(book: _Book) -> None:
             book.add(label, must_be, lambda t, o=ours, p=plain: t[p] / t[o], 20, "x faster")
 
 
+def _results_and_launches(book: _Book) -> None:
+    new = lambda t: t["results/torch/new"] / t["results/torch/own"]  # noqa: E731
+    book.add("a new 4-element torch result", "≤ 0.8 x torch.empty_like", new, 0.8, "x")
+    for count in rows.COUNTS:
+        book.add(f"bound to {count}", "≤ 1.6 x empty C builtin", lambda t, n=count: t[f"bound/{n}"] / t["bound/empty"], 1.6, "x")
+    for name in ("numpy", "torch"):
+        more = lambda t, n=name: t[f"tuple/{n}/tuple"] - t[f"tuple/{n}/apart"]  # noqa: E731
+        book.add(f"a tuple of 3 {name}", "≤ 30 ns more than the 3", more, 30, "ns")
+
+
 def _fallback_and_start(book: _Book) -> None:
     for name in ("numpy", "torch"):
         key = f"fallback/{name}/"
@@ -142,6 +152,7 @@ def _exchange(book: _Book) -> None:
 def targets(times: dict[str, Samples]) -> Iterator[Target]:
     """Every promise, in the order in which the project makes them."""
     book = _Book(times)
-    for part in (_tensors, _scalars_and_signatures, _keywords_and_optionals, _fallback_and_start, _exchange):
+    parts = _tensors, _scalars_and_signatures, _keywords_and_optionals, _results_and_launches, _fallback_and_start, _exchange
+    for part in parts:
         part(book)
     return iter(book.targets)

@@ -191,6 +191,11 @@ def several(x, y):
 
 
 @fast_args
+def backwards(x):
+    return np.ones(3), x[::-1]
+
+
+@fast_args
 def numbers(a, b, c, d):
     return a, b, c, d
 
@@ -269,7 +274,9 @@ class Calls:
         ("parallel", 2_000, "in_parallel"),
         ("arrays returned, and views of them", 50_000, "results"),
         ("results in tuples, new arrays, text", 20_000, "several_results"),
+        ("results that PyTorch has no tensors for", 1_000, "results_refused"),
         ("views kept in a list", 15_000, "kept"),
+        ("bound launches", 50_000, "bound"),
         ("exceptions in the kernel", 20_000, "exceptions"),
         ("refused", 12_000, "refused"),
         ("refused in the middle of seven", 4_000, "refused_in_the_middle"),
@@ -344,6 +351,16 @@ class Calls:
         for i in range(times):
             tensors = self.native if i % 8 else self.tensors
             several(tensors[i % len(tensors)], self.array)
+
+    def results_refused(self, times):
+        for _ in range(times):
+            fails(backwards, self.native[2])
+
+    def bound(self, times):
+        launches = [add.bind(self.array, x, x) for x in self.tensors] + [several.bind(x, x) for x in self.tensors]
+        for i in range(times):
+            launches[i % len(launches)]()
+        launches[0].rebind(z=self.array)
 
     def kept(self, times):
         readonly = (Legacy, Ignorant)

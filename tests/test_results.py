@@ -3,6 +3,7 @@
 import collections
 import copy
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -381,6 +382,7 @@ def test_calls_through_numbas_dispatcher(name, tensor_of, cls):
     assert type(named(tensor, "text", np.ones(3))) is np.ndarray
 
 
+@pytest.mark.filterwarnings("ignore::numba.NumbaPendingDeprecationWarning")  # of reflected lists
 def test_a_list_that_is_an_argument_is_that_list():
     kernel = fast_args(lambda x, numbers: numbers)
     numbers = [1.0, 2.0]
@@ -400,7 +402,7 @@ def test_without_the_compiler():
     assert type(fast_args(returns="y")(lambda x, y: x + y)(x, np.ones(3))) is np.ndarray
     assert type(fast_args(returns=torch.Tensor)(lambda x: x + 1)(np.ones(3))) is torch.Tensor
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env={"NUMBA_DISABLE_JIT": "1", "PATH": ""}, check=True)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, "NUMBA_DISABLE_JIT": "1"}, check=True)
 
 
 # ---- what cannot be made ---------------------------------------------------------------------------------------------

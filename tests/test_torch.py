@@ -503,6 +503,7 @@ def test_an_uninitialised_parameter_is_refused():
             total(parameter)
 
 
+@pytest.mark.filterwarnings("ignore:Code running in object mode:numba.NumbaWarning")
 @pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=["", "nogil"])
 def test_an_exception_survives_the_end_of_a_storage_that_only_the_call_still_held(options):
     """The deleter of the storage's memory is Python, and must not see the kernel's exception."""
