@@ -457,6 +457,9 @@ EXITS = {
         np.late = Late()
         """,
     "daemon threads that are still calling and converting": """
+        # No tensors of PyTorch, which ends the process when a daemon thread drops one of them now.
+        part = fast_args(returns=np.ndarray)(lambda x: x[1:])
+
         def call(tensor):
             while True:
                 total(tensor), part(tensor)
