@@ -627,7 +627,7 @@ def many_types(count: int, measured_from: int, blocks_allowed: int):
         held_by_the_tests.clear()
         gc.collect()
     gc.enable()
-    assert len(addresses) < count / 2, "hardly an address was used twice: the test tests nothing"
+    assert len(addresses) < count * 3 / 4, "hardly an address was used twice: the test tests nothing"  # it is about 0.45
     assert len(runtime().entries) <= entries + 8, (entries, len(runtime().entries))
     grown = sys.getallocatedblocks() - len(addresses) - blocks  # an address noted here is a block
     assert grown < blocks_allowed, f"{grown} blocks more after {count - measured_from} types"
