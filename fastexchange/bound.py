@@ -6,11 +6,11 @@ import sys
 from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
 from .dispatch import layout
-from .dispatch.launch import hold, let_go
+from .dispatch.launch import claim, hold, let_go
 from .dispatch.signature import numba_types
 from .naming import type_name
 from .native import address_of
-from .slow_path import settle
+from .slow_path import call, settle
 
 __all__ = ["BoundLaunch"]
 
@@ -24,6 +24,9 @@ class BoundLaunch(NativeCallable):
     RuntimeError of ``resize_()`` says so; NumPy refuses ``resize`` by itself. What is refused for its state (a tensor that
     requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
 
+    One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
+    is an ordinary call of the kernel with these arguments: it sees tensors as they are then.
+
     Attributes
     ----------
     kernel : the kernel.
@@ -32,7 +35,8 @@ class BoundLaunch(NativeCallable):
 
     __slots__ = ("__dict__", "__weakref__")
 
-    _held: "_Held"
+    _held: "_Held | None" = None
+    _kept: tuple = ()
 
     def __init__(self, kernel, bound: tuple):
         self.kernel = kernel
@@ -61,8 +65,6 @@ class BoundLaunch(NativeCallable):
         unknown = [name for name in arguments if name not in names]
         if unknown:
             raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
-        if self._native.is_running:
-            raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
         new = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=False))
         self._take(new + self.arguments[len(names) :], arguments)
         return self
@@ -72,24 +74,31 @@ class BoundLaunch(NativeCallable):
         held = _Held(self.kernel, bound)
         if replaced and held.overload != self._native.overload:
             given = ", ".join(f"{name}={type_name(type(value))}" for name, value in replaced.items())
-            raise TypeError(
-                f"{self._what}: rebind({given}) would be another signature, {held.signature()} instead of "
-                f"{self._held.signature()}; bind anew"
-            )
-        self.arguments, self._held = bound, held
-        self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
+            now, before = (self.kernel._native.types_of(overload) for overload in (held.overload, self._native.overload))
+            raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {before}; bind anew")
+        if not _CLAIM(claim.address)(address_of(self._native)):
+            raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
+        try:
+            self._kept = self._held, held  # Ctrl-C may come between any two steps: whichever is used then has to live
+            self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
+            self.arguments, self._held = bound, held
+            self._kept = ()
+        finally:
+            self._native.is_running = 0
 
     def _call_slowly(self, /, *args, **kwargs):
         if args or kwargs:
             raise TypeError(
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
-        return self.kernel(*self.arguments)  # a call of it is running, in another thread or around this one
+        return call(self.kernel, self.arguments)  # one is running
 
 
 enable_vectorcall(BoundLaunch)
 
 
+# With the GIL, which ctypes' PYFUNCTYPE keeps.
+_CLAIM = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p)
 _LET_GO = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -116,7 +125,3 @@ class _Held:
     def __del__(self, is_finalizing=sys.is_finalizing):
         if self.frame and not is_finalizing():
             _LET_GO(let_go.address)(self.kernel._native.runtime.address, self.frame)
-
-    def signature(self) -> tuple:
-        """The Numba types of the arguments."""
-        return self.kernel._native.types_of(self.overload)

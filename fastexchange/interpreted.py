@@ -47,8 +47,9 @@ def _view(value, tensors: list, manner):
 
 
 def _returned(result, tensors: list, cls: type):
-    if type(result) in (tuple, list):
-        return type(result)(_returned(item, tensors, cls) for item in result)
+    if isinstance(result, (tuple, list)):
+        items = [_returned(item, tensors, cls) for item in result]
+        return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
     if not isinstance(result, np.ndarray):
         return result
     for tensor, view in tensors:

@@ -1,9 +1,11 @@
 """``kernel.bind``: the same launch again and again; what it holds, what it refuses, what becomes of changed tensors."""
 
 import copy
+import ctypes
 import gc
 import pickle
 import threading
+import time
 import weakref
 
 import numba
@@ -283,6 +285,57 @@ def test_a_launch_within_itself_and_from_many_threads():
     for thread in threads:
         thread.join()
     assert results == [100_000.0] * 800
+
+
+def test_a_call_meanwhile_has_keyword_only_parameters_and_defaults_too():
+    def kernel(x, *, by, plus=1.0):
+        with numba.objmode():
+            once_more()
+        return x.sum() * by + plus
+
+    got = []
+
+    def once_more():
+        if not got:
+            got.append(None)
+            got.append(launch())
+
+    kernel.__globals__["once_more"] = once_more
+    launch = fast_args(kernel).bind(np.ones(3), by=2.0)
+    assert launch() == 7.0 and got == [None, 7.0]
+
+
+def test_rebinding_while_a_call_runs_in_another_thread():
+    """It begins after ``rebind`` has, while that asks the new argument's producer: what it reads must not be let go."""
+    usleep = ctypes.CDLL(None).usleep
+    usleep.argtypes, usleep.restype = [ctypes.c_uint32], ctypes.c_int
+
+    @fast_args(nogil=True)
+    def slow(x):
+        before = x[0]
+        usleep(300_000)
+        return before, x[0]
+
+    class Late(Dunder):
+        def __dlpack__(self, *, max_version=None):
+            thread.start()
+            time.sleep(0.1)
+            return super().__dlpack__(max_version=max_version)
+
+    ledgers = Ledger(), Ledger()
+    slow(Dunder(np.ones(2)))
+    launch, results = slow.bind(Dunder(np.full(2, 5.0), ledgers[0])), []
+    thread = threading.Thread(target=lambda: results.append(launch()))
+    kind, message = type_and_message(launch.rebind, x=Late(np.full(2, 6.0), ledgers[1]))
+    assert kind is RuntimeError and "running" in message
+    assert ledgers[0].out == 1
+    thread.join()
+    assert results == [(5.0, 5.0)] and launch() == (5.0, 5.0)
+    gc.collect()
+    ledgers[1].check(1)
+    launch.rebind(x=Dunder(np.full(2, 7.0)))
+    assert launch() == (7.0, 7.0)
+    ledgers[0].check(ledgers[0].made)
 
 
 def test_recompiling_leaves_the_launch_as_it_is():

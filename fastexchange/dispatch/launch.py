@@ -64,6 +64,16 @@ def let_go(runtime_address, frame_address):
     give_frame(runtime, frame_address)
 
 
+@cfunction(types.intp, types.intp)
+def claim(bound_address):
+    """Keep calls of a launch out, as one that is running does; 0 if one is running. Needs the GIL, which makes this one step."""
+    bound = layout.bound_at(bound_address)
+    if bound.is_running != 0:
+        return 0
+    bound.is_running = 1
+    return 1
+
+
 @cfunction(types.void, types.intp, types.intp)
 def let_kept_escape(runtime_address, frame_address):
     """Give every array that the kernel has kept an owner, and the frame of a bound launch a new block in its place."""

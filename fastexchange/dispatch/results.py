@@ -6,7 +6,7 @@ PyTorch as a managed tensor that owns Numba's memory block, to NumPy as Numba's 
 whenever something is out of the ordinary, through Python (``results.as_target``), which also has the words.
 
 Ownership: a managed tensor made here holds a reference to the array's ``NRT_MemInfo``; its deleter drops that. The block of an
-argument that a result shows gets an owner when the call ends (``frame.let_escape``).
+argument that a result shows gets an owner before anything is done that may run other code (``frame.give_owner``).
 """
 
 from numba import types
@@ -198,7 +198,7 @@ def make_tensor(runtime, entry, at, ndim, field):
     failed = call_int(layout.entry_at(entry).to_object, (block, made)) != 0
     if load(told) == 0:
         store(block + MANAGED_BYTES, 0)
-        if failed or load(made) == 0:
+        if load(made) == 0:
             NRT_MemInfo_release(load(at))
             c.PyMem_RawFree(block)
     if not failed and load(made) != 0 and PyErr_Occurred() == 0:

@@ -124,14 +124,10 @@ def _without_modes():
     """Modes of the user's (fake tensors, a default device, functions that see all calls) are none of our business meanwhile."""
     import torch
 
-    guards = [getattr(torch._C, name, contextlib.nullcontext) for name in ("_DisableTorchDispatch", "DisableTorchFunction")]
     with contextlib.ExitStack() as stack:
-        held = [guard() for guard in guards]  # some of them are on as long as they live
-        for guard in held:
-            if hasattr(guard, "__enter__"):
-                stack.enter_context(guard)
+        for name in ("_DisableTorchDispatch", "DisableTorchFunction"):
+            stack.enter_context(getattr(torch._C, name, contextlib.nullcontext)())
         yield
-        del guard, held
 
 
 def as_dlpack_raises(tensor, error: Exception) -> Exception:
