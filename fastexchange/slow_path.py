@@ -15,7 +15,8 @@ from numba.core import types
 from ._abi import ffi
 from .compiled import may_run_python
 from .discovery import learn
-from .dispatch import entry, layout, shim
+from .dispatch import layout, shim
+from .dispatch.boxing import UnsupportedEntry
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .native import address_of
@@ -195,7 +196,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         native.native.owns = 1
     try:
         native.add(keys, given, taken, compiled, edition)
-    except entry.UnsupportedEntry:
+    except UnsupportedEntry:
         return False
     return True
 

@@ -11,7 +11,7 @@ from ..native import address_of
 from ..once import forkable_lock
 from ..producers.ndarray import dtype_of
 from ..producers.omitted import OMITTED
-from . import entry, launch, layout, results
+from . import boxing, entry, launch, layout, results
 from .entries import GOLDEN
 from .frame import DEFAULT_KEYS
 from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
@@ -28,7 +28,7 @@ class _Code(NamedTuple):
     kernel: int = 0
     box: int = 0
     constants: tuple = ()
-    boxing: int = BOXES_NONE
+    boxes: int = BOXES_NONE
     given: tuple = ()
     taken: tuple = ()
     compiled: Any = None
@@ -95,7 +95,7 @@ class KernelContext:
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0
         native.returns_position = returns if isinstance(returns, int) else -1
-        native.raise_error = entry.raise_error()
+        native.raise_error = boxing.raise_error()
 
     @property
     def address(self) -> int:
@@ -126,7 +126,7 @@ class KernelContext:
         code = self._code_of(overload)
         if self.native.release_gil or code.compiled is None:
             return launch.vectorcall_unlocked.address
-        return entry.bound_entry(code.given, code.taken, code.compiled, code.boxing)
+        return entry.bound_entry(code.given, code.taken, code.compiled, code.boxes)
 
     @property
     def edition(self) -> object:
@@ -140,17 +140,17 @@ class KernelContext:
     def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, edition: object) -> None:
         """File a compiled signature for calls with these keys, unless it was compiled for an earlier edition.
 
-        `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``entry.UnsupportedEntry`` for
+        `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``boxing.UnsupportedEntry`` for
         what only Numba's own dispatcher can call.
         """
         trampoline = entry.trampoline(given, taken)
-        box, constants = entry.box(compiled.signature.return_type)
+        box, constants = boxing.box(compiled.signature.return_type)
         with global_compiler_lock:  # as wherever LLVM is called: no fork in the middle
             kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-        boxing = BOXES_NONE
+        boxes = BOXES_NONE
         if box:
-            boxing = BOXES_ARRAYS if entry.holds_array(compiled.signature.return_type) else BOXES_SCALARS
-        self._file(keys, _Code(trampoline, kernel, box, constants, boxing, given, taken, compiled), edition)
+            boxes = BOXES_ARRAYS if boxing.holds_array(compiled.signature.return_type) else BOXES_SCALARS
+        self._file(keys, _Code(trampoline, kernel, box, constants, boxes, given, taken, compiled), edition)
 
     def _file(self, keys: tuple[int, ...], code: "_Code", edition: object) -> None:
         with self._lock:
@@ -169,7 +169,7 @@ class KernelContext:
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
-        if code.boxing == BOXES_ARRAYS:
+        if code.boxes == BOXES_ARRAYS:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
             overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
         overload.fast_entry = self.runtime.native.vectorcall_any
@@ -201,7 +201,7 @@ class KernelContext:
         try:
             if compiled_for is not None:
                 overload.given_count = len(compiled_for[0])
-                overload.fast_entry = entry.fast_entry(code.given, code.taken, *compiled_for, code.boxing)
+                overload.fast_entry = entry.fast_entry(code.given, code.taken, *compiled_for, code.boxes)
         finally:  # also if it could not be compiled: nobody shall try again at every call
             with self._lock:
                 variants.append(_Variant(overload, plan, compiled_for, held))

@@ -1,6 +1,6 @@
 """From what a kernel returned to Python objects: its arrays as tensors of the caller's framework.
 
-Boxing code (``entry.box``) calls :func:`box_array` for each array of a result. An array that is an argument, unchanged, is
+Boxing code (``boxing.box``) calls :func:`box_array` for each array of a result. An array that is an argument, unchanged, is
 that very object. Any other goes to the *target*, the type of the call's first tensor or what the kernel's ``returns`` says: to
 PyTorch as a managed tensor that owns Numba's memory block, to NumPy as Numba's own boxing code has it, to all others, and
 whenever something is out of the ordinary, through Python (``results.as_target``), which also has the words.

@@ -1,0 +1,206 @@
+"""Boxing: the machine code that makes Python objects of what kernels return, and exceptions of what they raise.
+
+A *box* makes a Python object of a result; there is one for each Numba return type. It is Numba's own boxing code, but for arrays
+(``dispatch.results``), for constants, of which it gets references of its own, and for what that code never gives back.
+"""
+
+import enum
+import functools
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.pythonapi import EnvironmentManager
+from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
+from numba.np.numpy_support import as_dtype
+
+from ..compiled import CodeUnit, code_cache
+from ..dtypes import dtype_field
+from ..native import offset_of
+from . import results
+from .layout import RESULT_BYTES
+
+_VOID_POINTER = ir.IntType(8).as_pointer()
+_INT32, _WORD = ir.IntType(32), ir.IntType(64)
+
+
+class UnsupportedEntry(Exception):
+    """A signature that only Numba's own dispatcher can call: an argument wider than a word, a result it cannot box."""
+
+
+def target_context():
+    """A target context that can box: one taken from a cache-loaded kernel would have reference counting disabled."""
+    target = cpu_target.target_context
+    target.refresh()
+    rtsys.initialize(target)
+    return target.subtarget(enable_nrt=True)
+
+
+class _Constants(EnvironmentManager):
+    """The Python objects that boxing code refers to: a plain list, and at run time an array of pointers to them."""
+
+    def __init__(self, pyapi, pointers):
+        self.pyapi = pyapi
+        self.pointers = pointers
+        self.objects: list[object] = []
+        self.enums: list[object] = []
+
+    def add_const(self, const):
+        for index, known in enumerate(self.objects):
+            if known is const:
+                return index
+        self.objects.append(const)
+        return len(self.objects) - 1
+
+    def read_const(self, index):
+        builder = self.pyapi.builder
+        return builder.load(builder.gep(self.pointers, [ir.Constant(_INT32, index)]))
+
+
+@global_compiler_lock
+def box(return_type) -> tuple[int, tuple]:
+    """The address of ``PyObject *(*)(result, constants, frame)`` for a Numba return type, and the constants, Python objects.
+
+    The native value is consumed; the object is a new reference, or NULL with an exception set. (0, ()) for ``none``. Only for
+    a type that holds arrays (:func:`holds_array`) the ``fx_frame`` of the call is needed.
+    """
+    if return_type == types.none:
+        return 0, ()
+    if _holds_buffer(return_type):  # Numba's boxer sets TypeError and drops nothing of what it was given
+        raise UnsupportedEntry(f"a result of type {return_type}")
+    context = target_context()
+    size = context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
+    if size > RESULT_BYTES:
+        raise UnsupportedEntry(f"a result of {size} bytes")
+    key = ("box", return_type)
+    return code_cache.get(key, lambda: _build_box(context, return_type), persist=_is_plain(return_type))
+
+
+def _holds_buffer(numba_type) -> bool:
+    """Whether values of a type are, or hold, buffers that are no arrays, such as a bytearray's: they have no way to Python."""
+    if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
+        return any(map(_holds_buffer, numba_type.types))
+    if isinstance(numba_type, types.Optional):
+        return _holds_buffer(numba_type.type)
+    return isinstance(numba_type, types.Buffer) and not isinstance(numba_type, types.Array)
+
+
+def holds_array(numba_type) -> bool:
+    """Whether values of a type are arrays, or hold some."""
+    if isinstance(numba_type, types.Array):
+        return True
+    if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
+        return any(map(holds_array, numba_type.types))
+    if isinstance(numba_type, types.Optional):
+        return holds_array(numba_type.type)
+    return isinstance(numba_type, (types.List, types.Set)) and holds_array(numba_type.dtype)
+
+
+def _is_plain(numba_type) -> bool:
+    """Whether the type's name says all about it, in any process."""
+    if isinstance(numba_type, types.Optional):
+        return _is_plain(numba_type.type)
+    if isinstance(numba_type, types.Array):
+        return _is_plain(numba_type.dtype)
+    if isinstance(numba_type, (types.Tuple, types.UniTuple)):
+        return all(map(_is_plain, numba_type.types))
+    plain = (types.NoneType, types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, types.UnicodeType)
+    return isinstance(numba_type, plain)
+
+
+def _new_reference(api, manager: _Constants, thing):
+    """Emit a new reference to a constant, which is what boxing code expects of an object that it unserializes."""
+    constant = manager.read_const(manager.add_const(thing))
+    api.incref(constant)
+    if isinstance(thing, enum.EnumMeta):
+        manager.enums.append(constant)
+    return constant
+
+
+def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, dtype):
+    """Emit what makes an object of an array in a result: ``results.box_array``, or Numba's own `adapt`, which makes ndarrays."""
+    builder = unit.builder
+    slot = unit.stack_slot(array.type)
+    builder.store(array, slot)
+    field = dtype_field(as_dtype(array_type.dtype)) or 0
+    shape_and_type = [_WORD(array_type.ndim), _WORD(field if field < results.PARAMETRIC else 0), _WORD(int(array_type.mutable))]
+    made = _call_result_function(unit, "box_array", [frame, builder.ptrtoint(slot, _WORD), *shape_and_type])
+    object_slot = unit.stack_slot(_WORD)
+    builder.store(made, object_slot)
+    with builder.if_then(builder.icmp_signed("==", made, _WORD(results.BY_NUMBA))):
+        adapted = adapt(array_type, array, dtype)
+        api.decref(manager.read_const(manager.add_const(array_type.box_type)))  # Numba never gives this one back
+        finished = _call_result_function(unit, "finish_array", [frame, builder.ptrtoint(adapted, _WORD)])
+        builder.store(finished, object_slot)
+    return builder.inttoptr(builder.load(object_slot), api.pyobj)
+
+
+def _call_result_function(unit, name: str, values: list):
+    """Emit a call of a function of ``dispatch.results``, by its field in the ``fx_runtime`` of the frame's call."""
+    builder = unit.builder
+
+    def load(address, struct: str, field: str):
+        return builder.load(builder.inttoptr(builder.add(address, _WORD(offset_of(struct, field))), _WORD.as_pointer()))
+
+    address = load(load(load(values[0], "fx_frame", "context"), "fx_context", "runtime"), "fx_runtime", name)
+    function_type = ir.FunctionType(_WORD, [_WORD] * len(values))
+    return builder.call(builder.inttoptr(address, function_type.as_pointer()), values)
+
+
+def _build_box(context, return_type):
+    unit = CodeUnit(context, "box", ir.FunctionType(_VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer(), _WORD]))
+    result, constants, frame = unit.function.args
+    builder = unit.builder
+    api = context.get_python_api(builder)
+    manager = _Constants(api, constants)
+    # Numba would call Python to find a result's type again, each time: a pending signal's handler could run there, raise, and
+    # make the boxer drop what it was given without releasing it.
+    api.serialize_object = lambda thing: thing
+    api.unserialize = lambda thing: _new_reference(api, manager, thing)
+    call = api.call_function_objargs
+
+    def call_and_release(callee, arguments):  # of boxing code that is for members of enums: it gives neither back
+        made = call(callee, arguments)
+        for given in (callee, *arguments) if callee in manager.enums else ():
+            api.decref(given)
+        return made
+
+    api.call_function_objargs = call_and_release
+    api.nrt_adapt_ndarray_to_python = functools.partial(_box_array, unit, api, manager, frame, api.nrt_adapt_ndarray_to_python)
+    pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
+    with context.push_code_library(unit.library):
+        value = context.get_returned_value(builder, return_type, builder.load(pointer))
+        boxed_type = return_type.type if isinstance(return_type, types.Optional) else return_type
+        try:
+            builder.ret(api.from_native_return(boxed_type, value, manager))
+        except Exception as error:  # Numba's boxers raise anything for what they cannot box without a kernel around
+            raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
+    unit.linked.append(rtsys.library)
+    return unit.finish(tuple(manager.objects))
+
+
+@global_compiler_lock
+def raise_error() -> int:
+    """The address of ``void (*)(code, excinfo)``: sets the Python exception that a kernel's return code stands for."""
+    context = target_context()
+    key = ("raise",)
+    return code_cache.get(key, lambda: _build_raise_error(context))[0]
+
+
+def _build_raise_error(context):
+    from numba.core.callconv import excinfo_ptr_t
+
+    unit = CodeUnit(context, "raise", ir.FunctionType(ir.VoidType(), [_WORD, _VOID_POINTER]))
+    code, excinfo = unit.function.args
+    builder = unit.builder
+    api = context.get_python_api(builder)
+    convention = context.call_conv
+    status = convention._get_return_status(
+        builder, builder.trunc(code, _INT32), builder.bitcast(excinfo, excinfo_ptr_t)
+    )
+    with context.push_code_library(unit.library):
+        convention.raise_error(builder, api, status)
+    builder.ret_void()
+    unit.linked.append(rtsys.library)
+    return unit.finish()
