@@ -41,10 +41,10 @@ class BoundLaunch(NativeCallable):
     def __init__(self, kernel, bound: tuple):
         self.kernel = kernel
         self._what = f"{kernel.__qualname__}()"
-        self._name = sys.intern("_call_slowly")
+        self._names = sys.intern("_call_slowly"), sys.intern("_renew")
         self._native = ffi.new("fx_bound *")
         self._native.context = kernel._native.address
-        self._native.slow_name = id(self._name)
+        self._native.slow_name, self._native.renew_name = map(id, self._names)
         self._take(bound)
         self._context = address_of(self._native)
         self._vectorcall = kernel._native.bound_entry(self._native.overload)
@@ -79,12 +79,22 @@ class BoundLaunch(NativeCallable):
         if not _CLAIM(claim.address)(address_of(self._native)):
             raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
         try:
-            self._kept = self._held, held  # Ctrl-C may come between any two steps: whichever is used then has to live
-            self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
-            self.arguments, self._held = bound, held
-            self._kept = ()
+            self._use(bound, held)
         finally:
             self._native.is_running = 0
+
+    def _use(self, bound: tuple, held: "_Held") -> None:
+        self._kept = self._held, held  # Ctrl-C may come between any two steps: whichever is used then has to live
+        self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
+        self.arguments, self._held = bound, held
+        self._kept = ()
+
+    def _renew(self) -> None:
+        """Called by native code in a call whose kernel has changed a list: from now on it has those items."""
+        held = _Held(self.kernel, self.arguments)
+        if held.overload != self._native.overload:
+            raise TypeError(f"{self._what}: the kernel has changed a list, and the call would be another signature; bind anew")
+        self._use(self.arguments, held)
 
     def _call_slowly(self, /, *args, **kwargs):
         if args or kwargs:

@@ -39,6 +39,7 @@ PATH_BUFFER = "buffer"
 PATH_DUNDER = "dunder"
 PATH_SCALAR = "scalar"
 PATH_TUPLE = "tuple"
+PATH_LIST = "list"
 PATH_NUMBA = "numba"
 
 
@@ -282,6 +283,13 @@ def _tuple(cls: type, notes: list[str]) -> Discovery | None:
     )
 
 
+def _list(cls: type, notes: list[str]) -> Discovery | None:
+    """Lists, exactly. Those of tensors are read natively, others are left to Numba at each call."""
+    if cls is not list or "list" in runtime().unverified:
+        return None
+    return Discovery(PATH_LIST, {"kind": layout.KIND_LIST})
+
+
 def _constant(cls: type, notes: list[str]) -> Discovery | None:
     """Jitted functions: each is a type of its own to Numba."""
     from .kernel import FastKernel
@@ -307,7 +315,7 @@ def _numba(cls: type, notes: list[str]) -> Discovery:
     return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
 
 
-_RULES = (_scalar, _ndarray, _tuple, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
+_RULES = (_scalar, _ndarray, _tuple, _list, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
 
 
 def discover(cls: type, instance=None) -> Discovery:
@@ -341,6 +349,8 @@ def learn(value) -> bool:
     news = learn_type(cls, value)
     if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
         return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
+    if entries.fields(cls)["kind"] == layout.KIND_LIST:
+        return sum(learn(item) for item in value[:1]) > 0 or news  # others when they are met
     if issubclass(cls, np.ndarray):
         return _learn_dtype(dtype_of(value)) or news
     if entries.fields(cls)["kind"] == layout.KIND_CONSTANT:

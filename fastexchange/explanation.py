@@ -15,7 +15,7 @@ from .numba_call import as_numba_takes_it
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import check_tensors, wording
+from .refusal import check_tensors, refuse_mixed, wording
 
 __all__ = ["CallExplanation", "Explanation", "explain"]
 
@@ -26,6 +26,7 @@ _MEANING = {
     "dunder": "its __dlpack__ is called",
     "scalar": "its value is read in place",
     "tuple": "its items are read one by one",
+    "list": "its tensors are read one by one; a list of anything else goes through Numba's own dispatcher",
     "numba": "Numba's own dispatcher makes the call",
 }
 
@@ -36,7 +37,7 @@ class Explanation:
 
     type: str
     path: str
-    """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple`` or ``numba``."""
+    """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``list`` or ``numba``."""
     reasons: tuple[str, ...] = ()
     """Why no faster path is taken."""
 
@@ -126,6 +127,11 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
                 outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
             except Exception as error:
                 outcome = f"refused with {type(error).__name__}: {error}"
+        elif status == layout.STATUS_MIXED:
+            try:
+                refuse_mixed(kernel, report.position, bound, report.stopped_at)
+            except TypeError as error:
+                outcome = f"refused with TypeError: {error}"
         else:
             name = kernel._parameters.name_of(report.position)
             why = wording(status, report.tensor)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import operator
 import weakref
 from typing import Any
 
@@ -39,7 +40,11 @@ def call_numba(kernel, bound: tuple):
         else:  # behind an omitted one
             named[kernel._parameters.names[position]] = viewed
     try:
-        return given.returned(kernel, bound, kernel.dispatcher(*positional, **named))
+        try:
+            result = kernel.dispatcher(*positional, **named)
+        finally:
+            given.reflect(kernel, bound)
+        return given.returned(kernel, bound, result)
     except TypingError as error:
         own = _copy_of(error)
     finally:
@@ -67,6 +72,7 @@ class Given:
 
     def __init__(self):
         self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as Numba has it
+        self._lists: list[tuple[list, list, list]] = []  # with what Numba gets for it, and that again, to see what it changes
 
     def add(self, tensor, view: np.ndarray) -> np.ndarray:
         """`view`, that of `tensor`, as Numba has it."""
@@ -74,11 +80,29 @@ class Given:
         self._tensors.append((tensor, view, viewed))
         return viewed
 
+    def add_list(self, value: list, make_view) -> list:
+        """What Numba gets for the list `value`: the same one if it is passed twice."""
+        for known, viewed, _ in self._lists:
+            if known is value:
+                return viewed
+        viewed = make_view()
+        self._lists.append((value, viewed, viewed.copy()))
+        return viewed
+
+    def reflect(self, kernel, bound: tuple) -> None:
+        """Change the lists of the call that the kernel has changed."""
+        for value, viewed, before in self._lists:
+            if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
+                value[:] = [self.returned(kernel, bound, item) for item in viewed]
+
     def returned(self, kernel, bound: tuple, result):
         """The result of the kernel, each array in it treated as native code does it (``dispatch.results``)."""
         if isinstance(result, (list, tuple)):
             if any(result is value for value in bound):
                 return result
+            for value, passed, _ in self._lists:
+                if result is passed:
+                    return value
             items = [self.returned(kernel, bound, item) for item in result]
             return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
         if type(result) is not np.ndarray:
@@ -138,6 +162,8 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return tuple([as_numba_takes_it(kernel, position, item, given) for item in value])
     elif kind == layout.KIND_NAMED_TUPLE:
         return cls._make([as_numba_takes_it(kernel, position, item, given) for item in value])
+    elif kind == layout.KIND_LIST:
+        return _list(kernel, position, value, given)
     elif isinstance(value, np.ndarray):
         _require_native_order(kernel, position, value)
         if isinstance(value, np.ma.MaskedArray):
@@ -148,6 +174,24 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
     elif kind == layout.KIND_NUMBA:
         _require_numba_type(kernel, position, value)
     return value
+
+
+def _list(kernel, position: int, value: list, given: Given | None) -> list:
+    """A list of tensors as one of their views; any other list itself, which Numba then changes if the kernel does."""
+    if value and not _is_tensor(kernel, value[0]):
+        _require_numba_type(kernel, position, value)
+        return value
+
+    def viewed() -> list:
+        return [as_numba_takes_it(kernel, position, item, given) for item in value]
+
+    return viewed() if given is None else given.add_list(value, viewed)
+
+
+def _is_tensor(kernel, value) -> bool:
+    cls = type(value)
+    fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    return fields["kind"] in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
 
 
 def _as_numba_has_it(array: np.ndarray) -> np.ndarray:

@@ -105,8 +105,8 @@ def argument(kernel, position: int) -> str:
 
 def check_tensors(kernel, position: int, value) -> None:
     """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
-    if issubclass(type(value), tuple):
-        for item in value:
+    if issubclass(type(value), tuple) or type(value) is list:
+        for item in value[:]:
             check_tensors(kernel, position, item)
     elif torch.is_tensor_type(type(value)):
         try:
@@ -127,6 +127,37 @@ def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
     """Raise BufferError for `value`, all or part of the argument at `position`."""
     raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
+
+
+def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
+    """Raise TypeError for a list in the argument at `position`, of which `item` is not like the first one."""
+    found = _list_with(bound[position], item)
+    if found is None:  # it has been changed since
+        raise TypeError(mixed(kernel, position, "its items differ in element type or number of dimensions"))
+    index = next(i for i, each in enumerate(found) if each is item)
+    raise TypeError(mixed(kernel, position, f"item 0 is {_elements(found[0])}, item {index} {_elements(item)}"))
+
+
+def mixed(kernel, position: int, why: str) -> str:
+    """The message for a list whose items differ."""
+    return (
+        f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; pass a "
+        "tuple, or convert them"
+    )
+
+
+def _list_with(value, item) -> "list | None":
+    if type(value) is list:
+        return value if any(each is item for each in value) else None
+    for part in value if issubclass(type(value), tuple) else ():
+        found = _list_with(part, item)
+        if found is not None:
+            return found
+    return None
+
+
+def _elements(tensor) -> str:
+    return f"{getattr(tensor, 'ndim', '?')}-d {getattr(tensor, 'dtype', '?')}"
 
 
 def refused(kernel, position: int, error: BaseException) -> NoReturn:

@@ -4,6 +4,7 @@ An array that a kernel made is handed back as a tensor of the *target*: the type
 the argument which it names, or of the call's first tensor. A framework whose tensors NumPy's cannot become, gives NumPy's.
 """
 
+import ctypes
 import functools
 import sys
 import weakref
@@ -12,25 +13,30 @@ from typing import Any
 
 import numpy as np
 
+from ._abi import ffi
 from .conversion import maker
 from .discovery import discover, learn_type
 from .dispatch import layout
+from .dispatch.boxing import box
+from .dispatch.results import SEVERAL, box_result
 from .dispatch.state import runtime
 from .export import export_of, known
 from .naming import type_name
+from .native import address_of
 from .once import for_ever, once
 from .producers import torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
 
-__all__ = ["as_target", "check_argument", "check_type", "prepare"]
+__all__ = ["as_target", "check_argument", "check_type", "prepare", "reflect"]
 
 
 @once
 def prepare() -> None:
-    """Let native code call :func:`as_target`."""
+    """Let native code call :func:`as_target` and :func:`reflect`."""
     runtime().native.results = id(for_ever(sys.modules[__name__]))
     runtime().native.as_target = id(for_ever(sys.intern("as_target")))
+    runtime().native.reflect = id(for_ever(sys.intern("reflect")))
 
 
 def as_target(array: np.ndarray, target: type | None, kernel: str):
@@ -63,6 +69,25 @@ def as_target(array: np.ndarray, target: type | None, kernel: str):
         if str(error).startswith(what):
             raise
         raise BufferError(f"{what}, cannot be made a {type_name(cls)}: {error}") from error
+
+
+def reflect(list_types: tuple, target: list, index: int, meminfo: int, context: int, frame: int, args: int) -> None:
+    """Change the list `target` as a kernel has changed what it got for it, the call's `index`-th list.
+
+    `list_types`: of all lists of the call. `meminfo`: the address of the kernel's list. The others: of the ``fx_context``, the
+    ``fx_frame``, and the arguments in parameter order.
+    """
+    address, constants = box(list_types[index])
+    pointers = ffi.new("intptr_t[]", [id(constant) for constant in constants] or [0])
+    overload = ffi.new("fx_overload *")
+    overload.box, overload.box_constants, overload.boxes_arrays = address, address_of(pointers), SEVERAL
+    value = ffi.cast("intptr_t *", ffi.cast("fx_frame *", frame).result)
+    value[0], value[1] = meminfo, 0  # no parent: a new list is made of it
+    ffi.cast("intptr_t *", meminfo)[0] += 1  # which takes a reference
+    target[:] = _BOX_RESULT(box_result.address)(context, address_of(overload), frame, args)
+
+
+_BOX_RESULT = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 4)
 
 
 def tensor_type(cls: type) -> type:

@@ -4,6 +4,7 @@ It learns what the shim met for the first time (a type, a dtype, a shape), files
 native code cannot do at all goes to Numba's dispatcher (``numba_call``).
 """
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -11,18 +12,19 @@ import warnings
 from typing import Any, cast
 
 from numba.core import types
+from numba.core.errors import NumbaPendingDeprecationWarning
 
 from ._abi import ffi
 from .compiled import may_run_python
 from .discovery import learn
 from .dispatch import layout, shim
 from .dispatch.boxing import UnsupportedEntry
-from .dispatch.signature import UnknownDtype, numba_types
+from .dispatch.signature import UnknownDtype, lists_in, numba_types
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .native import address_of
 from .numba_call import call_numba, forget_frames
 from .producers import buffer, torch
-from .refusal import advice, check_tensors, dtype_name, refuse, refused, wording
+from .refusal import advice, check_tensors, dtype_name, refuse, refuse_mixed, refused, wording
 from .results import check_argument
 
 _MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
@@ -140,6 +142,8 @@ def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
                 torch.forbid_resizing(report.stopped_at)
             except Exception as error:
                 refused(kernel, report.position, error)
+        elif status == layout.STATUS_MIXED:
+            refuse_mixed(kernel, report.position, bound, report.stopped_at)
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
     return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
@@ -147,7 +151,11 @@ def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
 
 def _leaves(values: tuple) -> int:
     """How many things a call may bring for the first time: its arguments, and in tuples their items."""
-    return sum(1 + _leaves(value) if issubclass(type(value), tuple) else 1 for value in values)
+    return sum(1 + _leaves(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
+
+
+def _items(value) -> int:
+    return len(value) if type(value) is list else 0
 
 
 def plan(kernel, bound: tuple) -> None:
@@ -206,7 +214,8 @@ def _overload_for(dispatcher, given: tuple):
     taken: tuple | None = given
     if dispatcher._can_compile:
         try:
-            dispatcher.compile(given)
+            with _without_warnings_of_lists(given):
+                dispatcher.compile(given)
         except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or resolves them
             forget_frames(error)
             return None
@@ -216,6 +225,17 @@ def _overload_for(dispatcher, given: tuple):
     if compiled is None or compiled.objectmode:
         return None
     return taken, compiled
+
+
+@contextlib.contextmanager
+def _without_warnings_of_lists(given: tuple):
+    """No warning that Numba is to give up changing Python's lists: this package does it itself."""
+    if not lists_in(given):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaPendingDeprecationWarning)
+        yield
 
 
 def _keeps_the_value(given: Any, taken: Any) -> bool:

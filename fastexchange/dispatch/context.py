@@ -15,6 +15,7 @@ from . import boxing, entry, launch, layout, results
 from .entries import GOLDEN
 from .frame import DEFAULT_KEYS
 from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
+from .signature import lists_in
 from .state import runtime
 
 _FIRST_BUCKETS = 8
@@ -124,7 +125,7 @@ class KernelContext:
     def bound_entry(self, overload: int) -> int:
         """The address of the vectorcall of a launch that is bound for the ``fx_overload`` at this address."""
         code = self._code_of(overload)
-        if self.native.release_gil or code.compiled is None:
+        if self.native.release_gil or code.compiled is None or lists_in(code.given):
             return launch.vectorcall_unlocked.address
         return entry.bound_entry(code.given, code.taken, code.compiled, code.boxes)
 
@@ -169,13 +170,15 @@ class KernelContext:
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
         overload.box, overload.box_constants = code.box, address_of(constants)
+        lists = lists_in(code.given)
+        overload.lists = id(lists)
         if code.boxes == BOXES_ARRAYS:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
             overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
         overload.fast_entry = self.runtime.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
-        self._overloads[keys] = _Filed(overload, code, [key_words, constants], [])
+        self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists], [])
 
     def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
         """Compile a fast entry for calls with these keys whose arguments have the types that `bound` has.

@@ -35,6 +35,7 @@ MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; ver
 FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
 EXPORT_BYTES = sizeof("fx_export")
+LIST_BYTES = sizeof("fx_list")
 DEFAULT_KEYS = 64
 ARRAY_WORDS_PER_KEY = 12
 
@@ -47,7 +48,7 @@ def new_frame(keys):
     check of its own.
     """
     words = keys * ARRAY_WORDS_PER_KEY
-    size = FRAME_BYTES + layout.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + 8) + 64
+    size = FRAME_BYTES + layout.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + LIST_BYTES + 8) + 64
     at = c.PyMem_RawMalloc(size)
     if at == 0:
         return 0
@@ -61,13 +62,18 @@ def new_frame(keys):
     frame.arrays = frame.keys + 8 * keys
     frame.exports = frame.arrays + ARRAY_BYTES * keys
     frame.export_capacity = keys
-    frame.bound = frame.exports + EXPORT_BYTES * keys
+    frame.lists = frame.exports + EXPORT_BYTES * keys
+    frame.bound = frame.lists + LIST_BYTES * keys
     frame.bound_capacity = keys
     frame.key_count = 0
     frame.array_count = 0
     frame.export_count = 0
+    frame.list_count = 0
+    frame.snapshot_count = 0
+    frame.lists_changed = 0
     frame.holder = 0
     for i in range(keys):
+        layout.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
         meminfo = NRT_MemInfo_alloc(0)
         if meminfo == 0:
             for j in range(i):
@@ -114,7 +120,7 @@ def give_frame(runtime, at):
 
 @native
 def grow_frame(runtime, at, keys):
-    """A larger frame with the exports and the bound arguments of the one at `at`, which is free again; 0: MemoryError."""
+    """A larger frame with exports, looks at lists and bound arguments of the one at `at`, which is free again; 0: MemoryError."""
     old = layout.frame_at(at)
     larger = new_frame(max(2 * old.key_capacity, keys))
     if larger == 0:
@@ -123,10 +129,13 @@ def grow_frame(runtime, at, keys):
     new = layout.frame_at(larger)
     for i in range(old.export_count * EXPORT_BYTES // 8):
         store(new.exports + 8 * i, load(old.exports + 8 * i))
+    for i in range(old.snapshot_count * LIST_BYTES // 8):
+        store(new.lists + 8 * i, load(old.lists + 8 * i))
     for i in range(old.bound_capacity):
         store(new.bound + 8 * i, load(old.bound + 8 * i))
-    new.export_count = old.export_count
+    new.export_count, new.snapshot_count = old.export_count, old.snapshot_count
     old.export_count = 0
+    old.snapshot_count = 0
     give_frame(runtime, at)
     return larger
 
@@ -210,12 +219,26 @@ def let_escape(runtime, frame, i):
     """Let go of the memory block of the i-th array, which has an owner then, and take a new one."""
     give_owner(runtime, frame, i)
     array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
-    NRT_MemInfo_release(array.meminfo)
+    meminfo = array.meminfo
+    NRT_MemInfo_release(meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:
         frame.key_capacity = 0  # out of memory: no other call can have this frame
     elif frame.holder != 0:
-        store(array.words, array.meminfo)
+        if array.held == 1:
+            store(array.words, array.meminfo)
+        elif frame.lists_changed == 0:  # else the words may have moved, and the frame will not be used again
+            store(array.words, array.meminfo)
+            store(array.meminfo + MEMINFO_REFCOUNT, array.held)
+            NRT_MemInfo_release(meminfo)
+
+
+@native
+def let_owned_escape(runtime, frame):
+    """:func:`let_escape` of all arrays whose blocks have been given an owner."""
+    for i in range(frame.array_count):
+        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_DTOR) != 0:
+            let_escape(runtime, frame, i)
 
 
 @native_inline
@@ -229,20 +252,33 @@ def is_anything_kept(frame, count):
 
 
 @native
-def drop_storage(storage):
-    """Give a storage back. What that sets free, perhaps by code in Python, must not see the pending exception."""
-    if load(storage) > 1:  # nearly always: the tensor holds it too
-        c.decref(storage)
+def drop(ob):
+    """Give a storage or a snapshot back. What that sets free, perhaps by code in Python, must not see the pending exception."""
+    if load(ob) > 1:  # nearly always, of a storage: the tensor holds it too
+        c.decref(ob)
         return
     error = stack(3)
     c.PyErr_Fetch(error, error + 8, error + 16)
-    c.Py_DecRef(storage)
+    c.Py_DecRef(ob)
     c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+
+
+@native
+def drop_lists(frame):
+    """Give the lists back that the kernel got: their arrays' blocks have the references then that they had without."""
+    count = frame.list_count
+    frame.list_count = 0
+    for i in range(count):
+        NRT_MemInfo_release(layout.list_at(frame.lists + LIST_BYTES * i).meminfo)
+    for i in range(frame.array_count):
+        layout.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
 
 
 @native
 def release(runtime, frame):
     """Give back everything that the call took: escaped arrays get their owners, managed tensors their deleters' call."""
+    if frame.list_count != 0:
+        drop_lists(frame)
     for i in range(frame.array_count):
         if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
             let_escape(runtime, frame, i)
@@ -255,7 +291,11 @@ def release(runtime, frame):
         if export.is_given == 0:
             delete_managed(export.managed)
         if storage != 0:
-            drop_storage(storage)
+            drop(storage)
+    count = frame.snapshot_count
+    frame.snapshot_count = 0
+    for i in range(count):
+        drop(layout.list_at(frame.lists + LIST_BYTES * i).snapshot)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)

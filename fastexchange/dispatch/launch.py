@@ -11,7 +11,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction, part
 from ..cpython import CALLABLE_CONTEXT
-from ..native import call_word, global_address, load
+from ..native import call_word, global_address, load, native, stack, store
 from . import layout
 from .frame import ARRAY_BYTES, MEMINFO_REFCOUNT, give_frame, is_anything_kept, let_escape, release, take_frame
 from .plan import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
@@ -80,7 +80,8 @@ def let_kept_escape(runtime_address, frame_address):
     runtime = layout.runtime_at(runtime_address)
     frame = layout.frame_at(frame_address)
     for i in range(frame.array_count):
-        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+        array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+        if load(array.meminfo + MEMINFO_REFCOUNT) != array.held:
             let_escape(runtime, frame, i)
 
 
@@ -142,9 +143,27 @@ def leave(bound_address, code, excinfo, boxing, may_keep):
     return value
 
 
+@native
+def renew(callable_, bound, result):
+    """Let Python bind a launch anew whose lists the kernel has changed. Returns `result`, or 0 with an exception set."""
+    error = stack(3)
+    argument = stack(1)
+    store(argument, callable_)
+    c.PyErr_Fetch(error, error + 8, error + 16)
+    made = c.PyObject_VectorcallMethod(bound.renew_name, argument, 1, 0)
+    if made != 0:
+        c.Py_DecRef(made)
+    elif load(error) == 0:
+        if result != 0:
+            c.Py_DecRef(result)
+        return 0
+    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+    return result
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_unlocked(callable_, args, nargsf, kwnames):
-    """The vectorcall of a bound launch that lets other threads run, of any kernel."""
+    """The vectorcall of a bound launch that lets other threads run, or has lists among its arguments, of any kernel."""
     bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
     if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0:
         return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
@@ -154,6 +173,8 @@ def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     result = launch(bound.context, bound.frame, bound.overload, bound.args)
     if is_anything_kept(frame, frame.array_count):
         call_word(layout.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
+    if frame.lists_changed != 0:
+        result = renew(callable_, bound, result)
     bound.is_running = 0
     context.calls += 1
     return result

@@ -1,7 +1,8 @@
 """The structs that the dispatch shim reads, and the 64-bit keys that name a call's shape.
 
 A *key* says everything about one leaf (an array, a scalar, a ``None`` …) on which compiled code depends, and nothing
-else: two calls with equal key sequences run the same machine code. A tuple is a key of its own, followed by its leaves.
+else: two calls with equal key sequences run the same machine code. A tuple is a key of its own, followed by its leaves; a
+list is one, followed by the key of an array, which all its items are.
 
 ====  ==================================================================
 bits  meaning
@@ -80,6 +81,8 @@ typedef struct {
     int64_t box_result, box_planned_result, box_array, finish_array, delete_result;     /* of results, by its names */
     int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
+    int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
+    int64_t release_items;      /* destructor of the items of a list */
 } fx_runtime;
 
 /* What one argument of an overload looked like when the overload was filed. */
@@ -107,6 +110,7 @@ typedef struct {
     int64_t box;                /* PyObject *(result, box_constants, fx_frame *); 0: the kernel returns None */
     int64_t boxes_arrays;       /* 1: the result is an array, 2: it holds some; either needs the frame */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
+    int64_t lists;              /* PyObject *, the Numba types of the lists among the arguments, in their order */
     int64_t plan;               /* fx_plan[parameter_count] */
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* positional arguments of a call that it makes itself */
@@ -144,7 +148,15 @@ typedef struct {
     int64_t meminfo;            /* NRT_MemInfo *, the frame's, lent to each array in this place */
     int64_t origin;             /* the object, borrowed, plus ORIGIN_* */
     int64_t words;              /* where the array's words are, unless a fast entry makes the call */
+    int64_t held;               /* how many of the block's references are the call's: the frame's, and that of a list */
 } fx_array;
+
+/* A list argument of the call in progress, in the order of the arguments. */
+typedef struct {
+    int64_t object;             /* PyListObject *, borrowed */
+    int64_t snapshot;           /* PyTupleObject *, owned: its items when the call began */
+    int64_t meminfo;            /* NRT_MemInfo *, owned: what the kernel gets */
+} fx_list;
 
 /* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
 typedef struct { int64_t object; int64_t managed; int64_t storage; int64_t is_given; /* to an array that was kept */ } fx_export;
@@ -156,6 +168,8 @@ struct fx_frame {
     int64_t keys, key_capacity, key_count;
     int64_t arrays, array_count;        /* fx_array[key_capacity] */
     int64_t exports, export_capacity, export_count;
+    int64_t lists, list_count, snapshot_count;      /* fx_list[key_capacity]; how many have been made, and looked at */
+    int64_t lists_changed;              /* of a bound launch: the kernel has changed a list, not only its items */
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
     int64_t position;                   /* index of the top-level argument at which the walk stopped */
@@ -183,10 +197,11 @@ typedef struct {
     int64_t args;               /* PyObject *const *, in parameter order */
     int64_t is_running;         /* a call of it is in progress */
     int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
+    int64_t renew_name;         /* PyObject *, name of the method for a launch whose lists have changed */
 } fx_bound;
 """
 
-# The kind of an entry and, up to KIND_CONSTANT, of a key.
+# The kind of an entry and, up to KIND_LIST, of a key.
 KIND_ARRAY = 1
 KIND_SCALAR = 2
 KIND_NONE = 3
@@ -194,6 +209,7 @@ KIND_OMITTED = 4
 KIND_TUPLE = 5
 KIND_NAMED_TUPLE = 6
 KIND_CONSTANT = 7  # typed by identity: a jitted function. Its type has an entry, and so has each object
+KIND_LIST = 8  # of arrays that have one type; the key of that follows
 # Kinds of entries only: how the leaf is read.
 KIND_NDARRAY = 16  # NumPy's struct
 KIND_EXCHANGE = 17  # a borrowed view through the type's exchange table
@@ -231,6 +247,7 @@ STATUS_CHANGED = 9  # an argument changed while a producer's Python code ran
 STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
 STATUS_MOVABLE = 12  # a tensor's memory could be freed under a kernel that runs without the GIL
+STATUS_MIXED = 13  # the arrays of a list differ in element type or rank
 STATUS_NULL_DATA = dltensor.NULL_DATA
 STATUS_DEVICE = dltensor.DEVICE
 STATUS_DTYPE = dltensor.DTYPE
@@ -259,6 +276,7 @@ overload_at = struct_at("fx_overload")
 context_at = struct_at("fx_context")
 array_at = struct_at("fx_array")
 export_at = struct_at("fx_export")
+list_at = struct_at("fx_list")
 frame_at = struct_at("fx_frame")
 report_at = struct_at("fx_report")
 bound_at = struct_at("fx_bound")

@@ -34,12 +34,11 @@ from . import layout
 from .entries import Py_TYPE, find
 from .frame import (
     ARRAY_BYTES,
-    MEMINFO_DTOR,
     MEMINFO_REFCOUNT,
     NRT_MemInfo_release,
     export_of_array,
     give_owner,
-    let_escape,
+    let_owned_escape,
     note_origins,
 )  # fmt: skip
 from .leaves import dtype_entry, pack_ndarray, pack_tensor
@@ -273,7 +272,8 @@ def finish_array(frame_address, array):
 def box_result(context_address, overload_address, frame_address, args):
     """Box a result that holds arrays, in the frame's ``result``. Returns a new reference, or 0 with an exception set.
 
-    `args`: the call's arguments in parameter order.
+    `args`: the call's arguments in parameter order. In a call with lists the blocks of its arrays stay the frame's, for
+    ``lists.reflect_changes``.
     """
     overload = layout.overload_at(overload_address)
     frame = layout.frame_at(frame_address)
@@ -286,9 +286,8 @@ def box_result(context_address, overload_address, frame_address, args):
             if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
                 give_owner(runtime, frame, i)
     made = call_word(overload.box, (frame.result, overload.box_constants, frame_address))
-    for i in range(frame.array_count):
-        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_DTOR) != 0:
-            let_escape(runtime, frame, i)
+    if frame.list_count == 0:
+        let_owned_escape(runtime, frame)
     if frame.error[0] == 0:
         return made
     if made != 0:

@@ -16,7 +16,8 @@ from ..native import call_int, call_word, global_address, load, native, stack, s
 from . import layout
 from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
-from .frame import give_frame, grow_frame, note_origins, release, take_frame
+from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
+from .lists import drop_unchanged, reflect_changes
 from .plan import finish
 from .walk import FLAG_LOOK, export_managed, walk
 
@@ -89,9 +90,16 @@ def launch(context_address, frame_address, overload_address, args):
         c.PyEval_RestoreThread(thread)
     else:
         code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+    if frame.list_count != 0:
+        drop_unchanged(frame)
     if code == 0 and overload.boxes_arrays != 0:
-        return call_word(layout.runtime_at(context.runtime).box_result, (context_address, overload_address, frame_address, args))
-    return finish(context, overload, code, frame.result, excinfo, overload.box)
+        box_result = layout.runtime_at(context.runtime).box_result
+        result = call_word(box_result, (context_address, overload_address, frame_address, args))
+    else:
+        result = finish(context, overload, code, frame.result, excinfo, overload.box)
+    if frame.list_count != 0:
+        result = reflect_changes(context_address, overload_address, frame_address, args, result)
+    return result
 
 
 @native
@@ -100,6 +108,7 @@ def read(context, runtime, frame_address, args, nargs, flags):
     frame = layout.frame_at(frame_address)
     status = walk(context, runtime, frame, args, nargs, flags)
     while status == layout.STATUS_EXPORT or status == layout.STATUS_GROW:
+        drop_lists(frame)  # they will be made again
         if status == layout.STATUS_EXPORT:
             exported = frame.export_count
             status = export_managed(context, runtime, frame, args, nargs, flags)

@@ -4,7 +4,7 @@ The keys alone decide, not the arguments: whatever native code saw is what gets 
 between two looks can never meet machine code made for another type.
 """
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 from numba.core import types
 
@@ -19,6 +19,7 @@ from .layout import (
     FLAGS_SHIFT,
     KIND_ARRAY,
     KIND_CONSTANT,
+    KIND_LIST,
     KIND_NAMED_TUPLE,
     KIND_NONE,
     KIND_OMITTED,
@@ -68,9 +69,22 @@ def _decode(key: int, stream, position: int, defaults, serials):
         length = len(cls._fields) if cls is not None else number
         items = [_decode(next(stream), stream, position, defaults, serials) for _ in range(length)]
         return types.BaseTuple.from_types(items, cls)
+    if kind == KIND_LIST:
+        return types.List(_array_type(next(stream), position), reflected=True)
     if kind == KIND_CONSTANT:
         return serials[key >> SERIAL_SHIFT]()
     raise AssertionError(f"key {key:#x} of an unknown kind")
+
+
+def lists_in(numba_types) -> tuple:
+    """The types among these that are lists, also in tuples, in the order in which a walk meets their values."""
+    found: list = []
+    for numba_type in numba_types:
+        if isinstance(numba_type, types.List):
+            found.append(numba_type)
+        elif isinstance(numba_type, types.BaseTuple):
+            found += lists_in(cast(Any, numba_type).types)
+    return tuple(found)
 
 
 def _known_field(key: int, position: int) -> int:

@@ -12,7 +12,7 @@ from ..compiled import cfunction
 from ..dtypes import plain_fields_by_type_number
 from ..once import forkable_lock, once
 from ..producers import ndarray
-from . import frame, launch, results, shim
+from . import frame, launch, lists, results, shim
 
 FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
@@ -192,7 +192,7 @@ class Runtime:
             self.native.dtype_fields[number] = field
         self.entries = EntryTable(self.native)
         self.serials: dict[int, Callable[[], object]] = {}
-        checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo())
+        checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo(), list=lists.verify())
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.is_native = not {"object", "tuple", "meminfo"} & set(self.unverified)
         self.native.release_planned = shim.release_planned.address
@@ -205,6 +205,7 @@ class Runtime:
         for name in ("box_result", "box_planned_result", "box_array", "finish_array", "delete_result"):
             setattr(self.native, name, getattr(results, name).address)
         self.native.let_kept_escape = launch.let_kept_escape.address
+        self.native.release_items = lists.release_items.address
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""

@@ -28,14 +28,16 @@ from ..producers.ndarray import ndarray_at
 from . import layout
 from .asking import is_beyond, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
-from .frame import ARRAY_BYTES, EXPORT_BYTES, drop_storage
+from .frame import ARRAY_BYTES, EXPORT_BYTES, drop
 from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
+from .lists import fold, open_list
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
 COMPLEX = int(DLDataTypeCode.kDLComplex)
-PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
+PENDING_BYTES = 40  # of one level: the items left of the parent; of a list also where its keys, words and arrays begin
+PENDING_WORDS = PENDING_BYTES // 8 * layout.MAX_TUPLE_DEPTH
 
 SCALAR_FLOAT64 = KIND_SCALAR | (2 | 64 << 8) << DTYPE_SHIFT
 SCALAR_INT64 = KIND_SCALAR | (0 | 64 << 8) << DTYPE_SHIFT
@@ -55,6 +57,16 @@ def is_writeable(flags, guard):
 
 
 @native
+def may_hold_arrays(runtime, snapshot):
+    """Whether a list begins with a tensor, or with what has not been met yet; others are Numba's to unbox."""
+    if load(snapshot + OB_SIZE) == 0:
+        return False
+    entry = find(runtime, Py_TYPE(load(snapshot + OB_ITEM)))
+    kind = layout.entry_at(entry).kind if entry != 0 else layout.KIND_NDARRAY
+    return kind == layout.KIND_NDARRAY or kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED
+
+
+@native
 def walk(context, runtime, frame, args, nargs, flags):
     """Read all arguments into `frame`: words, keys, arrays. Returns a STATUS_*.
 
@@ -66,6 +78,7 @@ def walk(context, runtime, frame, args, nargs, flags):
     key_at = frame.keys
     key_end = frame.keys + 8 * frame.key_capacity
     exports = 0
+    lists = 0
     status = layout.STATUS_OK
     pending = stack(PENDING_WORDS)
     view = stack(DL_TENSOR_WORDS)
@@ -87,8 +100,18 @@ def walk(context, runtime, frame, args, nargs, flags):
         if left == 0:
             if depth > 0:
                 depth -= 1
-                items = load(pending + 16 * depth)
-                left = load(pending + 16 * depth + 8)
+                level = pending + PENDING_BYTES * depth
+                items = load(level)
+                left = load(level + 8)
+                first_key = load(level + 16)
+                if first_key != 0:  # a list, whose items' words and keys become one
+                    first_word = load(level + 24)
+                    status, ob = fold(runtime, frame, first_key, key_at, first_word, load(level + 32))
+                    if status != layout.STATUS_OK:
+                        break
+                    key_end -= key_at - first_key - 16  # there is as much room for arrays, which have not become fewer
+                    key_at = first_key + 16
+                    word = first_word + 16
                 continue
             if variadic == 0:
                 break
@@ -265,14 +288,32 @@ def walk(context, runtime, frame, args, nargs, flags):
             if depth == layout.MAX_TUPLE_DEPTH:
                 status = layout.STATUS_NUMBA
                 break
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
+            level = pending + PENDING_BYTES * depth
+            store(level, items)
+            store(level + 8, left)
+            store(level + 16, 0)
             depth += 1
             items = ob + OB_ITEM
             left = load(ob + OB_SIZE)
             key = layout.KIND_TUPLE | left << layout.SERIAL_SHIFT
             if kind == layout.KIND_NAMED_TUPLE:
                 key = layout.entry_at(entry_address).key
+        elif kind == layout.KIND_LIST:
+            snapshot = open_list(frame, lists, ob) if depth < layout.MAX_TUPLE_DEPTH else 0
+            if snapshot == 0 or not may_hold_arrays(runtime, snapshot):
+                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NUMBA
+                break
+            lists += 1
+            level = pending + PENDING_BYTES * depth
+            store(level, items)
+            store(level + 8, left)
+            store(level + 16, key_at)
+            store(level + 24, word)
+            store(level + 32, array_address)
+            depth += 1
+            items = snapshot + OB_ITEM
+            left = load(snapshot + OB_SIZE)
+            key = layout.KIND_LIST
         elif kind == layout.KIND_CONSTANT:
             known = find(runtime, ob)
             if known == 0:
@@ -311,6 +352,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     status = layout.STATUS_OK
     ob = 0
     made = 0
+    lists = 0
     owns = context.owns != 0 or flags & FLAG_OWN != 0
     differentiates = -1  # not asked yet
     while True:
@@ -318,8 +360,8 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             if depth == 0:
                 break
             depth -= 1
-            items = load(pending + 16 * depth)
-            left = load(pending + 16 * depth + 8)
+            items = load(pending + PENDING_BYTES * depth)
+            left = load(pending + PENDING_BYTES * depth + 8)
             continue
         ob = load(items)
         items += 8
@@ -354,7 +396,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 if not failed and load(out) != 0:
                     delete_managed(load(out))
                 if storage != 0:
-                    drop_storage(storage)
+                    drop(storage)
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
                 if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
                     if is_own_memory:
@@ -383,11 +425,22 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             if depth == layout.MAX_TUPLE_DEPTH:
                 status = layout.STATUS_NUMBA
                 break
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
+            store(pending + PENDING_BYTES * depth, items)
+            store(pending + PENDING_BYTES * depth + 8, left)
             depth += 1
             items = ob + OB_ITEM
             left = load(ob + OB_SIZE)
+        elif kind == layout.KIND_LIST:
+            snapshot = open_list(frame, lists, ob) if depth < layout.MAX_TUPLE_DEPTH else 0
+            if snapshot == 0:
+                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
+                break
+            lists += 1
+            store(pending + PENDING_BYTES * depth, items)
+            store(pending + PENDING_BYTES * depth + 8, left)
+            depth += 1
+            items = snapshot + OB_ITEM
+            left = load(snapshot + OB_SIZE)
     if status != layout.STATUS_OK:
         outer = load(pending) if depth > 0 else items
         frame.position = ((outer - args) >> 3) - 1

@@ -1,0 +1,197 @@
+"""Lists of arrays as arguments: Numba's reflected lists, made for a call of the words of their items.
+
+The walk reads a list as it does a tuple, item by item, from a *snapshot*, a tuple of what was in it when the call began: foreign
+code may change a list while its items are read. Then :func:`fold` makes of the items' words the memory block that a kernel
+gets, with one key for all of them, so that a list's length is no part of a call's shape. Items of one element type and rank that
+differ in layout, alignment or writeability get the type that all of them are.
+
+After the call lists that the kernel has not changed are dropped. One that has been changed (``append``, ``x[0] = …``) is
+changed in the same way in Python, as under ``@njit``, new arrays as tensors of the caller's framework: :data:`reflect_changes`.
+
+The block's layout is that of ``numba.core.datamodel.models.ListPayloadModel``; :func:`verify` compares.
+"""
+
+from numba import types
+from numba.core.registry import cpu_target
+
+from .. import cpython as c
+from ..compiled import cfunction
+from ..native import external, global_address, load, native, stack, store
+from . import layout
+from .frame import ARRAY_BYTES, LIST_BYTES, MEMINFO_REFCOUNT, NRT_MemInfo_release, drop_lists, let_owned_escape
+
+NRT_MemInfo_new_varsize_dtor = external("NRT_MemInfo_new_varsize_dtor", types.intp, types.intp, types.intp)
+NRT_MemInfo_data = external("NRT_MemInfo_data", types.intp, types.intp)
+
+SIZE, ALLOCATED, DIRTY, ITEMS = 0, 8, 16, 24  # of a list's payload, in bytes
+ITEM_BYTES_SHIFT = 32  # what an item takes is kept beside DIRTY, a byte, in the padding behind it: realloc() copies that, too
+_TYPE_OF_ITEMS = ~(layout.KEY_FLAGS << layout.FLAGS_SHIFT)  # what the keys of all items of a list have in common
+
+
+def verify() -> bool:
+    """Whether Numba's lists are laid out as declared here."""
+    context = cpu_target.target_context
+    array = types.Array(types.float32, 2, "C")
+    model = context.data_model_manager[types.ListPayload(types.List(array, reflected=True))]
+    whole, item = (context.get_abi_sizeof(context.get_data_type(t)) for t in (model.fe_type, array))
+    dirty = context.get_abi_sizeof(context.get_data_type(types.boolean))
+    listed = context.data_model_manager[types.List(array, reflected=True)]
+    return (
+        (model._fields, whole, item, dirty) == (("size", "allocated", "dirty", "data"), ITEMS + item, 72, 1)
+        and listed._fields == ("meminfo", "parent")
+    )  # fmt: skip
+
+
+@native
+def open_list(frame, index, ob):
+    """The snapshot of the list `ob`, the call's `index`-th. 0: there was another list here, or an exception is set."""
+    record = layout.list_at(frame.lists + LIST_BYTES * index)
+    if index < frame.snapshot_count:
+        return record.snapshot if record.object == ob else 0
+    snapshot = c.PyList_AsTuple(ob)
+    if snapshot != 0:
+        record.object = ob
+        record.snapshot = snapshot
+        frame.snapshot_count = index + 1
+    return snapshot
+
+
+@native
+def is_same_list(one, other):
+    """Whether two records are of one list, with the same items when it was looked at."""
+    if one.object != other.object or load(one.snapshot + c.OB_SIZE) != load(other.snapshot + c.OB_SIZE):
+        return False
+    difference = 0
+    for i in range(load(one.snapshot + c.OB_SIZE)):
+        difference |= load(one.snapshot + c.OB_ITEM + 8 * i) ^ load(other.snapshot + c.OB_ITEM + 8 * i)
+    return difference == 0
+
+
+@native
+def fold(runtime, frame, first_key, end_key, words, first_array):
+    """Make a list of the items that have been read last: their keys, their words, their ``fx_array``.
+
+    The two words of the list and its two keys take the place of the items'. Returns a STATUS_*, and the object that is meant.
+    """
+    record = layout.list_at(frame.lists + LIST_BYTES * frame.list_count)
+    count = load(record.snapshot + c.OB_SIZE)
+    key = load(first_key + 8)
+    flags = layout.KEY_FLAGS << layout.FLAGS_SHIFT
+    if end_key - first_key != 8 + 8 * count or key & 0xFF != layout.KIND_ARRAY or key >> layout.CLASS_SHIFT != 0:
+        return layout.STATUS_NUMBA, record.object
+    for i in range(count):
+        item_key = load(first_key + 8 + 8 * i)
+        if item_key & 0xFF != layout.KIND_ARRAY or item_key >> layout.CLASS_SHIFT != 0:
+            return layout.STATUS_NUMBA, record.object
+        if (item_key ^ key) & _TYPE_OF_ITEMS != 0:
+            return layout.STATUS_MIXED, load(record.snapshot + c.OB_ITEM + 8 * i)
+        flags &= item_key
+    record.meminfo = 0
+    for i in range(frame.list_count):
+        known = layout.list_at(frame.lists + LIST_BYTES * i)
+        if record.meminfo == 0 and is_same_list(known, record):  # passed twice: it is one list in the kernel, too
+            record.meminfo = known.meminfo
+            store(known.meminfo + MEMINFO_REFCOUNT, load(known.meminfo + MEMINFO_REFCOUNT) + 1)
+    if record.meminfo == 0:
+        item_bytes = 8 * (layout.ARRAY_HEAD_WORDS + 2 * (key >> layout.NDIM_SHIFT & 0xFF))
+        record.meminfo = NRT_MemInfo_new_varsize_dtor(ITEMS + count * item_bytes, runtime.release_items)
+        if record.meminfo == 0:
+            c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+            return layout.STATUS_ERROR, record.object
+        data = NRT_MemInfo_data(record.meminfo)
+        store(data + SIZE, count)
+        store(data + ALLOCATED, count)
+        store(data + DIRTY, item_bytes << ITEM_BYTES_SHIFT)
+        for i in range(count * item_bytes // 8):
+            store(data + ITEMS + 8 * i, load(words + 8 * i))
+        for i in range(count):
+            array = layout.array_at(first_array + ARRAY_BYTES * i)
+            array.words = data + ITEMS + item_bytes * i
+            array.held = 2
+            store(array.meminfo + MEMINFO_REFCOUNT, 2)
+    frame.list_count += 1
+    store(words, record.meminfo)
+    store(words + 8, record.object)
+    store(first_key, layout.KIND_LIST)
+    store(first_key + 8, (key & _TYPE_OF_ITEMS) | flags)
+    return layout.STATUS_OK, record.object
+
+
+@cfunction(types.void, types.intp)
+def release_items(payload):
+    """Destructor of a list's items, whatever the list holds when it dies."""
+    item_bytes = load(payload + DIRTY) >> ITEM_BYTES_SHIFT
+    for i in range(load(payload + SIZE)):
+        meminfo = load(payload + ITEMS + item_bytes * i)
+        if meminfo != 0:
+            NRT_MemInfo_release(meminfo)
+
+
+@native
+def is_changed(frame, i):
+    """Whether the kernel has changed the i-th list itself."""
+    return load(NRT_MemInfo_data(layout.list_at(frame.lists + LIST_BYTES * i).meminfo) + DIRTY) & 0xFF != 0
+
+
+@native
+def drop_unchanged(frame):
+    """Drop the lists of a call that has been made, if all are as they were. Those of a bound launch stay."""
+    if frame.holder == 0:
+        changed = False
+        for i in range(frame.list_count):
+            changed |= is_changed(frame, i)
+        if not changed:
+            drop_lists(frame)
+
+
+@native
+def word_object(arguments, position, word):
+    """Put the int object of a word into an array of arguments. Returns whether there is one."""
+    ob = c.PyLong_FromSsize_t(word)
+    store(arguments + 8 * position, ob)
+    return ob != 0
+
+
+@native
+def reflect_changes(context_address, overload_address, frame_address, args, result):
+    """Change the lists in Python that the kernel has changed, after a call that ended with `result`.
+
+    Returns `result`; or, if that cannot be done, 0 with an exception set, unless the kernel itself had raised one.
+    """
+    frame = layout.frame_at(frame_address)
+    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    for i in range(frame.list_count):
+        if not is_changed(frame, i):
+            continue
+        record = layout.list_at(frame.lists + LIST_BYTES * i)
+        dirty = NRT_MemInfo_data(record.meminfo) + DIRTY
+        store(dirty, load(dirty) & ~0xFF)
+        frame.lists_changed = 1
+        error = stack(3)
+        c.PyErr_Fetch(error, error + 8, error + 16)
+        arguments = stack(8)
+        store(arguments, runtime.results)
+        store(arguments + 8, layout.overload_at(overload_address).lists)
+        store(arguments + 16, record.object)
+        made = 0
+        if word_object(arguments, 3, i):
+            if word_object(arguments, 4, record.meminfo):
+                if word_object(arguments, 5, context_address):
+                    if word_object(arguments, 6, frame_address):
+                        if word_object(arguments, 7, args):
+                            made = c.PyObject_VectorcallMethod(runtime.reflect, arguments, 8, 0)
+                            c.Py_DecRef(load(arguments + 56))
+                        c.Py_DecRef(load(arguments + 48))
+                    c.Py_DecRef(load(arguments + 40))
+                c.Py_DecRef(load(arguments + 32))
+            c.Py_DecRef(load(arguments + 24))
+        if made != 0:
+            c.Py_DecRef(made)
+            c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+        elif load(error) != 0:
+            c.PyErr_Restore(load(error), load(error + 8), load(error + 16))  # the kernel's exception says more
+        elif result != 0:
+            c.Py_DecRef(result)
+            result = 0
+    let_owned_escape(runtime, frame)
+    return result
