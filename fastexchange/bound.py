@@ -36,6 +36,7 @@ class BoundLaunch(NativeCallable):
     __slots__ = ("__dict__", "__weakref__")
 
     _held: "_Held | None" = None
+    _outputs: object = None
     _kept: tuple = ()
 
     def __init__(self, kernel, bound: tuple):
@@ -87,6 +88,10 @@ class BoundLaunch(NativeCallable):
         self._kept = self._held, held  # Ctrl-C may come between any two steps: whichever is used then has to live
         self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
         self.arguments, self._held = bound, held
+        if self.kernel._outputs is not None:
+            self._outputs = self._outputs, self.kernel._outputs.of(bound)  # a call may still return those before
+            self._native.outputs = id(self._outputs[1])
+            self._outputs = self._outputs[1]
         self._kept = ()
 
     def _renew(self) -> None:

@@ -63,6 +63,7 @@ PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, PO
 PyObject_CallFunctionObjArgs = external("PyObject_CallFunctionObjArgs", POINTER, POINTER, POINTER, POINTER)
 PyDict_GetItemWithError = external("PyDict_GetItemWithError", POINTER, POINTER, POINTER)
 PyImport_ImportModule = external("PyImport_ImportModule", POINTER, POINTER)
+PyTuple_New = external("PyTuple_New", POINTER, POINTER)
 PyList_AsTuple = external("PyList_AsTuple", POINTER, POINTER)
 PyUnicode_Compare = external("PyUnicode_Compare", INT, POINTER, POINTER)
 PyCapsule_IsValid = external("PyCapsule_IsValid", INT, POINTER, POINTER)

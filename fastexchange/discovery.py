@@ -184,6 +184,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     fields = {
         "kind": kind, "borrow": view, "managed": managed, "guard": guard,
         "to_object": made, "takes_all": not torch.is_tensor_type(cls),
+        "allocator": int(ffi.cast("intptr_t", table.managed_tensor_allocator)),
     }  # fmt: skip
     return Discovery(PATH_EXCHANGE, fields, notes, capsule)
 

@@ -215,7 +215,11 @@ def known(cls: type) -> dict[str, int]:
             managed = address_of(table.managed_tensor_from_py_object_no_sync)
             if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass that exports itself in its own way
                 managed = dunder.managed_tensor_from_py_object_no_sync.address
-            made = {"to_object": address_of(table.managed_tensor_to_py_object_no_sync), "takes_all": 1}
+            made = {
+                "to_object": address_of(table.managed_tensor_to_py_object_no_sync),
+                "allocator": address_of(table.managed_tensor_allocator),
+                "takes_all": 1,
+            }
             entries.update(cls, managed=managed, **(made if cls is np.ndarray else {}))
     return entries.fields(cls)
 

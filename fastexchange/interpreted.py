@@ -7,6 +7,7 @@ import sys
 import numpy as np
 
 from .producers import torch
+from .producers.omitted import OMITTED
 
 
 def interpreted(func, manner):
@@ -14,9 +15,20 @@ def interpreted(func, manner):
     if not inspect.isfunction(func):
         return lambda function: interpreted(function, manner)  # signatures, options: nothing is compiled
     signature = inspect.signature(func)
+    outputs = None
+    if manner.out is not None:
+        from .kernel import _parameters_and_outputs
+
+        parameters, outputs = _parameters_and_outputs(func, manner.out)
 
     @functools.wraps(func)
     def call(*args, **kwargs):
+        if outputs is not None:
+            bound = parameters.bind(*args, **kwargs)
+            return outputs.call(bound, manner.returns, lambda completed: plain(*_without_omitted(completed, parameters)))
+        return plain(*args, **kwargs)
+
+    def plain(*args, **kwargs):
         tensors: list = []
         result = func(
             *(_view(value, tensors, manner) for value in args),
@@ -30,6 +42,10 @@ def interpreted(func, manner):
 
     call.py_func = func
     return call
+
+
+def _without_omitted(arguments: tuple, parameters) -> list:
+    return [parameters.defaults[i] if value is OMITTED else value for i, value in enumerate(arguments)]
 
 
 def _view(value, tensors: list, manner):

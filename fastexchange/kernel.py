@@ -47,6 +47,7 @@ class FastKernel(NativeCallable):
     py_func : the Python function.
     allows_grad : whether it takes tensors that require grad while grad mode is on.
     returns : what says of which framework its results are: None, a parameter's name, or a type.
+    out : the notation that declares its outputs, or None.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_native")
@@ -54,19 +55,22 @@ class FastKernel(NativeCallable):
     def __init__(self, dispatcher: CPUDispatcher, manner: "_Manner | None" = None):
         from . import results
         from .dispatch.context import KernelContext
+        from .dispatch.outputs import vectorcall_with_outputs
         from .dispatch.shim import vectorcall
 
         functools.update_wrapper(self, dispatcher.py_func)
         self.dispatcher = dispatcher
         self.py_func = dispatcher.py_func
-        self._parameters = Parameters(dispatcher.py_func)
         self._slow_calls = 0
         self._manner = manner = manner or _Manner()
-        self.allows_grad, self.returns = manner
+        self.allows_grad, self.returns, self.out = manner
+        self._parameters, self._outputs = _parameters_and_outputs(dispatcher.py_func, self.out)
         release_gil = bool(dispatcher.targetoptions.get("nogil"))
-        self._native = KernelContext(self._parameters, self.__qualname__, release_gil, manner.allows_grad, self._returns())
+        self._native = KernelContext(
+            self._parameters, self.__qualname__, release_gil, manner.allows_grad, self._returns(), self._outputs
+        )
         self._context = self._native.address
-        self._vectorcall = vectorcall.address
+        self._vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
         results.prepare()
         _kernels[id(dispatcher), manner] = self
 
@@ -133,7 +137,7 @@ class FastKernel(NativeCallable):
         """
         from .bound import BoundLaunch
 
-        return BoundLaunch(self, self._parameters.bind(*args, **kwargs))
+        return BoundLaunch(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
     def explain(self, /, *args, **kwargs):
         """What a call with these arguments would do, without making it: each argument's path and Numba type, and why.
@@ -143,7 +147,19 @@ class FastKernel(NativeCallable):
         """
         from .explanation import explain_call
 
-        return explain_call(self, self._parameters.bind(*args, **kwargs))
+        return explain_call(self, self._complete(self._parameters.bind(*args, **kwargs)))
+
+    def _complete(self, bound: tuple) -> tuple:
+        """The arguments of a call with the outputs that have been omitted."""
+        return bound if self._outputs is None else self._outputs.complete(bound, self.returns)
+
+    def _call_with_outputs(self, /, *args, **kwargs):
+        """Called by the shim for a call whose outputs it could not make: make them, and the call."""
+        from .slow_path import call
+
+        bound = self._parameters.bind(*args, **kwargs)
+        self._slow_calls += 1
+        return self._outputs.call(bound, self.returns, functools.partial(call, self))
 
     def _call_slowly(self, /, *args, **kwargs):
         """Called by the shim for a call that it does not know: learn it, and make it."""
@@ -182,7 +198,10 @@ class _CarefulKernel(FastKernel):
     __slots__ = ()
 
     def __call__(self, /, *args, **kwargs):
-        return self._call_numba(*args, **kwargs)
+        if self._outputs is None:
+            return self._call_numba(*args, **kwargs)
+        bound = self._parameters.bind(*args, **kwargs)
+        return self._outputs.call(bound, self.returns, lambda completed: self._call_numba(*completed))
 
 
 _kernels: "weakref.WeakValueDictionary[tuple, FastKernel]" = weakref.WeakValueDictionary()
@@ -196,9 +215,21 @@ class _Manner(NamedTuple):
 
     allows_grad: bool = False
     returns: "str | type | None" = None
+    out: "str | None" = None
 
 
-def fast_args(func=None, /, *, grad="refuse", returns=None, **options):
+def _parameters_and_outputs(py_func: Callable, out: str | None):
+    """A kernel's parameters, and what it declares of its outputs, None for nothing."""
+    parameters = Parameters(py_func)
+    if out is None:
+        return parameters, None
+    from .outputs import Outputs
+
+    outputs = Outputs(out, parameters, py_func.__qualname__)
+    return Parameters(py_func, len(outputs)), outputs
+
+
+def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, **options):
     """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
 
     Parameters
@@ -212,6 +243,10 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, **options):
         framework of the call's first tensor, NumPy's where there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor
         of that type. A parameter's name: a tensor of the framework of that argument. An argument that the kernel returns is
         that very object in any case.
+    out : which of the last parameters are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see the README, and
+        ``fastexchange.pattern``). An output that a call omits, or gives as None, is allocated by the framework of the first
+        tensor in the notation (of `returns`, if that is given), uninitialised; the call returns its outputs. The kernel itself
+        returns None.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns
@@ -219,7 +254,8 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, **options):
     A :class:`FastKernel`; without a function, a decorator.
 
     Raises TypeError for anything else, for a `returns` that is no type of tensors, and for options of Numba's given together with
-    a dispatcher, which has its own; ValueError for another `grad`, and for a `returns` that names no parameter.
+    a dispatcher, which has its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that
+    does not fit the parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
 
     Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``), or
     runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors the storage, too:
@@ -240,13 +276,13 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, **options):
         raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
     if returns is not None and not isinstance(returns, (str, type)):
         raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
-    manner = _Manner(grad == "allow", returns)
+    manner = _Manner(grad == "allow", returns, out)
     if func is None:
-        return functools.partial(fast_args, grad=grad, returns=returns, **options)
+        return functools.partial(fast_args, grad=grad, returns=returns, out=out, **options)
     if isinstance(func, FastKernel):
         _no_options(options, "a FastKernel")
         if manner not in (_Manner(), func._manner):
-            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad= and returns=")
+            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad=, returns=, out=")
         return func
     if isinstance(func, CPUDispatcher):
         _no_options(options, "a Numba dispatcher")

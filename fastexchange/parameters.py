@@ -10,9 +10,12 @@ __all__ = ["Parameters"]
 
 
 class Parameters:
-    """What a kernel's context, its slow path and its messages need of its signature."""
+    """What a kernel's context, its slow path and its messages need of its signature.
 
-    def __init__(self, py_func: Callable):
+    `outputs`: how many of the last parameters are outputs, which may be omitted.
+    """
+
+    def __init__(self, py_func: Callable, outputs: int = 0):
         parameters = list(inspect.signature(py_func, follow_wrapped=False).parameters.values())
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -24,6 +27,7 @@ class Parameters:
         """All others, in order."""
         self.defaults: dict[int, Any] = {i: p.default for i, p in enumerate(plain) if p.default is not p.empty}
         """By index, what an omitted argument stands for."""
+        self._outputs = range(len(plain) - outputs, len(plain))
         self.positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in plain)
         self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in plain)
         keyword_only = len(plain) - self.positional
@@ -37,7 +41,7 @@ class Parameters:
 
     def _make_binder(self, py_func: Callable) -> Callable[..., tuple]:
         """A function with the kernel's parameters: Python itself binds, and words the TypeError when they do not fit."""
-        listed = [name + ("=OMITTED" if i in self.defaults else "") for i, name in enumerate(self.names)]
+        listed = [name + ("=OMITTED" if self.may_be_omitted(i) else "") for i, name in enumerate(self.names)]
         if self.positional < len(self.names):
             listed.insert(self.positional, "*")
         if self.positional_only:
@@ -51,6 +55,10 @@ class Parameters:
         bind = namespace["bind"]
         bind.__name__, bind.__qualname__ = py_func.__name__, py_func.__qualname__
         return bind
+
+    def may_be_omitted(self, index: int) -> bool:
+        """Whether the parameter has a default, or is an output."""
+        return index in self.defaults or index in self._outputs
 
     def name_of(self, position: int) -> str:
         """The name of the argument at `position`, ``rest[2]`` behind the named ones."""

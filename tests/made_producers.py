@@ -184,9 +184,16 @@ def export(py_object, out):
     return 0
 
 
+ALLOCATED = Ledger()
+"""What the allocator has made."""
+
+
 @ffi.callback("int(DLTensor *, DLManagedTensorVersioned **, void *, void(*)(void *, char *, char *))")
 def allocate(prototype, out, error_ctx, set_error):
-    return -1
+    letter = {code: kind for kind, code in _DLPACK_CODES.items()}[prototype.dtype.code]
+    shape = [prototype.shape[i] for i in range(prototype.ndim)]
+    out[0] = export_versioned(ALLOCATED, np.empty(shape, f"{letter}{prototype.dtype.bits // 8}"))
+    return 0
 
 
 @ffi.callback("int(DLManagedTensorVersioned *, void **)")

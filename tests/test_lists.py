@@ -338,7 +338,8 @@ def test_items_of_different_types(framework, other):
 
 @needs_torch
 def test_refused_items():
-    for bad in (torch.ones(2, requires_grad=True), torch.ones(2, device="meta"), torch.ones(2, dtype=torch.complex64).conj().imag):
+    negated = torch.ones(2, dtype=torch.complex64).conj().imag
+    for bad in (torch.ones(2, requires_grad=True), torch.ones(2, device="meta"), negated):
         tensors = [torch.ones(2), bad]
         before = [sys.getrefcount(tensor) for tensor in tensors]
         with pytest.raises((BufferError, RuntimeError), match=r"argument 'tensors' \(position 0\)"):

@@ -18,6 +18,7 @@ from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
 from .signature import lists_in
 from .state import runtime
 
+_METHODS = ("_call_slowly", "_call_numba", "_plan_call", "_refused", "_call_with_outputs")
 _FIRST_BUCKETS = 8
 _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
 
@@ -66,13 +67,16 @@ class KernelContext:
     Nothing of it moves or goes away while the kernel lives: a call in progress may still look at what has been replaced.
     """
 
-    def __init__(self, parameters, name: str, release_gil: bool, allows_grad: bool, returns: type | int | None = None):
+    def __init__(
+        self, parameters, name: str, release_gil: bool, allows_grad: bool, returns: type | int | None = None, outputs=None
+    ):
         names = parameters.names
         self.runtime = runtime()
         self._kept = name, returns
-        self._strings = [sys.intern(name) for name in (*names, "_call_slowly", "_call_numba", "_plan_call", "_refused")]
+        self._strings = [sys.intern(name) for name in (*names, *_METHODS)]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
-        self._has_default = ffi.new("int64_t[]", [int(i in parameters.defaults) for i in range(len(names))] or [0])
+        may_be_omitted = [int(parameters.may_be_omitted(i)) for i in range(len(names))]
+        self._has_default = ffi.new("int64_t[]", may_be_omitted or [0])
         self._lock = forkable_lock()
         buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = [buckets]
@@ -91,7 +95,13 @@ class KernelContext:
         native.names = address_of(self._names)
         native.has_default = address_of(self._has_default)
         native.omitted = id(OMITTED)
-        native.slow_name, native.numba_name, native.plan_name, native.refused_name = map(id, self._strings[-4:])
+        methods = map(id, self._strings[len(names) :])
+        native.slow_name, native.numba_name, native.plan_name, native.refused_name, native.outputs_name = methods
+        if outputs is not None:
+            native.output_count = len(outputs)
+            if outputs.program is not None:
+                self._program = ffi.new("int64_t[]", outputs.program)
+                native.outputs = address_of(self._program)
         native.release_gil, native.owns, native.allows_grad = release_gil, release_gil, allows_grad
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0

@@ -124,6 +124,16 @@ def kernel_of(bound_address):
     return layout.overload_at(layout.bound_at(bound_address).overload).kernel
 
 
+@native
+def with_outputs(bound, value):
+    """What a launch returns whose kernel declares outputs and has returned `value`, an exception or None."""
+    if value != global_address("_Py_NoneStruct"):
+        return value
+    c.Py_DecRef(value)
+    c.Py_IncRef(bound.outputs)
+    return bound.outputs
+
+
 @part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp))
 def leave(bound_address, code, excinfo, boxing, may_keep):
     """The end of a launch whose kernel has returned `code`: what vectorcall returns."""
@@ -138,6 +148,8 @@ def leave(bound_address, code, excinfo, boxing, may_keep):
         value = finish(context, overload, code, frame.result, excinfo, boxing != BOXES_NONE)
     if may_keep != 0 and is_anything_kept(frame, frame.array_count):
         call_word(runtime.let_kept_escape, (context.runtime, bound.frame))
+    if bound.outputs != 0:
+        value = with_outputs(bound, value)
     bound.is_running = 0
     context.calls += 1
     return value
@@ -175,6 +187,8 @@ def vectorcall_unlocked(callable_, args, nargsf, kwnames):
         call_word(layout.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
     if frame.lists_changed != 0:
         result = renew(callable_, bound, result)
+    if bound.outputs != 0:
+        result = with_outputs(bound, result)
     bound.is_running = 0
     context.calls += 1
     return result

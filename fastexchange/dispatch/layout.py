@@ -61,7 +61,8 @@ typedef struct {
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
     int64_t takes_all;          /* whether tensors of this type can be readonly and have negative strides */
-    int64_t reserved[7];
+    int64_t allocator;          /* managed_tensor_allocator, or 0 */
+    int64_t reserved[6];
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -83,6 +84,7 @@ typedef struct {
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
+    int64_t allocate, note_error;       /* of outputs, by its names */
 } fx_runtime;
 
 /* What one argument of an overload looked like when the overload was filed. */
@@ -133,6 +135,9 @@ typedef struct {
     int64_t name;               /* PyObject *, the kernel's qualified name */
     int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: … */
     int64_t returns_position;   /* … that of the argument here, -1: of the first tensor in the call */
+    int64_t outputs;            /* int64_t[], the program that says what the outputs are; 0: Python makes them */
+    int64_t output_count;       /* how many of the last parameters are outputs */
+    int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t plan_name;          /* PyObject *, name of the method that makes a plan after a call */
@@ -195,6 +200,7 @@ typedef struct {
 typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */
+    int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
     int64_t is_running;         /* a call of it is in progress */
     int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
     int64_t renew_name;         /* PyObject *, name of the method for a launch whose lists have changed */

@@ -12,7 +12,7 @@ from ..compiled import cfunction
 from ..dtypes import plain_fields_by_type_number
 from ..once import forkable_lock, once
 from ..producers import ndarray
-from . import frame, launch, lists, results, shim
+from . import frame, launch, lists, outputs, results, shim
 
 FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
@@ -206,6 +206,8 @@ class Runtime:
             setattr(self.native, name, getattr(results, name).address)
         self.native.let_kept_escape = launch.let_kept_escape.address
         self.native.release_items = lists.release_items.address
+        self.native.allocate = outputs.allocate.address
+        self.native.note_error = outputs.note_error.address
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""

@@ -1,0 +1,344 @@
+"""Outputs that the caller's framework allocates: ``fast_args(out=…)``, natively.
+
+A kernel with outputs has a vectorcall of its own, :data:`vectorcall_with_outputs`. It brings the arguments into parameter order,
+reads from the inputs' shapes what the outputs' are, lets the framework allocate those that are not given
+(``managed_tensor_allocator`` and ``managed_tensor_to_py_object_no_sync`` of its table), makes the call like any other, with the
+outputs as its last arguments, and returns them. Allocation may run Python code, so it comes before any view is borrowed.
+
+What the notation says (``pattern.Pattern``) is a short program, :func:`program_of`; whatever is out of the ordinary, a mismatch,
+a framework that cannot allocate, goes to Python (``outputs.complete``), which also has the words.
+"""
+
+import ast
+
+from numba import types
+
+from .. import cpython as c
+from ..compiled import cfunction
+from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
+from ..native import call_int, call_word, cstring, external, global_address, load, native, stack, store
+from ..producers.ndarray import ndarray_at
+from . import layout
+from .binding import bind_into
+from .entries import Py_TYPE, find
+from .frame import drop, give_frame, take_frame
+from .leaves import dtype_entry
+from .shim import call_method
+
+strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
+
+MAX_PARAMETERS = 64
+CALL_WORDS = 1 + MAX_PARAMETERS
+MAX_VARIABLES = 64
+ERROR_BYTES = 256
+_UNSET = -1
+_OFFSET = -0x8000000000000000  # PY_VECTORCALL_ARGUMENTS_OFFSET
+_MAX_EXTENT = 1 << 40  # no product of two leads out of 128 bits; what is larger, Python looks at
+
+# Of an input: read its shape; then one for each dimension.
+READ, NUMBER, NAME, EXACTLY, REST, END = 1, 2, 3, 4, 5, 6
+# Of an output: its element type; for each dimension an expression, in postfix notation; at its end the tensor is made.
+TYPE, TYPE_OF, PUSH, PUSH_NUMBER, ADD, SUBTRACT, MULTIPLY, DIVIDE, EXTENT, EXTENTS, MAKE, STOP = (
+    7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 0,
+)  # fmt: skip
+_OPERATION = {ast.Add: ADD, ast.Sub: SUBTRACT, ast.Mult: MULTIPLY, ast.FloorDiv: DIVIDE}
+
+
+def program_of(pattern) -> list[int] | None:
+    """The words of a pattern's program: pairs of an operation and what it is about. None for one that is too large."""
+    words: list[int] = []
+    index = {name: i for i, name in enumerate(pattern.variables)}
+    for name, position in pattern.numbers.items():
+        words += [NUMBER, position << 8 | index[name]]
+    for each in pattern.inputs:
+        words += [READ, each.position]
+        for dim in each.dims:
+            if dim is ...:
+                words += [REST, len(each.dims) - 1]
+            else:
+                words += [NAME, index[dim]] if isinstance(dim, str) else [EXACTLY, dim]
+        words += [END, 0]
+    for output in pattern.outputs:
+        if isinstance(output.dtype, int):
+            words += [TYPE_OF, output.dtype]
+        else:
+            words += [TYPE, output.dtype.code | output.dtype.bits << 8]
+        for dim in output.dims:
+            words += [EXTENTS, 0] if dim is ... else [*_expression(dim, index), EXTENT, 0]
+        words += [MAKE, output.position]
+    if len(index) > MAX_VARIABLES or len(pattern.outputs) + len(pattern.inputs) > MAX_PARAMETERS // 2:
+        return None
+    return [*words, STOP, 0]
+
+
+def _expression(tree: ast.expr, index: dict[str, int]) -> list[int]:
+    if isinstance(tree, ast.BinOp):
+        return [*_expression(tree.left, index), *_expression(tree.right, index), _OPERATION[type(tree.op)], 0]
+    return [PUSH, index[tree.id]] if isinstance(tree, ast.Name) else [PUSH_NUMBER, tree.value]  # type: ignore[attr-defined]
+
+
+@native
+def look(runtime, ob, shape, view):
+    """Read a tensor's shape without owning it. Returns (rank, field of its dtype), or (-1, 0): Python has to."""
+    entry = find(runtime, Py_TYPE(ob))
+    if entry == 0:
+        return -1, 0
+    kind = layout.entry_at(entry).kind
+    if kind == layout.KIND_NDARRAY:
+        key, _ = dtype_entry(runtime, ndarray_at(ob).descr)
+        ndim = types.intp(ndarray_at(ob).nd)
+        if key == 0:
+            return -1, 0
+        for i in range(ndim):
+            store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
+        return ndim, key >> layout.DTYPE_SHIFT & 0xFFFFFF
+    if kind != layout.KIND_EXCHANGE:
+        return -1, 0
+    dl_tensor_at(view).device.device_type = 0
+    failed = call_int(layout.entry_at(entry).borrow, (ob, view)) != 0
+    if PyErr_Occurred() != 0:
+        c.PyErr_Clear()
+        return -1, 0
+    tensor = dl_tensor_at(view)
+    if failed or not is_plain(tensor):
+        return -1, 0
+    ndim = types.intp(tensor.ndim)
+    for i in range(ndim):
+        store(shape + 8 * i, load(tensor.shape + 8 * i))
+    return ndim, element_field(tensor)
+
+
+@cfunction(types.void, types.intp, types.intp, types.intp)
+def note_error(error_ctx, kind, message):
+    """``SetError`` of an allocator: copy what it says into the ERROR_BYTES at `error_ctx`, unless that is NULL."""
+    if error_ctx != 0 and message != 0:
+        strncpy(error_ctx, message, ERROR_BYTES - 1)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def allocate(allocator, to_object, prototype, set_error, error_ctx):
+    """A new tensor by a table's two functions, like the DLTensor at `prototype`: a new reference, or 0.
+
+    Of an exception that was set nothing is left if `error_ctx` is NULL; if it is not, and none was set, the result is None.
+    """
+    out = stack(2)
+    store(out, 0)
+    store(out + 8, 0)
+    failed = call_int(allocator, (prototype, out, error_ctx, set_error)) != 0
+    if failed or load(out) == 0 or PyErr_Occurred() != 0:
+        if not failed and load(out) != 0:
+            delete_managed(load(out))
+    elif call_int(to_object, (load(out), out + 8)) != 0 or load(out + 8) == 0 or PyErr_Occurred() != 0:
+        if load(out + 8) != 0:
+            c.Py_DecRef(load(out + 8))
+        store(out + 8, 0)
+    if load(out + 8) == 0:
+        if error_ctx == 0:
+            c.PyErr_Clear()
+        elif PyErr_Occurred() == 0:
+            none = global_address("_Py_NoneStruct")
+            c.incref(none)
+            return none
+    return load(out + 8)
+
+
+@native
+def target_entry(context, runtime, args, first):
+    """The entry of the type that the outputs have, 0 if none is known. `first`: the first input."""
+    cls = Py_TYPE(first)
+    if context.returns_type != 0:
+        cls = context.returns_type
+    elif context.returns_position >= 0:
+        cls = Py_TYPE(load(args + 8 * context.returns_position))
+    return find(runtime, cls)
+
+
+@native
+def run_program(context, runtime, args):
+    """Make the outputs and put them in their places in `args`, which are in parameter order. Returns whether all are made."""
+    variables = stack(MAX_VARIABLES)
+    rest = stack(MAX_NDIM)
+    shape = stack(MAX_NDIM)
+    numbers = stack(MAX_VARIABLES)
+    view = stack(DL_TENSOR_WORDS)
+    overflow = stack(1)
+    for i in range(MAX_VARIABLES):
+        store(variables + 8 * i, _UNSET)
+    rest_count = _UNSET
+    ndim = 0
+    cursor = 0
+    field = 0
+    depth = 0
+    entry = 0
+    allocator = 0
+    to_object = 0
+    at = context.outputs
+    while load(at) != STOP:
+        operation = load(at)
+        operand = load(at + 8)
+        at += 16
+        if operation == READ:
+            ob = load(args + 8 * operand)
+            ndim, _ = look(runtime, ob, shape, view)
+            cursor = 0
+            if ndim < 0:
+                return False
+            if entry == 0:
+                entry = target_entry(context, runtime, args, ob)
+                if entry == 0:
+                    return False
+                allocator = layout.entry_at(entry).allocator  # the entry may move while foreign code runs
+                to_object = layout.entry_at(entry).to_object
+                if allocator == 0 or to_object == 0:
+                    return False
+        elif operation == NUMBER:
+            ob = load(args + 8 * (operand >> 8))
+            known = find(runtime, Py_TYPE(ob))
+            if known == 0 or layout.entry_at(known).kind != layout.KIND_INT:
+                return False
+            value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
+            if value < 0 or value > _MAX_EXTENT:
+                return False
+            store(variables + 8 * (operand & 0xFF), value)
+        elif operation in (NAME, EXACTLY):
+            if cursor >= ndim:
+                return False
+            extent = load(shape + 8 * cursor)
+            cursor += 1
+            if operation == EXACTLY:
+                if extent != operand:
+                    return False
+            elif load(variables + 8 * operand) == _UNSET:
+                store(variables + 8 * operand, extent)
+            elif load(variables + 8 * operand) != extent:
+                return False
+        elif operation == REST:
+            count = ndim - operand
+            if count < 0 or (rest_count != _UNSET and rest_count != count):
+                return False
+            for i in range(count):
+                extent = load(shape + 8 * (cursor + i))
+                if rest_count != _UNSET and load(rest + 8 * i) != extent:
+                    return False
+                store(rest + 8 * i, extent)
+            rest_count = count
+            cursor += count
+        elif operation == END:
+            if cursor != ndim:
+                return False
+        elif operation == TYPE:
+            field = operand
+            ndim = 0
+        elif operation == TYPE_OF:
+            field = look(runtime, load(args + 8 * operand), shape, view)[1]
+            ndim = 0
+        elif operation in (PUSH, PUSH_NUMBER):
+            store(numbers + 8 * depth, load(variables + 8 * operand) if operation == PUSH else operand)
+            depth += 1
+            if depth == MAX_VARIABLES:
+                return False
+        elif operation == EXTENT:
+            depth -= 1
+            if ndim == MAX_NDIM or load(numbers + 8 * depth) < 0:
+                return False
+            store(shape + 8 * ndim, load(numbers + 8 * depth))
+            ndim += 1
+        elif operation == EXTENTS:
+            if ndim + rest_count > MAX_NDIM:
+                return False
+            for i in range(rest_count):
+                store(shape + 8 * ndim, load(rest + 8 * i))
+                ndim += 1
+        elif operation == MAKE:
+            describe(dl_tensor_at(view), 0, ndim, field, shape, 0)
+            made = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
+            if made == 0:
+                return False
+            store(args + 8 * operand, made)
+        else:
+            depth -= 1
+            right = load(numbers + 8 * depth)
+            left = load(numbers + 8 * (depth - 1))
+            if abs(left) > _MAX_EXTENT or abs(right) > _MAX_EXTENT or (operation == DIVIDE and right == 0):
+                return False
+            value = left + right
+            if operation == SUBTRACT:
+                value = left - right
+            elif operation == MULTIPLY:
+                if left != 0 and abs(right) > _MAX_EXTENT // abs(left):
+                    return False
+                value = left * right
+            elif operation == DIVIDE:
+                value = left // right
+            store(numbers + 8 * (depth - 1), value)
+    return True
+
+
+@native
+def all_outputs(context, args):
+    """The outputs among the arguments, which are new references: one is the result, of several a tuple; 0 with an exception."""
+    first = context.parameter_count - context.output_count
+    if context.output_count == 1:
+        return load(args + 8 * first)
+    made = c.PyTuple_New(context.output_count)
+    for i in range(context.output_count):
+        if made != 0:
+            store(made + c.OB_ITEM + 8 * i, load(args + 8 * (first + i)))
+        else:
+            c.Py_DecRef(load(args + 8 * (first + i)))
+    return made
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
+    """``vectorcallfunc`` of a kernel that declares outputs: those that are not given are allocated, and all are returned."""
+    context_address = load(callable_ + CALLABLE_CONTEXT)
+    context = layout.context_at(context_address)
+    runtime = layout.runtime_at(context.runtime)
+    count = context.parameter_count
+    first = count - context.output_count
+    own = stack(CALL_WORDS)
+    given = own + 8
+    frame_address = take_frame(runtime)
+    if frame_address == 0:
+        return 0
+    status, frame_address = bind_into(context, runtime, frame_address, args, nargsf & 0x7FFFFFFFFFFFFFFF, kwnames)
+    bound = layout.frame_at(frame_address).bound
+    if status == layout.STATUS_OK:
+        for i in range(count):
+            store(given + 8 * i, load(bound + 8 * i))
+        for i in range(first, count):
+            if load(given + 8 * i) == global_address("_Py_NoneStruct"):  # out=None
+                store(given + 8 * i, context.omitted)
+    give_frame(runtime, frame_address)
+    if status == layout.STATUS_ERROR:
+        return 0
+    if status != layout.STATUS_OK or context.outputs == 0:
+        return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
+    missing = 0
+    for i in range(first, count):
+        missing += types.intp(load(given + 8 * i) == context.omitted)
+    is_ready = missing == 0 or (missing == context.output_count and run_program(context, runtime, given))
+    if missing == 0:
+        for i in range(first, count):
+            c.incref(load(given + 8 * i))
+    elif not is_ready:
+        if missing == context.output_count:
+            for i in range(first, count):
+                if load(given + 8 * i) != context.omitted:
+                    c.Py_DecRef(load(given + 8 * i))
+        return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
+    last = context.last
+    plain = (callable_, given, count | _OFFSET, 0, context_address, last)
+    result = call_word(layout.overload_at(last).fast_entry, plain)
+    if result == global_address("_Py_NoneStruct"):
+        c.Py_DecRef(result)
+        return all_outputs(context, given)
+    if result != 0:
+        c.Py_DecRef(result)
+        message = cstring("a kernel that declares outputs, fast_args(out=...), has to return None")
+        c.PyErr_SetString(global_address("PyExc_TypeError"), message)
+    for i in range(first, count):
+        drop(load(given + 8 * i))
+    return 0

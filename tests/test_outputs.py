@@ -1,0 +1,409 @@
+"""Outputs that a kernel declares, ``fast_args(out=…)``: allocated by the caller's framework, returned, or given."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from frameworks import torch, tvm_ffi
+from interoperability import jax, ml_dtypes
+from made_producers import ALLOCATED, Dunder, Ledger, Tabled, exchange_table, tabled_type
+
+from fastexchange import fast_args, from_dlpack
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
+WARM = 40
+
+
+@fast_args(out="x[n, d], w[d] -> y[n, d]")
+def weighted(x, w, y):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * w[j]
+
+
+@fast_args(out="x[..., n], k -> largest[..., k], where[..., k]: int64")
+def shapes(x, k, largest, where):
+    largest[...] = k
+    where[...] = k
+
+
+@fast_args(out="x[n] -> y[n]")
+def scaled(x, factor=2.0, y=None):
+    for i in range(x.shape[0]):
+        y[i] = x[i] * factor
+
+
+def made_types():
+    return {"torch": torch and torch.Tensor, "exchange table": Tabled, "tvm_ffi": tvm_ffi and tvm_ffi.Tensor}
+
+
+# ---- allocation ------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_the_callers_frameworks(framework):
+    x, w = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(3, dtype=np.float32)
+    for _ in range(WARM):
+        y = weighted(framework.tensor(x), framework.tensor(w))
+        assert isinstance(y, made_types().get(framework.name, np.ndarray)), type(y)
+        assert np.array_equal(from_dlpack(y), x * w)
+        assert from_dlpack(y).dtype == np.float32
+
+
+def test_a_repeated_call_runs_no_python():
+    for tensor_of in [np.asarray] + ([torch.from_numpy] if torch is not None else []):
+        x = tensor_of(np.ones(3))
+        scaled(x)
+        calls = scaled.stats()
+        for _ in range(50):
+            scaled(x), scaled(x, 3.0), scaled(x, y=x), scaled(x, factor=1.5)
+        calls = scaled.stats()
+        for _ in range(50):
+            scaled(x), scaled(x, 3.0), scaled(x, y=x), scaled(x, factor=1.5)
+        assert scaled.stats() == calls._replace(fast=calls.fast + 200)
+
+
+def test_shapes_and_types(framework):
+    largest, where = shapes(framework.tensor(np.ones((2, 3, 4), np.float32)), 5)
+    assert from_dlpack(largest).shape == from_dlpack(where).shape == (2, 3, 5)
+    assert (from_dlpack(largest).dtype, from_dlpack(where).dtype) == (np.float32, np.int64)
+    assert (from_dlpack(largest) == 5).all() and (from_dlpack(where) == 5).all()
+    assert from_dlpack(shapes(framework.tensor(np.ones(4)), 0)[0]).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("notation", "shape"),
+    [
+        ("x[n, m] -> y[m, n]", (3, 2)),
+        ("x[n, m] -> y[]", ()),
+        ("x[n, m] -> y[n * m]", (6,)),
+        ("x[n, m] -> y[2 * (n - 1) + m // 2, 7]", (3, 7)),
+        ("x[..., m] -> y[m, ..., m]", (3, 2, 3)),
+        ("x[...] -> y[..., 1]", (2, 3, 1)),
+        ("x[n, ...] -> y[..., n]", (3, 2)),
+        ("x[2, m] -> y[m - 3]", (0,)),
+        ("  x[ n,m ]->y[ n , 0*m ] : bool ", (2, 0)),
+    ],
+)
+@pytest.mark.parametrize("tensor_of", [np.asarray, Dunder] + ([torch.from_numpy] if torch is not None else []))
+def test_notation(notation, shape, tensor_of):
+    kernel = fast_args(out=notation)(lambda x, y: None)
+    for _ in range(3):
+        assert tuple(from_dlpack(kernel(tensor_of(np.ones((2, 3))))).shape) == shape
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint64", "complex64", "complex128"])
+def test_declared_types(dtype):
+    kernel = fast_args(out=f"x[n] -> y[n]: {dtype}")(lambda x, y: None)
+    assert kernel(np.ones(2)).dtype == dtype
+    if torch is not None:
+        assert kernel(torch.ones(2)).dtype == getattr(torch, dtype)
+
+
+def test_the_type_of_another_input():
+    kernel = fast_args(out="x[n], w[m] -> y[n]: w, z[m]")(lambda x, w, y, z: None)
+    y, z = kernel(np.ones(2, np.int8), np.ones(3, np.float32))
+    assert (y.dtype, y.shape, z.dtype, z.shape) == (np.float32, (2,), np.int8, (3,))
+
+
+@needs_torch
+def test_pytorchs_own_types_and_allocator():
+    kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+    y = kernel(torch.ones(3, dtype=torch.bfloat16))
+    assert y.dtype == torch.bfloat16 and y.is_contiguous()
+    weight = torch.nn.Parameter(torch.ones(3))
+    with torch.no_grad():
+        assert type(kernel(weight)) is torch.Tensor and not kernel(weight).requires_grad
+    with pytest.raises(BufferError, match=r"requires grad"):
+        kernel(weight)
+
+
+@needs_torch
+def test_returns_says_of_which_framework():
+    assert type(fast_args(out="x[n] -> y[n]", returns=torch.Tensor)(lambda x, y: None)(np.ones(2))) is torch.Tensor
+    assert type(fast_args(out="x[n] -> y[n]", returns=np.ndarray)(lambda x, y: None)(torch.ones(2))) is np.ndarray
+    like = fast_args(out="x[n], w[n] -> y[n]", returns="w")(lambda x, w, y: None)
+    for _ in range(3):
+        assert type(like(np.ones(2), torch.ones(2))) is torch.Tensor
+        assert type(like(torch.ones(2), np.ones(2))) is np.ndarray
+
+
+@needs_jax
+def test_frameworks_that_cannot_allocate():
+    for _ in range(3):
+        made = scaled(jax.numpy.arange(4.0))
+        assert isinstance(made, jax.Array) and made.tolist() == [0.0, 2.0, 4.0, 6.0]
+
+
+def test_types_that_numpy_lacks():
+    kernel = fast_args(out="x[n] -> y[n]: bfloat16")(lambda x, y: None)
+    if ml_dtypes is not None:
+        assert kernel(np.ones(2)).dtype == ml_dtypes.bfloat16
+    four = fast_args(out="x[n] -> y[n]: int4")(lambda x, y: None)
+    with pytest.raises(BufferError, match=r"its output 'y', of int4, has no NumPy dtype"):
+        four(np.ones(2))
+
+
+# ---- outputs that are given ------------------------------------------------------------------------------------------
+
+
+def test_given_outputs_are_used_and_returned(framework):
+    if not framework.mutable:
+        pytest.skip("legacy capsules are readonly")
+    x, w, target = np.ones((2, 3)), np.arange(3.0), np.zeros((2, 3))
+    tensor = framework.tensor(target)
+    for _ in range(WARM):
+        target[:] = 0
+        assert weighted(framework.tensor(x), framework.tensor(w), tensor) is tensor
+        assert np.array_equal(target, x * w)
+    assert weighted(x, w=w, y=tensor) is tensor
+    assert weighted(y=tensor, w=w, x=x) is tensor
+    assert weighted(x, w, None) is not None and weighted(x, w, y=None) is not None
+    largest = np.empty(3)
+    assert shapes(np.ones(4), 3, largest)[0] is largest  # the other one is made
+    assert shapes(np.ones(4), 3, where=np.empty(3, np.int64))[0].shape == (3,)
+
+
+def test_defaults_before_outputs():
+    x = np.arange(3.0)
+    for _ in range(WARM):
+        assert scaled(x).tolist() == [0.0, 2.0, 4.0]
+        assert scaled(x, 3.0).tolist() == scaled(x, factor=3.0).tolist() == [0.0, 3.0, 6.0]
+        assert scaled(x, y=x) is x
+        x[:] = np.arange(3.0)
+
+
+# ---- ownership -------------------------------------------------------------------------------------------------------
+
+
+def test_references(framework):
+    x, w = framework.tensor(np.ones((2, 3))), framework.tensor(np.ones(3))
+    weighted(x, w)
+    before = sys.getrefcount(x), sys.getrefcount(w)
+    for _ in range(100):
+        y = weighted(x, w)
+        assert sys.getrefcount(y) == 2
+    assert (sys.getrefcount(x), sys.getrefcount(w)) == before
+
+
+def test_references_to_none_and_what_stands_for_omitted():
+    from fastexchange.producers.omitted import OMITTED
+
+    x = np.ones(3)
+    scaled(x), scaled(x, y=None), scaled(x, y=x)
+    before = sys.getrefcount(None), sys.getrefcount(OMITTED)
+    for _ in range(2000):
+        scaled(x), scaled(x, y=None), scaled(x, y=x)
+    assert abs(sys.getrefcount(None) - before[0]) < 1000 and abs(sys.getrefcount(OMITTED) - before[1]) < 100
+
+
+def test_a_kernel_that_raises_sets_its_outputs_free():
+    ledger = Ledger()
+    cls = tabled_type("Allocates")
+
+    @fast_args(out="x[n] -> y[n], z[n]")
+    def kernel(x, y, z):
+        raise ValueError("no")
+
+    out, made = ALLOCATED.out, ALLOCATED.made
+    for _ in range(60):
+        with pytest.raises(ValueError, match=r"^no$"):
+            kernel(cls(np.ones(2), ledger))
+    gc.collect()
+    assert (ledger.out, ALLOCATED.out) == (0, out) and ALLOCATED.made >= made + 120
+    if torch is not None:
+        x = torch.ones(2)
+        with pytest.raises(ValueError, match=r"^no$"):
+            kernel(x)
+        before = sum(type(thing) is torch.Tensor for thing in gc.get_objects())
+        for _ in range(60):
+            with pytest.raises(ValueError, match=r"^no$"):
+                kernel(x)
+        gc.collect()
+        assert sum(type(thing) is torch.Tensor for thing in gc.get_objects()) == before
+
+
+def test_a_kernel_that_returns_something():
+    @fast_args(out="x[n] -> y[n]")
+    def kernel(x, y):
+        return 1
+
+    for _ in range(3):
+        with pytest.raises(TypeError, match=r"declares outputs, fast_args\(out=.*None"):
+            kernel(np.ones(2))
+        with pytest.raises(TypeError, match=r"declares outputs, fast_args\(out=.*None"):
+            kernel(Dunder(np.ones(2)))
+
+
+@pytest.mark.parametrize("what", ["fails", "says nothing", "raises", "lies"])
+def test_allocators_that_fail(what):
+    """They are asked natively, and again by Python, which has the words."""
+    from made_producers import ffi
+
+    calls = []
+
+    @ffi.callback("DLPackManagedTensorAllocator")
+    def allocate(prototype, out, error_ctx, set_error):
+        calls.append(what)
+        if what == "fails":
+            set_error(error_ctx, ffi.new("char[]", b"MemoryError"), ffi.new("char[]", b"full"))
+        return 0 if what == "lies" else -1
+
+    cls = tabled_type("Failing", managed_tensor_allocator=allocate)
+    kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+    for _ in range(3):
+        with pytest.raises(BufferError, match=r"its output 'y', float64 of shape \(2,\), cannot be allocated by") as caught:
+            kernel(cls(np.ones(2)))
+        assert what != "fails" or str(caught.value).endswith(": full")
+    assert calls
+    assert exchange_table is not None and kernel(np.ones(2)).shape == (2,)
+
+
+# ---- inputs that do not fit ------------------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_fit(framework):
+    x, w = framework.tensor(np.ones((2, 3))), framework.tensor(np.ones(4))
+    for _ in range(3):
+        with pytest.raises(ValueError) as caught:
+            weighted(x, w)
+        assert str(caught.value) == (
+            "weighted(): argument 'w' (position 1): dimension 0 of its shape (4,) is 4, but 'd' is 3 in weighted(): argument 'x' "
+            "(position 0) (x[n, d], w[d] -> y[n, d])"
+        )
+        with pytest.raises(ValueError, match=r"argument 'x' \(position 0\) has 1 dimensions, \(4,\); .* says x\[n, d\]"):
+            weighted(w, w)
+
+
+def test_numbers_and_rests_that_do_not_fit():
+    kernel = fast_args(out="x[..., 3], z[2, ...] -> y[...]")(lambda x, z, y: None)
+    assert kernel(np.ones((5, 3)), np.ones((2, 5))).shape == (5,)
+    with pytest.raises(ValueError, match=r"dimension 1 of its shape .5, 4. is 4, but it must be 3"):
+        kernel(np.ones((5, 4)), np.ones((2, 5)))
+    with pytest.raises(ValueError, match=r"'...' is \(6,\) in its shape \(2, 6\), but \(5,\) in kernel|<lambda>"):
+        kernel(np.ones((5, 3)), np.ones((2, 6)))
+    with pytest.raises(ValueError, match=r"has 0 dimensions"):
+        kernel(np.ones(()), np.ones((2, 6)))
+    less = fast_args(out="x[n], k -> y[n - k]")(lambda x, k, y: None)
+    assert less(np.ones(3), 3).shape == (0,)
+    with pytest.raises(ValueError, match=r"its output 'y' cannot be made: dimension n - k is -1 \(k=4, n=3\)"):
+        less(np.ones(3), 4)
+    with pytest.raises(ValueError, match=r"divides by zero"):
+        fast_args(out="x[n] -> y[1 // n]")(lambda x, y: None)(np.ones(0))
+    with pytest.raises(TypeError, match=r"argument 'k' .position 1. is an extent in .*: an int, not float"):
+        less(np.ones(3), 1.0)
+    with pytest.raises((ValueError, MemoryError)):
+        fast_args(out="x[n], k -> y[k * k]")(lambda x, k, y: None)(np.ones(3), 2**31)
+
+
+def test_bad_arguments():
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"missing 1 required positional argument: 'w'"):
+            weighted(np.ones((2, 3)))
+        with pytest.raises(TypeError, match=r"takes from 2 to 3 positional arguments but 4 were given"):
+            weighted(1, 2, 3, 4)
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'q'"):
+            weighted(np.ones((2, 3)), np.ones(3), q=1)
+        with pytest.raises(TypeError, match=r"argument 'x' \(position 0\).* is no tensor"):
+            weighted([1, 2], np.ones(3))
+        with pytest.raises(TypeError, match=r"argument 'w' \(position 1\).* is no tensor"):
+            weighted(np.ones((2, 3)), object())
+
+
+@pytest.mark.parametrize(
+    ("notation", "why"),
+    [
+        ("x[n]", "needs one '->'"),
+        ("-> y[n]", "needs a tensor on the left"),
+        ("x[n] -> y[m]", "'m' is no dimension of an input"),
+        ("x[n] -> x[n]", "are not the last parameters"),
+        ("x[n] ->", "its outputs, none, are not the last"),
+        ("q[n] -> y[n]", "'q' is no parameter of the kernel"),
+        ("x[n] -> y", "output 'y' has no dimensions"),
+        ("x[n], x[n] -> y[n]", "stands in it twice"),
+        ("x[n], y[n] -> y[n]", "stands in it twice"),
+        ("x[n]: int8 -> y[n]", "'x' is an input"),
+        ("x[n] -> y[n]: foo", "'foo' is neither an element type"),
+        ("x[n] -> y[n ** 2]", "'n \\*\\* 2' is no dimension"),
+        ("x[n] -> y[f(n)]", "is no dimension"),
+        ("x[n] -> y[n +]", "is no dimension"),
+        ("x[n+1] -> y[n]", "'n\\+1' is no dimension of an input"),
+        ("x[n] -> y[...]", "'...' stands for dimensions that an input has"),
+        ("x[..., ...] -> y[...]", "has '...' more than once"),
+        ("x[n -> y[n]", "cannot read 'x\\[n'"),
+    ],
+)
+def test_bad_notation(notation, why):
+    with pytest.raises(ValueError, match=why) as caught:
+        fast_args(out=notation)(lambda x, y: None)
+    assert str(caught.value).startswith("fast_args(): ") and repr(notation) in str(caught.value)
+
+
+def test_kernels_that_cannot_declare_outputs():
+    with pytest.raises(TypeError, match=r"out is a notation such as"):
+        fast_args(out=3)(lambda x, y: None)
+    for kernel in (lambda x, *y: None, lambda x, *, y: None):
+        with pytest.raises(ValueError, match=r"cannot declare outputs"):
+            fast_args(out="x[n] -> y[n]")(kernel)
+
+
+# ---- beside everything else ------------------------------------------------------------------------------------------
+
+
+def test_bound(framework):
+    x, w = np.ones((2, 3)), np.ones(3)
+    launch = weighted.bind(framework.tensor(x), framework.tensor(w))
+    y = launch()
+    assert launch() is y and launch.arguments[2] is y
+    w[:] = 7
+    assert launch() is y and from_dlpack(y).tolist() == [[7.0] * 3] * 2
+    other = np.empty((2, 3))
+    assert launch.rebind(y=other)() is other and other[0, 0] == 7
+    before = sys.getrefcount(other)
+    for _ in range(100):
+        launch()
+    assert sys.getrefcount(other) == before
+    one, two = shapes.bind(np.ones(4), 2)()
+    assert (one.shape, two.dtype) == ((2,), np.int64)
+
+
+def test_explained_and_pickled():
+    x, w = np.ones((2, 3)), np.ones(3)
+    weighted(x, w)
+    assert "native from the first argument" in weighted.explain(x, w).outcome
+    assert pickle.loads(pickle.dumps(weighted)) is weighted
+    assert weighted.out == "x[n, d], w[d] -> y[n, d]"
+
+
+def test_beside_what_only_numba_takes():
+    @fast_args(out="x[n] -> y[n]")
+    def kernel(x, text, y):
+        y[:] = len(text)
+
+    for tensor in [np.ones(2)] + ([torch.ones(2)] if torch is not None else []):
+        for _ in range(3):
+            y = kernel(tensor, "abc")
+            assert type(y) is type(tensor) and y.tolist() == [3.0, 3.0]
+
+
+def test_without_compilation():
+    program = """
+        import numpy as np
+        from fastexchange import fast_args
+
+        @fast_args(out="x[n] -> y[n + 1]")
+        def kernel(x, by=1.0, y=None):
+            y[0] = 0
+            y[1:] = x + by
+
+        assert kernel(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
+        out = np.empty(3)
+        assert kernel(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
+    """
+    environment = dict(os.environ, NUMBA_DISABLE_JIT="1")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, env=environment, timeout=120)
