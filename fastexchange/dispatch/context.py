@@ -19,6 +19,7 @@ from .signature import lists_in
 from .state import runtime
 
 _METHODS = ("_call_slowly", "_call_numba", "_plan_call", "_refused", "_call_with_outputs")
+_TUPLES = (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
 _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
 
@@ -39,7 +40,7 @@ class _Code(NamedTuple):
 class _Variant(NamedTuple):
     """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, and what the plan holds.
 
-    ``compiled_for``: the kinds and guards of the arguments, which are part of the fast entry; None if it has none.
+    ``compiled_for``: the kinds, guards and lengths of arguments and items, which are part of the fast entry; None if it has none.
     """
 
     overload: Any
@@ -193,28 +194,27 @@ class KernelContext:
     def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
         """Compile a fast entry for calls with these keys whose arguments have the types that `bound` has.
 
-        Where there can be none (for a tuple, say) the types are filed all the same, so that nobody asks again.
+        Where there can be none (for a complex number, say) the types are filed all the same, so that nobody asks again.
         """
         first, code, _, variants = self._overloads[keys]
-        kinds = self._planned_kinds(keys, bound)
-        compiled_for = None
-        if kinds is not None:
-            compiled_for = kinds, tuple(self._guard_offsets(value) for value in bound[: len(kinds)])
+        values = tuple(self._with_items(bound))
+        nodes = self._nodes(keys, bound, code.given)
+        compiled_for = None if nodes is None else tuple((node.kind, node.guard, node.items) for node in nodes)
         with self._lock:
             dead = next((v for v in variants if v.compiled_for == compiled_for and v.is_dead()), None)
             if dead is not None:  # its place in memory is taken again: types that come and go leave nothing behind
-                dead.held[:] = self._plan(dead.plan, keys, bound)
+                dead.held[:] = self._plan(dead.plan, keys, values)
                 return
             if first.variant_count >= layout.MAX_VARIANTS:
                 return
-        plan = ffi.new("fx_plan[]", len(bound))
-        held = self._plan(plan, keys, bound)
+        plan = ffi.new("fx_plan[]", len(values))
+        held = self._plan(plan, keys, values)
         overload = ffi.new("fx_overload *", first[0])
-        overload.plan = address_of(plan)
+        overload.plan, overload.plan_count = address_of(plan), len(values)
         try:
-            if compiled_for is not None:
-                overload.given_count = len(compiled_for[0])
-                overload.fast_entry = entry.fast_entry(code.given, code.taken, *compiled_for, code.boxes)
+            if nodes is not None:
+                overload.given_count = _given_count(bound)
+                overload.fast_entry = entry.fast_entry(code.given, code.taken, nodes, overload.given_count, code.boxes)
         finally:  # also if it could not be compiled: nobody shall try again at every call
             with self._lock:
                 variants.append(_Variant(overload, plan, compiled_for, held))
@@ -259,18 +259,31 @@ class KernelContext:
         overload.next = self._buckets[index]
         self._buckets[index] = address_of(overload)
 
-    def _planned_kinds(self, keys: tuple[int, ...], bound: tuple) -> tuple[int, ...] | None:
-        """The kinds of the arguments without the omitted ones at the end; None if one has no part in a fast entry."""
-        if self.native.owns or self.native.plain_count < 0 or len(keys) != len(bound) or len(keys) > DEFAULT_KEYS:
+    def _with_items(self, values):
+        """The arguments of a call, each tuple followed by its items, in the order of the keys."""
+        for value in values:
+            yield value
+            if self.runtime.entries.fields(type(value))["kind"] in _TUPLES:
+                yield from self._with_items(value)
+
+    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[entry.Node, ...] | None:
+        """What a fast entry reads, without omitted arguments at the end; None if one of them has no part in a fast entry."""
+        if self.native.owns or self.native.plain_count < 0:
             return None
-        count = len(bound)
-        while count and bound[count - 1] is OMITTED:
-            count -= 1
-        kinds = tuple(self.runtime.entries.fields(type(value))["kind"] for value in bound[:count])
-        is_planned = all(kind in PARTS for kind in kinds)
-        # A uint64 has to be looked at: the next int may fit into an int64.
-        has_uint64 = any(kind == layout.KIND_INT and key != _INT64_KEY for kind, key in zip(kinds, keys, strict=False))
-        return kinds if is_planned and not has_uint64 else None
+        count = _given_count(bound)
+        values = tuple(self._with_items(bound[:count]))
+        if len(keys) != len(values) + len(bound) - count or len(keys) > DEFAULT_KEYS:
+            return None
+        types_of_values = entry.with_items(given[:count])
+        nodes = []
+        for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
+            kind = self.runtime.entries.fields(type(value))["kind"]
+            # A uint64 has to be looked at: the next int may fit into an int64.
+            if kind not in PARTS or (kind == layout.KIND_INT and key != _INT64_KEY):
+                return None
+            items = len(value) if kind in _TUPLES else -1
+            nodes.append(entry.Node(numba_type, kind, self._guard_offsets(value), items))
+        return tuple(nodes)
 
     def _guard_of(self, fields: dict[str, int]) -> int:
         """``guard.guard_of`` a type's entry."""
@@ -283,11 +296,15 @@ class KernelContext:
         return tuple(getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
     def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
-        """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to."""
+        """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to.
+
+        `bound`: the arguments, each tuple followed by its items.
+        """
         held: list[Any] = []
         for record in plan:  # another thread may call between any two steps: until all is written, no call agrees with it
             record.type = 0
         for index, value in enumerate(bound):
+            plan[index].items, plan[index].origin = -1, -1
             if len(keys) == len(bound):
                 self._describe(plan[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
             self.runtime.entries.watch(type(value), plan)
@@ -306,6 +323,16 @@ class KernelContext:
             record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
+        elif fields["kind"] in _TUPLES:
+            record.items = len(value)
+
+
+def _given_count(bound: tuple) -> int:
+    """How many arguments are given, without those omitted at the end."""
+    count = len(bound)
+    while count and bound[count - 1] is OMITTED:
+        count -= 1
+    return count
 
 
 def _new_buckets(size: int):

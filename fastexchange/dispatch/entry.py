@@ -8,14 +8,16 @@ The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its
 return codes and its error values are taken from it, not restated here.
 """
 
-import functools
 import platform
+from typing import Any, NamedTuple, cast
 
 from llvmlite import ir
+from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
 from ..compiled import CodeUnit, can_be_linked, code_cache, may_keep_arguments
+from ..cpython import OB_ITEM
 from . import launch, layout, plan
 from .boxing import UnsupportedEntry, target_context
 from .frame import ARRAY_BYTES
@@ -96,55 +98,92 @@ MAX_INLINED_VIEWS = 6
 READER_CONVENTION = "preserve_nonecc" if platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64") else "fastcc"
 """LLVM's calling convention of that function: saving registers that its caller does not use would cost time with each view."""
 
+
+class Node(NamedTuple):
+    """What a fast entry reads: an argument, or an item of a tuple. The items of a tuple follow it."""
+
+    numba_type: Any
+    kind: int
+    """That of the entry of its type. All have parts in ``plan.PARTS``."""
+    guard: tuple[int, ...]
+    """The offsets ``plan.GUARD_OFFSETS`` of its type's guard, or ()."""
+    items: int
+    """How many items a tuple has; -1 for anything else."""
+
+    @property
+    def rank(self) -> int:
+        """What the part that reads it is told: the rank of an array, the number of items of a tuple."""
+        return self.items if self.items >= 0 else getattr(self.numba_type, "ndim", 0)
+
+
+def with_items(numba_types) -> list:
+    """Numba types, each tuple followed by those of its items."""
+    found: list = []
+    for numba_type in numba_types:
+        found.append(numba_type)
+        if isinstance(numba_type, types.BaseTuple):
+            found += with_items(cast(Any, numba_type).types)
+    return found
+
+
 @global_compiler_lock
-def fast_entry(given: tuple, taken: tuple, kinds: tuple[int, ...], guards: tuple, boxing: int) -> int:
+def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int) -> int:
     """The address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
-    It makes the calls that follow the plan, all in one function, and leaves others to ``shim.vectorcall_any``. `kinds`: of
-    each argument that is given, the kind of its entry; all have parts in ``plan.PARTS``. `guards`: of each, the offsets
-    ``plan.GUARD_OFFSETS`` of its type's guard, or (). `boxing`: one of ``plan.BOXES_*``.
+    It makes the calls that follow the plan, all in one function, and leaves others to ``shim.vectorcall_any``. `nodes`: what
+    it reads, in the order of the plan. `count`: how many positional arguments it gets. `boxing`: one of ``plan.BOXES_*``.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
-    ranks = tuple(getattr(t, "ndim", 0) for t in given[: len(kinds)])
     casts = () if given == taken else (repr(given), repr(taken))
-    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), kinds, guards, ranks, boxing, casts)
-    build = functools.partial(_build_fast_entry, context, leaves, given, taken, kinds, guards, ranks, boxing)
-    return code_cache.get(key, build)[0]
+    read = tuple((node.kind, node.guard, node.rank, node.items) for node in nodes)
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
+    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, nodes, count, boxing))[0]
 
 
-def _build_fast_entry(context, leaves, given, taken, kinds, guards, ranks, boxing):
+def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     unit = CodeUnit(context, "fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
     builder = unit.builder
-    words, own_result, excinfo = (unit.stack_slot(ir.ArrayType(_WORD, count)) for count in (len(leaves) + 1, 1, 1))
+    words, own_result, excinfo = (unit.stack_slot(ir.ArrayType(_WORD, size)) for size in (len(leaves) + 1, 1, 1))
     first = builder.bitcast(words, _WORD.as_pointer())
-    frame = plan.enter.call(unit, [own, nargsf, kwnames, _WORD(len(kinds))])
+    frame = plan.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
     differs = unit.function.append_basic_block("differs")
     entered = unit.function.append_basic_block("entered")
     builder.cbranch(builder.icmp_signed("!=", frame, _WORD(0)), entered, differs)
     builder.position_at_end(entered)
     arrays, records = plan.arrays_of.call(unit, [frame]), plan.plan_of.call(unit, [overload])
     used_words = used_arrays = 0
-    for position, (numba_type, kind, guard, rank) in enumerate(zip(given, kinds, guards, ranks, strict=False)):
-        ob = builder.load(builder.inttoptr(builder.add(args, _WORD(8 * position)), _WORD.as_pointer()))
-        record = builder.add(records, _WORD(layout.PLAN_SIZE * position))
+    position = -1  # of the argument
+    pending = [(args, 0, count)]  # where the items of a tuple are, how many have been read, and how many there are
+    views = sum(node.kind == layout.KIND_EXCHANGE for node in nodes)
+    for index, node in enumerate(nodes):
+        while pending[-1][1] == pending[-1][2]:
+            pending.pop()
+        items, item, of = pending.pop()
+        pending.append((items, item + 1, of))
+        position += len(pending) == 1
+        ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
+        record = builder.add(records, _WORD(layout.PLAN_SIZE * index))
         array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
         word = builder.gep(first, [_INT32(used_words)])
         values = [ob, record, array, word]
-        if kind == layout.KIND_EXCHANGE and kinds.count(kind) > MAX_INLINED_VIEWS:
-            outcome = builder.call(_view_reader(unit, rank, guard), values, cconv=READER_CONVENTION)
+        if node.kind == layout.KIND_EXCHANGE and views > MAX_INLINED_VIEWS:
+            outcome = builder.call(_view_reader(unit, node), values, cconv=READER_CONVENTION)
         else:
-            outcome = _read(unit, kind, values, rank, guard)
+            outcome = _read(unit, node, values)
         agrees = unit.function.append_basic_block("agrees")
-        if kind == layout.KIND_EXCHANGE:
+        if node.kind == layout.KIND_EXCHANGE:
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
                 builder.ret(plan.fail.call(unit, [own, frame, callable_, _WORD(position)]))
         builder.cbranch(builder.icmp_signed(">", outcome, _WORD(0)), agrees, differs)
         builder.position_at_end(agrees)
-        used_words += len(context.call_conv._get_arg_packer((numba_type,)).argument_types)
-        used_arrays += kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
-    if any(guards):
+        if node.items >= 0:
+            pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
+        else:
+            used_words += len(context.call_conv._get_arg_packer((node.numba_type,)).argument_types)
+            used_arrays += node.kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
+    if any(node.guard for node in nodes):
         unset = unit.function.append_basic_block("unset")
         builder.cbranch(builder.icmp_signed("!=", plan.was_error_set.call(unit, []), _WORD(0)), differs, unset)
         builder.position_at_end(unset)
@@ -200,16 +239,16 @@ def _build_bound_entry(given, taken, compiled, boxing):
     return unit.finish()
 
 
-def _read(unit, kind: int, values: list, rank: int, guard: tuple):
-    """Emit the part that reads an argument of this kind. Returns its result."""
-    if guard:
-        return plan.read_guarded_view.call(unit, [*values, _WORD(rank), *map(_WORD, guard)])
-    return plan.PARTS[kind].call(unit, [*values, _WORD(rank)])
+def _read(unit, node: Node, values: list):
+    """Emit the part that reads what a node stands for. Returns its result."""
+    if node.guard:
+        return plan.read_guarded_view.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
+    return plan.PARTS[node.kind].call(unit, [*values, _WORD(node.rank)])
 
 
-def _view_reader(unit, rank: int, guard: tuple):
+def _view_reader(unit, node: Node):
     """The part for views of this rank as a function of its own."""
-    name = f"{unit.symbol}.view{rank}.{'guarded' if guard else 'plain'}"  # there is one guard in a process
+    name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}"  # there is one guard in a process
     if name not in unit.module.globals:
         function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, _WORD.as_pointer()]), name)
         function.linkage = "internal"
@@ -217,6 +256,6 @@ def _view_reader(unit, rank: int, guard: tuple):
         for attribute in ("noinline", "noimplicitfloat"):
             function.attributes.add(attribute)
         outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
-        unit.builder.ret(_read(unit, layout.KIND_EXCHANGE, list(function.args), rank, guard))
+        unit.builder.ret(_read(unit, node, list(function.args)))
         unit.builder = outer
     return unit.module.globals[name]

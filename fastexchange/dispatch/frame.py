@@ -36,6 +36,7 @@ FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
 EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
+TUPLE_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
 ARRAY_WORDS_PER_KEY = 12
 
@@ -153,11 +154,30 @@ def export_of_array(frame, i):
 def note_origins(frame, overload, args):
     """Note whose arrays the call of a fast entry has passed, which has not done so."""
     arrays = 0
-    for i in range(overload.given_count):
-        origin = layout.plan_at(overload.plan + layout.PLAN_SIZE * i).origin
-        if origin >= 0:
-            layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = load(args + 8 * i) + origin
+    pending = stack(TUPLE_WORDS)
+    depth = 0
+    items = args
+    left = overload.given_count
+    for i in range(overload.plan_count):
+        while left == 0 and depth > 0:
+            depth -= 1
+            items = load(pending + 16 * depth)
+            left = load(pending + 16 * depth + 8)
+        if left == 0:  # the rest is omitted
+            break
+        plan = layout.plan_at(overload.plan + layout.PLAN_SIZE * i)
+        ob = load(items)
+        items += 8
+        left -= 1
+        if plan.origin >= 0:
+            layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + plan.origin
             arrays += 1
+        if plan.items >= 0:
+            store(pending + 16 * depth, items)
+            store(pending + 16 * depth + 8, left)
+            depth += 1
+            items = ob + c.OB_ITEM
+            left = plan.items
     frame.array_count = arrays
 
 

@@ -87,7 +87,7 @@ typedef struct {
     int64_t allocate, note_error;       /* of outputs, by its names */
 } fx_runtime;
 
-/* What one argument of an overload looked like when the overload was filed. */
+/* What one argument of an overload, or an item of a tuple, looked like when the overload was filed. */
 typedef struct {
     int64_t type;               /* Py_TYPE; 0: that type is dead */
     int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
@@ -96,6 +96,7 @@ typedef struct {
     int64_t itemsize;
     int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
+    int64_t items;              /* tuple: how many, whose records follow; else -1 */
 } fx_plan;
 
 /* One compiled signature of one kernel. */
@@ -113,7 +114,8 @@ typedef struct {
     int64_t boxes_arrays;       /* 1: the result is an array, 2: it holds some; either needs the frame */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t lists;              /* PyObject *, the Numba types of the lists among the arguments, in their order */
-    int64_t plan;               /* fx_plan[parameter_count] */
+    int64_t plan;               /* fx_plan[plan_count], in the order of the keys */
+    int64_t plan_count;
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* positional arguments of a call that it makes itself */
 } fx_overload;

@@ -1,8 +1,8 @@
 """The parts of a fast entry: opening a planned call, reading one argument that looks as it did then, closing the call.
 
-An overload that is called often gets plans, one for each combination of argument types: a record for each parameter of
-what the argument was then, its type, its dtype, its flags. An argument that agrees with its record has the record's key,
-so nothing is looked up and no key is made.
+An overload that is called often gets plans, one for each combination of argument types: a record for each argument, and for
+each item of a tuple, of what it was then, its type, its dtype, its flags. An argument that agrees with its record has the
+record's key, so nothing is looked up and no key is made.
 ``entry.fast_entry`` strings the parts together, :func:`enter`, one for each argument, the kernel's call and :func:`leave`,
 and compiles that into one function: the words between them become registers.
 
@@ -258,6 +258,12 @@ def read_none(ob, plan_address, array_address, words, ndim):
     return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
 
 
+@part(PART_SIGNATURE)
+def read_tuple(ob, plan_address, array_address, words, items):
+    """A tuple or a named tuple of so many items, which parts of their own read."""
+    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type and load(ob + c.OB_SIZE) == items)
+
+
 PARTS = {
     layout.KIND_NDARRAY: read_ndarray,
     layout.KIND_EXCHANGE: read_view,
@@ -266,5 +272,7 @@ PARTS = {
     layout.KIND_BOOL: read_bool,
     layout.KIND_NUMPY_SCALAR: read_numpy_scalar,
     layout.KIND_NONE: read_none,
+    layout.KIND_TUPLE: read_tuple,
+    layout.KIND_NAMED_TUPLE: read_tuple,
 }
 """By kind of entry. A parameter of any other kind has no part, and its overload no fast entry."""

@@ -16,7 +16,7 @@ from ..native import call_int, call_word, global_address, load, native, stack, s
 from . import layout
 from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
-from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
+from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .lists import drop_unchanged, reflect_changes
 from .plan import finish
 from .walk import FLAG_LOOK, export_managed, walk
@@ -45,6 +45,38 @@ def look_up(context, keys, count):
     return 0
 
 
+FOLLOWS, IS_OTHER, IS_DEAD = 0, 1, 2
+
+
+@native
+def follows_plan(overload, args):
+    """Whether arguments have the types that an overload is planned for; IS_DEAD if one of those is."""
+    pending = stack(TUPLE_WORDS)
+    depth = 0
+    items = args
+    left = overload.plan_count
+    for i in range(overload.plan_count):
+        while left == 0:
+            depth -= 1
+            items = load(pending + 16 * depth)
+            left = load(pending + 16 * depth + 8)
+        ob = load(items)
+        items += 8
+        left -= 1
+        plan = layout.plan_at(overload.plan + layout.PLAN_SIZE * i)
+        if Py_TYPE(ob) != plan.type:
+            return IS_DEAD if plan.type == 0 else IS_OTHER
+        if plan.items >= 0:
+            if load(ob + OB_SIZE) != plan.items or depth == layout.MAX_TUPLE_DEPTH:
+                return IS_OTHER
+            store(pending + 16 * depth, items)
+            store(pending + 16 * depth + 8, left)
+            depth += 1
+            items = ob + OB_ITEM
+            left = plan.items
+    return FOLLOWS
+
+
 @native
 def choose_variant(context, first, args):
     """The variant of the overload `first` that is planned for arguments of these types, made the context's last.
@@ -57,14 +89,9 @@ def choose_variant(context, first, args):
     has_room = layout.overload_at(first).variant_count < layout.MAX_VARIANTS
     while at != 0:
         overload = layout.overload_at(at)
-        i = 0
-        while i < context.parameter_count:
-            planned = layout.plan_at(overload.plan + layout.PLAN_SIZE * i).type
-            if Py_TYPE(load(args + 8 * i)) != planned:
-                has_room |= planned == 0  # that type is dead
-                break
-            i += 1
-        if i == context.parameter_count:
+        outcome = follows_plan(overload, args)
+        has_room |= outcome == IS_DEAD
+        if outcome == FOLLOWS:
             context.last = at
             return at
         at = overload.variant
