@@ -87,6 +87,7 @@ class BoundLaunch(NativeCallable):
     def _use(self, bound: tuple, held: "_Held") -> None:
         self._kept = self._held, held  # Ctrl-C may come between any two steps: whichever is used then has to live
         self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
+        self._native.words = ffi.cast("fx_frame *", held.frame).words
         self.arguments, self._held = bound, held
         if self.kernel._outputs is not None:
             self._outputs = self._outputs, self.kernel._outputs.of(bound)  # a call may still return those before

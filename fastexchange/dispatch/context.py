@@ -138,7 +138,7 @@ class KernelContext:
         code = self._code_of(overload)
         if self.native.release_gil or code.compiled is None or lists_in(code.given):
             return launch.vectorcall_unlocked.address
-        return entry.bound_entry(code.given, code.taken, code.compiled, code.boxes)
+        return entry.bound_entry(code.given, code.taken, code.compiled, code.boxes, bool(self.native.output_count))
 
     @property
     def edition(self) -> object:

@@ -8,6 +8,7 @@ The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its
 return codes and its error values are taken from it, not restated here.
 """
 
+import functools
 import platform
 from typing import Any, NamedTuple, cast
 
@@ -201,39 +202,44 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
 
 
 @global_compiler_lock
-def bound_entry(given: tuple, taken: tuple, compiled, boxing: int) -> int:
+def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: bool) -> int:
     """The address of the vectorcall of a launch that is bound to arguments of these types, which are in its frame's words.
 
     The kernel's own code goes into it, where it is at hand, so that only those words are loaded that it uses.
     """
     name = compiled.fndesc.llvm_func_name
-    key = ("bound-entry", name, boxing, () if given == taken else (repr(given), repr(taken)))
-    return code_cache.get(key, lambda: _build_bound_entry(given, taken, compiled, boxing), persist=False)[0]
+    key = ("bound-entry", name, boxing, has_outputs, () if given == taken else (repr(given), repr(taken)))
+    build = functools.partial(_build_bound_entry, given, taken, compiled, boxing, has_outputs)
+    return code_cache.get(key, build, persist=False)[0]
 
 
-def _build_bound_entry(given, taken, compiled, boxing):
+def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     context = target_context()
     leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
     unit = CodeUnit(context, "bound_entry", ir.FunctionType(_WORD, [_WORD] * 4))
     builder = unit.builder
     callable_, args, nargsf, kwnames = unit.function.args
     own_result, excinfo = (unit.stack_slot(_WORD) for _ in range(2))
-    bound = launch.enter.call(unit, [callable_, nargsf, kwnames])
+    is_linked = can_be_linked(compiled.library)
+    may_keep = not is_linked or may_keep_arguments(compiled.library)
+    # Then no Python code runs between entering and leaving: the kernel runs none, and no result is boxed, no array given away.
+    is_alone = _WORD(int(is_linked and not may_keep and boxing == plan.BOXES_NONE))
+    bound = launch.enter.call(unit, [callable_, nargsf, kwnames, is_alone])
     with builder.if_then(builder.icmp_signed("==", bound, _WORD(0)), likely=False):
         builder.ret(launch.refuse.call(unit, [callable_, args, nargsf, kwnames]))
     words = builder.inttoptr(launch.words_of.call(unit, [bound]), _WORD.as_pointer())
     loaded = _load_leaves(builder, words, leaves)
-    if can_be_linked(compiled.library):
+    if is_linked:
         unit.linked.append(compiled.library)
         function_type = context.call_conv.get_function_type(compiled.signature.return_type, compiled.signature.args)
         kernel = ir.Function(unit.module, function_type, compiled.fndesc.llvm_func_name)
-        may_keep = may_keep_arguments(compiled.library)
     else:
-        kernel, may_keep = builder.inttoptr(launch.kernel_of.call(unit, [bound]), _VOID_POINTER), True
+        kernel = builder.inttoptr(launch.kernel_of.call(unit, [bound]), _VOID_POINTER)
     result = builder.inttoptr(launch.result_of.call(unit, [bound]), _VOID_POINTER)
     pointers = [result if boxing else builder.bitcast(own_result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, loaded, given, taken), _WORD)
-    ending = [bound, code, builder.ptrtoint(excinfo, _WORD), _WORD(boxing), _WORD(int(may_keep))]
+    ending = [bound, code, builder.ptrtoint(excinfo, _WORD), _WORD(boxing), _WORD(int(may_keep)), is_alone]
+    ending.append(_WORD(int(has_outputs)))
     builder.ret(launch.leave.call(unit, ending))
     unit.linked.append(rtsys.library)
     return unit.finish()

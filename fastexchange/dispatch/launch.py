@@ -88,14 +88,20 @@ def let_kept_escape(runtime_address, frame_address):
 # ---- the parts of a bound launch's entry -----------------------------------------------------------------------------
 
 
-@part(types.intp(types.intp, types.intp, types.intp))
-def enter(callable_, nargsf, kwnames):
-    """The ``fx_bound`` of a launch that is called as it should be; 0 for a call with arguments, or within another."""
+@part(types.intp(types.intp, types.intp, types.intp, types.intp))
+def enter(callable_, nargsf, kwnames, is_alone):
+    """The ``fx_bound`` of a launch that is called as it should be; 0 for a call with arguments, or within another.
+
+    `is_alone`: nothing else runs while the kernel does, so that there is no call within another.
+    """
     at = load(callable_ + CALLABLE_CONTEXT)
     bound = layout.bound_at(at)
-    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0:
+    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0:
         return 0
-    bound.is_running = 1
+    if is_alone == 0:
+        if bound.is_running != 0:
+            return 0
+        bound.is_running = 1
     return at
 
 
@@ -109,7 +115,7 @@ def refuse(callable_, args, nargsf, kwnames):
 @part(types.intp(types.intp))
 def words_of(bound_address):
     """Where the words of the arguments are."""
-    return layout.frame_at(layout.bound_at(bound_address).frame).words
+    return layout.bound_at(bound_address).words
 
 
 @part(types.intp(types.intp))
@@ -134,8 +140,8 @@ def with_outputs(bound, value):
     return bound.outputs
 
 
-@part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp))
-def leave(bound_address, code, excinfo, boxing, may_keep):
+@part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp))
+def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs):
     """The end of a launch whose kernel has returned `code`: what vectorcall returns."""
     bound = layout.bound_at(bound_address)
     context = layout.context_at(bound.context)
@@ -148,9 +154,10 @@ def leave(bound_address, code, excinfo, boxing, may_keep):
         value = finish(context, overload, code, frame.result, excinfo, boxing != BOXES_NONE)
     if may_keep != 0 and is_anything_kept(frame, frame.array_count):
         call_word(runtime.let_kept_escape, (context.runtime, bound.frame))
-    if bound.outputs != 0:
+    if has_outputs != 0:
         value = with_outputs(bound, value)
-    bound.is_running = 0
+    if is_alone == 0:
+        bound.is_running = 0
     context.calls += 1
     return value
 

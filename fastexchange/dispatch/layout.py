@@ -202,6 +202,7 @@ typedef struct {
 typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */
+    int64_t words;              /* the frame's */
     int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
     int64_t is_running;         /* a call of it is in progress */
     int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
