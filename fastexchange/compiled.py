@@ -195,13 +195,26 @@ def part(signature):
 def _called_by(library) -> Iterator[str | None]:
     """The names of what a kernel, and what is compiled into it, calls; None for a call through a pointer.
 
-    Without Numba's wrappers around kernels, which run before and after them, and without what counts references.
+    Without Numba's wrappers around kernels, which run before and after them, and without what counts references. In the function
+    that a thread runs of a parallel loop, a wrapper too, it is a call through a pointer that makes the arguments of an exception.
     """
     for function in library._get_module_for_linking().functions:
         if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
             continue
-        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
-            yield callee.lstrip('@"') if callee.startswith("@") else None
+        text = str(function)
+        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%[\w.$]+|$)", text, re.MULTILINE):
+            if callee.startswith("@"):
+                yield callee.lstrip('@"')
+            elif not (function.name.startswith("__gufunc__") and f"  {callee} = {_OF_EXCEPTION}" in _without_operand(text)):
+                yield None
+
+
+_OF_EXCEPTION = "extractvalue { ptr, i32, ptr, ptr, i32 } %, 3"
+"""In LLVM's words: the function in Numba's ``excinfo`` that makes an exception's arguments (``numba.core.callconv``)."""
+
+
+def _without_operand(text: str) -> str:
+    return re.sub(r"(extractvalue \{[^}]*\}) %[\w.$]+,", r"\1 %,", text)
 
 
 def may_run_python(library) -> bool:

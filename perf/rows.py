@@ -398,13 +398,21 @@ def results() -> Group:
         group.add(key + "own", f"{name}: its own empty_like(x)", "f(x)", {"f": empty_like, "x": x})
         for what, function in kernels.items():
             group.add(key + what, f"{name}: {OURS}, {what}", "f(x)", {"f": fast_args(function), "x": x}, key + "own")
+        declared = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+        group.add(key + "declared", f"{name}: {OURS}, a declared output", "f(x)", {"f": declared, "x": x}, key + "own")
     return group
 
 
 def bound(limit) -> Group:
-    """Bound launches of an empty kernel: whatever it was bound to, against a C function that is called with nothing."""
+    """Bound launches of an empty kernel: whatever it was bound to, against C that is called with nothing.
+
+    CPython 3.11 has a shortcut for the empty builtin that is declared to take arguments (METH_FASTCALL). No object has it
+    that is not a builtin function, so a C object whose call is a C function is the limit for a launch.
+    """
     group = Group("Bound launches")
     group.add("bound/empty", f"{EMPTY}, without arguments", "f()", {"f": limit.empty})
+    group.add("bound/noargs", f"{EMPTY} that takes none (METH_NOARGS)", "f()", {"f": limit.empty_without}, "bound/empty")
+    group.add("bound/object", f"{C}: an object with vectorcall", "f()", {"f": limit.launch()}, "bound/empty")
     make = arrays if torch is None else tensors
     for count in COUNTS:
         values = make(count)
@@ -414,12 +422,16 @@ def bound(limit) -> Group:
 
 
 def tuples() -> Group:
-    """Three tensors in a tuple, and as three arguments."""
-    group = Group("A tuple of 3 tensors")
+    """Three tensors in a tuple, in a list, and as three arguments; a hundred in a list."""
+    group = Group("3 tensors in a tuple or a list")
     for name, values in _both().items():
         names = {"f": kernel_of("x0, x1, x2")[1], "g": kernel_of("t")[1], "t": tuple(values.values()), **values}
         group.add(f"tuple/{name}/apart", f"3 {name}", call("f", values), names)
         group.add(f"tuple/{name}/tuple", f"3 {name} in a tuple", "g(t)", names, f"tuple/{name}/apart")
+        names = {"g": kernel_of("t")[1], "t": list(values.values())}
+        group.add(f"tuple/{name}/list", f"3 {name} in a list", "g(t)", names, f"tuple/{name}/apart")
+        names = {"g": kernel_of("t")[1], "t": 25 * list(values.values()) + [*values.values()][:1] * 25}
+        group.add(f"tuple/{name}/100", f"100 {name} in a list", "g(t)", names, f"tuple/{name}/apart")
     return group
 
 
