@@ -1,0 +1,98 @@
+"""``python perf/kernels.py [TOPIC ...]``: the kernels of ``kernels/`` against the operators of PyTorch, SciPy and NumPy.
+
+A topic is a module ``perf/kernels_<topic>.py`` with a function ``rows()``. The rows of one topic are measured together,
+in interleaved rounds as ``fastexchange/measure.py`` has them; the ratio is taken round by round. It says how many
+times as long the operator takes: below 1 the operator is faster.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE.parent))  # before this folder: `kernels` is the package in the root, not this file
+
+import numba
+import report
+from kernel_row import Row
+
+from fastexchange.measure import Samples, Statement, time_statements
+
+TOPICS = sorted(path.stem.removeprefix("kernels_") for path in _HERE.glob("kernels_*.py"))
+
+
+def measure(rows: list[Row], rounds: int, batch_ns: int) -> list[tuple[Samples, Samples]]:
+    """Nanoseconds per call of each row's two sides."""
+    calls = {(i, side): getattr(row, side) for i, row in enumerate(rows) for side in ("ours", "theirs")}
+    statements = {key: Statement("f()", {"f": call}) for key, call in calls.items()}
+    times = time_statements(statements, rounds=rounds, batch_ns=batch_ns).calls
+    return [(times[i, "ours"], times[i, "theirs"]) for i in range(len(rows))]
+
+
+def _microseconds(samples: Samples) -> str:
+    return f"{samples.median / 1000:.2f}"
+
+
+def table(rows: list[Row], times: list[tuple[Samples, Samples]]) -> str:
+    lines = []
+    for row, (ours, theirs) in zip(rows, times, strict=True):
+        ratio = theirs / ours
+        figures = (_microseconds(ours), _microseconds(theirs), f"{ratio.median:.2f}", f"{ratio.spread:.2f}")
+        lines.append((row.kernel, row.data, row.operator, *figures))
+    heads = ("kernel", "data", "compared with", "us", "theirs, us", "ratio", "IQR")
+    return report.table(heads, lines, left=(0, 1, 2))
+
+
+def _entry(topic: str, row: Row, ours: Samples, theirs: Samples) -> dict:
+    ratio = theirs / ours
+    return {
+        "topic": topic,
+        "kernel": row.kernel,
+        "data": row.data,
+        "operator": row.operator,
+        "ours_ns": ours.median,
+        "theirs_ns": theirs.median,
+        "ratio": ratio.median,
+        "ratio_iqr": ratio.spread,
+    }
+
+
+def main() -> int:
+    """Measure the topics asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}; all, if none is named")
+    parser.add_argument("--kernel", action="append", help="only this kernel's rows; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, noisier")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args()
+    if unknown := set(options.topics) - set(TOPICS):
+        parser.error(f"no such topic: {', '.join(sorted(unknown))}")
+    rounds, batch_ns = (5, 500_000) if options.quick else (15, 2_000_000)
+
+    described = report.machine() | {"threads": numba.get_num_threads()}
+    print(f"{report.headline(described)}; {described['threads']} threads")
+    print(f"Medians of {rounds} rounds, microseconds per call; ratio: theirs / ours, below 1 the operator is faster.\n")
+    entries = []
+    for topic in options.topics or TOPICS:
+        try:
+            rows = importlib.import_module(f"kernels_{topic}").rows()
+        except ImportError as error:
+            print(f"{topic}: left out, {error}\n")
+            continue
+        rows = [row for row in rows if not options.kernel or row.kernel in options.kernel]
+        if not rows:
+            continue
+        times = measure(rows, rounds, batch_ns)
+        print(f"{topic}\n{table(rows, times)}\n", flush=True)
+        entries += [_entry(topic, row, *pair) for row, pair in zip(rows, times, strict=True)]
+    if options.json:
+        document = {"machine": described, "rounds": rounds, "results": entries}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
