@@ -1,0 +1,79 @@
+"""Root mean square layer normalisation: each row of a matrix divided by its root mean square, then weighted.
+
+Source: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization" (arXiv:1910.07467), equation 4, with ``eps``
+added to the mean square as in ``torch.nn.functional.rms_norm``.
+
+Tested in ``tests/test_kernels_nn.py`` against ``torch.nn.functional.rms_norm`` and the same formula in NumPy.
+"""
+
+import math
+
+import numpy as np
+from numba import njit, prange
+
+from fastexchange import fast_args
+
+from .overlap import apart, apart_or_same, injective, place
+
+_WORTH_THREADS = 1 << 15  # elements; with fewer, a row at a time in this thread is as fast
+
+
+# "reassoc" lets the sum be vectorised; unlike all of fastmath it keeps NaN and infinities
+@njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+def _rms_norm_row(x, weight, eps, out):
+    features = x.shape[0]
+    total = 0.0
+    for j in range(features):
+        value = np.float64(x[j])
+        total += value * value
+    scale = 1.0 / math.sqrt(total / features + eps)
+    for j in range(features):
+        if weight is None:
+            out[j] = x[j] * scale
+        else:
+            out[j] = x[j] * scale * weight[j]
+
+
+@fast_args(parallel=True, cache=True, error_model="numpy")
+def rms_norm(x, weight, eps, out):
+    """Write ``x / sqrt(mean of x**2 + eps) * weight`` of each row of `x` into `out`.
+
+    Parameters
+    ----------
+    x : shape (rows, features), any real dtype.
+    weight : shape (features,), any real dtype; or None for all ones.
+    eps : added to the mean square, in its unit: the square of that of `x`. PyTorch's default is the distance from 1 to
+        the next number of its dtype.
+    out : shape (rows, features), floating. Written. No features: nothing is written.
+
+    All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN becomes NaN; in one with an
+    infinity that becomes NaN and finite numbers 0, as in PyTorch.
+
+    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself or `weight`.
+
+    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 2:
+        raise ValueError("out: must have two dimensions")
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    rows, features = out.shape
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart_or_same(place(x), place(out)):
+        raise ValueError("out: overlaps x without being the same view")
+    if weight is not None:
+        if weight.shape != (features,):
+            raise ValueError("weight: its shape must be (features,)")
+        if not apart(place(weight), place(out)):
+            raise ValueError("out: overlaps weight")
+    if features == 0:
+        return
+    if rows * features < _WORTH_THREADS:
+        for i in range(rows):
+            _rms_norm_row(x[i], weight, eps, out[i])
+    else:
+        for i in prange(rows):
+            _rms_norm_row(x[i], weight, eps, out[i])

@@ -1,0 +1,92 @@
+"""Rotary position embedding: each pair of numbers in a head turned by an angle that grows with the position.
+
+``(a, b)`` becomes ``(a * cos - b * sin, b * cos + a * sin)``, where ``cos`` and ``sin`` are of the angle of the position
+and of the pair.
+
+Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (arXiv:2104.09864), section 3.2.2,
+equation 15, and equation 34 for the form that is computed. There the pairs are neighbours, ``(x[2 * j], x[2 * j + 1])``;
+many models pair the halves of a head instead, ``(x[j], x[j + head_dim / 2])``.
+
+Tested in ``tests/test_kernels_nn.py`` against the formula in PyTorch or NumPy, and against the property that the scalar
+product of two turned vectors depends on the difference of their positions only.
+"""
+
+from numba import njit, prange
+
+from fastexchange import fast_args
+
+from .overlap import apart, apart_or_same, injective, place
+
+_WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
+
+
+@njit(cache=True)
+def _turn(a, b, cos, sin):
+    """Turn the pairs (a[j], b[j])."""
+    for j in range(cos.shape[0]):
+        left, right = a[j], b[j]
+        a[j] = left * cos[j] - right * sin[j]
+        b[j] = right * cos[j] + left * sin[j]
+
+
+@njit(cache=True)
+def _rotary_row(x, cos, sin, interleaved, out):
+    # then in place: `x` may be `out`, and a loop over two arrays that may be one is not vectorised
+    for j in range(x.shape[0]):
+        out[j] = x[j]
+    if interleaved:
+        _turn(out[0::2], out[1::2], cos, sin)
+    else:
+        _turn(out[: cos.shape[0]], out[cos.shape[0] :], cos, sin)
+
+
+@fast_args(parallel=True, cache=True)
+def rotary(x, cos, sin, start, interleaved, out):
+    """Write `x` with each pair turned by the angle of its position into `out`.
+
+    Parameters
+    ----------
+    x : shape (batch, heads, positions, head_dim), head_dim even, any real dtype.
+    cos, sin : shape (longest, head_dim // 2), any real dtype: cosine and sine of the angle of each position and pair. By
+        the paper the angle is ``position * 10000 ** (-2 * j / head_dim)``.
+    start : the position of ``x[:, :, 0]``, an index into `cos` and `sin`; in decoding, how many tokens came before.
+    interleaved : True: a pair is ``x[..., 2 * j], x[..., 2 * j + 1]``. False: ``x[..., j], x[..., j + head_dim // 2]``.
+    out : shape of `x`, floating. Written.
+
+    `x` is rounded to the dtype of `out`; the arithmetic is in the common type of `out`, `cos` and `sin`. NaN and infinities
+    are as the formula has them. Tensors laid out (batch, positions, heads, head_dim) come as ``x.transpose(1, 2)``.
+
+    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `cos` or `sin`.
+
+    Raises ValueError if a shape, `start`, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 4:
+        raise ValueError("out: must have four dimensions")
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    batch, heads, positions, head_dim = out.shape
+    if head_dim % 2 != 0:
+        raise ValueError("x: its last dimension must be even")
+    if cos.ndim != 2 or cos.shape[1] != head_dim // 2:
+        raise ValueError("cos: its shape must be (longest, head_dim // 2)")
+    if sin.shape != cos.shape:
+        raise ValueError("sin: its shape must be that of cos")
+    if start < 0 or start > cos.shape[0] - positions:
+        raise ValueError("start: cos and sin must have a row for each position from start on")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart_or_same(place(x), place(out)):
+        raise ValueError("out: overlaps x without being the same view")
+    if not (apart(place(cos), place(out)) and apart(place(sin), place(out))):
+        raise ValueError("out: overlaps cos or sin")
+    rows = batch * heads * positions
+    if out.size < _WORTH_THREADS:
+        for i in range(rows):
+            h, p = i // positions, i % positions
+            _rotary_row(x[h // heads, h % heads, p], cos[start + p], sin[start + p], interleaved, out[h // heads, h % heads, p])
+    else:
+        for i in prange(rows):
+            h, p = i // positions, i % positions
+            _rotary_row(x[h // heads, h % heads, p], cos[start + p], sin[start + p], interleaved, out[h // heads, h % heads, p])

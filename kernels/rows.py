@@ -1,0 +1,94 @@
+"""What kernels find out about one row of a matrix before they write: its largest element, a sum of exponentials.
+
+The loops are vectorised where the row is contiguous. Tested in ``tests/test_kernels_nn.py``.
+"""
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from .exponential import exp
+
+_BLOCK = 1 << 12  # elements whose sum may be in float32: lanes add up few of them; the sum of such sums is in float64
+
+
+def _ordered(x):
+    """The number `x` as an integer, if it is floating: the larger of two numbers has the larger integer.
+
+    Its own inverse on the integer's bits. LLVM vectorises the maximum of integers, but not that of floating numbers,
+    because of NaN. A NaN is above +inf, or below -inf if its sign bit is set.
+    """
+    raise NotImplementedError
+
+
+def _number(order, like):
+    """The number with this order, of the type of `like`."""
+    raise NotImplementedError
+
+
+@overload(_ordered)
+def _ordered_of(x):
+    if x == types.float32:
+
+        def of_float32(x):
+            bits = np.float32(x).view(np.int32)
+            return np.int32(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+        return of_float32
+    if x == types.float64:
+
+        def of_float64(x):
+            bits = np.float64(x).view(np.int64)
+            return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+
+        return of_float64
+    return lambda x: x
+
+
+@overload(_number)
+def _number_of(order, like):
+    if like == types.float32:
+        return lambda order, like: np.int32(order ^ ((order >> 31) & 0x7FFFFFFF)).view(np.float32)
+    if like == types.float64:
+        return lambda order, like: np.int64(order ^ ((order >> 63) & 0x7FFFFFFFFFFFFFFF)).view(np.float64)
+    return lambda order, like: order
+
+
+@njit(cache=True)
+def largest(x):
+    """The largest element of a row that has one. If an element is NaN: NaN, or the largest of the others."""
+    first = x[0]
+    most = _ordered(first)
+    for j in range(1, x.shape[0]):
+        order = _ordered(x[j])
+        most = order if order > most else most
+    return _number(most, first)
+
+
+# "reassoc" lets the sums be vectorised; unlike all of fastmath it keeps NaN and infinities
+@njit(cache=True, fastmath={"reassoc"})
+def sum_of_exp(x, shift):
+    """The sum over a row of ``exp(x[j] - shift)``, exponentials in float32 if both numbers are, else in float64."""
+    total = 0.0
+    for start in range(0, x.shape[0], _BLOCK):
+        block = x[start : start + _BLOCK]
+        part = exp(block[0] - shift)
+        for j in range(1, block.shape[0]):
+            part += exp(block[j] - shift)
+        total += part
+    return total
+
+
+@njit(cache=True, fastmath={"reassoc"})
+def exp_in_place(x):
+    """Replace each number of a floating row by its exponential, and return their sum."""
+    total = 0.0
+    for start in range(0, x.shape[0], _BLOCK):
+        block = x[start : start + _BLOCK]
+        part = x.dtype.type(0)
+        for j in range(block.shape[0]):
+            e = exp(block[j])
+            block[j] = e
+            part += e
+        total += part
+    return total
