@@ -3,13 +3,20 @@
 They show how a kernel for ``@fast_args`` is written, and the tests, the benchmarks and the notebooks call them. The
 folder is not installed with the package: import it from the repository's root.
 
-==========================  ==============================================================
-``axpy.axpy``               ``out = a * x + y`` of vectors
-``softmax.softmax``         softmax of each row of a matrix
-``layer_norm.layer_norm``  layer normalisation of each row of a matrix
-``histogram.histogram``     counts of a vector's values in bins of equal width
-``heat.heat_step``          one time step of the 2-D heat equation, five-point stencil
-==========================  ==============================================================
+===============================  ================================================================
+``axpy.axpy``                    ``out = a * x + y`` of vectors
+``softmax.softmax``              softmax of each row of a matrix
+``log_softmax.log_softmax``      its logarithm
+``layer_norm.layer_norm``        layer normalisation of each row of a matrix
+``rms_norm.rms_norm``            root mean square normalisation of each row of a matrix
+``rotary.rotary``                rotary position embedding of attention's queries or keys
+``cross_entropy.cross_entropy``  cross entropy of logits and targets, with label smoothing
+``sampling.sample``              a token drawn from each row of logits: top-k, top-p, temperature
+``histogram.histogram``          counts of a vector's values in bins of equal width
+``heat.heat_step``               one time step of the 2-D heat equation, five-point stencil
+===============================  ================================================================
+
+What they share: ``overlap`` (which memory do arrays share?), ``exponential`` (``exp`` that is vectorised), ``rows``.
 
 Rules that all of them keep:
 

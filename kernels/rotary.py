@@ -21,12 +21,20 @@ _WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
 
 @njit(cache=True)
-def _turn(a, b, cos, sin):
-    """Turn the pairs (a[j], b[j])."""
+def _turn_neighbours(x, cos, sin):
     for j in range(cos.shape[0]):
-        left, right = a[j], b[j]
-        a[j] = left * cos[j] - right * sin[j]
-        b[j] = right * cos[j] + left * sin[j]
+        a, b = x[2 * j], x[2 * j + 1]
+        x[2 * j] = a * cos[j] - b * sin[j]
+        x[2 * j + 1] = b * cos[j] + a * sin[j]
+
+
+@njit(cache=True)
+def _turn_halves(x, cos, sin):
+    left, right = x[: cos.shape[0]], x[cos.shape[0] :]
+    for j in range(cos.shape[0]):
+        a, b = left[j], right[j]
+        left[j] = a * cos[j] - b * sin[j]
+        right[j] = b * cos[j] + a * sin[j]
 
 
 @njit(cache=True)
@@ -35,9 +43,17 @@ def _rotary_row(x, cos, sin, interleaved, out):
     for j in range(x.shape[0]):
         out[j] = x[j]
     if interleaved:
-        _turn(out[0::2], out[1::2], cos, sin)
+        _turn_neighbours(out, cos, sin)
     else:
-        _turn(out[: cos.shape[0]], out[cos.shape[0] :], cos, sin)
+        _turn_halves(out, cos, sin)
+
+
+@njit(cache=True)
+def _rotary_position(x, cos, sin, start, interleaved, out, i):
+    """Row `i` of batch * heads * positions of them."""
+    h, p = i // x.shape[2], i % x.shape[2]
+    b, h = h // x.shape[1], h % x.shape[1]
+    _rotary_row(x[b, h, p], cos[start + p], sin[start + p], interleaved, out[b, h, p])
 
 
 @fast_args(parallel=True, cache=True)
@@ -84,9 +100,7 @@ def rotary(x, cos, sin, start, interleaved, out):
     rows = batch * heads * positions
     if out.size < _WORTH_THREADS:
         for i in range(rows):
-            h, p = i // positions, i % positions
-            _rotary_row(x[h // heads, h % heads, p], cos[start + p], sin[start + p], interleaved, out[h // heads, h % heads, p])
+            _rotary_position(x, cos, sin, start, interleaved, out, i)
     else:
         for i in prange(rows):
-            h, p = i // positions, i % positions
-            _rotary_row(x[h // heads, h % heads, p], cos[start + p], sin[start + p], interleaved, out[h // heads, h % heads, p])
+            _rotary_position(x, cos, sin, start, interleaved, out, i)

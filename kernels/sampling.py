@@ -4,8 +4,9 @@ Sources: A. Fan, M. Lewis and Y. Dauphin, "Hierarchical Neural Story Generation"
 top-k; A. Holtzman et al., "The Curious Case of Neural Text Degeneration" (arXiv:1904.09751), section 3.1, equations 2
 and 3, for the nucleus: the fewest of the likeliest tokens whose probabilities add up to at least p.
 
-No row is sorted. Its tokens are counted, and their weights summed, by how far their logits are below the largest, in steps
-of 1/32; of the steps in which a limit falls, and of no other, the tokens are put into order.
+No row is sorted. If k is small, the k likeliest tokens so far are kept in order, and blocks of the row in which none is
+likelier are passed over. Else the tokens are counted, and their weights summed, by how far their logits are below the
+largest, in steps of 1/32; of the steps in which a limit falls, and of no other, the tokens are put into order.
 
 Tested in ``tests/test_kernels_sampling.py`` against a sort of all tokens and a cumulative sum.
 """
@@ -22,78 +23,137 @@ from .overlap import apart, injective, place
 from .rows import largest
 
 _WORTH_THREADS = 1 << 14  # logits; with fewer, a row at a time in this thread is as fast
-_STEPS_PER_UNIT = 32.0
-_STEPS = 1024  # the last holds all that is 32 units or more below the largest: weights below 2e-14
+_SMALL = 128  # the largest k whose tokens are kept in order
+_BLOCK = 64  # logits that are looked at together
+_STEPS = 1024  # of 1/32; the last holds all that is 32 or more below the largest: weights below 2e-14
 
 
 @njit(cache=True)
-def _step(depth):
-    """The step in which a token is whose logit over temperature is `depth` below the largest."""
-    return np.intp(min(depth * _STEPS_PER_UNIT, _STEPS - 1.0))
+def _step(below, scale):
+    """The step of a token whose logit is `below` the largest; `scale`: the reciprocal of the temperature."""
+    return np.intp(min(below * (32 * scale), _STEPS - 1.0))
 
 
 @njit(cache=True)
-def _members(depths, step):
-    """The tokens of one step, by descending probability and, if equal, by index."""
-    found = np.empty(depths.shape[0], np.intp)
+def _members(x, top, scale, step):
+    """The tokens of one step, by descending logit and, if equal, by index."""
+    found = np.empty(x.shape[0], np.intp)
     count = 0
-    for j in range(depths.shape[0]):
+    for j in range(x.shape[0]):
         found[count] = j
-        count += _step(depths[j]) == step
+        count += _step(top - x[j], scale) == step
     found = found[:count]
-    return found[np.argsort(depths[found], kind="mergesort")]
+    return found[np.argsort(-x[found], kind="mergesort")]
 
 
 @njit(cache=True)
-def _walk(depths, counts, masses, tokens, reach, exceed):
-    """Add up weights by descending probability: of `tokens` tokens, or until the sum is at least `reach` or above `exceed`.
+def _walk(x, top, scale, counts, masses, tokens, reach, exceed):
+    """Add up weights by descending logit: of `tokens` tokens, or until the sum is at least `reach` or above `exceed`.
 
     Returns the last token added that has any weight, how many were added, and their sum.
     """
     token, added, total = -1, 0, 0.0
     for step in range(_STEPS):
-        if added + counts[step] < tokens and total + masses[step] < reach and total + masses[step] <= exceed:
+        sooner = added + counts[step] >= tokens or total + masses[step] >= reach or total + masses[step] > exceed
+        if not sooner:
             added += counts[step]
             total += masses[step]
             continue
-        for j in _members(depths, step):
-            weight = math.exp(-depths[j])
+        for j in _members(x, top, scale, step):
+            weight = math.exp((x[j] - top) * scale)
             added += 1
             total += weight
             if weight > 0:
                 token = j
-            if added >= tokens or total >= reach or total > exceed:
+            if added == tokens or total >= reach or total > exceed:
                 return token, added, total
     return token, added, total
 
 
-@njit(cache=True, error_model="numpy")
-def _sample_row(x, k, p, temperature, u):
-    top = np.float64(largest(x))
-    depths = np.empty(x.shape[0])
+@njit(cache=True)
+def _sample_by_steps(x, top, k, p, scale, u):
     weights = np.empty(x.shape[0])
     for j in range(x.shape[0]):
-        depths[j] = (top - x[j]) / temperature
-    sound = True
-    for j in range(x.shape[0]):
-        weights[j] = exp(-depths[j])
-        sound &= depths[j] >= 0
-    if not (sound and math.isfinite(top)):
-        return -1
+        weights[j] = exp((x[j] - top) * scale)
     counts, masses = np.zeros(_STEPS, np.int64), np.zeros(_STEPS)
     for j in range(x.shape[0]):
-        step = _step(depths[j])
+        step = _step(top - x[j], scale)
         counts[step] += 1
         masses[step] += weights[j]
     everything = np.inf
-    _, tokens, total = _walk(depths, counts, masses, k, everything, everything)
+    _, tokens, total = _walk(x, top, scale, counts, masses, k, everything, everything)
     if p < 1:
-        _, tokens, total = _walk(depths, counts, masses, tokens, p * total, everything)
-    token, _, _ = _walk(depths, counts, masses, tokens, everything, u * total)
+        _, tokens, total = _walk(x, top, scale, counts, masses, tokens, p * total, everything)
+    token, _, _ = _walk(x, top, scale, counts, masses, tokens, everything, u * total)
     return token
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@njit(cache=True)
+def _likeliest(x, k):
+    """The first `k` tokens by descending logit and, if equal, by index; and their logits."""
+    tokens, logits = np.empty(k, np.intp), np.empty(k)
+    held = 0
+    for start in range(0, x.shape[0], _BLOCK):
+        block = x[start : start + _BLOCK]
+        if held == k and largest(block) <= logits[k - 1]:  # if equal, the one before it stays
+            continue
+        for j in range(block.shape[0]):
+            if held == k:
+                if block[j] <= logits[k - 1]:
+                    continue
+                held -= 1
+            n = held
+            while n > 0 and logits[n - 1] < block[j]:
+                logits[n], tokens[n] = logits[n - 1], tokens[n - 1]
+                n -= 1
+            logits[n], tokens[n] = block[j], start + j
+            held += 1
+    return tokens, logits
+
+
+@njit(cache=True)
+def _sample_of_few(x, top, k, p, scale, u):
+    tokens, logits = _likeliest(x, k)
+    sums = np.empty(k)
+    total = 0.0
+    for n in range(k):
+        total += math.exp((logits[n] - top) * scale)
+        sums[n] = total
+    if p < 1:
+        n = 0
+        while sums[n] < p * total:
+            n += 1
+        total = sums[n]
+    n = 0
+    while sums[n] <= u * total:
+        n += 1
+    return tokens[n]
+
+
+@njit(cache=True)
+def _sample_row(x, k, p, scale, u):
+    """The token of one contiguous row in float64, or -1."""
+    top = largest(x)
+    nans = 0
+    for j in range(x.shape[0]):
+        nans += x[j] != x[j]
+    if nans > 0 or not math.isfinite(top):
+        return -1
+    if k <= min(_SMALL, x.shape[0] // 4):
+        return _sample_of_few(x, top, k, p, scale, u)
+    return _sample_by_steps(x, top, k, p, scale, u)
+
+
+@njit(cache=True)
+def _in_float64(x):
+    """A contiguous copy, so that all that follows is fast, and compiled once for all dtypes and layouts."""
+    row = np.empty(x.shape[0])
+    for j in range(x.shape[0]):
+        row[j] = x[j]
+    return row
+
+
+@fast_args(parallel=True, cache=True)
 def sample(logits, k, p, temperature, u, out):
     """Write a token for each row of `logits` into `out`.
 
@@ -107,7 +167,7 @@ def sample(logits, k, p, temperature, u, out):
     logits : shape (rows, vocabulary), any real dtype.
     k : at least 1; as many as the vocabulary has, or more, for all.
     p : above 0, at most 1; 1 for all.
-    temperature : above 0.
+    temperature : above 1e-300, finite.
     u : shape (rows,), floating, from 0 to below 1.
     out : shape (rows,), int64. Written. Where a row has a NaN, +inf or nothing above -inf, no token can be drawn: -1.
 
@@ -124,8 +184,8 @@ def sample(logits, k, p, temperature, u, out):
         raise ValueError("k: must be at least 1")
     if not (p > 0 and p <= 1):
         raise ValueError("p: must be above 0 and at most 1")
-    if not (temperature > 0 and temperature < np.inf):
-        raise ValueError("temperature: must be above 0 and finite")
+    if not (temperature > 1e-300 and temperature < np.inf):
+        raise ValueError("temperature: must be above 1e-300 and finite")
     if u.shape != (rows,):
         raise ValueError("u: its shape must be (rows,)")
     if out.shape != (rows,):
@@ -139,10 +199,10 @@ def sample(logits, k, p, temperature, u, out):
     for i in range(rows):
         if not (u[i] >= 0 and u[i] < 1):
             raise ValueError("u: must be from 0 to below 1")
-    tokens = min(k, vocabulary)
+    k, p, scale = min(np.int64(k), vocabulary), np.float64(p), 1.0 / temperature
     if rows * vocabulary < _WORTH_THREADS:
         for i in range(rows):
-            out[i] = _sample_row(logits[i], tokens, p, temperature, u[i])
+            out[i] = _sample_row(_in_float64(logits[i]), k, p, scale, np.float64(u[i]))
     else:
         for i in prange(rows):
-            out[i] = _sample_row(logits[i], tokens, p, temperature, u[i])
+            out[i] = _sample_row(_in_float64(logits[i]), k, p, scale, np.float64(u[i]))

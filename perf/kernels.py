@@ -11,8 +11,9 @@ import json
 import sys
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(_HERE.parent))  # before this folder: `kernels` is the package in the root, not this file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # before this folder: `kernels` is the root's, not this file
 
 import numba
 import report
@@ -20,7 +21,7 @@ from kernel_row import Row
 
 from fastexchange.measure import Samples, Statement, time_statements
 
-TOPICS = sorted(path.stem.removeprefix("kernels_") for path in _HERE.glob("kernels_*.py"))
+TOPICS = sorted(path.stem.removeprefix("kernels_") for path in Path(__file__).parent.glob("kernels_*.py"))
 
 
 def measure(rows: list[Row], rounds: int, batch_ns: int) -> list[tuple[Samples, Samples]]:
