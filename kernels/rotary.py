@@ -11,6 +11,7 @@ Tested in ``tests/test_kernels_nn.py`` against the formula in PyTorch or NumPy, 
 product of two turned vectors depends on the difference of their positions only.
 """
 
+import numpy as np
 from numba import njit, prange
 
 from fastexchange import fast_args
@@ -21,39 +22,40 @@ _WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
 
 @njit(cache=True)
-def _turn_neighbours(x, cos, sin):
-    for j in range(cos.shape[0]):
-        a, b = x[2 * j], x[2 * j + 1]
-        x[2 * j] = a * cos[j] - b * sin[j]
-        x[2 * j + 1] = b * cos[j] + a * sin[j]
-
-
-@njit(cache=True)
-def _turn_halves(x, cos, sin):
-    left, right = x[: cos.shape[0]], x[cos.shape[0] :]
-    for j in range(cos.shape[0]):
-        a, b = left[j], right[j]
-        left[j] = a * cos[j] - b * sin[j]
-        right[j] = b * cos[j] + a * sin[j]
-
-
-@njit(cache=True)
-def _rotary_row(x, cos, sin, interleaved, out):
-    # then in place: `x` may be `out`, and a loop over two arrays that may be one is not vectorised
+def _copy(x, out):
     for j in range(x.shape[0]):
         out[j] = x[j]
-    if interleaved:
-        _turn_neighbours(out, cos, sin)
-    else:
-        _turn_halves(out, cos, sin)
 
 
 @njit(cache=True)
-def _rotary_position(x, cos, sin, start, interleaved, out, i):
-    """Row `i` of batch * heads * positions of them."""
-    h, p = i // x.shape[2], i % x.shape[2]
-    b, h = h // x.shape[1], h % x.shape[1]
-    _rotary_row(x[b, h, p], cos[start + p], sin[start + p], interleaved, out[b, h, p])
+def _turn_neighbours(x, cos, sin, out):
+    for j in range(cos.shape[0]):
+        a, b = x[2 * j], x[2 * j + 1]
+        out[2 * j] = a * cos[j] - b * sin[j]
+        out[2 * j + 1] = b * cos[j] + a * sin[j]
+
+
+@njit(cache=True)
+def _turn_halves(x, cos, sin, out):
+    pairs = cos.shape[0]
+    left, right, out_left, out_right = x[:pairs], x[pairs:], out[:pairs], out[pairs:]
+    for j in range(pairs):
+        out_left[j] = left[j] * cos[j] - right[j] * sin[j]
+        out_right[j] = right[j] * cos[j] + left[j] * sin[j]
+
+
+@njit(cache=True)
+def _rotary_head(x, cos, sin, interleaved, out):
+    """All positions of one head."""
+    # rows of their own: `out` may be `x`, and a loop over arrays that overlap, or are strided, is not vectorised
+    given, turned = np.empty(x.shape[1], x.dtype), np.empty(x.shape[1], out.dtype)
+    for p in range(x.shape[0]):
+        _copy(x[p], given)
+        if interleaved:
+            _turn_neighbours(given, cos[p], sin[p], turned)
+        else:
+            _turn_halves(given, cos[p], sin[p], turned)
+        _copy(turned, out[p])
 
 
 @fast_args(parallel=True, cache=True)
@@ -69,8 +71,8 @@ def rotary(x, cos, sin, start, interleaved, out):
     interleaved : True: a pair is ``x[..., 2 * j], x[..., 2 * j + 1]``. False: ``x[..., j], x[..., j + head_dim // 2]``.
     out : shape of `x`, floating. Written.
 
-    `x` is rounded to the dtype of `out`; the arithmetic is in the common type of `out`, `cos` and `sin`. NaN and infinities
-    are as the formula has them. Tensors laid out (batch, positions, heads, head_dim) come as ``x.transpose(1, 2)``.
+    The arithmetic is in the common type of `x`, `cos` and `sin`, rounded to the dtype of `out`. NaN and infinities are as the
+    formula has them. Tensors laid out (batch, positions, heads, head_dim) come as ``x.transpose(1, 2)``.
 
     Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `cos` or `sin`.
 
@@ -97,10 +99,10 @@ def rotary(x, cos, sin, start, interleaved, out):
         raise ValueError("out: overlaps x without being the same view")
     if not (apart(place(cos), place(out)) and apart(place(sin), place(out))):
         raise ValueError("out: overlaps cos or sin")
-    rows = batch * heads * positions
+    cos, sin = cos[start : start + positions], sin[start : start + positions]
     if out.size < _WORTH_THREADS:
-        for i in range(rows):
-            _rotary_position(x, cos, sin, start, interleaved, out, i)
+        for i in range(batch * heads):
+            _rotary_head(x[i // heads, i % heads], cos, sin, interleaved, out[i // heads, i % heads])
     else:
-        for i in prange(rows):
-            _rotary_position(x, cos, sin, start, interleaved, out, i)
+        for i in prange(batch * heads):
+            _rotary_head(x[i // heads, i % heads], cos, sin, interleaved, out[i // heads, i % heads])
