@@ -6,13 +6,16 @@ Usage", ACM TOMS 5 (1979); there ``y`` is overwritten, which is ``axpy(a, x, y, 
 Tested in ``tests/test_kernels.py`` against ``torch.add(y, x, alpha=a)`` and NumPy's ``a * x + y``.
 """
 
+from numba import prange
+
 from fastexchange import fast_args
 
 from .overlap import apart_or_same, injective, place
 
+_WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
-# Serial: this is the kernel whose call is the whole cost at small sizes; at large ones memory is.
-@fast_args(cache=True)
+
+@fast_args(parallel=True, cache=True)
 def axpy(a, x, y, out):
     """Write ``a * x + y`` into `out`.
 
@@ -42,5 +45,9 @@ def axpy(a, x, y, out):
         raise ValueError("out: each element must have memory of its own")
     if not (apart_or_same(place(x), place(out)) and apart_or_same(place(y), place(out))):
         raise ValueError("out: overlaps x or y without being the same view")
-    for i in range(out.shape[0]):
-        out[i] = a * x[i] + y[i]
+    if out.shape[0] < _WORTH_THREADS:
+        for i in range(out.shape[0]):
+            out[i] = a * x[i] + y[i]
+    else:
+        for i in prange(out.shape[0]):
+            out[i] = a * x[i] + y[i]

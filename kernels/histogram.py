@@ -10,13 +10,38 @@ count a value within rounding of an edge in the other bin.
 
 import numpy as np
 
+from numba import njit, prange
+
 from fastexchange import fast_args
 
 from .overlap import apart, injective, place
 
+_WORTH_THREADS = 1 << 15  # values; with fewer, one thread is as fast
+_BLOCKS = 8  # that many values are cut into, each with counts of its own
+_WORTH_COUNTS = 16  # values for each of those counts; with fewer, summing them takes too long
 
-# Serial: threads would each need counts of their own, as large as `out` and then summed.
-@fast_args(cache=True, error_model="numpy")
+
+@njit(cache=True, error_model="numpy")
+def _count(x, edges, counts):
+    """Add to ``counts[k]`` how many values of `x` lie in bin `k`."""
+    bins = counts.shape[0]
+    first, last = edges[0], edges[bins]
+    scale = bins / (last - first)
+    for i in range(x.shape[0]):
+        value = np.float64(x[i])
+        if value >= first and value <= last:
+            position = (value - first) * scale
+            # `not <` also catches NaN, from bounds so close that they are equal in the dtype of x
+            k = np.uintp(bins - 1 if not position < bins else np.intp(position))
+            # position and edges are rounded differently; the edges decide
+            while value < edges[k]:
+                k -= np.uintp(1)
+            while k < np.uintp(bins - 1) and value >= edges[k + np.uintp(1)]:
+                k += np.uintp(1)
+            counts[k] += 1
+
+
+@fast_args(parallel=True, cache=True, error_model="numpy")
 def histogram(x, low, high, out):
     """Write into ``out[k]`` how many values of `x` lie in bin `k`.
 
@@ -57,16 +82,13 @@ def histogram(x, low, high, out):
 
     for k in range(bins):
         out[k] = 0
-    first, last = edges[0], edges[bins]
-    for i in range(x.shape[0]):
-        value = np.float64(x[i])
-        if value >= first and value <= last:
-            position = (value - first) / width
-            # `not <` also catches NaN, from bounds so close that the width is 0
-            k = bins - 1 if not position < bins else np.intp(position)
-            # division and edges are rounded differently; the edges decide
-            while k > 0 and value < edges[k]:
-                k -= 1
-            while k < bins - 1 and value >= edges[k + 1]:
-                k += 1
-            out[k] += 1
+    n = x.shape[0]
+    if n < _WORTH_THREADS or n < _WORTH_COUNTS * _BLOCKS * bins:
+        _count(x, edges, out)
+        return
+    counts = np.zeros((_BLOCKS, bins), np.int64)
+    for block in prange(_BLOCKS):
+        _count(x[n * block // _BLOCKS : n * (block + 1) // _BLOCKS], edges, counts[block])
+    for block in range(_BLOCKS):
+        for k in range(bins):
+            out[k] += counts[block, k]
