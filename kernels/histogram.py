@@ -9,7 +9,6 @@ count a value within rounding of an edge in the other bin.
 """
 
 import numpy as np
-
 from numba import njit, prange
 
 from fastexchange import fast_args
