@@ -126,10 +126,8 @@ def _nearest_rows(x, panels, m, distances, indices):
 
 @njit(cache=True)
 def _check(x, y):
-    if x.ndim != 2:
-        raise ValueError("x: must have two dimensions")
-    if y.ndim != 2 or x.shape[1] != y.shape[1]:
-        raise ValueError("y: must have two dimensions, and as many columns as x")
+    if x.shape[1] != y.shape[1]:
+        raise ValueError("y: must have as many columns as x")
 
 
 @fast_args(parallel=True, cache=True)

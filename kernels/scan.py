@@ -92,7 +92,7 @@ def exclusive_scan(x, out):
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")
     if out.dtype.type(0.5) != 0.5:
-        if out.dtype.kind != "i" or out.itemsize != 8:
+        if out.itemsize != 8 or out.dtype.type(-1) + 1.0 != 0:
             raise ValueError("out: its dtype must be floating or int64")
         if x.dtype.kind == "f":
             raise ValueError("out: its dtype must be floating, as that of x is")

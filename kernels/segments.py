@@ -25,8 +25,8 @@ def _check(x, offsets, out):
     """What all four refuse."""
     if x.ndim != 1 and x.ndim != 2:
         raise ValueError("x: must have one or two dimensions")
-    if offsets.ndim != 1 or (offsets.dtype.kind != "i" and offsets.dtype.kind != "u"):
-        raise ValueError("offsets: must be integers in one dimension")
+    if offsets.dtype.kind != "i" and offsets.dtype.kind != "u":
+        raise ValueError("offsets: must be integers")
     if not cut_within(offsets, x.shape[0]):
         raise ValueError("offsets: must not decrease, and lie within x")
     if out.ndim != x.ndim or out.shape[0] != offsets.shape[0] - 1 or out.shape[1:] != x.shape[1:]:
@@ -40,7 +40,7 @@ def _check(x, offsets, out):
 @njit(cache=True)
 def _check_sum(x, out):
     if out.dtype.type(0.5) != 0.5:
-        if out.dtype.kind != "i" or out.itemsize != 8:
+        if out.itemsize != 8 or out.dtype.type(-1) + 1.0 != 0:
             raise ValueError("out: its dtype must be floating, complex or int64")
         if x.dtype.type(0.5) == 0.5:
             raise ValueError("out: its dtype must be floating or complex, as that of x is")
@@ -50,8 +50,8 @@ def _check_sum(x, out):
 def _check_extreme(x, initial, out):
     if out.dtype.kind != x.dtype.kind or out.itemsize != x.itemsize:
         raise ValueError("out: its dtype must be that of x")
-    if x.dtype.kind != "f" and x.dtype.type(initial) != initial:
-        raise ValueError("initial: must be a value of the dtype of x")
+    if x.dtype.kind != "f" and not (isinstance(initial, int) and x.dtype.type(initial) == initial):
+        raise ValueError("initial: must be an int that the dtype of x has")
 
 
 # In these, `first` and `last` are unsigned: no index is looked at for being negative, which counts where segments are
@@ -158,7 +158,7 @@ def segment_max(x, offsets, initial, out):
     ----------
     x : shape (n,) or (n, columns), integer or floating.
     offsets : as for :func:`segment_sum`.
-    initial : a real number; of an integer `x` an integer of its dtype. Of a segment without elements it is the result.
+    initial : a real number; for an integer `x` an int that its dtype has. Of a segment without elements it is the result.
     out : shape (segments,) or (segments, columns), of the dtype of `x`. Written.
 
     Aliasing: `out` must not overlap `x`, `offsets` or itself.

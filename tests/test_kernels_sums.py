@@ -91,8 +91,7 @@ REDUCTIONS = {
 }
 SEGMENTED = [
     (np.float32, np.int64, contiguous),
-    (np.float32, np.int32, strided),
-    (np.float64, np.int64, contiguous),
+    (np.float64, np.int32, strided),
     (np.int64, np.uint64, contiguous),
 ]
 
@@ -112,12 +111,16 @@ def segments_oracle(name, x, offsets, dtype):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_segments(framework, dtype, offset_dtype, layout, name):
     kernel, initial, *_ = REDUCTIONS[name]
+    if name in ("mean", "min") and layout is strided:
+        pytest.skip("each is a compilation, and these two share their code with the others")
     out_dtype = np.float64 if name == "mean" and dtype is np.int64 else dtype
     if framework == "torch" and offset_dtype is np.uint64:
         offset_dtype = np.int64
-    for segments, shape in [(0, (0,)), (1, (0,)), (1, (7,)), (9, (101,)), (3000, (50_003,)), (4, (0, 3)), (9, (60, 7)), (300, (5001, 9))]:
+    vectors = [(0, (0,)), (1, (0,)), (1, (7,)), (9, (101,)), (3000, (50_003,))]
+    for segments, shape in [*vectors, (4, (0, 3)), (9, (60, 7)), (300, (5001, 9))]:
         x = layout(random(shape, dtype))
-        offsets, out = offsets_of(segments, shape[0], dtype=offset_dtype), blank((segments, *shape[1:]), out_dtype, layout)
+        offsets = offsets_of(segments, shape[0], dtype=offset_dtype)
+        out = blank((segments, *shape[1:]), out_dtype, layout)
         arguments = [make(framework, x), make(framework, offsets)]
         assert kernel(*arguments, *initial, make(framework, out)) is None
         expected = segments_oracle(name, x, offsets, np.float64 if out_dtype != np.int64 else np.int64)
@@ -129,11 +132,10 @@ def test_segments(framework, dtype, offset_dtype, layout, name):
 
 @pytest.mark.skipif(torch is None, reason="needs PyTorch")
 @pytest.mark.parametrize("name", REDUCTIONS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_segments_agree_with_segment_reduce(dtype, name):
+def test_segments_agree_with_segment_reduce(name):
     kernel, initial, _, empty = REDUCTIONS[name]
     for shape in [(1001,), (60, 7)]:
-        x, offsets = torch.from_numpy(random(shape, dtype)), torch.from_numpy(offsets_of(9, shape[0]))
+        x, offsets = torch.from_numpy(random(shape, np.float32)), torch.from_numpy(offsets_of(9, shape[0]))
         out = torch.empty((9, *shape[1:]), dtype=x.dtype)
         kernel(x, offsets, *initial, out)
         expected = torch.segment_reduce(x, name, offsets=offsets, initial=empty if initial else None)
@@ -150,7 +152,7 @@ def test_segment_sum_of_complex_numbers(framework):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_segments_of_nan_and_infinities(framework):
     inf, nan = math.inf, math.nan
-    x, offsets = np.array([1, nan, 2, inf, 3, -inf, 4, inf, -inf]), ints(0, 3, 5, 7, 9, 9)
+    x, offsets = np.array([1, nan, 2, inf, 3, -inf, 4, inf, -inf], np.float32), ints(0, 3, 5, 7, 9, 9)
     expected = {
         "sum": [nan, inf, -inf, nan, 0],
         "mean": [nan, inf, -inf, nan, nan],
@@ -158,13 +160,13 @@ def test_segments_of_nan_and_infinities(framework):
         "min": [nan, 3, -inf, -inf, 100],
     }
     for name, (kernel, initial, *_) in REDUCTIONS.items():
-        out, table = blank(5, np.float64), blank((5, 2), np.float64)
+        out, table = blank(5, np.float32), blank((5, 2), np.float32)
         kernel(make(framework, x), make(framework, offsets), *initial, make(framework, out))
         np.testing.assert_array_equal(out, expected[name])
         kernel(make(framework, np.stack([x, x], axis=1)), make(framework, offsets), *initial, make(framework, table))
         np.testing.assert_array_equal(table, np.stack([expected[name]] * 2, axis=1))
         if initial:
-            kernel(make(framework, np.ones(9)), make(framework, offsets), nan, make(framework, out))
+            kernel(make(framework, np.ones(9, np.float32)), make(framework, offsets), nan, make(framework, out))
             assert np.isnan(out).all()
 
 
@@ -265,7 +267,6 @@ REFUSED = {
     "scan floats into integers": (exclusive_scan, (zeros(2), ints(1, 2)), "out: its dtype must be floating, as"),
     "sum scalar": (segment_sum, (zeros(2, 2, 2), ints(0, 2), zeros(1, 2, 2)), "x: must have one or two"),
     "sum floating offsets": (segment_sum, (zeros(3), zeros(2), zeros(1)), "offsets: must be integers"),
-    "sum offsets matrix": (segment_sum, (zeros(3), ints(0, 2)[None], zeros(1)), "offsets: must be integers"),
     "sum no offsets": (segment_sum, (zeros(3), ints(), zeros(0)), "offsets: must not decrease"),
     "sum descent": (segment_sum, (zeros(3), ints(0, 2, 1), zeros(2)), "offsets: must not decrease"),
     "mean beyond": (segment_mean, (zeros(3), ints(0, 4), zeros(1)), "offsets: must not decrease"),
@@ -273,7 +274,6 @@ REFUSED = {
     "min beyond": (segment_min, (zeros(3), ints(0, 4), 0.0, zeros(1)), "offsets: must not decrease"),
     "sum out longer": (segment_sum, (zeros(3), ints(0, 3), zeros(2)), "out: its shape"),
     "sum out wider": (segment_sum, (zeros(3, 2), ints(0, 3), zeros(1, 3)), "out: its shape"),
-    "sum out vector": (segment_sum, (zeros(3, 2), ints(0, 3), zeros(1)), "out: its shape"),
     "sum int32 out": (segment_sum, (ints(1), ints(0, 1), zeros(1, dtype=np.int32)), "out: its dtype must be floating, complex"),
     "sum floats into integers": (segment_sum, (zeros(1), ints(0, 1), ints(1)), "out: its dtype must be floating or complex"),
     "mean integer out": (segment_mean, (ints(1), ints(0, 1), ints(1)), "out: its dtype"),
@@ -302,7 +302,7 @@ def test_refused(case):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_overlaps_are_refused(framework):
     line, counts = make(framework, random(40, np.float64)), make(framework, np.arange(40))
-    x, out = make(framework, zeros(2)), make(framework, zeros(2))
+    x = make(framework, zeros(2))
     data, indptr, indices = (make(framework, a) for a in (zeros(3), ints(0, 1, 3), ints(1, 0, 1)))
     refused = [
         (exclusive_scan, (line[:-1], line[1:]), "x without"),
