@@ -4,7 +4,20 @@ import math
 
 import numpy as np
 import pytest
-from kernel_data import FRAMEWORKS, MIXED, blank, check, check_refused, contiguous, make, random, strided, torch, transposed, zeros
+from kernel_data import (
+    FRAMEWORKS,
+    MIXED,
+    blank,
+    check,
+    check_refused,
+    contiguous,
+    make,
+    random,
+    strided,
+    torch,
+    transposed,
+    zeros,
+)
 
 from kernels.iir import sosfilt
 
