@@ -3,7 +3,7 @@
 They show how a kernel for ``@fast_args`` is written, and the tests, the benchmarks and the notebooks call them. The
 folder is not installed with the package: import it from the repository's root.
 
-===============================  ================================================================
+===============================  =============================================================================
 ``axpy.axpy``                    ``out = a * x + y`` of vectors
 ``softmax.softmax``              softmax of each row of a matrix
 ``log_softmax.log_softmax``      its logarithm
@@ -12,15 +12,25 @@ folder is not installed with the package: import it from the repository's root.
 ``rotary.rotary``                rotary position embedding of attention's queries or keys
 ``cross_entropy.cross_entropy``  cross entropy of logits and targets, with label smoothing
 ``sampling.sample``              a token drawn from each row of logits: top-k, top-p, temperature
+``adamw.adamw_step``             one step of the optimiser AdamW over a list of parameters
 ``histogram.histogram``          counts of a vector's values in bins of equal width
 ``heat.heat_step``               one time step of the 2-D heat equation, five-point stencil
-===============================  ================================================================
+``scan.exclusive_scan``          sum of all elements before each: lengths to offsets
+``segments.segment_sum``         sum of each segment of a vector or matrix; also ``_mean``, ``_max``, ``_min``
+``distances.pairwise``           Euclidean distances of the rows of two matrices
+``distances.nearest``            each row's nearest rows in another matrix
+``iir.sosfilt``                  IIR filter of second-order sections
+``runs.run_length_encode``       runs of equal elements; ``run_length_decode`` goes back
+``csr.csr_matvec``               sparse matrix in CSR form times vector
+===============================  =============================================================================
 
-What they share: ``overlap`` (which memory do arrays share?), ``exponential`` (``exp`` that is vectorised), ``rows``.
+What they share: ``overlap`` (which memory do arrays share?), ``offsets`` (are these rows of a ragged array?), ``exponential``
+(``exp`` that is vectorised), ``rows``.
 
 Rules that all of them keep:
 
-- A kernel writes into its argument ``out`` and returns None. Inputs are only read.
+- A kernel writes into its last arguments, ``out`` or several, and returns None; it returns new arrays only where the
+  data decide their size (``runs``). Inputs are only read.
 - Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.
 - What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes
   that do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the
