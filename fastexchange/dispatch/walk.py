@@ -26,7 +26,7 @@ from ..dltensor import (
 from ..native import as_words, call_int, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
-from .asking import is_beyond, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
+from .asking import forbid_moving, is_beyond, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, EXPORT_BYTES, drop
 from .guard import guard_of, is_odd, is_short
@@ -390,6 +390,8 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             storage = 0
             if guard != 0 and is_own_memory and (asks or owns):  # PyTorch's exports do not hold it
                 storage = storage_of(layout.guard_at(guard), ob)
+                if owns and storage != 0 and flags & FLAG_LOOK == 0 and is_movable(layout.guard_at(guard), storage):
+                    forbid_moving(layout.guard_at(guard), storage)
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0
             if failed or PyErr_Occurred() != 0 or load(out) == 0:
