@@ -30,7 +30,7 @@ What they share: ``overlap`` (which memory do arrays share?), ``offsets`` (are t
 Rules that all of them keep:
 
 - A kernel writes into its last arguments, ``out`` or several, and returns None; it returns new arrays only where the
-  data decide their size (``runs``). Inputs are only read.
+  data decide their size (``runs``). Inputs are only read. An optimiser's step (``adamw``) updates what it is given.
 - Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.
 - What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes
   that do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the
