@@ -34,6 +34,7 @@ def oracle(params, grads, numbers):
     m, v = ([np.zeros_like(param) for param in params] for _ in range(2))
     for step, now in enumerate(grads, 1):
         for i, grad in enumerate(now):
+            grad = grad.astype(m[i].dtype)
             m[i] = beta1 * m[i] + (1 - beta1) * grad
             v[i] = beta2 * v[i] + (1 - beta2) * grad * grad
             root = np.sqrt(v[i] / (1 - beta2**step)) + eps
