@@ -38,7 +38,8 @@ def oracle(params, grads, numbers):
             m[i] = beta1 * m[i] + (1 - beta1) * grad
             v[i] = beta2 * v[i] + (1 - beta2) * grad * grad
             root = np.sqrt(v[i] / (1 - beta2**step)) + eps
-            params[i] = params[i] * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m[i] / root
+            with np.errstate(invalid="ignore"):
+                params[i] = params[i] * (1 - lr * weight_decay) - lr / (1 - beta1**step) * m[i] / root
     return params, m, v
 
 
