@@ -1,5 +1,6 @@
 """``kernel.bind``: a launch whose arguments are fixed, and cost nothing any more."""
 
+import contextlib
 import ctypes
 import sys
 
@@ -25,7 +26,12 @@ class BoundLaunch(NativeCallable):
     requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
 
     One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
-    is an ordinary call of the kernel with these arguments: it sees tensors as they are then.
+    is an ordinary call of the kernel with these arguments: it sees tensors as they are then. A kernel that changes a list itself
+    gets in the next call what it has made of it, as the list in Python does; where that is no call of the same signature any
+    more, all further calls are ordinary ones.
+
+    Of a kernel that declares outputs (``fast_args(out=…)``) those that are not given are allocated when it is bound, and a call
+    returns them; a framework that cannot allocate has NumPy's arrays here.
 
     Attributes
     ----------
@@ -60,14 +66,15 @@ class BoundLaunch(NativeCallable):
         """Replace arguments, by name, with others of the same Numba types. Returns the launch itself.
 
         Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state, and
-        what binding it raises; then the launch is as before. RuntimeError while a call of it is running.
+        what binding it raises; then the launch is as before. RuntimeError while a call of it is running. ValueError for inputs
+        that do not fit the declared outputs any more: replace those too, None allocates.
         """
         names = self.kernel._parameters.names
         unknown = [name for name in arguments if name not in names]
         if unknown:
             raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
         new = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=False))
-        self._take(new + self.arguments[len(names) :], arguments)
+        self._take(self.kernel._complete(new + self.arguments[len(names) :]), arguments)
         return self
 
     def _take(self, bound: tuple, replaced=()) -> None:
@@ -77,7 +84,7 @@ class BoundLaunch(NativeCallable):
             given = ", ".join(f"{name}={type_name(type(value))}" for name, value in replaced.items())
             now, before = (self.kernel._native.types_of(overload) for overload in (held.overload, self._native.overload))
             raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {before}; bind anew")
-        if not _CLAIM(claim.address)(address_of(self._native)):
+        if not self._native.is_stale and not _CLAIM(claim.address)(address_of(self._native)):
             raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
         try:
             self._use(bound, held)
@@ -94,13 +101,14 @@ class BoundLaunch(NativeCallable):
             self._native.outputs = id(self._outputs[1])
             self._outputs = self._outputs[1]
         self._kept = ()
+        self._native.is_stale = 0
 
     def _renew(self) -> None:
-        """Called by native code in a call whose kernel has changed a list: from now on it has those items."""
-        held = _Held(self.kernel, self.arguments)
-        if held.overload != self._native.overload:
-            raise TypeError(f"{self._what}: the kernel has changed a list, and the call would be another signature; bind anew")
-        self._use(self.arguments, held)
+        """Called by native code in a call whose kernel has changed a list: from now on it has those items, if it can."""
+        with contextlib.suppress(Exception):
+            held = _Held(self.kernel, self.arguments)
+            if held.overload == self._native.overload:
+                self._use(self.arguments, held)
 
     def _call_slowly(self, /, *args, **kwargs):
         if args or kwargs:

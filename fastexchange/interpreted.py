@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 import sys
 
 import numpy as np
@@ -30,10 +31,18 @@ def interpreted(func, manner):
 
     def plain(*args, **kwargs):
         tensors: list = []
-        result = func(
-            *(_view(value, tensors, manner) for value in args),
-            **{name: _view(value, tensors, manner) for name, value in kwargs.items()},
-        )
+        lists: list = []
+        given = [_view(value, tensors, lists, manner) for value in args]
+        named = {name: _view(value, tensors, lists, manner) for name, value in kwargs.items()}
+        try:
+            result = func(*given, **named)
+        finally:
+            for value, viewed, before in lists:
+                if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
+                    value[:] = _returned(viewed[:], tensors, type(tensors[0][0] if tensors else None))
+        for value, viewed, _ in lists:
+            if result is viewed:
+                return value
         target = tensors[0][0] if tensors else None
         if isinstance(manner.returns, str):
             target = signature.bind(*args, **kwargs).arguments[manner.returns]
@@ -48,9 +57,17 @@ def _without_omitted(arguments: tuple, parameters) -> list:
     return [parameters.defaults[i] if value is OMITTED else value for i, value in enumerate(arguments)]
 
 
-def _view(value, tensors: list, manner):
-    if type(value) in (tuple, list):
-        return type(value)(_view(item, tensors, manner) for item in value)
+def _view(value, tensors: list, lists: list, manner):
+    if isinstance(value, tuple):
+        items = [_view(item, tensors, lists, manner) for item in value]
+        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+    if type(value) is list:
+        for known, viewed, _ in lists:
+            if known is value:
+                return viewed
+        viewed = [_view(item, tensors, lists, manner) for item in value]
+        lists.append((value, viewed, viewed[:]))
+        return viewed
     view = value
     if torch.is_tensor_type(type(value)):
         torch.check(value, manner.allows_grad)

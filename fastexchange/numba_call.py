@@ -183,7 +183,7 @@ def _list(kernel, position: int, value: list, given: Given | None) -> list:
         return value
 
     def viewed() -> list:
-        return [as_numba_takes_it(kernel, position, item, given) for item in value]
+        return [item if type(item) is list else as_numba_takes_it(kernel, position, item, given) for item in value]
 
     return viewed() if given is None else given.add_list(value, viewed)
 

@@ -6,7 +6,7 @@ outputs are made of NumPy's memory when the kernel has filled it, as results are
 
 import ctypes
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,6 +43,8 @@ class Outputs:
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
         self.program = native.program_of(self.pattern)
+        if runtime().is_native:
+            known(np.ndarray)  # its allocator
 
     def __len__(self) -> int:
         return len(self.pattern.outputs)
@@ -79,26 +81,39 @@ class Outputs:
         Raises ValueError for inputs that do not fit the notation, TypeError for what is no tensor or no int, and what allocating
         raises.
         """
-        missing = [each for each in self.pattern.outputs if isinstance(arguments[each.position], (Omitted, type(None)))]
-        if not missing:
-            return arguments, set()
         extents, rest, dtypes = self._read(arguments)
         target = tensor_type(self._target(arguments, returns))
         completed = list(arguments)
         borrowed = set()
-        for output in missing:
+        for output in self.pattern.outputs:
             try:
                 shape = self.pattern.shape_of(output, extents, rest)
             except ValueError as error:
                 raise ValueError(f"{self._name}(): {error}") from None
+            if not isinstance(arguments[output.position], (Omitted, type(None))):
+                self._check(output, arguments[output.position], shape)
+                continue
             dtype = dtypes[output.dtype] if isinstance(output.dtype, int) else output.dtype
+            if dtype is None:
+                origin = self._argument(cast(int, output.dtype))
+                raise TypeError(
+                    f"{origin}: its elements have no DLPack type, so output {output.name!r} cannot be made like it; give the "
+                    "output, or declare its type"
+                )
             made = self._allocated(output, target, shape, dtype)
             if made is None:
                 made = self._array(output, shape, dtype)
                 if target is not np.ndarray:
                     borrowed.add(output.position)
+            self._check(output, made, shape)
             completed[output.position] = made
         return tuple(completed), borrowed
+
+    def _check(self, output: Output, value, shape: tuple[int, ...]) -> None:
+        """Raise ValueError for an output of another shape than the inputs ask for."""
+        given, _ = _shape_and_dtype(value, self._argument(output.position))
+        if given != shape:
+            raise ValueError(f"{self._argument(output.position)}: its shape is {given}, and must be {shape} ({self.pattern})")
 
     def _target(self, arguments: tuple, returns) -> type:
         if isinstance(returns, type):
@@ -112,11 +127,11 @@ class Outputs:
     def _argument(self, position: int) -> str:
         return f"{self._name}(): argument {self._parameters.names[position]!r} (position {position})"
 
-    def _read(self, arguments: tuple) -> tuple[dict[str, int], tuple[int, ...], dict[int, DLDataType]]:
+    def _read(self, arguments: tuple) -> tuple[dict[str, int], tuple[int, ...], dict[int, DLDataType | None]]:
         """The extents of all names, what ``...`` stands for, and the element types of the tensors by position."""
         extents: dict[str, int] = {}
         sources: dict[str, str] = {}
-        dtypes: dict[int, DLDataType] = {}
+        dtypes: dict[int, DLDataType | None] = {}
         rest: tuple[int, ...] | None = None
         rest_source = ""
         for name, position in self.pattern.numbers.items():
@@ -185,14 +200,18 @@ class Outputs:
         try:
             return np.empty(shape, known_dtype)
         except (ValueError, MemoryError) as error:  # too large, too many dimensions
-            raise type(error)(f"{self._name}(): its output {output.name!r} of shape {shape}: {error}") from None
+            kind = MemoryError if isinstance(error, MemoryError) else ValueError
+            raise kind(f"{self._name}(): its output {output.name!r} of shape {shape}: {error}") from None
 
 
 _ALLOCATE = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 5)
 
 
-def _shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType]:
-    """A tensor's shape and element type. Raises TypeError for what is none, and what its framework raises."""
+def _shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | None]:
+    """A tensor's shape and element type, None for one that DLPack has no name for.
+
+    Raises TypeError for what is no tensor, and what its framework raises.
+    """
     if torch.is_tensor_type(type(value)):
         learn(value)
         elements = export_of(sys.modules["torch"].empty(0, dtype=value.dtype), what)
@@ -200,7 +219,7 @@ def _shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType]:
             return tuple(map(int, value.shape)), _dtype_of(export)
     if isinstance(value, np.ndarray):
         learn(value)
-        return value.shape, DLDataType.from_dtype(value.dtype)
+        return value.shape, DLDataType.from_dtype(value.dtype) if registry.key_of(value.dtype) is not None else None
     with export_of(value, what) as export:
         return tuple(export.tensor.shape[i] for i in range(export.tensor.ndim)), _dtype_of(export)
 

@@ -18,6 +18,8 @@ __all__ = ["Input", "Output", "Pattern"]
 
 Rest = type(...)
 _ITEM = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*(?:\[(?P<dims>[^\[\]]*)\])?\s*(?::\s*(?P<dtype>\w+))?\s*(?:,|$)")
+_LONGEST = 1000
+_LARGEST = 2**40
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//"}
 
 
@@ -45,6 +47,8 @@ class Pattern:
         self._text, self._names, self._what = text, names, what
         if not isinstance(text, str):
             raise TypeError(f"{what}: out is a notation such as 'x[n] -> y[n]', not {shown(text)}")
+        if len(text) > _LONGEST:
+            self._wrong(f"it has more than {_LONGEST} characters")
         left, arrow, right = text.partition("->")
         if not arrow or "->" in right:
             self._wrong("it needs one '->', inputs on the left and outputs on the right")
@@ -106,6 +110,8 @@ class Pattern:
         if text == "...":
             return ...
         if text.isdecimal():
+            if int(text) > _LARGEST:
+                self._wrong(f"{text} is larger than any extent")
             return int(text)
         if not text.isidentifier():
             self._wrong(f"{text!r} is no dimension of an input: a name, a number or '...'")
@@ -125,10 +131,13 @@ class Pattern:
             if each.name == name:
                 return each.position
         try:
-            return DLDataType.from_str(name)
+            known = DLDataType.from_str(name)
         except ValueError:
             self._wrong(f"{name!r} is neither an element type such as float32 nor a tensor on its left")
             raise
+        if known.lanes != 1:
+            self._wrong(f"{name!r} is a vector type; write {DLDataType(known.code, known.bits)} and a dimension of {known.lanes}")
+        return known
 
     def _expression(self, text: str):
         if text == "...":
@@ -149,6 +158,8 @@ class Pattern:
                 self._wrong(f"{tree.id!r} is no dimension of an input")
         elif not isinstance(tree, ast.Constant) or type(tree.value) is not int:
             self._wrong(f"{text!r} is no dimension: names and numbers, with + - * // and parentheses")
+        elif tree.value > _LARGEST:
+            self._wrong(f"{tree.value} is larger than any extent")
 
     # ---- its meaning -------------------------------------------------------------------------------------------------
 
@@ -163,7 +174,7 @@ class Pattern:
                 extent = _value(dim, extents)
             except ZeroDivisionError:
                 extent = None
-            if extent is None or extent < 0:
+            if extent is None or not 0 <= extent < 2**63:
                 given = ", ".join(f"{name}={value}" for name, value in extents.items())
                 why = "divides by zero" if extent is None else f"is {extent}"
                 raise ValueError(f"its output {output.name!r} cannot be made: dimension {ast.unparse(dim)} {why} ({given})")

@@ -28,7 +28,8 @@ def decode(monkeypatch):
     yield module
     torch.set_num_threads(threads[0])
     numba.set_num_threads(threads[1])
-    sys.modules.pop("report", None)
+    for name in ("report", "language_model"):
+        sys.modules.pop(name, None)
 
 
 def test_all_variants_agree(decode, tmp_path, capsys):
@@ -49,7 +50,8 @@ def test_all_variants_agree(decode, tmp_path, capsys):
 
 
 def test_operators_that_do_not_agree(decode, monkeypatch, capsys):
-    monkeypatch.setattr(decode, "turned", lambda x, cos, sin: x)  # PyTorch's own, with which all are compared
+    # PyTorch's own, with which all are compared
+    monkeypatch.setattr(sys.modules["language_model"], "turned", lambda x, cos, sin: x)
     assert decode.main(TINY) == 1
     lines = capsys.readouterr().out.splitlines()
     kernels = [variant.title for variant in decode.VARIANTS if variant is not decode.Decoder]
@@ -59,7 +61,7 @@ def test_operators_that_do_not_agree(decode, monkeypatch, capsys):
 
 
 def test_tokens_that_do_not_agree(decode, monkeypatch, capsys):
-    monkeypatch.setattr(decode.Direct, "draw", lambda self: self.token.fill_(0))
+    monkeypatch.setattr(sys.modules["language_model"].Direct, "draw", lambda self: self.token.fill_(0))
     assert decode.main(TINY) == 1
     wrong = [line for line in capsys.readouterr().out.splitlines() if " differ " in line or " draws " in line]
     assert "fast_args: draws other tokens than PyTorch" in wrong
@@ -68,7 +70,7 @@ def test_tokens_that_do_not_agree(decode, monkeypatch, capsys):
 
 def test_an_optimiser_that_does_not_agree(decode, monkeypatch):
     def wrong(params, lr, *options):
-        return decode.AdamW(params, 2 * lr, *options)
+        return sys.modules["language_model"].AdamW(params, 2 * lr, *options)
 
     monkeypatch.setitem(decode.OPTIMISERS, "fast_args", (wrong, None))
     torch.manual_seed(0)

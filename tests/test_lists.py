@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import weakref
 
 import numba
 import numpy as np
@@ -348,6 +349,60 @@ def test_a_bound_list_that_the_kernel_changes():
     assert blocks_in_use() < blocks
 
 
+def test_changes_by_a_bound_launch_leave_nothing_behind(framework):
+    @fast_args
+    def swap(tensors):
+        tensors[0], tensors[1] = tensors[1], tensors[0]
+        return tensors[0]
+
+    tensors = [framework.tensor(np.full(2, 1.0 * i)) for i in range(2)]
+    launch = swap.bind(tensors)
+    launch()
+    before = blocks_in_use(), [sys.getrefcount(tensor) for tensor in tensors]
+    for i in range(40):
+        assert launch() is tensors[0] and np.asarray(from_dlpack(tensors[0]))[0] == i % 2
+    assert before == (blocks_in_use(), [sys.getrefcount(tensor) for tensor in tensors])
+    references = [weakref.ref(tensor) for tensor in tensors if framework.name not in ("tvm_ffi",)]
+    del launch, tensors
+    gc.collect()
+    assert not any(reference() is not None for reference in references)
+
+
+def test_a_bound_launch_whose_list_becomes_one_that_cannot_be_bound():
+    @fast_args
+    def drain(tensors):
+        while len(tensors):
+            tensors.pop()
+
+    x = arrays(2)
+    launch = drain.bind(x)
+    assert launch() is None and x == []
+    with pytest.raises(ValueError, match="empty list"):  # an ordinary call, as under plain Numba
+        launch()
+    x += arrays(3)
+    assert launch() is None and x == []
+    launch.rebind(tensors=arrays(2))
+    assert launch() is None and launch.arguments == ([],)
+
+
+@needs_torch
+def test_a_bound_launch_whose_change_cannot_be_made_in_python():
+    @fast_args
+    def turn(tensors):
+        tensors[0] = tensors[0][::-1]
+
+    tensors = [torch.arange(6.0)[::2], torch.ones(3)]
+    launch = turn.bind(tensors)
+    for _ in range(3):
+        with pytest.raises(BufferError, match="negative stride"):
+            launch()
+    blocks = blocks_in_use()
+    for _ in range(20):
+        with pytest.raises(BufferError, match="negative stride"):
+            launch()
+    assert tensors[0].tolist() == [0, 2, 4] and blocks_in_use() <= blocks + 1
+
+
 # ---- other lists, and bad ones ---------------------------------------------------------------------------------------
 
 
@@ -359,6 +414,37 @@ def test_lists_of_anything_else_are_numbas():
     assert (floats, texts) == ([1.5, 1.5], ["a", "a"])
     with pytest.raises(ValueError, match="empty list"):
         kernel([])
+
+
+@pytest.mark.parametrize("count", [60, 64, 65, 1000])
+def test_many_lists_of_anything_beside_what_is_exported(count):
+    kernel = fast_args(lambda x, items: x[0] + len(items))
+    x = Dunder(np.ones(2))
+    assert kernel(x, tuple([np.ones(1)] for _ in range(min(count, 300)))) == 1 + min(count, 300)
+    for wrong in ([[1.0] for _ in range(count)], [[np.ones(1)] for _ in range(count)]):
+        with pytest.raises((TypeError, numba.core.errors.TypingError)):  # Numba has no lists of lists
+            kernel(x, wrong)
+        with pytest.raises((TypeError, numba.core.errors.TypingError)):
+            kernel.bind(x, wrong)
+    assert kernel(x, [x]) == 2
+
+
+def test_a_list_that_holds_itself():
+    kernel = fast_args(lambda tensors: len(tensors))
+    tensors = arrays(1)
+    tensors.append(tensors)
+    for x in (tensors, [*arrays(1), tensors]):
+        with pytest.raises(TypeError):
+            kernel(x)
+    assert kernel(arrays(2)) == 2
+
+
+def test_frames_of_unusual_size_are_not_kept():
+    kernel = fast_args(lambda tensors: len(tensors))
+    assert kernel(arrays(1) * 9000) == 9000
+    blocks = blocks_in_use()
+    assert kernel(arrays(1) * 20000) == 20000
+    assert blocks_in_use() < blocks + 9000
 
 
 @needs_torch

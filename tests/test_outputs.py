@@ -238,6 +238,10 @@ def test_a_kernel_that_returns_something():
             kernel(np.ones(2))
         with pytest.raises(TypeError, match=r"declares outputs, fast_args\(out=.*None"):
             kernel(Dunder(np.ones(2)))
+        for unlocked in (False, True):
+            bound = fast_args(out="x[n] -> y[n]", nogil=unlocked)(lambda x, y: x).bind(np.ones(2))
+            with pytest.raises(TypeError, match=r"declares outputs, fast_args\(out=.*None"):
+                bound()
 
 
 @pytest.mark.parametrize("what", ["fails", "says nothing", "raises", "lies"])
@@ -280,6 +284,45 @@ def test_shapes_that_do_not_fit(framework):
             weighted(w, w)
 
 
+def test_given_outputs_of_another_shape(framework):
+    @fast_args(out="x[n], w[n] -> y[n], z[n + 1]")
+    def kernel(x, w, y, z):
+        y[:] = x
+        z[:] = 1
+
+    x, w = framework.tensor(np.ones(8)), framework.tensor(np.ones(8))
+    whole = np.zeros(16)
+    short, right = framework.tensor(whole[:4]), np.empty(9)
+    for _ in range(3):
+        for call in (
+            lambda: kernel(x, w, short, right), lambda: kernel(x, w, short), lambda: kernel(x, w, y=short, z=right),
+            lambda: kernel.bind(x, w, short),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=r"argument 'y' \(position 2\): its shape is \(4,\), and must be \(8,\)"):
+                call()
+        with pytest.raises(ValueError, match=r"'w' .position 1.: dimension 0 of its shape \(4,\) is 4, but 'n' is 8"):
+            kernel(x, short, np.empty(8), right)
+    assert not whole.any()
+
+
+def test_allocators_whose_tensors_have_another_shape():
+    from made_producers import allocate, export_versioned, ffi
+
+    assert allocate is not None
+
+    @ffi.callback("int(DLTensor *, DLManagedTensorVersioned **, void *, void(*)(void *, char *, char *))")
+    def smaller(prototype, out, error_ctx, set_error):
+        out[0] = export_versioned(ALLOCATED, np.empty(1))
+        return 0
+
+    cls, out = tabled_type("Stingy", managed_tensor_allocator=smaller), ALLOCATED.out
+    for _ in range(3):
+        with pytest.raises(ValueError, match=r"its shape is \(1,\), and must be \(5,\)"):
+            scaled(cls(np.ones(5)))
+    gc.collect()
+    assert ALLOCATED.out == out
+
+
 def test_numbers_and_rests_that_do_not_fit():
     kernel = fast_args(out="x[..., 3], z[2, ...] -> y[...]")(lambda x, z, y: None)
     assert kernel(np.ones((5, 3)), np.ones((2, 5))).shape == (5,)
@@ -297,8 +340,20 @@ def test_numbers_and_rests_that_do_not_fit():
         fast_args(out="x[n] -> y[1 // n]")(lambda x, y: None)(np.ones(0))
     with pytest.raises(TypeError, match=r"argument 'k' .position 1. is an extent in .*: an int, not float"):
         less(np.ones(3), 1.0)
-    with pytest.raises((ValueError, MemoryError)):
-        fast_args(out="x[n], k -> y[k * k]")(lambda x, k, y: None)(np.ones(3), 2**31)
+    huge = fast_args(out="x[n], k -> y[k * k * k * k]")(lambda x, k, y: None)
+    for tensor in [np.ones(3)] + ([torch.ones(3)] if torch is not None else []):
+        with pytest.raises((BufferError, MemoryError), match=r"its output 'y'.* of shape \(281474976710656,\)"):
+            huge(tensor, 2**12)
+        for k in (2**20, 2**70):
+            with pytest.raises(ValueError, match=r"its output 'y' cannot be made: dimension k \* k"):
+                huge(tensor, k)
+
+
+def test_inputs_without_a_dlpack_type():
+    dates = np.array(["2020-01-01"], "M8[D]")
+    with pytest.raises(TypeError, match=r"argument 'x' \(position 0\): its elements have no DLPack type, so output 'y'"):
+        fast_args(out="x[n] -> y[n]")(lambda x, y: None)(dates)
+    assert fast_args(out="x[n] -> y[n]: int64")(lambda x, y: None)(dates).dtype == np.int64
 
 
 def test_bad_arguments():
@@ -336,6 +391,10 @@ def test_bad_arguments():
         ("x[n] -> y[...]", "'...' stands for dimensions that an input has"),
         ("x[..., ...] -> y[...]", "has '...' more than once"),
         ("x[n -> y[n]", "cannot read 'x\\[n'"),
+        ("x[n] -> y[n]: float32x4", "is a vector type; write float32 and a dimension of 4"),
+        ("x[n] -> y[99999999999999]", "is larger than any extent"),
+        ("x[99999999999999] -> y[1]", "is larger than any extent"),
+        ("x[n] -> y[" + "n + " * 400 + "n]", "more than 1000 characters"),
     ],
 )
 def test_bad_notation(notation, why):
@@ -368,8 +427,25 @@ def test_bound(framework):
     for _ in range(100):
         launch()
     assert sys.getrefcount(other) == before
+    with pytest.raises(ValueError, match=r"'y' .position 2.: its shape is \(2, 3\), and must be \(4, 3\)"):
+        launch.rebind(x=framework.tensor(np.ones((4, 3))))
+    assert launch() is other
+    assert from_dlpack(launch.rebind(x=framework.tensor(np.ones((4, 3))), y=None)()).shape == (4, 3)
     one, two = shapes.bind(np.ones(4), 2)()
     assert (one.shape, two.dtype) == ((2,), np.int64)
+
+
+def test_a_first_call_with_numpy_is_native_from_the_second_on():
+    program = """
+        import numpy as np
+        from fastexchange import fast_args
+
+        kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+        for _ in range(20):
+            assert kernel(np.ones(3)).shape == (3,)
+        assert kernel.stats().fast == 19, kernel.stats()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
 
 
 def test_explained_and_pickled():
@@ -404,6 +480,16 @@ def test_without_compilation():
         assert kernel(np.ones(2)).tolist() == [0.0, 2.0, 2.0]
         out = np.empty(3)
         assert kernel(np.ones(2), 2.0, out) is out and out.tolist() == [0.0, 3.0, 3.0]
+
+        @fast_args
+        def grow(tensors):
+            tensors.append(tensors[0] * 2)
+            tensors[0] = tensors[1]
+            return tensors
+
+        x = [np.ones(1), np.ones(2)]
+        second = x[1]
+        assert grow(x) is x and len(x) == 3 and x[0] is second
     """
     environment = dict(os.environ, NUMBA_DISABLE_JIT="1")
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, env=environment, timeout=120)

@@ -116,3 +116,11 @@ def test_a_producer_that_fails_amid_a_tuple():
         with pytest.raises(BufferError, match=r"argument 'pair' \(position 1\)"):
             kernel(good, (1, bad))
     assert kernel(good, (1, good)) == 2.0
+
+
+def test_tuples_that_hold_lists_beside_lists():
+    kernel = fast_args(lambda pair, items: pair[0][0][0] + items[0][0])
+    x = np.ones(2)
+    for _ in range(WARM):
+        assert kernel(([x],), [x]) == 2.0
+        assert kernel(([x], x), [x]) == 2.0

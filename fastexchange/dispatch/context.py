@@ -304,7 +304,8 @@ class KernelContext:
         for record in plan:  # another thread may call between any two steps: until all is written, no call agrees with it
             record.type = 0
         for index, value in enumerate(bound):
-            plan[index].items, plan[index].origin = -1, -1
+            is_tuple = self.runtime.entries.fields(type(value))["kind"] in _TUPLES
+            plan[index].items, plan[index].origin = len(value) if is_tuple else -1, -1
             if len(keys) == len(bound):
                 self._describe(plan[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
             self.runtime.entries.watch(type(value), plan)
@@ -323,8 +324,6 @@ class KernelContext:
             record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
-        elif fields["kind"] in _TUPLES:
-            record.items = len(value)
 
 
 def _given_count(bound: tuple) -> int:

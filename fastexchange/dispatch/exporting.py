@@ -14,7 +14,7 @@ from .asking import forbid_moving, is_differentiating_forward, is_movable, is_od
 from .entries import Py_TYPE, find
 from .frame import EXPORT_BYTES, drop
 from .guard import guard_of, is_odd
-from .lists import open_list
+from .lists import may_hold_arrays, open_list
 from .walk import COMPLEX, FLAG_LOOK, FLAG_OWN, FLAG_TRUSTED
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
@@ -116,7 +116,13 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             items = ob + OB_ITEM
             left = load(ob + OB_SIZE)
         elif kind == layout.KIND_LIST:
-            snapshot = open_list(frame, lists, ob) if depth < layout.MAX_TUPLE_DEPTH else 0
+            if depth == layout.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
+                status = layout.STATUS_NUMBA
+                break
+            if lists == frame.key_capacity:
+                status = layout.STATUS_GROW
+                break
+            snapshot = open_list(frame, lists, ob)
             if snapshot == 0:
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
                 break

@@ -38,6 +38,7 @@ EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
 TUPLE_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
+MAX_KEPT_KEYS = 8192  # of a frame that is kept for further calls: some 3 MB
 ARRAY_WORDS_PER_KEY = 12
 
 
@@ -107,9 +108,9 @@ def put_back(runtime, at):
 
 @native
 def give_frame(runtime, at):
-    """Let the next call have the frame, unless it lacks a memory block (:func:`let_escape`)."""
+    """Let the next call have the frame, unless it lacks a memory block (:func:`let_escape`), or is of an unusual size."""
     frame = layout.frame_at(at)
-    if frame.key_capacity != 0:
+    if frame.key_capacity != 0 and frame.key_capacity <= MAX_KEPT_KEYS:
         put_back(runtime, at)
         return
     for i in range(frame.export_capacity):

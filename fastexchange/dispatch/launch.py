@@ -11,9 +11,18 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction, part
 from ..cpython import CALLABLE_CONTEXT
-from ..native import call_word, global_address, load, native, stack, store
+from ..native import call_word, cstring, global_address, load, native, stack, store
 from . import layout
-from .frame import ARRAY_BYTES, MEMINFO_REFCOUNT, give_frame, is_anything_kept, let_escape, release, take_frame
+from .frame import (
+    ARRAY_BYTES,
+    MEMINFO_REFCOUNT,
+    drop_lists,
+    give_frame,
+    is_anything_kept,
+    let_escape,
+    release,
+    take_frame,
+)
 from .plan import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
 from .shim import call_method, launch, look_up, read, tell
 from .walk import FLAG_OWN
@@ -133,11 +142,22 @@ def kernel_of(bound_address):
 @native
 def with_outputs(bound, value):
     """What a launch returns whose kernel declares outputs and has returned `value`, an exception or None."""
-    if value != global_address("_Py_NoneStruct"):
-        return value
+    if value == 0:
+        return 0
+    is_none = value == global_address("_Py_NoneStruct")
     c.Py_DecRef(value)
+    if not is_none:
+        return refuse_result()
     c.Py_IncRef(bound.outputs)
     return bound.outputs
+
+
+@native
+def refuse_result():
+    """Raise TypeError for a result of a kernel that declares outputs. Returns 0."""
+    message = cstring("a kernel that declares outputs, fast_args(out=...), has to return None")
+    c.PyErr_SetString(global_address("PyExc_TypeError"), message)
+    return 0
 
 
 @part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp))
@@ -164,7 +184,11 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
 
 @native
 def renew(callable_, bound, result):
-    """Let Python bind a launch anew whose lists the kernel has changed. Returns `result`, or 0 with an exception set."""
+    """Let Python bind a launch anew whose lists the kernel has changed. Returns `result`, or 0 with an exception set.
+
+    If that cannot be done the launch is stale: all its calls are ordinary calls of the kernel, until it is bound anew.
+    """
+    bound.is_stale = 1
     error = stack(3)
     argument = stack(1)
     store(argument, callable_)
@@ -190,12 +214,15 @@ def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     frame = layout.frame_at(bound.frame)
     bound.is_running = 1
     result = launch(bound.context, bound.frame, bound.overload, bound.args)
+    if frame.lists_changed != 0:  # no other call gets this frame
+        drop_lists(frame)
     if is_anything_kept(frame, frame.array_count):
         call_word(layout.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
     if frame.lists_changed != 0:
         result = renew(callable_, bound, result)
     if bound.outputs != 0:
         result = with_outputs(bound, result)
-    bound.is_running = 0
+    if bound.is_stale == 0:
+        bound.is_running = 0
     context.calls += 1
     return result

@@ -205,7 +205,8 @@ typedef struct {
     int64_t args;               /* PyObject *const *, in parameter order */
     int64_t words;              /* the frame's */
     int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
-    int64_t is_running;         /* a call of it is in progress */
+    int64_t is_running;         /* a call of it is in progress, or: */
+    int64_t is_stale;           /* its frame can no longer be used */
     int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
     int64_t renew_name;         /* PyObject *, name of the method for a launch whose lists have changed */
 } fx_bound;

@@ -18,6 +18,7 @@ from .. import cpython as c
 from ..compiled import cfunction
 from ..native import external, global_address, load, native, stack, store
 from . import layout
+from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, LIST_BYTES, MEMINFO_REFCOUNT, NRT_MemInfo_release, drop_lists, let_owned_escape
 
 NRT_MemInfo_new_varsize_dtor = external("NRT_MemInfo_new_varsize_dtor", types.intp, types.intp, types.intp)
@@ -40,6 +41,16 @@ def verify() -> bool:
         (model._fields, whole, item, dirty) == (("size", "allocated", "dirty", "data"), ITEMS + item, 72, 1)
         and listed._fields == ("meminfo", "parent")
     )  # fmt: skip
+
+
+@native
+def may_hold_arrays(runtime, ob):
+    """Whether a list begins with a tensor, or with what has not been met yet; others are Numba's to unbox."""
+    if c.PyList_Size(ob) <= 0:
+        return False
+    entry = find(runtime, Py_TYPE(c.PyList_GetItem(ob, 0)))
+    kind = layout.entry_at(entry).kind if entry != 0 else layout.KIND_NDARRAY
+    return kind == layout.KIND_NDARRAY or kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED
 
 
 @native

@@ -17,12 +17,13 @@ from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
-from ..native import call_int, call_word, cstring, external, global_address, load, native, stack, store
+from ..native import call_int, call_word, external, global_address, load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .binding import bind_into
 from .entries import Py_TYPE, find
 from .frame import drop, give_frame, take_frame
+from .launch import refuse_result
 from .leaves import dtype_entry
 from .shim import call_method
 
@@ -155,8 +156,12 @@ def target_entry(context, runtime, args, first):
 
 
 @native
-def run_program(context, runtime, args):
-    """Make the outputs and put them in their places in `args`, which are in parameter order. Returns whether all are made."""
+def run_program(context, runtime, args, made):
+    """Make the outputs that are omitted in `args`, in parameter order, and put them there. Returns whether all fit the inputs.
+
+    `made`: where a bit is set for each output that was made, whatever comes then.
+    """
+    own_shape = stack(MAX_NDIM)
     variables = stack(MAX_VARIABLES)
     rest = stack(MAX_NDIM)
     shape = stack(MAX_NDIM)
@@ -251,11 +256,19 @@ def run_program(context, runtime, args):
                 store(shape + 8 * ndim, load(rest + 8 * i))
                 ndim += 1
         elif operation == MAKE:
-            describe(dl_tensor_at(view), 0, ndim, field, shape, 0)
-            made = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
-            if made == 0:
+            given = load(args + 8 * operand)
+            if given == context.omitted:
+                describe(dl_tensor_at(view), 0, ndim, field, shape, 0)
+                given = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
+                if given == 0:
+                    return False
+                store(args + 8 * operand, given)
+                store(made, load(made) | 1 << (operand - (context.parameter_count - context.output_count)))
+            if look(runtime, given, own_shape, view)[0] != ndim:
                 return False
-            store(args + 8 * operand, made)
+            for i in range(ndim):
+                if load(own_shape + 8 * i) != load(shape + 8 * i):
+                    return False
         else:
             depth -= 1
             right = load(numbers + 8 * depth)
@@ -316,18 +329,16 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         return 0
     if status != layout.STATUS_OK or context.outputs == 0:
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
-    missing = 0
+    made = stack(1)
+    store(made, 0)
+    is_ready = run_program(context, runtime, given, made)
     for i in range(first, count):
-        missing += types.intp(load(given + 8 * i) == context.omitted)
-    is_ready = missing == 0 or (missing == context.output_count and run_program(context, runtime, given))
-    if missing == 0:
-        for i in range(first, count):
+        is_made = load(made) >> (i - first) & 1 != 0
+        if is_ready and not is_made:
             c.incref(load(given + 8 * i))
-    elif not is_ready:
-        if missing == context.output_count:
-            for i in range(first, count):
-                if load(given + 8 * i) != context.omitted:
-                    c.Py_DecRef(load(given + 8 * i))
+        elif is_made and not is_ready:
+            c.Py_DecRef(load(given + 8 * i))
+    if not is_ready:
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
     plain = (callable_, given, count | _OFFSET, 0, context_address, last)
@@ -337,8 +348,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         return all_outputs(context, given)
     if result != 0:
         c.Py_DecRef(result)
-        message = cstring("a kernel that declares outputs, fast_args(out=...), has to return None")
-        c.PyErr_SetString(global_address("PyExc_TypeError"), message)
+        refuse_result()
     for i in range(first, count):
         drop(load(given + 8 * i))
     return 0

@@ -31,7 +31,7 @@ from .frame import ARRAY_BYTES, EXPORT_BYTES
 from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
-from .lists import fold, open_list
+from .lists import fold, may_hold_arrays, open_list
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
 COMPLEX = int(DLDataTypeCode.kDLComplex)
@@ -53,16 +53,6 @@ FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after t
 def is_writeable(flags, guard):
     """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
     return flags & READONLY == 0 or (flags & READONLY_IS_ASSUMED != 0 and guard != 0)
-
-
-@native
-def may_hold_arrays(runtime, snapshot):
-    """Whether a list begins with a tensor, or with what has not been met yet; others are Numba's to unbox."""
-    if load(snapshot + OB_SIZE) == 0:
-        return False
-    entry = find(runtime, Py_TYPE(load(snapshot + OB_ITEM)))
-    kind = layout.entry_at(entry).kind if entry != 0 else layout.KIND_NDARRAY
-    return kind == layout.KIND_NDARRAY or kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED
 
 
 @native
@@ -298,9 +288,12 @@ def walk(context, runtime, frame, args, nargs, flags):
             if kind == layout.KIND_NAMED_TUPLE:
                 key = layout.entry_at(entry_address).key
         elif kind == layout.KIND_LIST:
-            snapshot = open_list(frame, lists, ob) if depth < layout.MAX_TUPLE_DEPTH else 0
-            if snapshot == 0 or not may_hold_arrays(runtime, snapshot):
-                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NUMBA
+            if depth == layout.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
+                status = layout.STATUS_NUMBA
+                break
+            snapshot = open_list(frame, lists, ob)
+            if snapshot == 0:
+                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
                 break
             lists += 1
             level = pending + PENDING_BYTES * depth
