@@ -15,7 +15,7 @@ from .overlap import apart_or_same, injective, place
 _WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out="x[n], y[n] -> out[n]", parallel=True, cache=True)
 def axpy(a, x, y, out):
     """Write ``a * x + y`` into `out`.
 
@@ -23,7 +23,7 @@ def axpy(a, x, y, out):
     ----------
     a : a real or complex number.
     x, y : shape (n,), any real or complex dtypes.
-    out : shape (n,), floating or complex. Written.
+    out : shape (n,), floating or complex; made in the dtype of `x`. Written.
 
     The sum is computed in the common type of `a`, the elements of `x` and those of `y` (float64, for a Python float
     and float32 arrays), and rounded once, to the dtype of `out`. Complex values do not go into a real `out`: Numba's

@@ -44,7 +44,7 @@ def _loss(x, target, smoothing):
     return loss
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@fast_args(out="logits[rows, classes], target[rows] -> out[rows]", parallel=True, cache=True, error_model="numpy")
 def cross_entropy(logits, target, smoothing, ignore_index, out):
     """Write the cross entropy of each row of `logits` with its target into `out`.
 
@@ -54,7 +54,8 @@ def cross_entropy(logits, target, smoothing, ignore_index, out):
     target : shape (rows,), integer: each row's class, or `ignore_index`.
     smoothing : from 0, for none, to 1: how much of the target's weight is given to all classes alike.
     ignore_index : rows with this target get the loss 0, whatever their logits. PyTorch's default is -100.
-    out : shape (rows,), floating. Written. PyTorch's mean is ``out.sum() / (target != ignore_index).sum()``.
+    out : shape (rows,), floating; made in the dtype of `logits`. Written. PyTorch's mean is
+        ``out.sum() / (target != ignore_index).sum()``.
 
     Exponentials of float32 logits are in float32, as is the sum of each 4096 of them; all else is in float64, rounded
     once, to the dtype of `out`.

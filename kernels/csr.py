@@ -37,7 +37,7 @@ def _rows(indptr, indices, data, x, out, first, last):
         out[i] = total
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out="data[stored], indptr[cuts], indices[stored], x[columns] -> out[cuts - 1]", parallel=True, cache=True)
 def csr_matvec(indptr, indices, data, x, out):
     """Write the product of a matrix of ``(rows, columns)`` and `x` into `out`.
 
@@ -48,7 +48,7 @@ def csr_matvec(indptr, indices, data, x, out):
     indices : shape (stored,), integers from 0 to ``columns - 1``, in any order; what occurs twice in a row is added.
     data : shape (stored,), any real or complex dtype: the elements.
     x : shape (columns,), any real or complex dtype.
-    out : shape (rows,), floating or complex. Written.
+    out : shape (rows,), floating or complex; made in the dtype of `data`. Written.
 
     Products and sums are in the common type of `data`, `x` and `out`, rounded once, to the dtype of `out`.
 

@@ -35,7 +35,7 @@ def _heat_row(u, r, out, i):
     out[i, columns - 1] = u[i, columns - 1]
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out="u[rows, columns] -> out[rows, columns]", parallel=True, cache=True)
 def heat_step(u, r, out):
     """Write the temperatures after one time step into `out`.
 
@@ -43,8 +43,8 @@ def heat_step(u, r, out):
     ----------
     u : shape (rows, columns), any real dtype: temperatures at the grid's points.
     r : diffusivity * time step / spacing**2, without unit. The scheme is stable up to 1/4; this is not checked.
-    out : shape (rows, columns), floating. Written, in the unit of `u`. With fewer than three rows or columns it is a
-        copy of `u`.
+    out : shape (rows, columns), floating; made in the dtype of `u`. Written, in the unit of `u`. With fewer than three
+        rows or columns it is a copy of `u`.
 
     The arithmetic is in float64, rounded once, to the dtype of `out`.
 

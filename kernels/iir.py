@@ -80,7 +80,11 @@ def _channels(sos, x, initial, out, final, first, last):
             final[k, first + c, 0], final[k, first + c, 1] = state[k, 0, c], state[k, 1, c]
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(
+    out="x[channels, samples], sos[sections, 6] -> out[channels, samples], final[sections, channels, 2]: sos",
+    parallel=True,
+    cache=True,
+)
 def sosfilt(sos, x, initial, out, final):
     """Write the filtered `x` into `out`, and the state after the last sample into `final`.
 
@@ -89,8 +93,9 @@ def sosfilt(sos, x, initial, out, final):
     sos : shape (sections, 6), real: b0, b1, b2, 1, a1, a2 of each section, as SciPy's filter designs return them.
     x : shape (channels, samples), any real dtype.
     initial : shape (sections, channels, 2), real: the states s and t before the first sample; None for zeros.
-    out : shape (channels, samples), floating. Written, in the unit of `x`.
-    final : shape (sections, channels, 2), floating. Written: the `initial` of the call with the following samples.
+    out : shape (channels, samples), floating; made in the dtype of `x`. Written, in the unit of `x`.
+    final : shape (sections, channels, 2), floating; made in the dtype of `sos`. Written: the `initial` of the call with
+        the following samples.
 
     All arithmetic is in float64, rounded once, to the dtype of `out` or `final`.
 

@@ -23,7 +23,7 @@ _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread
 
 # "reassoc" lets the two sums be vectorised, twice as fast; unlike all of fastmath it keeps NaN and infinities
 @njit(cache=True, error_model="numpy", fastmath={"reassoc"})
-def _layer_norm_row(x, weight, bias, out, eps):
+def _layer_norm_row(x, weight, bias, eps, out):
     features = x.shape[0]
     mean = 0.0
     for j in range(features):
@@ -44,16 +44,16 @@ def _layer_norm_row(x, weight, bias, out, eps):
         out[j] = value
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
-def layer_norm(x, weight, bias, out, eps=1e-5):
+@fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
+def layer_norm(x, weight, bias, eps=1e-5, out=None):
     """Write each row of `x`, normalised, into `out`: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
 
     Parameters
     ----------
     x : shape (rows, features), any real dtype.
     weight, bias : shape (features,), any real dtype; or None for all ones, all zeros.
-    out : shape (rows, features), floating. Written. No features: nothing is written.
     eps : added to the variance, in its unit: the square of that of `x`.
+    out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
 
     All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN or an infinity becomes NaN, as
     in PyTorch.
@@ -87,7 +87,7 @@ def layer_norm(x, weight, bias, out, eps=1e-5):
         return
     if rows * features < _WORTH_THREADS:
         for i in range(rows):
-            _layer_norm_row(x[i], weight, bias, out[i], eps)
+            _layer_norm_row(x[i], weight, bias, eps, out[i])
     else:
         for i in prange(rows):
-            _layer_norm_row(x[i], weight, bias, out[i], eps)
+            _layer_norm_row(x[i], weight, bias, eps, out[i])

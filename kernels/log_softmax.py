@@ -27,14 +27,14 @@ def _log_softmax_row(x, out):
         out[j] = x[j] - top - log_sum
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@fast_args(out="x[rows, columns] -> out[rows, columns]", parallel=True, cache=True, error_model="numpy")
 def log_softmax(x, out):
     """Write the logarithm of the softmax of each row of `x` into `out`.
 
     Parameters
     ----------
     x : shape (rows, columns), any real dtype.
-    out : shape (rows, columns), floating. Written. No columns: nothing is written.
+    out : shape (rows, columns), floating; made in the dtype of `x`. Written. No columns: nothing is written.
 
     Differences and exponentials are in the common type of `x` and `out`, and the sum of each 4096 exponentials; the sum
     of those and its logarithm are in float64.

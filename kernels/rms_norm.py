@@ -34,7 +34,7 @@ def _rms_norm_row(x, weight, eps, out):
             out[j] = x[j] * scale * weight[j]
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
 def rms_norm(x, weight, eps, out):
     """Write ``x / sqrt(mean of x**2 + eps) * weight`` of each row of `x` into `out`.
 
@@ -44,7 +44,7 @@ def rms_norm(x, weight, eps, out):
     weight : shape (features,), any real dtype; or None for all ones.
     eps : added to the mean square, in its unit: the square of that of `x`. PyTorch's default is the distance from 1 to
         the next number of its dtype.
-    out : shape (rows, features), floating. Written. No features: nothing is written.
+    out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
 
     All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN becomes NaN; in one with an
     infinity that becomes NaN and finite numbers 0, as in PyTorch.

@@ -58,7 +58,7 @@ def _rotary_head(x, cos, sin, interleaved, out):
         _copy(turned, out[p])
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out="x[batch, heads, positions, dim] -> out[batch, heads, positions, dim]", parallel=True, cache=True)
 def rotary(x, cos, sin, start, interleaved, out):
     """Write `x` with each pair turned by the angle of its position into `out`.
 
@@ -69,7 +69,7 @@ def rotary(x, cos, sin, start, interleaved, out):
         the paper the angle is ``position * 10000 ** (-2 * j / head_dim)``.
     start : the position of ``x[:, :, 0]``, an index into `cos` and `sin`; in decoding, how many tokens came before.
     interleaved : True: a pair is ``x[..., 2 * j], x[..., 2 * j + 1]``. False: ``x[..., j], x[..., j + head_dim // 2]``.
-    out : shape of `x`, floating. Written.
+    out : shape of `x`, floating; made in the dtype of `x`. Written.
 
     The arithmetic is in the common type of `x`, `cos` and `sin`, rounded to the dtype of `out`. NaN and infinities are as the
     formula has them. Tensors laid out (batch, positions, heads, head_dim) come as ``x.transpose(1, 2)``.

@@ -153,7 +153,7 @@ def _in_float64(x):
     return row
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out="logits[rows, vocabulary], u[rows] -> out[rows]: int64", parallel=True, cache=True)
 def sample(logits, k, p, temperature, u, out):
     """Write a token for each row of `logits` into `out`.
 

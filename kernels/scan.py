@@ -70,14 +70,14 @@ def _pass(x, out, starts, piece, group, writing):
             starts[p] = _sum(x[p * piece : (p + 1) * piece], out)
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out="x[n] -> out[n]", parallel=True, cache=True)
 def exclusive_scan(x, out):
     """Write the sum of ``x[:i]`` into ``out[i]``.
 
     Parameters
     ----------
     x : shape (n,), integer or floating.
-    out : shape (n,), floating, or int64 if `x` is integer. Written.
+    out : shape (n,), floating, or int64 if `x` is integer; made in the dtype of `x`. Written.
 
     Elements of `x` are converted to the dtype of `out`, added in float64 or int64, and each sum is rounded once, to the
     dtype of `out`. int64 wraps around. The order of the additions depends on `n` only, not on the number of threads. A

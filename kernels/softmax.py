@@ -28,14 +28,15 @@ def _softmax_row(x, out):
         out[j] *= scale
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@fast_args(out="x[rows, columns] -> out[rows, columns]", parallel=True, cache=True, error_model="numpy")
 def softmax(x, out):
     """Write the softmax of each row of `x` into `out`.
 
     Parameters
     ----------
     x : shape (rows, columns), any real dtype.
-    out : shape (rows, columns), floating. Written. Each row sums to 1; no columns: nothing is written.
+    out : shape (rows, columns), floating; made in the dtype of `x`. Written. Each row sums to 1; no columns: nothing is
+        written.
 
     Differences are taken in the common type of `x` and `out`, exponentials in the dtype of `out`, and the sum of each
     4096 of them; the sum of those is in float64.

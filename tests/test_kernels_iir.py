@@ -41,7 +41,7 @@ def test_sosfilt(framework, dtype, layout):
         x, out = layout(random((channels, samples), dtype)), blank((channels, samples), np.float64, layout)
         initial, final = random((3, channels, 2), np.float64, seed=1), final_of(SECTIONS, channels)
         arguments = [make(framework, a) for a in (SECTIONS, x, initial, out, final)]
-        assert sosfilt(*arguments) is None
+        sosfilt(*arguments)
         if channels and samples:
             expected, state = signal.sosfilt(SECTIONS, x.astype(np.float64), zi=initial)
             check(out, expected, scale=10)

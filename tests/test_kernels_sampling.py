@@ -39,7 +39,7 @@ def oracle(logits, k, p, temperature, u):
 def drawn(framework, logits, k, p, temperature, u, layout=contiguous):
     out = blank(logits.shape[0], np.int64, layout)
     given = [make(framework, a) for a in (logits, u, out)]
-    assert sample(given[0], k, p, temperature, *given[1:]) is None
+    sample(given[0], k, p, temperature, *given[1:])
     return out
 
 
