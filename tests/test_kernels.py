@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -478,33 +475,3 @@ def test_injective():
     ]:
         view = strided_views(memory[10:], shape, [8 * step for step in steps])
         assert injective(place(view)) == expected, (shape, steps)
-
-
-# ---- the disk cache ----
-
-SECOND_PROCESS = """
-import numpy as np
-from kernels.axpy import axpy
-from kernels.heat import heat_step
-from kernels.histogram import histogram
-from kernels.layer_norm import layer_norm
-from kernels.softmax import softmax
-
-line, grid = np.ones(4), np.ones((4, 4))
-axpy(2.0, line, line, np.empty(4))
-softmax(grid, np.empty((4, 4)))
-layer_norm(grid, line, line, np.empty((4, 4)))
-histogram(line, 0.0, 1.0, np.empty(4, np.int64))
-heat_step(grid, 0.1, np.empty((4, 4)))
-for kernel in (axpy, softmax, layer_norm, histogram, heat_step):
-    stats = kernel.dispatcher.stats
-    assert not stats.cache_misses and sum(stats.cache_hits.values()) == 1, (kernel, stats)
-"""
-
-
-def test_a_second_process_compiles_nothing():
-    root = pathlib.Path(__file__).parent.parent
-    # the first run compiles what no earlier test did; it may fail its assertions, the second may not
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", SECOND_PROCESS], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

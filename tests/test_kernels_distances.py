@@ -159,11 +159,11 @@ def test_overlaps_are_refused():
             kernel(*args)
         np.testing.assert_array_equal(memory, before)
     if torch is not None:
-        expanded, counts = torch.zeros(1).expand(4, 2), torch.zeros(1, dtype=torch.int64).expand(4, 2)
-        x, y, two = (torch.from_numpy(a.copy()) for a in (x, y, two))
+        expanded, counts = (torch.zeros(1, dtype=dtype).expand(4, 2) for dtype in (torch.float64, torch.int64))
+        x, y = (torch.zeros(n, 6, dtype=torch.int32)[:, ::2] for n in (4, 5))
         with pytest.raises(ValueError, match=r"^out: each element"):
             pairwise(x, y[:2], expanded)
         with pytest.raises(ValueError, match=r"^distances: each element"):
-            nearest(x, y, 2, expanded, torch.zeros((4, 2), dtype=torch.int64))
+            nearest(x, y, 2, expanded, torch.zeros((4, 4), dtype=torch.int64)[:, ::2])
         with pytest.raises(ValueError, match=r"^indices: each element"):
-            nearest(x, y, 2, two, counts)
+            nearest(x, y, 2, torch.zeros((4, 4), dtype=torch.float64)[:, ::2], counts)

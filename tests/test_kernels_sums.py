@@ -322,13 +322,21 @@ def test_overlaps_are_refused(framework):
         for tensor, copy in zip((line, short, counts), before, strict=True):
             np.testing.assert_array_equal(np.asarray(tensor), copy)
     if framework == "torch":
-        expanded = torch.zeros(1).expand(2)
-        row = torch.zeros(2)
-        for kernel, args in [(exclusive_scan, (row, expanded)), (segment_sum, (row, indptr[:1].repeat(3), expanded))]:
+        def every_third(dtype, *values):
+            return torch.tensor(values, dtype=dtype).repeat_interleave(3)[::3]
+
+        doubles, counts = every_third(torch.float64, 0, 0), every_third(torch.uint8, 0, 0)
+        offsets, singles = torch.zeros(3, dtype=torch.int32), every_third(torch.float32, 0, 0, 0)
+        places = [every_third(torch.int64, 0, 1, 3), every_third(torch.int64, 1, 0, 1)]
+        for kernel, args, dtype in [
+            (exclusive_scan, (counts,), torch.int64),
+            (segment_sum, (doubles, offsets), torch.float64),
+            (csr_matvec, (*places, singles, singles[:2]), torch.float32),
+        ]:
+            one = torch.full((1,), 7, dtype=dtype)
             with pytest.raises(ValueError, match=r"^out: each element"):
-                kernel(*args)
-        with pytest.raises(ValueError, match=r"^out: each element"):
-            csr_matvec(indptr, indices, data, x, torch.zeros(1, dtype=torch.float64).expand(2))
+                kernel(*args, one.expand(2))
+            assert one == 7
     # an output that lies in what the offsets are read from, seen as floats: only NumPy's views do that
     memory = np.zeros(8)
     with pytest.raises(ValueError, match=r"^out: overlaps indptr or indices"):
