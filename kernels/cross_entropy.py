@@ -44,6 +44,28 @@ def _loss(x, target, smoothing):
     return loss
 
 
+@njit(cache=True)
+def _check(logits, target, smoothing, ignore_index, out):
+    rows, classes = logits.shape
+    if target.shape != (rows,):
+        raise ValueError("target: its shape must be (rows,)")
+    if target.dtype.kind != "i" and target.dtype.kind != "u":
+        raise ValueError("target: its dtype must be integer")
+    if out.shape != (rows,):
+        raise ValueError("out: its shape must be (rows,)")
+    if not (smoothing >= 0 and smoothing <= 1):
+        raise ValueError("smoothing: must be from 0 to 1")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not (apart(place(logits), place(out)) and apart(place(target), place(out))):
+        raise ValueError("out: overlaps logits or target")
+    for i in range(rows):
+        if (target[i] < 0 or target[i] >= classes) and target[i] != ignore_index:
+            raise ValueError("target: must be a class or ignore_index")
+
+
 @fast_args(out="logits[rows, classes], target[rows] -> out[rows]", parallel=True, cache=True, error_model="numpy")
 def cross_entropy(logits, target, smoothing, ignore_index, out):
     """Write the cross entropy of each row of `logits` with its target into `out`.
@@ -69,24 +91,8 @@ def cross_entropy(logits, target, smoothing, ignore_index, out):
     """
     if logits.ndim != 2:
         raise ValueError("logits: must have two dimensions")
+    _check(logits, target, smoothing, ignore_index, out)
     rows, classes = logits.shape
-    if target.shape != (rows,):
-        raise ValueError("target: its shape must be (rows,)")
-    if target.dtype.kind != "i" and target.dtype.kind != "u":
-        raise ValueError("target: its dtype must be integer")
-    if out.shape != (rows,):
-        raise ValueError("out: its shape must be (rows,)")
-    if not (smoothing >= 0 and smoothing <= 1):
-        raise ValueError("smoothing: must be from 0 to 1")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not (apart(place(logits), place(out)) and apart(place(target), place(out))):
-        raise ValueError("out: overlaps logits or target")
-    for i in range(rows):
-        if (target[i] < 0 or target[i] >= classes) and target[i] != ignore_index:
-            raise ValueError("target: must be a class or ignore_index")
     if rows * classes < _WORTH_THREADS:
         for i in range(rows):
             out[i] = 0.0 if target[i] == ignore_index else _loss(logits[i], np.intp(target[i]), smoothing)

@@ -37,6 +37,28 @@ def _rows(indptr, indices, data, x, out, first, last):
         out[i] = total
 
 
+@njit(cache=True)
+def _check(indptr, indices, data, x, out):
+    if indptr.dtype.kind != "i" and indptr.dtype.kind != "u":
+        raise ValueError("indptr: must be integers")
+    if indices.dtype.kind != "i" and indices.dtype.kind != "u":
+        raise ValueError("indices: must be integers")
+    if data.shape != indices.shape:
+        raise ValueError("data: its shape must be that of indices")
+    if out.shape[0] != indptr.shape[0] - 1:
+        raise ValueError("out: its length must be that of indptr less one")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating or complex")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not (apart(place(indptr), place(out)) and apart(place(indices), place(out))):
+        raise ValueError("out: overlaps indptr or indices")
+    if not (apart(place(data), place(out)) and apart(place(x), place(out))):
+        raise ValueError("out: overlaps data or x")
+    if not cut_within(indptr, indices.shape[0]):
+        raise ValueError("indptr: must not decrease, and lie within indices")
+
+
 @fast_args(out="data[stored], indptr[cuts], indices[stored], x[columns] -> out[cuts - 1]", parallel=True, cache=True)
 def csr_matvec(indptr, indices, data, x, out):
     """Write the product of a matrix of ``(rows, columns)`` and `x` into `out`.
@@ -59,26 +81,15 @@ def csr_matvec(indptr, indices, data, x, out):
 
     Raises ValueError if a shape, an offset, an index, a dtype or an overlap breaks these rules.
     """
-    if indptr.ndim != 1 or (indptr.dtype.kind != "i" and indptr.dtype.kind != "u"):
-        raise ValueError("indptr: must be integers in one dimension")
-    if indices.ndim != 1 or (indices.dtype.kind != "i" and indices.dtype.kind != "u"):
-        raise ValueError("indices: must be integers in one dimension")
-    if data.shape != indices.shape:
-        raise ValueError("data: its shape must be that of indices")
+    if indptr.ndim != 1:
+        raise ValueError("indptr: must have one dimension")
+    if indices.ndim != 1:
+        raise ValueError("indices: must have one dimension")
     if x.ndim != 1:
         raise ValueError("x: must have one dimension")
-    if out.ndim != 1 or out.shape[0] != indptr.shape[0] - 1:
-        raise ValueError("out: its length must be that of indptr less one")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating or complex")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not (apart(place(indptr), place(out)) and apart(place(indices), place(out))):
-        raise ValueError("out: overlaps indptr or indices")
-    if not (apart(place(data), place(out)) and apart(place(x), place(out))):
-        raise ValueError("out: overlaps data or x")
-    if not cut_within(indptr, indices.shape[0]):
-        raise ValueError("indptr: must not decrease, and lie within indices")
+    if out.ndim != 1:
+        raise ValueError("out: must have one dimension")
+    _check(indptr, indices, data, x, out)
     rows = out.shape[0]
     if indices.shape[0] < _WORTH_THREADS:
         if _outside(indices, x.shape[0]) != 0:

@@ -130,6 +130,19 @@ def _check(x, y):
         raise ValueError("y: must have as many columns as x")
 
 
+@njit(cache=True)
+def _check_pairwise(x, y, out):
+    _check(x, y)
+    if out.ndim != 2 or out.shape[0] != x.shape[0] or out.shape[1] != y.shape[0]:
+        raise ValueError("out: its shape must be the number of rows of x and that of y")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not (apart(place(x), place(out)) and apart(place(y), place(out))):
+        raise ValueError("out: overlaps x or y")
+
+
 @fast_args(out="x[n, columns], y[m, columns] -> out[n, m]", parallel=True, cache=True)
 def pairwise(x, y, out):
     """Write the distance of row `i` of `x` from row `j` of `y` into ``out[i, j]``.
@@ -148,15 +161,7 @@ def pairwise(x, y, out):
 
     Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
     """
-    _check(x, y)
-    if out.ndim != 2 or out.shape[0] != x.shape[0] or out.shape[1] != y.shape[0]:
-        raise ValueError("out: its shape must be the number of rows of x and that of y")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not (apart(place(x), place(out)) and apart(place(y), place(out))):
-        raise ValueError("out: overlaps x or y")
+    _check_pairwise(x, y, out)
     rows, panels = _packed(x, out), _panels(y, out)
     n = x.shape[0]
     if out.size * x.shape[1] < _WORTH_THREADS:
@@ -165,6 +170,31 @@ def pairwise(x, y, out):
         for block in prange(-(-n // _ROWS)):
             first, last = block * _ROWS, min((block + 1) * _ROWS, n)
             _pairwise_rows(rows[first:last], panels, out[first:last])
+
+
+@njit(cache=True)
+def _check_nearest(x, y, k, distances, indices):
+    _check(x, y)
+    if k < 0 or k > y.shape[0]:
+        raise ValueError("k: must be from 0 to the number of rows of y")
+    if distances.shape != (x.shape[0], k):
+        raise ValueError("distances: its shape must be the number of rows of x and k")
+    if indices.shape != distances.shape:
+        raise ValueError("indices: its shape must be that of distances")
+    if distances.dtype.type(0.5) != 0.5:
+        raise ValueError("distances: its dtype must be floating")
+    if indices.dtype.kind != "i" or indices.itemsize != 8:
+        raise ValueError("indices: its dtype must be int64")
+    if not injective(place(distances)):
+        raise ValueError("distances: each element must have memory of its own")
+    if not injective(place(indices)):
+        raise ValueError("indices: each element must have memory of its own")
+    if not (apart(place(x), place(distances)) and apart(place(y), place(distances))):
+        raise ValueError("distances: overlaps x or y")
+    if not (apart(place(x), place(indices)) and apart(place(y), place(indices))):
+        raise ValueError("indices: overlaps x or y")
+    if not apart(place(distances), place(indices)):
+        raise ValueError("indices: overlaps distances")
 
 
 @fast_args(
@@ -188,27 +218,7 @@ def nearest(x, y, k, distances, indices):
 
     Raises ValueError if a shape, `k`, the dtype of `distances` or `indices` or an overlap breaks these rules.
     """
-    _check(x, y)
-    if k < 0 or k > y.shape[0]:
-        raise ValueError("k: must be from 0 to the number of rows of y")
-    if distances.shape != (x.shape[0], k):
-        raise ValueError("distances: its shape must be the number of rows of x and k")
-    if indices.shape != distances.shape:
-        raise ValueError("indices: its shape must be that of distances")
-    if distances.dtype.type(0.5) != 0.5:
-        raise ValueError("distances: its dtype must be floating")
-    if indices.dtype.kind != "i" or indices.itemsize != 8:
-        raise ValueError("indices: its dtype must be int64")
-    if not injective(place(distances)):
-        raise ValueError("distances: each element must have memory of its own")
-    if not injective(place(indices)):
-        raise ValueError("indices: each element must have memory of its own")
-    if not (apart(place(x), place(distances)) and apart(place(y), place(distances))):
-        raise ValueError("distances: overlaps x or y")
-    if not (apart(place(x), place(indices)) and apart(place(y), place(indices))):
-        raise ValueError("indices: overlaps x or y")
-    if not apart(place(distances), place(indices)):
-        raise ValueError("indices: overlaps distances")
+    _check_nearest(x, y, k, distances, indices)
     if distances.size == 0:
         return
     rows, panels = _packed(x, distances), _panels(y, distances)

@@ -35,6 +35,18 @@ def _heat_row(u, r, out, i):
     out[i, columns - 1] = u[i, columns - 1]
 
 
+@njit(cache=True)
+def _check(u, out):
+    if u.shape != out.shape:
+        raise ValueError("u: its shape must be that of out")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart(place(u), place(out)):
+        raise ValueError("out: overlaps u")
+
+
 @fast_args(out="u[rows, columns] -> out[rows, columns]", parallel=True, cache=True)
 def heat_step(u, r, out):
     """Write the temperatures after one time step into `out`.
@@ -54,14 +66,7 @@ def heat_step(u, r, out):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if u.shape != out.shape:
-        raise ValueError("u: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart(place(u), place(out)):
-        raise ValueError("out: overlaps u")
+    _check(u, out)
     rows, columns = out.shape
     if rows * columns < _WORTH_THREADS:
         for i in range(rows):

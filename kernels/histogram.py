@@ -40,6 +40,37 @@ def _count(x, edges, counts):
             counts[k] += 1
 
 
+@njit(cache=True)
+def _edges(x, bins, low, high):
+    width = (np.float64(high) - np.float64(low)) / bins
+    edges = np.empty(bins + 1)
+    for k in range(bins):
+        edges[k] = k * width + low
+    edges[bins] = high
+    if x.dtype.kind == "f":
+        for k in range(bins + 1):
+            edges[k] = x.dtype.type(edges[k])
+    return edges
+
+
+@njit(cache=True)
+def _check(x, bins, low, high, out):
+    if bins < 1:
+        raise ValueError("bins: must be at least 1")
+    if out.shape != (bins,):
+        raise ValueError("out: its shape must be (bins,)")
+    if (out.dtype.kind != "i" and out.dtype.kind != "u") or out.itemsize != 8:
+        raise ValueError("out: its dtype must be int64 or uint64")
+    if not (low < high and np.isfinite(np.float64(high) - np.float64(low))):
+        raise ValueError("low, high: must be finite, low less than high")
+    if x.dtype.kind == "f" and not (np.isfinite(x.dtype.type(low)) and np.isfinite(x.dtype.type(high))):
+        raise ValueError("low, high: must be finite in the dtype of x")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart(place(x), place(out)):
+        raise ValueError("out: overlaps x")
+
+
 @fast_args(out="x[n], bins -> out[bins]: int64", parallel=True, cache=True, error_model="numpy")
 def histogram(x, bins, low, high, out):
     """Write into ``out[k]`` how many values of `x` lie in bin `k`.
@@ -57,30 +88,8 @@ def histogram(x, bins, low, high, out):
     """
     if x.ndim != 1:
         raise ValueError("x: must have one dimension")
-    if bins < 1:
-        raise ValueError("bins: must be at least 1")
-    if out.shape != (bins,):
-        raise ValueError("out: its shape must be (bins,)")
-    if (out.dtype.kind != "i" and out.dtype.kind != "u") or out.itemsize != 8:
-        raise ValueError("out: its dtype must be int64 or uint64")
-    if not (low < high and np.isfinite(np.float64(high) - np.float64(low))):
-        raise ValueError("low, high: must be finite, low less than high")
-    if x.dtype.kind == "f" and not (np.isfinite(x.dtype.type(low)) and np.isfinite(x.dtype.type(high))):
-        raise ValueError("low, high: must be finite in the dtype of x")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart(place(x), place(out)):
-        raise ValueError("out: overlaps x")
-
-    width = (np.float64(high) - np.float64(low)) / bins
-    edges = np.empty(bins + 1)
-    for k in range(bins):
-        edges[k] = k * width + low
-    edges[bins] = high
-    if x.dtype.kind == "f":
-        for k in range(bins + 1):
-            edges[k] = x.dtype.type(edges[k])
-
+    _check(x, bins, low, high, out)
+    edges = _edges(x, bins, low, high)
     for k in range(bins):
         out[k] = 0
     n = x.shape[0]

@@ -16,7 +16,8 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart, apart_or_same, injective, place
+from .overlap import apart, place
+from .rows import check_rows
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -44,6 +45,22 @@ def _layer_norm_row(x, weight, bias, eps, out):
         out[j] = value
 
 
+@njit(cache=True)
+def _check(x, weight, bias, out):
+    check_rows(x, out)
+    features = out.shape[1]
+    if weight is not None:
+        if weight.shape != (features,):
+            raise ValueError("weight: its shape must be (features,)")
+        if not apart(place(weight), place(out)):
+            raise ValueError("out: overlaps weight")
+    if bias is not None:
+        if bias.shape != (features,):
+            raise ValueError("bias: its shape must be (features,)")
+        if not apart(place(bias), place(out)):
+            raise ValueError("out: overlaps bias")
+
+
 @fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
 def layer_norm(x, weight, bias, eps=1e-5, out=None):
     """Write each row of `x`, normalised, into `out`: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
@@ -64,25 +81,8 @@ def layer_norm(x, weight, bias, eps=1e-5, out=None):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
+    _check(x, weight, bias, out)
     rows, features = out.shape
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
-    if weight is not None:
-        if weight.shape != (features,):
-            raise ValueError("weight: its shape must be (features,)")
-        if not apart(place(weight), place(out)):
-            raise ValueError("out: overlaps weight")
-    if bias is not None:
-        if bias.shape != (features,):
-            raise ValueError("bias: its shape must be (features,)")
-        if not apart(place(bias), place(out)):
-            raise ValueError("out: overlaps bias")
     if features == 0:
         return
     if rows * features < _WORTH_THREADS:

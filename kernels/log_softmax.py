@@ -12,8 +12,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart_or_same, injective, place
-from .rows import largest, sum_of_exp
+from .rows import check_rows, largest, sum_of_exp
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -48,14 +47,7 @@ def log_softmax(x, out):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
+    check_rows(x, out)
     rows, columns = out.shape
     if columns == 0:
         return

@@ -58,6 +58,29 @@ def _rotary_head(x, cos, sin, interleaved, out):
         _copy(turned, out[p])
 
 
+@njit(cache=True)
+def _check(x, cos, sin, start, out):
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    positions, head_dim = out.shape[2:]
+    if head_dim % 2 != 0:
+        raise ValueError("x: its last dimension must be even")
+    if cos.ndim != 2 or cos.shape[1] != head_dim // 2:
+        raise ValueError("cos: its shape must be (longest, head_dim // 2)")
+    if sin.shape != cos.shape:
+        raise ValueError("sin: its shape must be that of cos")
+    if start < 0 or start > cos.shape[0] - positions:
+        raise ValueError("start: cos and sin must have a row for each position from start on")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart_or_same(place(x), place(out)):
+        raise ValueError("out: overlaps x without being the same view")
+    if not (apart(place(cos), place(out)) and apart(place(sin), place(out))):
+        raise ValueError("out: overlaps cos or sin")
+
+
 @fast_args(out="x[batch, heads, positions, dim] -> out[batch, heads, positions, dim]", parallel=True, cache=True)
 def rotary(x, cos, sin, start, interleaved, out):
     """Write `x` with each pair turned by the angle of its position into `out`.
@@ -80,25 +103,8 @@ def rotary(x, cos, sin, start, interleaved, out):
     """
     if out.ndim != 4:
         raise ValueError("out: must have four dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    batch, heads, positions, head_dim = out.shape
-    if head_dim % 2 != 0:
-        raise ValueError("x: its last dimension must be even")
-    if cos.ndim != 2 or cos.shape[1] != head_dim // 2:
-        raise ValueError("cos: its shape must be (longest, head_dim // 2)")
-    if sin.shape != cos.shape:
-        raise ValueError("sin: its shape must be that of cos")
-    if start < 0 or start > cos.shape[0] - positions:
-        raise ValueError("start: cos and sin must have a row for each position from start on")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
-    if not (apart(place(cos), place(out)) and apart(place(sin), place(out))):
-        raise ValueError("out: overlaps cos or sin")
+    _check(x, cos, sin, start, out)
+    batch, heads, positions, _ = out.shape
     cos, sin = cos[start : start + positions], sin[start : start + positions]
     if out.size < _WORTH_THREADS:
         for i in range(batch * heads):

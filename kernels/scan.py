@@ -70,6 +70,21 @@ def _pass(x, out, starts, piece, group, writing):
             starts[p] = _sum(x[p * piece : (p + 1) * piece], out)
 
 
+@njit(cache=True)
+def _check(x, out):
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    if out.dtype.type(0.5) != 0.5:
+        if out.itemsize != 8 or out.dtype.type(-1) + 1.0 != 0:
+            raise ValueError("out: its dtype must be floating or int64")
+        if x.dtype.kind == "f":
+            raise ValueError("out: its dtype must be floating, as that of x is")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart_or_same(place(x), place(out)):
+        raise ValueError("out: overlaps x without being the same view")
+
+
 @fast_args(out="x[n] -> out[n]", parallel=True, cache=True)
 def exclusive_scan(x, out):
     """Write the sum of ``x[:i]`` into ``out[i]``.
@@ -89,17 +104,7 @@ def exclusive_scan(x, out):
     """
     if out.ndim != 1:
         raise ValueError("out: must have one dimension")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        if out.itemsize != 8 or out.dtype.type(-1) + 1.0 != 0:
-            raise ValueError("out: its dtype must be floating or int64")
-        if x.dtype.kind == "f":
-            raise ValueError("out: its dtype must be floating, as that of x is")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
+    _check(x, out)
     n = x.shape[0]
     groups = 0 if n < _WORTH_PIECES else max(1, n // _GROUP)
     piece = 0 if groups == 0 else n // (4 * groups)

@@ -14,6 +14,7 @@ from kernel_data import (
     make,
     random,
     strided,
+    that_fit,
     torch,
     transposed,
     zeros,
@@ -37,7 +38,8 @@ def final_of(sos, channels, dtype=np.float64):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sosfilt(framework, dtype, layout):
     """Few channels, which are filtered one by one, and many, side by side; one group of them, several, in several threads."""
-    for channels, samples in [(0, 5), (1, 0), (40, 0), (1, 1), (3, 257), (5, 128), (8, 300), (9, 129), (36, 700), (37, 127)]:
+    shapes = [(0, 5), (1, 0), (40, 0), (1, 1), (1, 9), (3, 257), (5, 128), (8, 300), (9, 129), (36, 700), (37, 127)]
+    for channels, samples in that_fit(layout, shapes):
         x, out = layout(random((channels, samples), dtype)), blank((channels, samples), np.float64, layout)
         final_dtype = np.float32 if dtype is np.int16 else np.float64
         initial, final = random((3, channels, 2), np.float64, seed=1), layout(final_of(SECTIONS, channels, final_dtype))
