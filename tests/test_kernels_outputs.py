@@ -1,4 +1,4 @@
-"""Outputs that are omitted: each kernel makes them, of the caller's framework, and what it writes into given ones is the same."""
+"""Outputs that are omitted: kernels make them in the framework of their data, equal to what they write into given ones."""
 
 import pathlib
 import subprocess
