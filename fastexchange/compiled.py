@@ -195,42 +195,33 @@ def part(signature):
 def _called_by(library) -> Iterator[str | None]:
     """The names of what a kernel, and what is compiled into it, calls; None for a call through a pointer.
 
-    Without Numba's wrappers around kernels, which run before and after them, and without what counts references. In the function
-    that a thread runs of a parallel loop, a wrapper too, it is a call through a pointer that makes the arguments of an exception.
+    Without Numba's wrappers around kernels, which run before and after them, and without what counts references.
     """
     for function in library._get_module_for_linking().functions:
         if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
             continue
-        text = str(function)
-        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%[\w.$]+|$)", text, re.MULTILINE):
-            if callee.startswith("@"):
-                yield callee.lstrip('@"')
-            elif not (function.name.startswith("__gufunc__") and f"  {callee} = {_OF_EXCEPTION}" in _without_operand(text)):
-                yield None
+        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
+            yield callee.lstrip('@"') if callee.startswith("@") else None
 
 
-_OF_EXCEPTION = "extractvalue { ptr, i32, ptr, ptr, i32 } %, 3"
-"""In LLVM's words: the function in Numba's ``excinfo`` that makes an exception's arguments (``numba.core.callconv``)."""
-
-
-def _without_operand(text: str) -> str:
-    return re.sub(r"(extractvalue \{[^}]*\}) %[\w.$]+,", r"\1 %,", text)
+_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout", "PyEval_SaveThread")
 
 
 def may_run_python(library) -> bool:
-    """Whether the machine code of a kernel, and of what it calls, may run Python: an ``objmode`` block, ``print``, a callback.
+    """Whether Python code may run while the machine code of a kernel, and of what it calls, does.
 
-    Then other code runs in the middle of a call, as it does without the GIL. Where the code cannot be looked at, it may; and so
-    may a function behind a pointer (ctypes, cffi, Numba's first-class functions).
+    It runs some itself (an ``objmode`` block, ``print``, a callback), or lets other threads do so: a parallel loop gives up the
+    GIL for as long as it takes. Where the code cannot be looked at, it may; and so may a function behind a pointer (ctypes, cffi,
+    Numba's first-class functions).
     """
     try:
-        return any(name is None or name.startswith(("PyObject_Call", "PySys_FormatStdout")) for name in _called_by(library))
+        return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
     except Exception:
         return True
 
 
 def can_be_linked(library) -> bool:
-    """Whether a kernel can be made part of other code: it was not loaded from a cache, and runs no Python."""
+    """Whether a kernel can be made part of other code: it was not loaded from a cache, and no Python code runs with it."""
     try:
         library._get_module_for_linking()
     except Exception:

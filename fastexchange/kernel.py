@@ -257,9 +257,10 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, **options)
     a dispatcher, which has its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that
     does not fit the parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
 
-    Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``), or
-    runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors the storage, too:
-    its ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``. So no other code frees what the kernel reads.
+    Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``, or a loop
+    in parallel), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors
+    the storage, too: its ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``. So no other code frees what
+    the kernel reads.
     A tensor that is made of a result owns Numba's memory; one that shows an argument's memory keeps the argument alive.
 
     >>> import numpy as np

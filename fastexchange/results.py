@@ -103,8 +103,11 @@ def tensor_type(cls: type) -> type:
 
 def check_type(cls: type) -> None:
     """Raise TypeError for a `cls` that is no type of tensors that can be made."""
-    if cls is object or (tensor_type(cls) is not np.ndarray and _maker(tensor_type(cls)) is None):
+    made = tensor_type(cls)
+    if cls is object or (made is not np.ndarray and _maker(made) is None):
         raise TypeError(f"fast_args(): returns is a type of tensors that can be made of memory, not {type_name(cls)}")
+    if made is not cls:
+        raise TypeError(f"fast_args(): returns={type_name(cls)}: a result is made a {type_name(made)}; say so, and convert it")
     learn_type(cls)
 
 

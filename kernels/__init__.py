@@ -33,6 +33,7 @@ Rules that all of them keep:
   is made first: a tensor of the framework of the first input in the notation, of the shape and the dtype that the
   kernel's docstring says ("made in the dtype of `x`"). The call returns its output, or a tuple of them. Inputs are only
   read. Only where the data decide an output's size does a kernel return new arrays and take none (``runs``).
+  An optimiser's step (``adamw``) updates what it is given, and returns None.
 - An output that is made like an integer input, where only a floating one can hold the result, is refused as one that is
   given: softmax of integers wants a floating ``out``.
 - Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.

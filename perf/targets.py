@@ -112,6 +112,8 @@ def _results_and_launches(book: _Book) -> None:
     book.add("a new 4-element torch result", "≤ 0.8 x torch.empty_like", new, 0.8, "x")
     for count in rows.COUNTS:
         book.add(f"bound to {count}", "≤ 1.6 x empty C builtin", lambda t, n=count: t[f"bound/{n}"] / t["bound/empty"], 1.6, "x")
+    limit = lambda t: t["bound/32"] / t["bound/object"]  # noqa: E731
+    book.add("bound to 32", "≤ 1.6 x empty C object", limit, 1.6, "x")
     for name in ("numpy", "torch"):
         more = lambda t, n=name: t[f"tuple/{n}/tuple"] - t[f"tuple/{n}/apart"]  # noqa: E731
         book.add(f"a tuple of 3 {name}", "≤ 30 ns more than the 3", more, 30, "ns")

@@ -10,6 +10,7 @@ deleter is counted. Prints what each path took, and ends with exit code 1 if any
 
 import argparse
 import array as stdlib_array
+import collections
 import contextlib
 import ctypes
 import gc
@@ -195,6 +196,39 @@ def backwards(x):
     return np.ones(3), x[::-1]
 
 
+Pair = collections.namedtuple("Pair", "left right")
+other_shape = np.ones((2, 2))
+
+
+@fast_args
+def nest(tree, pair):
+    return tree[0][0] + tree[1][1][0], pair.left[1:], tree[1][0]
+
+
+@fast_args
+def total(tensors, rest):
+    s = 0.0
+    for tensor in tensors:
+        s += tensor[0]
+    return s + len(rest[0]), tensors[-1], rest[0][0][1:]
+
+
+@fast_args
+def shuffle(tensors, others):
+    tensors.append(others[0])
+    tensors[0] = tensors[-1]
+    tensors.append(tensors[0] * 2)
+    return tensors
+
+
+@fast_args(out="x[n] -> out[n]")
+def doubled(x, by=2.0, fail=False, out=None):
+    if fail:
+        raise ValueError("no")
+    for i in range(x.shape[0]):
+        out[i] = x[i] * by
+
+
 @fast_args
 def numbers(a, b, c, d):
     return a, b, c, d
@@ -246,6 +280,8 @@ class Calls:
             memoryview(self.array), stdlib_array.array("d", self.array), bytearray(8), b"12345678", memoryview(b"12345678"),
         ]  # fmt: skip
         self.tensors = [*self.native, *self.counted]
+        readonly = (Legacy, Ignorant)
+        self.writeable = [x for x in self.tensors if type(x) not in readonly and x is not self.readonly]
         self.bad = [
             forgetful(Dunder(self.array, self.ledger, device_type=2)), Tabled(self.array, self.ledger, data=0),
             forgetful(Legacy(self.array, self.ledger, lanes=2)), forgetful(Dunder(self.array, self.ledger, version=(2, 0))),
@@ -262,7 +298,7 @@ class Calls:
             self.paths = [path for path in self.paths if "PyTorch" not in path.name]
 
     MIX = (
-        ("three arrays of NumPy", 300_000, "three_numpy"),
+        ("three arrays of NumPy", 240_000, "three_numpy"),
         ("three tensors of PyTorch", 200_000, "three_torch"),
         ("three of any framework", 80_000, "any_three"),
         ("keywords and defaults", 90_000, "by_keyword"),
@@ -277,6 +313,11 @@ class Calls:
         ("results that PyTorch has no tensors for", 1_000, "results_refused"),
         ("views kept in a list", 15_000, "kept"),
         ("bound launches", 50_000, "bound"),
+        ("tuples and named tuples", 15_000, "in_tuples"),
+        ("lists", 20_000, "in_lists"),
+        ("lists that the kernel changes", 10_000, "changed_lists"),
+        ("lists refused", 1_000, "lists_refused"),
+        ("declared outputs", 14_000, "declared"),
         ("exceptions in the kernel", 20_000, "exceptions"),
         ("refused", 12_000, "refused"),
         ("refused in the middle of seven", 4_000, "refused_in_the_middle"),
@@ -362,9 +403,43 @@ class Calls:
             launches[i % len(launches)]()
         launches[0].rebind(z=self.array)
 
+    def in_tuples(self, times):
+        tensors = self.writeable
+        count = len(tensors)
+        for i in range(times):
+            one, other = tensors[i % count], tensors[i // count % count]
+            nest((one, (2.5, other)), Pair(other, one))
+
+    def in_lists(self, times):
+        for i in range(times):
+            at = i % len(self.writeable)
+            total(self.writeable[at:] if i % 50 else self.writeable * 10, ([self.array] * (1 + i % 2), i))
+
+    def changed_lists(self, times):
+        fresh = [self.array, *self.native[2:]]
+        for i in range(times):
+            tensors = fresh[i % len(fresh) :]
+            shuffle(tensors, tensors if i & 1 else fresh[:])
+
+    def lists_refused(self, times):
+        other = np.ones((2, 2))
+        for i in range(times):
+            fails(total, [*self.tensors, other if i & 1 else self.bad[i // 2 % 6]], ([self.array], 1))
+
+    def declared(self, times):
+        for i in range(times):
+            tensor = self.tensors[i % len(self.tensors)]
+            if i % 16 == 7:
+                fails(doubled, tensor, fail=True)
+            elif i % 16 == 11:
+                fails(doubled, other_shape)
+            elif i & 1:
+                doubled(tensor)
+            else:
+                doubled(tensor, by=3.0, out=self.array if i & 2 else None)
+
     def kept(self, times):
-        readonly = (Legacy, Ignorant)
-        tensors = [tensor for tensor in self.tensors if type(tensor) not in readonly and tensor is not self.readonly]
+        tensors = self.writeable
         for i in range(times):
             keep(self.container, tensors[i % len(tensors)])
             if i % 50 == 49:

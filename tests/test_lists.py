@@ -6,7 +6,9 @@ import sys
 import numba
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import FRAMEWORKS, torch
+from hypothesis import given
+from hypothesis import strategies as st
 from made_producers import Dunder, Ledger
 from numba.core.runtime import _nrt_python, rtsys
 from oracle import is_same
@@ -63,9 +65,9 @@ def arrays(count: int, dtype=np.float64) -> list:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 65, 300])
 def test_every_framework_and_length(framework, count):
-    given = arrays(count)
-    tensors = [framework.tensor(array) for array in given]
-    expected = sum(float(array.sum()) for array in given) * 2
+    given_arrays = arrays(count)
+    tensors = [framework.tensor(array) for array in given_arrays]
+    expected = sum(float(array.sum()) for array in given_arrays) * 2
     for _ in range(20):
         assert total(tensors, 2.0) == expected
 
@@ -85,20 +87,20 @@ def test_the_types_are_those_of_njit():
         return len(tensors)
 
     kernel, jitted = fast_args(plain), numba.njit(plain)
-    for given in (arrays(2), arrays(2, np.int32), [np.ones((2, 3))] * 2, [np.ones((3, 2)).T] * 2, [np.ones(6)[::2]] * 2):
-        assert kernel(given) == jitted(given) == 2
+    for lists in (arrays(2), arrays(2, np.int32), [np.ones((2, 3))] * 2, [np.ones((3, 2)).T] * 2, [np.ones(6)[::2]] * 2):
+        assert kernel(lists) == jitted(lists) == 2
     assert kernel.signatures == jitted.signatures
 
 
 def test_mixed_layouts_have_the_type_that_all_of_them_are():
     kernel = fast_args(lambda tensors: tensors[0][0] + tensors[1][1])
-    given = [np.arange(4.0), np.arange(10.0)[::3]]
-    assert (kernel(given), kernel(given[::-1])) == (3, 1)
+    both = [np.arange(4.0), np.arange(10.0)[::3]]
+    assert (kernel(both), kernel(both[::-1])) == (3, 1)
     readonly = np.arange(4.0)
     readonly.flags.writeable = False
-    kernel([given[0], readonly])
+    kernel([both[0], readonly])
     unaligned = np.frombuffer(bytearray(41), np.uint8)[1:].view(np.float64)
-    assert kernel([given[0], unaligned]) == 0
+    assert kernel([both[0], unaligned]) == 0
     types = [signature[0].dtype for signature in kernel.signatures]
     assert [t.layout for t in types] == ["A", "C", "C"]
     assert [t.mutable for t in types] == [True, False, True]
@@ -106,8 +108,8 @@ def test_mixed_layouts_have_the_type_that_all_of_them_are():
 
 
 def test_several_frameworks_in_one_list(framework):
-    given = [framework.tensor(np.arange(3.0)), np.arange(4.0), framework.tensor(np.arange(5.0))]
-    assert total(given, 1.0) == 3 + 6 + 10
+    mixed = [framework.tensor(np.arange(3.0)), np.arange(4.0), framework.tensor(np.arange(5.0))]
+    assert total(mixed, 1.0) == 3 + 6 + 10
 
 
 def test_items_are_written(framework):
@@ -151,6 +153,58 @@ def test_many_lists_and_more_arrays_behind_them():
     for count in (1, 14, 70):
         for _ in range(3):
             assert kernel(*lists, *[np.full(1, 0.5)] * count) == 173 + count + 0.5
+
+
+BY_NAME = {each.name: each for each in FRAMEWORKS}
+
+
+@st.composite
+def lists_of_arrays(draw):
+    """(arrays of one element type and rank, where they come from)."""
+    dtype, ndim = draw(st.sampled_from(["f4", "i2"])), draw(st.integers(1, 2))
+    names, arrays = [], []
+    for _ in range(draw(st.integers(1, 5))):
+        names.append(draw(st.sampled_from(list(BY_NAME))))
+        shape = draw(st.tuples(*[st.integers(0, 3)] * ndim))
+        layout = draw(st.sampled_from(["C", "F", "strided", "readonly"]))
+        array = np.zeros([2 * extent for extent in shape], dtype)[tuple([slice(None, None, 2)] * ndim)]
+        if layout != "strided":
+            array = np.array(array, order="F" if layout == "F" else "C")
+        array[...] = np.arange(array.size).reshape(shape).astype(dtype)
+        array.flags.writeable = layout != "readonly" or not BY_NAME[names[-1]].readonly
+        arrays.append(array)
+    return arrays, names
+
+
+described = fast_args(lambda tensors, i: (len(tensors), tensors[i], [tensor.size for tensor in tensors]))
+
+
+@given(lists_of_arrays())
+def test_random_lists(case):
+    given_arrays, names = case
+    frameworks = [BY_NAME[name] for name in names]
+    tensors = [each.tensor(array) for each, array in zip(frameworks, given_arrays, strict=True)]
+    views = [each.view(tensor, array) for each, tensor, array in zip(frameworks, tensors, given_arrays, strict=True)]
+    before = [sys.getrefcount(tensor) for tensor in tensors]
+    for i in range(len(tensors)):
+        count, same, sizes = described(tensors, i)
+        assert (count, sizes) == (len(tensors), [array.size for array in given_arrays])
+        assert same is tensors[i]
+        del same
+    assert before == [sys.getrefcount(tensor) for tensor in tensors]
+    types_given = [numba.typeof(view) for view in views]
+    (element,) = {
+        signature[0].dtype for signature in described.signatures
+        if signature[0].dtype.dtype == types_given[0].dtype and signature[0].dtype.ndim == views[0].ndim
+        and signature[0].dtype.mutable == all(t.mutable for t in types_given)
+        and signature[0].dtype.layout == unified(views)
+    }  # fmt: skip
+    assert element.aligned
+
+
+def unified(views) -> str:
+    """The layout that all arrays have."""
+    return next((order for order in "CF" if all(view.flags[f"{order}_CONTIGUOUS"] for view in views)), "A")
 
 
 # ---- what a kernel does to a list ------------------------------------------------------------------------------------
@@ -393,5 +447,5 @@ def test_explained():
 
 def test_a_copy_of_the_arrays_is_not_made(framework):
     kernel = fast_args(lambda tensors: tensors[0])
-    given = np.arange(3.0)
-    assert is_same(kernel([framework.tensor(given)]), given)
+    array = np.arange(3.0)
+    assert is_same(kernel([framework.tensor(array)]), array)

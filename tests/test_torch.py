@@ -11,6 +11,8 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import warnings
 
 import numba
@@ -527,6 +529,39 @@ def test_an_exception_survives_the_end_of_a_storage_that_only_the_call_still_hel
             fails(tensor)
         gc.collect()
         ledger.check(1)
+
+
+@pytest.mark.parametrize("act", [
+    lambda tensor: tensor.set_(torch.zeros(1)), lambda tensor: tensor.untyped_storage().resize_(0),
+], ids=["set_", "resize_"])  # fmt: skip
+def test_parallel_loops_hold_what_they_read(act):
+    """Numba gives up the GIL for as long as one takes."""
+
+    @fast_args(parallel=True)
+    def rounds(x, count):
+        s = 0.0
+        for _ in range(count):
+            for i in numba.prange(x.shape[0]):
+                s += x[i]
+        return s
+
+    rounds(torch.ones(3), 1)
+    tensor = torch.ones(100_000)
+    took = time.perf_counter()
+    rounds(tensor, 100)
+    count = 100 * max(1, int(0.3 / (time.perf_counter() - took)))
+    outcome = []
+
+    def meanwhile():
+        with contextlib.suppress(RuntimeError):  # not resizable
+            act(tensor)
+        outcome.append([torch.full((100_000,), 7.0) for _ in range(20)])
+
+    other = threading.Timer(0.05, meanwhile)
+    other.start()
+    assert rounds(tensor, count) == 100_000.0 * count
+    other.join()
+    assert outcome
 
 
 def test_kernels_that_call_back_hold_what_they_read():

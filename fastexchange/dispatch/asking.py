@@ -78,6 +78,16 @@ def is_movable(guard, storage):
 
 
 @native
+def forbid_moving(guard, storage):
+    """Have ``resize_()`` of a storage be an error from now on. Runs Python code; if that fails, the storage is movable still."""
+    made = c.PyObject_CallFunctionObjArgs(questions_at(guard.questions).forbid_resizing, storage, 0)
+    if made != 0:
+        c.Py_DecRef(made)
+    else:
+        c.PyErr_Clear()
+
+
+@native
 def storage_of(guard, ob):
     """A new reference to the storage of a tensor; 0 if it has none, or PyTorch cannot be asked."""
     if guard.questions == 0:

@@ -47,6 +47,7 @@ typedef struct {
     int64_t data_ptr, nbytes, resizable;                        /* of a storage; they run no Python code */
     int64_t storage_type;                                       /* PyTypeObject * of a storage that they take */
     int64_t is_grad_enabled;                                    /* PyObject *, a function */
+    int64_t forbid_resizing;                                    /* PyObject *, a function of a storage */
     int64_t forward_names, current_level;                       /* a module's dict; in it, the name of a number, < 0: no */
 } fx_questions;
 

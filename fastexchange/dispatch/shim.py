@@ -16,10 +16,11 @@ from ..native import call_int, call_word, global_address, load, native, stack, s
 from . import layout
 from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
+from .exporting import export_managed
 from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .lists import drop_unchanged, reflect_changes
 from .plan import finish
-from .walk import FLAG_LOOK, export_managed, walk
+from .walk import FLAG_LOOK, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 CALLABLE_CONTEXT = c.CALLABLE_CONTEXT

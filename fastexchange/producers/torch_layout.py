@@ -169,6 +169,8 @@ class Guard:
         import torch
         from torch.autograd import forward_ad
 
+        from .torch import forbid_resizing_of
+
         of_tensor, of_storage = ("requires_grad", "is_neg", "is_conj", "untyped_storage"), ("data_ptr", "nbytes", "resizable")
         functions = {name: function_of(getattr(torch.Tensor, name, None)) for name in of_tensor}
         functions |= {name: function_of(getattr(torch.UntypedStorage, name, None)) for name in of_storage}
@@ -187,6 +189,7 @@ class Guard:
                 return False
         things = {"storage_type": torch.UntypedStorage, "is_grad_enabled": torch.is_grad_enabled}
         things |= {"forward_names": vars(forward_ad), "current_level": sys.intern("_current_level")}
+        things["forbid_resizing"] = forbid_resizing_of
         self._kept = things
         for name, number in {**functions, **{name: id(thing) for name, thing in things.items()}}.items():
             setattr(self._questions, name, number)
