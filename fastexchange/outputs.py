@@ -170,10 +170,10 @@ class Outputs:
 
     def _allocated(self, output: Output, target: type, shape: tuple[int, ...], dtype: DLDataType):
         """A new tensor by the allocator in the exchange table of `target`; None if there is none."""
-        if target is np.ndarray or not runtime().is_native:
+        if not runtime().is_native:
             return None
-        fields = known(target)
-        if not fields.get("allocator") or not fields.get("to_object"):
+        fields = known(target)  # NumPy's allocator too: from the next call on native code has it
+        if target is np.ndarray or not fields.get("allocator") or not fields.get("to_object"):
             return None
         extents = ffi.new("int64_t[]", shape or (0,))
         prototype, error = ffi.new("DLTensor *"), ffi.new("char[]", native.ERROR_BYTES)

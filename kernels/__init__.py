@@ -29,12 +29,18 @@ What they share: ``overlap`` (which memory do arrays share?), ``offsets`` (are t
 
 Rules that all of them keep:
 
-- A kernel writes into its last arguments, ``out`` or several, and returns None; it returns new arrays only where the
-  data decide their size (``runs``). Inputs are only read. An optimiser's step (``adamw``) updates what it is given.
+- A kernel's outputs are its last parameters, ``out`` or several. What is given is written into; what is omitted, or None,
+  is made first: a tensor of the framework of the first input in the notation, of the shape and the dtype that the
+  kernel's docstring says ("made in the dtype of `x`"). The call returns its output, or a tuple of them. Inputs are only
+  read. Only where the data decide an output's size does a kernel return new arrays and take none (``runs``).
+  An optimiser's step (``adamw``) updates what it is given, and returns None.
+- An output that is made like an integer input, where only a floating one can hold the result, is refused as one that is
+  given: softmax of integers wants a floating ``out``.
 - Any mix of producers, dtypes and memory layouts is taken: contiguous, transposed, strided, negative strides.
 - What would read or write out of bounds, or give a wrong result, raises ValueError before anything is written: shapes
   that do not match, an ``out`` whose dtype cannot hold the result, an ``out`` that overlaps an input in a way that the
   kernel's aliasing rule does not allow (see ``overlap``). The message is constant and begins with the argument's name.
+  Inputs from whose shapes none follows for an omitted output are refused by ``fast_args``, with a ValueError too.
 - An array of the wrong number of dimensions is a ValueError or one of Numba's compile errors.
 - Compiled code is cached on disk.
 """

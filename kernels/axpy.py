@@ -6,7 +6,7 @@ Usage", ACM TOMS 5 (1979); there ``y`` is overwritten, which is ``axpy(a, x, y, 
 Tested in ``tests/test_kernels.py`` against ``torch.add(y, x, alpha=a)`` and NumPy's ``a * x + y``.
 """
 
-from numba import prange
+from numba import njit, prange
 
 from fastexchange import fast_args
 
@@ -15,7 +15,21 @@ from .overlap import apart_or_same, injective, place
 _WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
 
-@fast_args(parallel=True, cache=True)
+@njit(cache=True)
+def _check(x, y, out):
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    if y.shape != out.shape:
+        raise ValueError("y: its shape must be that of out")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating or complex")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not (apart_or_same(place(x), place(out)) and apart_or_same(place(y), place(out))):
+        raise ValueError("out: overlaps x or y without being the same view")
+
+
+@fast_args(out="x[n], y[n] -> out[n]", parallel=True, cache=True)
 def axpy(a, x, y, out):
     """Write ``a * x + y`` into `out`.
 
@@ -23,7 +37,7 @@ def axpy(a, x, y, out):
     ----------
     a : a real or complex number.
     x, y : shape (n,), any real or complex dtypes.
-    out : shape (n,), floating or complex. Written.
+    out : shape (n,), floating or complex; made in the dtype of `x`. Written.
 
     The sum is computed in the common type of `a`, the elements of `x` and those of `y` (float64, for a Python float
     and float32 arrays), and rounded once, to the dtype of `out`. Complex values do not go into a real `out`: Numba's
@@ -35,16 +49,7 @@ def axpy(a, x, y, out):
     """
     if out.ndim != 1:
         raise ValueError("out: must have one dimension")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    if y.shape != out.shape:
-        raise ValueError("y: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating or complex")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not (apart_or_same(place(x), place(out)) and apart_or_same(place(y), place(out))):
-        raise ValueError("out: overlaps x or y without being the same view")
+    _check(x, y, out)
     if out.shape[0] < _WORTH_THREADS:
         for i in range(out.shape[0]):
             out[i] = a * x[i] + y[i]

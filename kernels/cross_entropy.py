@@ -44,30 +44,8 @@ def _loss(x, target, smoothing):
     return loss
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
-def cross_entropy(logits, target, smoothing, ignore_index, out):
-    """Write the cross entropy of each row of `logits` with its target into `out`.
-
-    Parameters
-    ----------
-    logits : shape (rows, classes), any real dtype.
-    target : shape (rows,), integer: each row's class, or `ignore_index`.
-    smoothing : from 0, for none, to 1: how much of the target's weight is given to all classes alike.
-    ignore_index : rows with this target get the loss 0, whatever their logits. PyTorch's default is -100.
-    out : shape (rows,), floating. Written. PyTorch's mean is ``out.sum() / (target != ignore_index).sum()``.
-
-    Exponentials of float32 logits are in float32, as is the sum of each 4096 of them; all else is in float64, rounded
-    once, to the dtype of `out`.
-
-    As in PyTorch, a row with a NaN or with +inf, and a row of nothing but -inf, has the loss NaN; where a class with -inf
-    has weight, as target or by smoothing, it is +inf.
-
-    Aliasing: `out` must not overlap `logits`, `target` or itself.
-
-    Raises ValueError if a shape, a dtype, a target, `smoothing` or an overlap breaks these rules.
-    """
-    if logits.ndim != 2:
-        raise ValueError("logits: must have two dimensions")
+@njit(cache=True)
+def _check(logits, target, smoothing, ignore_index, out):
     rows, classes = logits.shape
     if target.shape != (rows,):
         raise ValueError("target: its shape must be (rows,)")
@@ -86,6 +64,35 @@ def cross_entropy(logits, target, smoothing, ignore_index, out):
     for i in range(rows):
         if (target[i] < 0 or target[i] >= classes) and target[i] != ignore_index:
             raise ValueError("target: must be a class or ignore_index")
+
+
+@fast_args(out="logits[rows, classes], target[rows] -> out[rows]", parallel=True, cache=True, error_model="numpy")
+def cross_entropy(logits, target, smoothing, ignore_index, out):
+    """Write the cross entropy of each row of `logits` with its target into `out`.
+
+    Parameters
+    ----------
+    logits : shape (rows, classes), any real dtype.
+    target : shape (rows,), integer: each row's class, or `ignore_index`.
+    smoothing : from 0, for none, to 1: how much of the target's weight is given to all classes alike.
+    ignore_index : rows with this target get the loss 0, whatever their logits. PyTorch's default is -100.
+    out : shape (rows,), floating; made in the dtype of `logits`. Written. PyTorch's mean is
+        ``out.sum() / (target != ignore_index).sum()``.
+
+    Exponentials of float32 logits are in float32, as is the sum of each 4096 of them; all else is in float64, rounded
+    once, to the dtype of `out`.
+
+    As in PyTorch, a row with a NaN or with +inf, and a row of nothing but -inf, has the loss NaN; where a class with -inf
+    has weight, as target or by smoothing, it is +inf.
+
+    Aliasing: `out` must not overlap `logits`, `target` or itself.
+
+    Raises ValueError if a shape, a dtype, a target, `smoothing` or an overlap breaks these rules.
+    """
+    if logits.ndim != 2:
+        raise ValueError("logits: must have two dimensions")
+    _check(logits, target, smoothing, ignore_index, out)
+    rows, classes = logits.shape
     if rows * classes < _WORTH_THREADS:
         for i in range(rows):
             out[i] = 0.0 if target[i] == ignore_index else _loss(logits[i], np.intp(target[i]), smoothing)

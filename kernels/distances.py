@@ -130,23 +130,8 @@ def _check(x, y):
         raise ValueError("y: must have as many columns as x")
 
 
-@fast_args(parallel=True, cache=True)
-def pairwise(x, y, out):
-    """Write the distance of row `i` of `x` from row `j` of `y` into ``out[i, j]``.
-
-    Parameters
-    ----------
-    x : shape (n, columns), any real dtype.
-    y : shape (m, columns), any real dtype.
-    out : shape (n, m), floating. Written, in the unit of `x` and `y`. Without columns all distances are 0.
-
-    `x` and `y` are converted to the dtype of `out`, and all arithmetic is in it. A row with a NaN has the distance NaN
-    from every other, one with an infinity infinity or, where the same element of the other is infinite too, NaN.
-
-    Aliasing: `out` must not overlap `x`, `y` or itself.
-
-    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
-    """
+@njit(cache=True)
+def _check_pairwise(x, y, out):
     _check(x, y)
     if out.ndim != 2 or out.shape[0] != x.shape[0] or out.shape[1] != y.shape[0]:
         raise ValueError("out: its shape must be the number of rows of x and that of y")
@@ -156,6 +141,27 @@ def pairwise(x, y, out):
         raise ValueError("out: each element must have memory of its own")
     if not (apart(place(x), place(out)) and apart(place(y), place(out))):
         raise ValueError("out: overlaps x or y")
+
+
+@fast_args(out="x[n, columns], y[m, columns] -> out[n, m]", parallel=True, cache=True)
+def pairwise(x, y, out):
+    """Write the distance of row `i` of `x` from row `j` of `y` into ``out[i, j]``.
+
+    Parameters
+    ----------
+    x : shape (n, columns), any real dtype.
+    y : shape (m, columns), any real dtype.
+    out : shape (n, m), floating; made in the dtype of `x`. Written, in the unit of `x` and `y`. Without columns all
+        distances are 0.
+
+    `x` and `y` are converted to the dtype of `out`, and all arithmetic is in it. A row with a NaN has the distance NaN
+    from every other, one with an infinity infinity or, where the same element of the other is infinite too, NaN.
+
+    Aliasing: `out` must not overlap `x`, `y` or itself.
+
+    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
+    """
+    _check_pairwise(x, y, out)
     rows, panels = _packed(x, out), _panels(y, out)
     n = x.shape[0]
     if out.size * x.shape[1] < _WORTH_THREADS:
@@ -166,27 +172,13 @@ def pairwise(x, y, out):
             _pairwise_rows(rows[first:last], panels, out[first:last])
 
 
-@fast_args(parallel=True, cache=True)
-def nearest(x, y, distances, indices):
-    """Write the distances of the `k` nearest rows of `y`, and their indices, for each row of `x`, the nearest first.
-
-    Parameters
-    ----------
-    x : shape (n, columns), any real dtype.
-    y : shape (m, columns), any real dtype.
-    distances : shape (n, k), ``k <= m``, floating. Written, as by :func:`pairwise`, ascending, NaN last.
-    indices : shape (n, k), int64. Written: which row of `y` it is. Of equal distances the smaller index comes first.
-
-    There is no matrix of all distances. Each row's nearest are kept sorted, which suits small `k`: the time is
-    O(n m columns) and, if the nearest come last, O(n m k).
-
-    Aliasing: `distances` and `indices` must not overlap any other argument, each other or themselves.
-
-    Raises ValueError if a shape, the dtype of `distances` or `indices` or an overlap breaks these rules.
-    """
+@njit(cache=True)
+def _check_nearest(x, y, k, distances, indices):
     _check(x, y)
-    if distances.ndim != 2 or distances.shape[0] != x.shape[0] or distances.shape[1] > y.shape[0]:
-        raise ValueError("distances: must have the rows of x, and no more columns than y has rows")
+    if k < 0 or k > y.shape[0]:
+        raise ValueError("k: must be from 0 to the number of rows of y")
+    if distances.shape != (x.shape[0], k):
+        raise ValueError("distances: its shape must be the number of rows of x and k")
     if indices.shape != distances.shape:
         raise ValueError("indices: its shape must be that of distances")
     if distances.dtype.type(0.5) != 0.5:
@@ -203,6 +195,30 @@ def nearest(x, y, distances, indices):
         raise ValueError("indices: overlaps x or y")
     if not apart(place(distances), place(indices)):
         raise ValueError("indices: overlaps distances")
+
+
+@fast_args(
+    out="x[n, columns], y[m, columns], k -> distances[n, k], indices[n, k]: int64", parallel=True, cache=True
+)
+def nearest(x, y, k, distances, indices):
+    """Write the distances of the `k` nearest rows of `y`, and their indices, for each row of `x`, the nearest first.
+
+    Parameters
+    ----------
+    x : shape (n, columns), any real dtype.
+    y : shape (m, columns), any real dtype.
+    k : how many, an int from 0 to `m`.
+    distances : shape (n, k), floating; made in the dtype of `x`. Written, as by :func:`pairwise`, ascending, NaN last.
+    indices : shape (n, k), int64. Written: which row of `y` it is. Of equal distances the smaller index comes first.
+
+    There is no matrix of all distances. Each row's nearest are kept sorted, which suits small `k`: the time is
+    O(n m columns) and, if the nearest come last, O(n m k).
+
+    Aliasing: `distances` and `indices` must not overlap any other argument, each other or themselves.
+
+    Raises ValueError if a shape, `k`, the dtype of `distances` or `indices` or an overlap breaks these rules.
+    """
+    _check_nearest(x, y, k, distances, indices)
     if distances.size == 0:
         return
     rows, panels = _packed(x, distances), _panels(y, distances)

@@ -35,7 +35,19 @@ def _heat_row(u, r, out, i):
     out[i, columns - 1] = u[i, columns - 1]
 
 
-@fast_args(parallel=True, cache=True)
+@njit(cache=True)
+def _check(u, out):
+    if u.shape != out.shape:
+        raise ValueError("u: its shape must be that of out")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart(place(u), place(out)):
+        raise ValueError("out: overlaps u")
+
+
+@fast_args(out="u[rows, columns] -> out[rows, columns]", parallel=True, cache=True)
 def heat_step(u, r, out):
     """Write the temperatures after one time step into `out`.
 
@@ -43,8 +55,8 @@ def heat_step(u, r, out):
     ----------
     u : shape (rows, columns), any real dtype: temperatures at the grid's points.
     r : diffusivity * time step / spacing**2, without unit. The scheme is stable up to 1/4; this is not checked.
-    out : shape (rows, columns), floating. Written, in the unit of `u`. With fewer than three rows or columns it is a
-        copy of `u`.
+    out : shape (rows, columns), floating; made in the dtype of `u`. Written, in the unit of `u`. With fewer than three
+        rows or columns it is a copy of `u`.
 
     The arithmetic is in float64, rounded once, to the dtype of `out`.
 
@@ -54,14 +66,7 @@ def heat_step(u, r, out):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if u.shape != out.shape:
-        raise ValueError("u: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart(place(u), place(out)):
-        raise ValueError("out: overlaps u")
+    _check(u, out)
     rows, columns = out.shape
     if rows * columns < _WORTH_THREADS:
         for i in range(rows):

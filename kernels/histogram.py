@@ -40,24 +40,25 @@ def _count(x, edges, counts):
             counts[k] += 1
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
-def histogram(x, low, high, out):
-    """Write into ``out[k]`` how many values of `x` lie in bin `k`.
+@njit(cache=True)
+def _edges(x, bins, low, high):
+    width = (np.float64(high) - np.float64(low)) / bins
+    edges = np.empty(bins + 1)
+    for k in range(bins):
+        edges[k] = k * width + low
+    edges[bins] = high
+    if x.dtype.kind == "f":
+        for k in range(bins + 1):
+            edges[k] = x.dtype.type(edges[k])
+    return edges
 
-    Parameters
-    ----------
-    x : shape (n,), integer or floating. Integers are compared as float64, exactly up to 2**53.
-    low, high : the bounds, ``low < high``, finite also in the dtype of `x`; in the unit of `x`.
-    out : shape (bins,), at least one bin, int64 or uint64. Overwritten, not added to.
 
-    Aliasing: `out` must not overlap `x`, nor itself.
-
-    Raises ValueError if a shape, the dtype of `out`, a bound or an overlap breaks these rules.
-    """
-    if x.ndim != 1:
-        raise ValueError("x: must have one dimension")
-    if out.ndim != 1 or out.size == 0:
-        raise ValueError("out: must have one dimension and at least one bin")
+@njit(cache=True)
+def _check(x, bins, low, high, out):
+    if bins < 1:
+        raise ValueError("bins: must be at least 1")
+    if out.shape != (bins,):
+        raise ValueError("out: its shape must be (bins,)")
     if (out.dtype.kind != "i" and out.dtype.kind != "u") or out.itemsize != 8:
         raise ValueError("out: its dtype must be int64 or uint64")
     if not (low < high and np.isfinite(np.float64(high) - np.float64(low))):
@@ -69,16 +70,26 @@ def histogram(x, low, high, out):
     if not apart(place(x), place(out)):
         raise ValueError("out: overlaps x")
 
-    bins = out.shape[0]
-    width = (np.float64(high) - np.float64(low)) / bins
-    edges = np.empty(bins + 1)
-    for k in range(bins):
-        edges[k] = k * width + low
-    edges[bins] = high
-    if x.dtype.kind == "f":
-        for k in range(bins + 1):
-            edges[k] = x.dtype.type(edges[k])
 
+@fast_args(out="x[n], bins -> out[bins]: int64", parallel=True, cache=True, error_model="numpy")
+def histogram(x, bins, low, high, out):
+    """Write into ``out[k]`` how many values of `x` lie in bin `k`.
+
+    Parameters
+    ----------
+    x : shape (n,), integer or floating. Integers are compared as float64, exactly up to 2**53.
+    bins : how many, an int, at least 1.
+    low, high : the bounds, ``low < high``, finite also in the dtype of `x`; in the unit of `x`.
+    out : shape (bins,), int64 or uint64; made in int64. Overwritten, not added to.
+
+    Aliasing: `out` must not overlap `x`, nor itself.
+
+    Raises ValueError if a shape, `bins`, the dtype of `out`, a bound or an overlap breaks these rules.
+    """
+    if x.ndim != 1:
+        raise ValueError("x: must have one dimension")
+    _check(x, bins, low, high, out)
+    edges = _edges(x, bins, low, high)
     for k in range(bins):
         out[k] = 0
     n = x.shape[0]

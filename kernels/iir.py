@@ -80,32 +80,22 @@ def _channels(sos, x, initial, out, final, first, last):
             final[k, first + c, 0], final[k, first + c, 1] = state[k, 0, c], state[k, 1, c]
 
 
-@fast_args(parallel=True, cache=True)
-def sosfilt(sos, x, initial, out, final):
-    """Write the filtered `x` into `out`, and the state after the last sample into `final`.
+@njit(cache=True)
+def _in_float64(sos):
+    coefficients = np.empty(sos.shape)
+    for k in range(sos.shape[0]):
+        for j in range(sos.shape[1]):
+            coefficients[k, j] = sos[k, j]
+    return coefficients
 
-    Parameters
-    ----------
-    sos : shape (sections, 6), real: b0, b1, b2, 1, a1, a2 of each section, as SciPy's filter designs return them.
-    x : shape (channels, samples), any real dtype.
-    initial : shape (sections, channels, 2), real: the states s and t before the first sample; None for zeros.
-    out : shape (channels, samples), floating. Written, in the unit of `x`.
-    final : shape (sections, channels, 2), floating. Written: the `initial` of the call with the following samples.
 
-    All arithmetic is in float64, rounded once, to the dtype of `out` or `final`.
-
-    Aliasing: `out` may be `x`, and `final` may be `initial`; they must not overlap these otherwise, nor any other
-    argument, each other or themselves.
-
-    Raises ValueError if a shape, a coefficient, the dtype of `out` or `final` or an overlap breaks these rules.
-    """
+@njit(cache=True)
+def _check(sos, x, initial, out, final):
     if sos.ndim != 2 or sos.shape[1] != 6:
         raise ValueError("sos: its shape must be (sections, 6)")
     for k in range(sos.shape[0]):
         if sos[k, 3] != 1:
             raise ValueError("sos: its fourth column must be 1")
-    if out.ndim != 2:
-        raise ValueError("out: must have two dimensions")
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")
     channels, sections = out.shape[0], sos.shape[0]
@@ -133,10 +123,36 @@ def sosfilt(sos, x, initial, out, final):
         if not apart_or_same(place(initial), place(final)):
             raise ValueError("final: overlaps initial without being the same view")
 
-    coefficients = np.empty((sections, 6))
-    for k in range(sections):
-        for j in range(6):
-            coefficients[k, j] = sos[k, j]
+
+@fast_args(
+    out="x[channels, samples], sos[sections, 6] -> out[channels, samples], final[sections, channels, 2]: sos",
+    parallel=True,
+    cache=True,
+)
+def sosfilt(sos, x, initial, out, final):
+    """Write the filtered `x` into `out`, and the state after the last sample into `final`.
+
+    Parameters
+    ----------
+    sos : shape (sections, 6), real: b0, b1, b2, 1, a1, a2 of each section, as SciPy's filter designs return them.
+    x : shape (channels, samples), any real dtype.
+    initial : shape (sections, channels, 2), real: the states s and t before the first sample; None for zeros.
+    out : shape (channels, samples), floating; made in the dtype of `x`. Written, in the unit of `x`.
+    final : shape (sections, channels, 2), floating; made in the dtype of `sos`. Written: the `initial` of the call with
+        the following samples.
+
+    All arithmetic is in float64, rounded once, to the dtype of `out` or `final`.
+
+    Aliasing: `out` may be `x`, and `final` may be `initial`; they must not overlap these otherwise, nor any other
+    argument, each other or themselves.
+
+    Raises ValueError if a shape, a coefficient, the dtype of `out` or `final` or an overlap breaks these rules.
+    """
+    if out.ndim != 2:
+        raise ValueError("out: must have two dimensions")
+    _check(sos, x, initial, out, final)
+    channels, sections = out.shape[0], sos.shape[0]
+    coefficients = _in_float64(sos)
     width = 1 if channels <= 2 * _FEW else _LANES
     groups = -(-channels // width)
     if groups == 1 or out.size * sections < _WORTH_THREADS:

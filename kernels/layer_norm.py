@@ -16,14 +16,15 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart, apart_or_same, injective, place
+from .overlap import apart, place
+from .rows import check_rows
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
 
 # "reassoc" lets the two sums be vectorised, twice as fast; unlike all of fastmath it keeps NaN and infinities
 @njit(cache=True, error_model="numpy", fastmath={"reassoc"})
-def _layer_norm_row(x, weight, bias, out, eps):
+def _layer_norm_row(x, weight, bias, eps, out):
     features = x.shape[0]
     mean = 0.0
     for j in range(features):
@@ -44,35 +45,10 @@ def _layer_norm_row(x, weight, bias, out, eps):
         out[j] = value
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
-def layer_norm(x, weight, bias, out, eps=1e-5):
-    """Write each row of `x`, normalised, into `out`: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
-
-    Parameters
-    ----------
-    x : shape (rows, features), any real dtype.
-    weight, bias : shape (features,), any real dtype; or None for all ones, all zeros.
-    out : shape (rows, features), floating. Written. No features: nothing is written.
-    eps : added to the variance, in its unit: the square of that of `x`.
-
-    All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN or an infinity becomes NaN, as
-    in PyTorch.
-
-    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `weight` or `bias`.
-
-    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
-    """
-    if out.ndim != 2:
-        raise ValueError("out: must have two dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    rows, features = out.shape
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
+@njit(cache=True)
+def _check(x, weight, bias, out):
+    check_rows(x, out)
+    features = out.shape[1]
     if weight is not None:
         if weight.shape != (features,):
             raise ValueError("weight: its shape must be (features,)")
@@ -83,11 +59,35 @@ def layer_norm(x, weight, bias, out, eps=1e-5):
             raise ValueError("bias: its shape must be (features,)")
         if not apart(place(bias), place(out)):
             raise ValueError("out: overlaps bias")
+
+
+@fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
+def layer_norm(x, weight, bias, eps=1e-5, out=None):
+    """Write each row of `x`, normalised, into `out`: ``(x - mean) / sqrt(variance + eps) * weight + bias``.
+
+    Parameters
+    ----------
+    x : shape (rows, features), any real dtype.
+    weight, bias : shape (features,), any real dtype; or None for all ones, all zeros.
+    eps : added to the variance, in its unit: the square of that of `x`.
+    out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
+
+    All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN or an infinity becomes NaN, as
+    in PyTorch.
+
+    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `weight` or `bias`.
+
+    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 2:
+        raise ValueError("out: must have two dimensions")
+    _check(x, weight, bias, out)
+    rows, features = out.shape
     if features == 0:
         return
     if rows * features < _WORTH_THREADS:
         for i in range(rows):
-            _layer_norm_row(x[i], weight, bias, out[i], eps)
+            _layer_norm_row(x[i], weight, bias, eps, out[i])
     else:
         for i in prange(rows):
-            _layer_norm_row(x[i], weight, bias, out[i], eps)
+            _layer_norm_row(x[i], weight, bias, eps, out[i])

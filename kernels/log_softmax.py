@@ -12,8 +12,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart_or_same, injective, place
-from .rows import largest, sum_of_exp
+from .rows import check_rows, largest, sum_of_exp
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -27,14 +26,14 @@ def _log_softmax_row(x, out):
         out[j] = x[j] - top - log_sum
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@fast_args(out="x[rows, columns] -> out[rows, columns]", parallel=True, cache=True, error_model="numpy")
 def log_softmax(x, out):
     """Write the logarithm of the softmax of each row of `x` into `out`.
 
     Parameters
     ----------
     x : shape (rows, columns), any real dtype.
-    out : shape (rows, columns), floating. Written. No columns: nothing is written.
+    out : shape (rows, columns), floating; made in the dtype of `x`. Written. No columns: nothing is written.
 
     Differences and exponentials are in the common type of `x` and `out`, and the sum of each 4096 exponentials; the sum
     of those and its logarithm are in float64.
@@ -48,14 +47,7 @@ def log_softmax(x, out):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
+    check_rows(x, out)
     rows, columns = out.shape
     if columns == 0:
         return

@@ -6,20 +6,26 @@ Diophantine equation; the functions here decide it for the views that slicing, t
 count what they cannot decide as an overlap.
 
 Addresses, strides and spans are in bytes. All but :func:`place` see no array but its address, item size, shape and
-strides, so that one compiled version serves all dtypes and layouts. Tested in ``tests/test_kernels.py`` against
-``numpy.shares_memory``, which is exact.
+strides, as if it had four dimensions, so that one compiled version serves all dtypes, layouts and shapes. Tested in
+``tests/test_kernels.py`` against ``numpy.shares_memory``, which is exact.
 """
 
 import numpy as np
 from numba import njit
 
-_NO_PITCH = 1 << 62  # larger than any address on a 64-bit machine
+_NO_PITCH = np.intp(1 << 62)  # larger than any address on a 64-bit machine
+_ONES = (1, 1, 1, 1)
 
 
 @njit(cache=True)
 def place(x):
-    """Where the array `x` lies: its address, item size, shape and strides. What the other functions here take."""
-    return np.intp(x.ctypes.data), np.intp(x.itemsize), x.shape, x.strides
+    """Where the array `x` lies: its address, item size, shape and strides. What the other functions here take.
+
+    Of less than four dimensions there are four all the same, the last of them with one element.
+    """
+    if x.ndim > 4:
+        return np.intp(x.ctypes.data), np.intp(x.itemsize), x.shape, x.strides
+    return np.intp(x.ctypes.data), np.intp(x.itemsize), (x.shape + _ONES)[:4], (x.strides + _ONES)[:4]
 
 
 @njit(cache=True)
@@ -35,7 +41,7 @@ def _span_and_start(x, pitch):
     """The length of what a non-empty array covers of a piece of memory `pitch` long, and its lowest address."""
     start, span, shape, strides = x
     for d in range(len(shape)):
-        if strides[d] % pitch != 0:
+        if shape[d] > 1 and (pitch == _NO_PITCH or strides[d] % pitch != 0):
             reach = strides[d] * (shape[d] - 1)
             span += abs(reach)
             start += min(reach, 0)
@@ -56,12 +62,18 @@ def _separated(x, y, pitch):
 
 
 @njit(cache=True)
+def _interleaved(z, x, y):
+    """Whether :func:`_separated` sees that `x` and `y` are apart with a stride of `z` as the pitch."""
+    found = False
+    for d in range(len(z[2])):
+        found = found or (z[2][d] > 1 and z[3][d] != 0 and _separated(x, y, abs(z[3][d])))
+    return found
+
+
+@njit(cache=True)
 def apart(x, y):
     """Whether two arrays, given by their places, certainly share no memory."""
-    found = _is_empty(x) or _is_empty(y) or _separated(x, y, _NO_PITCH)
-    for stride in x[3] + y[3]:
-        found = found or (stride != 0 and _separated(x, y, abs(stride)))
-    return found
+    return _is_empty(x) or _is_empty(y) or _separated(x, y, _NO_PITCH) or _interleaved(x, x, y) or _interleaved(y, x, y)
 
 
 @njit(cache=True)

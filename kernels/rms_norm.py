@@ -13,7 +13,8 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart, apart_or_same, injective, place
+from .overlap import apart, place
+from .rows import check_rows
 
 _WORTH_THREADS = 1 << 15  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -34,7 +35,18 @@ def _rms_norm_row(x, weight, eps, out):
             out[j] = x[j] * scale * weight[j]
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@njit(cache=True)
+def _check(x, weight, out):
+    check_rows(x, out)
+    features = out.shape[1]
+    if weight is not None:
+        if weight.shape != (features,):
+            raise ValueError("weight: its shape must be (features,)")
+        if not apart(place(weight), place(out)):
+            raise ValueError("out: overlaps weight")
+
+
+@fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
 def rms_norm(x, weight, eps, out):
     """Write ``x / sqrt(mean of x**2 + eps) * weight`` of each row of `x` into `out`.
 
@@ -44,7 +56,7 @@ def rms_norm(x, weight, eps, out):
     weight : shape (features,), any real dtype; or None for all ones.
     eps : added to the mean square, in its unit: the square of that of `x`. PyTorch's default is the distance from 1 to
         the next number of its dtype.
-    out : shape (rows, features), floating. Written. No features: nothing is written.
+    out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
 
     All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN becomes NaN; in one with an
     infinity that becomes NaN and finite numbers 0, as in PyTorch.
@@ -55,20 +67,8 @@ def rms_norm(x, weight, eps, out):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
+    _check(x, weight, out)
     rows, features = out.shape
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
-    if weight is not None:
-        if weight.shape != (features,):
-            raise ValueError("weight: its shape must be (features,)")
-        if not apart(place(weight), place(out)):
-            raise ValueError("out: overlaps weight")
     if features == 0:
         return
     if rows * features < _WORTH_THREADS:

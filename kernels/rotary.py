@@ -58,31 +58,11 @@ def _rotary_head(x, cos, sin, interleaved, out):
         _copy(turned, out[p])
 
 
-@fast_args(parallel=True, cache=True)
-def rotary(x, cos, sin, start, interleaved, out):
-    """Write `x` with each pair turned by the angle of its position into `out`.
-
-    Parameters
-    ----------
-    x : shape (batch, heads, positions, head_dim), head_dim even, any real dtype.
-    cos, sin : shape (longest, head_dim // 2), any real dtype: cosine and sine of the angle of each position and pair. By
-        the paper the angle is ``position * 10000 ** (-2 * j / head_dim)``.
-    start : the position of ``x[:, :, 0]``, an index into `cos` and `sin`; in decoding, how many tokens came before.
-    interleaved : True: a pair is ``x[..., 2 * j], x[..., 2 * j + 1]``. False: ``x[..., j], x[..., j + head_dim // 2]``.
-    out : shape of `x`, floating. Written.
-
-    The arithmetic is in the common type of `x`, `cos` and `sin`, rounded to the dtype of `out`. NaN and infinities are as the
-    formula has them. Tensors laid out (batch, positions, heads, head_dim) come as ``x.transpose(1, 2)``.
-
-    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `cos` or `sin`.
-
-    Raises ValueError if a shape, `start`, the dtype of `out` or an overlap breaks these rules.
-    """
-    if out.ndim != 4:
-        raise ValueError("out: must have four dimensions")
+@njit(cache=True)
+def _check(x, cos, sin, start, out):
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")
-    batch, heads, positions, head_dim = out.shape
+    positions, head_dim = out.shape[2:]
     if head_dim % 2 != 0:
         raise ValueError("x: its last dimension must be even")
     if cos.ndim != 2 or cos.shape[1] != head_dim // 2:
@@ -99,6 +79,32 @@ def rotary(x, cos, sin, start, interleaved, out):
         raise ValueError("out: overlaps x without being the same view")
     if not (apart(place(cos), place(out)) and apart(place(sin), place(out))):
         raise ValueError("out: overlaps cos or sin")
+
+
+@fast_args(out="x[batch, heads, positions, dim] -> out[batch, heads, positions, dim]", parallel=True, cache=True)
+def rotary(x, cos, sin, start, interleaved, out):
+    """Write `x` with each pair turned by the angle of its position into `out`.
+
+    Parameters
+    ----------
+    x : shape (batch, heads, positions, head_dim), head_dim even, any real dtype.
+    cos, sin : shape (longest, head_dim // 2), any real dtype: cosine and sine of the angle of each position and pair. By
+        the paper the angle is ``position * 10000 ** (-2 * j / head_dim)``.
+    start : the position of ``x[:, :, 0]``, an index into `cos` and `sin`; in decoding, how many tokens came before.
+    interleaved : True: a pair is ``x[..., 2 * j], x[..., 2 * j + 1]``. False: ``x[..., j], x[..., j + head_dim // 2]``.
+    out : shape of `x`, floating; made in the dtype of `x`. Written.
+
+    The arithmetic is in the common type of `x`, `cos` and `sin`, rounded to the dtype of `out`. NaN and infinities are as the
+    formula has them. Tensors laid out (batch, positions, heads, head_dim) come as ``x.transpose(1, 2)``.
+
+    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `cos` or `sin`.
+
+    Raises ValueError if a shape, `start`, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 4:
+        raise ValueError("out: must have four dimensions")
+    _check(x, cos, sin, start, out)
+    batch, heads, positions, _ = out.shape
     cos, sin = cos[start : start + positions], sin[start : start + positions]
     if out.size < _WORTH_THREADS:
         for i in range(batch * heads):

@@ -1,4 +1,4 @@
-"""What kernels find out about one row of a matrix before they write: its largest element, a sum of exponentials.
+"""What kernels do that work row by row: check their matrices, find a row's largest element, sum exponentials.
 
 The loops are vectorised where the row is contiguous. Tested in ``tests/test_kernels_nn.py``.
 """
@@ -8,8 +8,22 @@ from numba import njit, types
 from numba.extending import overload
 
 from .exponential import exp
+from .overlap import apart_or_same, injective, place
 
 _BLOCK = 1 << 12  # elements whose sum may be in float32: lanes add up few of them; the sum of such sums is in float64
+
+
+@njit(cache=True)
+def check_rows(x, out):
+    """Raise ValueError if rows of `x` cannot be turned into rows of a floating `out`, which may be `x`."""
+    if x.shape != out.shape:
+        raise ValueError("x: its shape must be that of out")
+    if out.dtype.type(0.5) != 0.5:
+        raise ValueError("out: its dtype must be floating")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not apart_or_same(place(x), place(out)):
+        raise ValueError("out: overlaps x without being the same view")
 
 
 def _ordered(x):

@@ -153,7 +153,33 @@ def _in_float64(x):
     return row
 
 
-@fast_args(parallel=True, cache=True)
+@njit(cache=True)
+def _check(logits, k, p, temperature, u, out):
+    rows, vocabulary = logits.shape
+    if vocabulary == 0:
+        raise ValueError("logits: must have at least one column")
+    if not k >= 1:
+        raise ValueError("k: must be at least 1")
+    if not (p > 0 and p <= 1):
+        raise ValueError("p: must be above 0 and at most 1")
+    if not (temperature > 1e-300 and temperature < np.inf):
+        raise ValueError("temperature: must be above 1e-300 and finite")
+    if u.shape != (rows,):
+        raise ValueError("u: its shape must be (rows,)")
+    if out.shape != (rows,):
+        raise ValueError("out: its shape must be (rows,)")
+    if out.dtype.kind != "i" or out.itemsize != 8:
+        raise ValueError("out: its dtype must be int64")
+    if not injective(place(out)):
+        raise ValueError("out: each element must have memory of its own")
+    if not (apart(place(logits), place(out)) and apart(place(u), place(out))):
+        raise ValueError("out: overlaps logits or u")
+    for i in range(rows):
+        if not (u[i] >= 0 and u[i] < 1):
+            raise ValueError("u: must be from 0 to below 1")
+
+
+@fast_args(out="logits[rows, vocabulary], u[rows] -> out[rows]: int64", parallel=True, cache=True)
 def sample(logits, k, p, temperature, u, out):
     """Write a token for each row of `logits` into `out`.
 
@@ -177,28 +203,10 @@ def sample(logits, k, p, temperature, u, out):
 
     Raises ValueError if a shape, a dtype, a number's range or an overlap breaks these rules.
     """
-    if logits.ndim != 2 or logits.shape[1] == 0:
-        raise ValueError("logits: must have two dimensions and at least one column")
+    if logits.ndim != 2:
+        raise ValueError("logits: must have two dimensions")
+    _check(logits, k, p, temperature, u, out)
     rows, vocabulary = logits.shape
-    if not k >= 1:
-        raise ValueError("k: must be at least 1")
-    if not (p > 0 and p <= 1):
-        raise ValueError("p: must be above 0 and at most 1")
-    if not (temperature > 1e-300 and temperature < np.inf):
-        raise ValueError("temperature: must be above 1e-300 and finite")
-    if u.shape != (rows,):
-        raise ValueError("u: its shape must be (rows,)")
-    if out.shape != (rows,):
-        raise ValueError("out: its shape must be (rows,)")
-    if out.dtype.kind != "i" or out.itemsize != 8:
-        raise ValueError("out: its dtype must be int64")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not (apart(place(logits), place(out)) and apart(place(u), place(out))):
-        raise ValueError("out: overlaps logits or u")
-    for i in range(rows):
-        if not (u[i] >= 0 and u[i] < 1):
-            raise ValueError("u: must be from 0 to below 1")
     k, p, scale = min(np.int64(k), vocabulary), np.float64(p), 1.0 / temperature
     if rows * vocabulary < _WORTH_THREADS:
         for i in range(rows):

@@ -70,25 +70,8 @@ def _pass(x, out, starts, piece, group, writing):
             starts[p] = _sum(x[p * piece : (p + 1) * piece], out)
 
 
-@fast_args(parallel=True, cache=True)
-def exclusive_scan(x, out):
-    """Write the sum of ``x[:i]`` into ``out[i]``.
-
-    Parameters
-    ----------
-    x : shape (n,), integer or floating.
-    out : shape (n,), floating, or int64 if `x` is integer. Written.
-
-    Elements of `x` are converted to the dtype of `out`, added in float64 or int64, and each sum is rounded once, to the
-    dtype of `out`. int64 wraps around. The order of the additions depends on `n` only, not on the number of threads. A
-    NaN, or infinities of both signs, make all sums after them NaN.
-
-    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself.
-
-    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
-    """
-    if out.ndim != 1:
-        raise ValueError("out: must have one dimension")
+@njit(cache=True)
+def _check(x, out):
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")
     if out.dtype.type(0.5) != 0.5:
@@ -100,6 +83,28 @@ def exclusive_scan(x, out):
         raise ValueError("out: each element must have memory of its own")
     if not apart_or_same(place(x), place(out)):
         raise ValueError("out: overlaps x without being the same view")
+
+
+@fast_args(out="x[n] -> out[n]", parallel=True, cache=True)
+def exclusive_scan(x, out):
+    """Write the sum of ``x[:i]`` into ``out[i]``.
+
+    Parameters
+    ----------
+    x : shape (n,), integer or floating.
+    out : shape (n,), floating, or int64 if `x` is integer; made in the dtype of `x`. Written.
+
+    Elements of `x` are converted to the dtype of `out`, added in float64 or int64, and each sum is rounded once, to the
+    dtype of `out`. int64 wraps around. The order of the additions depends on `n` only, not on the number of threads. A
+    NaN, or infinities of both signs, make all sums after them NaN.
+
+    Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself.
+
+    Raises ValueError if a shape, the dtype of `out` or an overlap breaks these rules.
+    """
+    if out.ndim != 1:
+        raise ValueError("out: must have one dimension")
+    _check(x, out)
     n = x.shape[0]
     groups = 0 if n < _WORTH_PIECES else max(1, n // _GROUP)
     piece = 0 if groups == 0 else n // (4 * groups)

@@ -17,6 +17,7 @@ from fastexchange import fast_args
 from .offsets import cut_within
 from .overlap import apart, injective, place
 
+_OUT = "x[n, ...], offsets[cuts] -> out[cuts - 1, ...]"
 _WORTH_THREADS = 1 << 15  # elements of x; with fewer, one thread is as fast
 
 
@@ -103,7 +104,7 @@ def _extreme(x, first, last, initial, largest, out, k):
                 out[k, j] = value if better or value != value else extreme
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out=_OUT, parallel=True, cache=True)
 def segment_sum(x, offsets, out):
     """Write the sum of each segment of `x` into `out`.
 
@@ -112,8 +113,8 @@ def segment_sum(x, offsets, out):
     x : shape (n,) or (n, columns), any real or complex dtype.
     offsets : shape (segments + 1,), integers that do not decrease, from 0 to `n`. What lies before the first or from
         the last on belongs to no segment.
-    out : shape (segments,) or (segments, columns), floating or complex, or int64 if `x` is integer. Written. Of a
-        segment without elements it is 0.
+    out : shape (segments,) or (segments, columns), floating or complex, or int64 if `x` is integer; made in the dtype
+        of `x`. Written. Of a segment without elements it is 0.
 
     A vector's segment is summed in float64, complex128 or int64, which wraps around, and rounded once, to the dtype of
     `out`. A matrix's rows are added one after the other, in the dtype of `out`.
@@ -132,7 +133,7 @@ def segment_sum(x, offsets, out):
             _sum(x, np.uintp(offsets[k]), np.uintp(offsets[k + 1]), out, k)
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out=_OUT, parallel=True, cache=True)
 def segment_mean(x, offsets, out):
     """Write the mean of each segment of `x` into `out`.
 
@@ -150,7 +151,7 @@ def segment_mean(x, offsets, out):
             _mean(x, np.uintp(offsets[k]), np.uintp(offsets[k + 1]), out, k)
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out=_OUT, parallel=True, cache=True)
 def segment_max(x, offsets, initial, out):
     """Write the maximum of `initial` and each segment of `x` into `out`; if one is NaN, NaN.
 
@@ -175,7 +176,7 @@ def segment_max(x, offsets, initial, out):
             _extreme(x, np.uintp(offsets[k]), np.uintp(offsets[k + 1]), initial, True, out, k)
 
 
-@fast_args(parallel=True, cache=True)
+@fast_args(out=_OUT, parallel=True, cache=True)
 def segment_min(x, offsets, initial, out):
     """Write the minimum of `initial` and each segment of `x` into `out`; all else as for :func:`segment_max`."""
     _check(x, offsets, out)

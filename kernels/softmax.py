@@ -11,8 +11,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .overlap import apart_or_same, injective, place
-from .rows import exp_in_place, largest
+from .rows import check_rows, exp_in_place, largest
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -28,14 +27,15 @@ def _softmax_row(x, out):
         out[j] *= scale
 
 
-@fast_args(parallel=True, cache=True, error_model="numpy")
+@fast_args(out="x[rows, columns] -> out[rows, columns]", parallel=True, cache=True, error_model="numpy")
 def softmax(x, out):
     """Write the softmax of each row of `x` into `out`.
 
     Parameters
     ----------
     x : shape (rows, columns), any real dtype.
-    out : shape (rows, columns), floating. Written. Each row sums to 1; no columns: nothing is written.
+    out : shape (rows, columns), floating; made in the dtype of `x`. Written. Each row sums to 1; no columns: nothing is
+        written.
 
     Differences are taken in the common type of `x` and `out`, exponentials in the dtype of `out`, and the sum of each
     4096 of them; the sum of those is in float64.
@@ -49,14 +49,7 @@ def softmax(x, out):
     """
     if out.ndim != 2:
         raise ValueError("out: must have two dimensions")
-    if x.shape != out.shape:
-        raise ValueError("x: its shape must be that of out")
-    if out.dtype.type(0.5) != 0.5:
-        raise ValueError("out: its dtype must be floating")
-    if not injective(place(out)):
-        raise ValueError("out: each element must have memory of its own")
-    if not apart_or_same(place(x), place(out)):
-        raise ValueError("out: overlaps x without being the same view")
+    check_rows(x, out)
     rows, columns = out.shape
     if columns == 0:
         return

@@ -24,7 +24,7 @@ def _matrices(dtype, shape):
     """Both sides write into a given tensor where PyTorch's operator can, and make a new one where it cannot."""
     name, size = _name(dtype, shape), shape[1:]
     x, weight, bias = torch.randn(shape, dtype=dtype), torch.rand(size, dtype=dtype), torch.randn(size, dtype=dtype)
-    out, empty_like = torch.empty_like(x), torch.empty_like
+    out = torch.empty_like(x)
     eps = torch.finfo(dtype).eps
     yield Row("softmax", name, "torch.softmax", lambda: softmax(x, out), lambda: torch.softmax(x, 1, out=out))
     yield Row(
@@ -38,14 +38,14 @@ def _matrices(dtype, shape):
         "layer_norm",
         name,
         "functional.layer_norm",
-        lambda: layer_norm(x, weight, bias, empty_like(x)),
+        lambda: layer_norm(x, weight, bias),
         lambda: functional.layer_norm(x, size, weight, bias),
     )
     yield Row(
         "rms_norm",
         name,
         "functional.rms_norm",
-        lambda: rms_norm(x, weight, eps, empty_like(x)),
+        lambda: rms_norm(x, weight, eps),
         lambda: functional.rms_norm(x, size, weight, eps),
     )
 
@@ -66,7 +66,7 @@ def _rotary(dtype, shape):
         "rotary",
         _name(dtype, shape),
         "x * cos + rotate_half(x) * sin",
-        lambda: rotary(x, cos, sin, 0, False, torch.empty_like(x)),
+        lambda: rotary(x, cos, sin, 0, False),
         lambda: _rotated(x, cos2, sin2),
     )
 
@@ -77,7 +77,7 @@ def _cross_entropy(dtype, shape, smoothing):
         "cross_entropy",
         f"{_name(dtype, shape)}, smoothing {smoothing}",
         "functional.cross_entropy",
-        lambda: cross_entropy(logits, target, smoothing, -100, torch.empty(shape[0], dtype=dtype)),
+        lambda: cross_entropy(logits, target, smoothing, -100),
         lambda: functional.cross_entropy(logits, target, reduction="none", label_smoothing=smoothing),
     )
 
@@ -107,14 +107,14 @@ def _sampling(dtype, shape):
         "sample",
         f"{name}, top-k {k}",
         "topk, softmax, cumsum, searchsorted",
-        lambda: sample(logits, k, 1.0, 0.8, u, torch.empty(shape[0], dtype=torch.int64)),
+        lambda: sample(logits, k, 1.0, 0.8, u),
         lambda: _top_k(logits, k, 0.8, u),
     )
     yield Row(
         "sample",
         f"{name}, top-p {p}",
         "softmax, sort, cumsum, searchsorted",
-        lambda: sample(logits, shape[1], p, 0.8, u, torch.empty(shape[0], dtype=torch.int64)),
+        lambda: sample(logits, shape[1], p, 0.8, u),
         lambda: _top_p(logits, p, 0.8, u),
     )
 

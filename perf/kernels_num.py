@@ -42,9 +42,9 @@ def _vectors():
         x, counts = _uniform(size), torch.empty(100, dtype=torch.int64)
         floating = torch.empty(100)
         theirs = partial(torch.histc, x, 100, 0.0, 1.0, out=floating)
-        yield Row("histogram", _name(x, ", 100 bins"), "torch.histc(out=)", partial(histogram, x, 0.0, 1.0, counts), theirs)
+        yield Row("histogram", _name(x, ", 100 bins"), "torch.histc(out=)", partial(histogram, x, 100, 0.0, 1.0, counts), theirs)
         theirs = partial(np.histogram, x.numpy(), 100, (0.0, 1.0))
-        yield Row("histogram", _name(x, ", 100 bins"), "np.histogram", partial(histogram, x, 0.0, 1.0, counts), theirs)
+        yield Row("histogram", _name(x, ", 100 bins"), "np.histogram", partial(histogram, x, 100, 0.0, 1.0, counts), theirs)
 
 
 def _segments():
@@ -54,23 +54,22 @@ def _segments():
         x = _uniform(*shape)
         inner = torch.sort(torch.randint(shape[0], (segments - 1,), generator=torch.Generator().manual_seed(1))).values
         offsets = torch.cat([torch.tensor([0]), inner, torch.tensor([shape[0]])])
-        out = torch.empty((segments, *shape[1:]))
         for name, (kernel, initial) in kernels.items():
-            ours = partial(kernel, x, offsets, *initial, out)
+            ours = partial(kernel, x, offsets, *initial)
             theirs = partial(torch.segment_reduce, x, name, offsets=offsets, unsafe=True)
             yield Row(f"segment_{name}", _name(x, f", {segments} segments"), "torch.segment_reduce", ours, theirs)
 
 
 def _distances():
     for n, m, columns in ((20, 20, 8), (1000, 1000, 3), (1000, 1000, 64), (1000, 1000, 256)):
-        x, y, out = _uniform(n, columns), _uniform(m, columns, seed=1), torch.empty(n, m)
-        data, ours = f"{_name(x)} and {tuple(y.shape)}", partial(pairwise, x, y, out)
+        x, y = _uniform(n, columns), _uniform(m, columns, seed=1)
+        data, ours = f"{_name(x)} and {tuple(y.shape)}", partial(pairwise, x, y)
         yield Row("pairwise", data, "torch.cdist", ours, partial(torch.cdist, x, y))
         exact = partial(torch.cdist, x, y, compute_mode="donot_use_mm_for_euclid_dist")
         yield Row("pairwise", data, "torch.cdist, no matrix product", ours, exact)
     for n, m, columns, k in ((20, 20, 8, 3), (1000, 10_000, 3, 8), (1000, 1000, 64, 8)):
         x, y = _uniform(n, columns), _uniform(m, columns, seed=1)
-        ours = partial(nearest, x, y, torch.empty(n, k), torch.empty(n, k, dtype=torch.int64))
+        ours = partial(nearest, x, y, k)
         data = f"{_name(x)} and {tuple(y.shape)}, {k}"
         yield Row("nearest", data, "torch.cdist, topk", ours, lambda x=x, y=y, k=k: torch.cdist(x, y).topk(k, largest=False))
 
@@ -79,8 +78,8 @@ def _filters():
     sos = scipy.signal.butter(8, 0.1, output="sos")
     for channels, samples in ((1, 500), (1, 100_000), (64, 10_000)):
         x = np.random.default_rng(0).standard_normal((channels, samples))
-        state, final, out = np.zeros((4, channels, 2)), np.empty((4, channels, 2)), np.empty_like(x)
-        ours = partial(sosfilt, sos, x, state, out, final)
+        state = np.zeros((4, channels, 2))
+        ours = partial(sosfilt, sos, x, state)
         theirs = partial(scipy.signal.sosfilt, sos, x, zi=state)
         yield Row("sosfilt", f"float64 {x.shape}, 4 sections", "scipy.signal.sosfilt", ours, theirs)
 
@@ -101,9 +100,9 @@ def _sparse():
     for size, a_row, dtype in ((100, 5, np.float64), (20_000, 50, np.float32), (200_000, 5, np.float64)):
         generator = np.random.default_rng(0)
         matrix = scipy.sparse.random_array((size, size), density=a_row / size, format="csr", rng=generator).astype(dtype)
-        x, out = generator.random(size).astype(dtype), np.empty(size, dtype)
+        x = generator.random(size).astype(dtype)
         data = f"{np.dtype(dtype)} {matrix.shape}, {a_row} a row, {matrix.indices.dtype} indices"
-        ours = partial(csr_matvec, matrix.indptr, matrix.indices, matrix.data, x, out)
+        ours = partial(csr_matvec, matrix.indptr, matrix.indices, matrix.data, x)
         yield Row("csr_matvec", data, "scipy.sparse @", ours, partial(matrix.__matmul__, x))
         parts = [torch.from_numpy(part) for part in (matrix.indptr, matrix.indices, matrix.data)]
         theirs = torch.sparse_csr_tensor(*parts, matrix.shape)
@@ -121,10 +120,9 @@ def _grids():
     for size in (32, 1000):
         u = _uniform(size, size)
         out = torch.empty_like(u)
-        ours = partial(heat_step, u, 0.2, out)
         theirs = partial(torch.nn.functional.conv2d, u[None, None], stencil)
-        yield Row("heat_step", _name(u), "torch conv2d", ours, theirs)
-        yield Row("heat_step", _name(u), "torch, slices", ours, partial(slices, u, out))
+        yield Row("heat_step", _name(u), "torch conv2d", partial(heat_step, u, 0.2), theirs)
+        yield Row("heat_step", _name(u), "torch, slices", partial(heat_step, u, 0.2, out), partial(slices, u, out))
 
 
 def rows() -> list[Row]:

@@ -36,6 +36,14 @@ def strided(array):
     return view
 
 
+def that_fit(layout, shapes):
+    """The shapes that are tested in a layout: those with an extent below 2 only if it is contiguous.
+
+    Without any stride they are contiguous in any layout, so that each would be one more compilation.
+    """
+    return [shape for shape in shapes if layout is contiguous or min(shape) > 1]
+
+
 # Every layout and every dtype; not every pair, because each is a compilation.
 MATRICES = [(np.float32, contiguous), (np.float32, strided), (np.float64, contiguous), (np.float64, transposed)]
 

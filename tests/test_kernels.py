@@ -2,9 +2,6 @@
 
 import itertools
 import math
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -22,6 +19,7 @@ from kernel_data import (
     make,
     random,
     strided,
+    that_fit,
     torch,
     transposed,
     zeros,
@@ -86,13 +84,13 @@ def axpy_oracle(a, x, y):
 def test_axpy(framework, dtype, size):
     x, y, out = random(size, dtype), random(size, dtype, seed=1), blank(size, dtype)
     expected = axpy_oracle(2.5, x, y)
-    assert axpy(2.5, make(framework, x), make(framework, y), make(framework, out)) is None
+    axpy(2.5, make(framework, x), make(framework, y), make(framework, out))
     check(out, expected)
 
 
 @pytest.mark.parametrize("frameworks", MIXED)
 def test_axpy_mixes_frameworks_dtypes_and_layouts(frameworks):
-    x, y = strided(random(1001, np.float32)), random(1001, np.float64, seed=1)
+    x, y = strided(random(1001, np.float32)), strided(random(1001, np.float64, seed=1))
     out = blank(1001, np.float64, strided)
     axpy(-0.5, make(frameworks[0], x), make(frameworks[1], y), make(frameworks[0], out))
     check(out, -0.5 * x.astype(np.float64) + y)
@@ -142,7 +140,7 @@ def test_axpy_in_place(framework):
 @pytest.mark.parametrize(("dtype", "layout"), MATRICES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_softmax(framework, dtype, layout):
-    for shape in [*SHAPES, (1024, 1000)]:
+    for shape in that_fit(layout, [*SHAPES, (1024, 1000)]):
         x, out = layout(8 * random(shape, dtype)), blank(shape, dtype, layout)
         softmax(make(framework, x), make(framework, out))
         check(out, softmax_oracle(x), scale=1e-2)
@@ -186,10 +184,10 @@ def test_softmax_in_place(framework):
 @pytest.mark.parametrize(("dtype", "layout"), MATRICES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_layer_norm(framework, dtype, layout):
-    for shape in [*SHAPES, (512, 768)]:
+    for shape in that_fit(layout, [*SHAPES, (512, 768)]):
         x, out = layout(random(shape, dtype)), blank(shape, dtype, layout)
         weight, bias = random(shape[1], dtype, seed=1), random(shape[1], dtype, seed=2)
-        layer_norm(*(make(framework, a) for a in (x, weight, bias, out)))
+        layer_norm(*(make(framework, a) for a in (x, weight, bias)), 1e-5, make(framework, out))
         check(out, layer_norm_oracle(*(a.astype(np.float64) for a in (x, weight, bias))), scale=10)
         if shape[1] > 2:  # between two close values PyTorch's own float32 differs in the fifth digit
             check(out, layer_norm_oracle(x, weight, bias), scale=10)
@@ -200,9 +198,9 @@ def test_layer_norm_without_weight_and_bias(frameworks):
     x, weight = random((40, 30), np.float32), random(30, np.float64, seed=1)
     out = blank(x.shape, np.float32)
     tensor, result = make(frameworks[0], x), make(frameworks[1], out)
-    layer_norm(tensor, None, None, result)
+    layer_norm(tensor, None, None, 1e-5, result)
     check(out, layer_norm_oracle(x), scale=10)
-    layer_norm(tensor, make(frameworks[1], weight), None, result, eps=0.5)
+    layer_norm(tensor, make(frameworks[1], weight), None, 0.5, result)
     check(out, layer_norm_oracle(x, weight.astype(np.float32), None, eps=0.5), scale=10)
 
 
@@ -211,12 +209,12 @@ def test_layer_norm_of_values_far_from_zero(framework):
     """The one-pass formula loses every digit here: the mean is 1e8 times the deviation."""
     x = 1e8 + random((4, 1000), np.float64)
     out = blank(x.shape, np.float64)
-    layer_norm(make(framework, x), None, None, make(framework, out))
+    layer_norm(make(framework, x), None, None, 1e-5, make(framework, out))
     shifted = x - 1e8
     np.testing.assert_allclose(out, layer_norm_oracle(shifted), atol=1e-6)
     x = (1e4 + random((4, 1000), np.float64)).astype(np.float32)
     out = blank(x.shape, np.float32)
-    layer_norm(make(framework, x), None, None, make(framework, out))
+    layer_norm(make(framework, x), None, None, 1e-5, make(framework, out))
     check(out, layer_norm_oracle(x.astype(np.float64)), scale=1)
 
 
@@ -224,7 +222,7 @@ def test_layer_norm_of_values_far_from_zero(framework):
 def test_layer_norm_of_constant_and_non_finite_rows(framework):
     x = np.array([[2.0] * 4, [1, 2, 3, math.nan], [1, 2, 3, math.inf]])
     bias, out = np.arange(4.0), blank(x.shape, np.float64)
-    layer_norm(make(framework, x), None, make(framework, bias), make(framework, out))
+    layer_norm(make(framework, x), None, make(framework, bias), 1e-5, make(framework, out))
     np.testing.assert_array_equal(out, [[0, 1, 2, 3], [math.nan] * 4, [math.nan] * 4])
 
 
@@ -233,16 +231,16 @@ def test_layer_norm_in_place(framework):
     for shape in [(3, 5), (256, 128)]:
         x = random(shape, np.float64)
         same = make(framework, x.copy())
-        layer_norm(same, None, None, same)
+        layer_norm(same, None, None, 1e-5, same)
         check(same, layer_norm_oracle(x), scale=10)
 
 
 # ---- histogram ----
 
 
-def counts_of(framework, x, low, high, bins):
-    out = blank(bins, np.int64)
-    histogram(make(framework, x), low, high, make(framework, out))
+def counts_of(framework, x, low, high, bins, layout=contiguous):
+    out = blank(bins, np.int64, layout)
+    histogram(make(framework, x), bins, low, high, make(framework, out))
     return out
 
 
@@ -257,12 +255,13 @@ def counts_of(framework, x, low, high, bins):
 )
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_histogram(framework, dtype, layout):
-    for size, bins in itertools.product([0, 1, 2, 1001, 300_007], [1, 7, 100]):
+    bounds = [(-3, 3), (0, 11)] if dtype is np.int64 else [(-3.0, 3.0), (0.0, 11.0), (0.1, 0.7)]
+    for size, bins in that_fit(layout, itertools.product([0, 1, 2, 1001, 300_007], [1, 7, 100])):
         values = random(size, np.float64) * 1.5
         x = layout((values if np.dtype(dtype).kind == "f" else abs(values * 20)).astype(dtype))
-        for low, high in [(-3.0, 3.0), (0, 11), (0.1, 0.7)]:
+        for low, high in bounds:
             expected, _ = np.histogram(x, bins, (low, high))
-            np.testing.assert_array_equal(counts_of(framework, x, low, high, bins), expected)
+            np.testing.assert_array_equal(counts_of(framework, x, low, high, bins, layout), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -290,19 +289,19 @@ def test_histogram_ignores_what_is_outside(framework):
 def test_histogram_agrees_with_histc():
     x = torch.from_numpy(random(200_000, np.float64))
     out = torch.empty(64, dtype=torch.int64)
-    histogram(x, -2.0, 2.0, out)
+    histogram(x, 64, -2.0, 2.0, out)
     assert torch.equal(out, torch.histc(x, 64, -2.0, 2.0).to(torch.int64))
 
 
 @pytest.mark.parametrize("bounds", [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf), (-1e308, 1e308)])
 def test_histogram_refuses_bounds(bounds):
     with pytest.raises(ValueError, match="low, high"):
-        histogram(np.zeros(3), *bounds, np.zeros(4, np.int64))
+        histogram(np.zeros(3), 4, *bounds, np.zeros(4, np.int64))
 
 
 def test_histogram_refuses_bounds_that_are_infinite_as_float32():
     with pytest.raises(ValueError, match="low, high: must be finite in"):
-        histogram(np.zeros(3, np.float32), -1e39, 1.0, np.zeros(4, np.int64))
+        histogram(np.zeros(3, np.float32), 4, -1e39, 1.0, np.zeros(4, np.int64))
 
 
 # ---- heat ----
@@ -311,7 +310,7 @@ def test_histogram_refuses_bounds_that_are_infinite_as_float32():
 @pytest.mark.parametrize(("dtype", "layout"), MATRICES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_heat_step(framework, dtype, layout):
-    for shape in [*SHAPES, (2, 9), (9, 2), (3, 9), (9, 3), (480, 641)]:
+    for shape in that_fit(layout, [*SHAPES, (2, 9), (9, 2), (3, 9), (9, 3), (480, 641)]):
         u, out = layout(random(shape, dtype)), blank(shape, dtype, layout)
         heat_step(make(framework, u), 0.2, make(framework, out))
         check(out, heat_oracle(u, 0.2))
@@ -352,14 +351,14 @@ REFUSED = {
     "softmax columns": (softmax, (zeros(3, 4), zeros(3, 5)), "x: its shape"),
     "softmax transposed": (softmax, (zeros(3, 4), zeros(4, 3)), "x: its shape"),
     "softmax integer out": (softmax, (zeros(3, 4), zeros(3, 4, dtype=np.int64)), "out: its dtype"),
-    "layer norm rows": (layer_norm, (zeros(3, 4), None, None, zeros(2, 4)), "x: its shape"),
-    "layer norm weight": (layer_norm, (zeros(3, 4), zeros(3), zeros(4), zeros(3, 4)), "weight: its shape"),
-    "layer norm bias": (layer_norm, (zeros(3, 4), None, zeros(5), zeros(3, 4)), "bias: its shape"),
-    "layer norm integer out": (layer_norm, (zeros(3, 4), None, None, zeros(3, 4, dtype=np.int64)), "out: its dtype"),
-    "histogram matrix": (histogram, (zeros(3, 4), 0.0, 1.0, zeros(3, dtype=np.int64)), "x: must have one"),
-    "histogram no bins": (histogram, (zeros(3), 0.0, 1.0, zeros(0, dtype=np.int64)), "out: .* at least one bin"),
-    "histogram narrow out": (histogram, (zeros(3), 0.0, 1.0, zeros(3, dtype=np.int8)), "out: its dtype"),
-    "histogram floating out": (histogram, (zeros(3), 0.0, 1.0, zeros(3)), "out: its dtype"),
+    "layer norm rows": (layer_norm, (zeros(3, 4), None, None, 1.0, zeros(2, 4)), "x: its shape"),
+    "layer norm weight": (layer_norm, (zeros(3, 4), zeros(3), zeros(4), 1.0, zeros(3, 4)), "weight: its shape"),
+    "layer norm bias": (layer_norm, (zeros(3, 4), None, zeros(5), 1.0, zeros(3, 4)), "bias: its shape"),
+    "histogram matrix": (histogram, (zeros(3, 4), 3, 0.0, 1.0, zeros(3, dtype=np.int64)), "x: must have one"),
+    "histogram no bins": (histogram, (zeros(3), 0, 0.0, 1.0, zeros(0, dtype=np.int64)), "bins: must be"),
+    "histogram bins": (histogram, (zeros(3), 4, 0.0, 1.0, zeros(3, dtype=np.int64)), "out: its shape"),
+    "histogram narrow out": (histogram, (zeros(3), 3, 0.0, 1.0, zeros(3, dtype=np.int8)), "out: its dtype"),
+    "histogram floating out": (histogram, (zeros(3), 3, 0.0, 1.0, zeros(3)), "out: its dtype"),
     "heat rows": (heat_step, (zeros(5, 4), 0.2, zeros(4, 4)), "u: its shape"),
     "heat columns": (heat_step, (zeros(4, 4), 0.2, zeros(4, 5)), "u: its shape"),
     "heat integer out": (heat_step, (zeros(4, 4), 0.2, zeros(4, 4, dtype=np.int64)), "out: its dtype"),
@@ -382,10 +381,10 @@ def test_overlaps_are_refused(framework):
         (axpy, (2.0, line[:-1], line[:-1], line[1:])),
         (axpy, (2.0, line[:50], line[1:51], line[:50])),
         (softmax, (grid[:-1], grid[1:])),
-        (layer_norm, (grid[1:], None, None, grid[:-1])),
-        (layer_norm, (other, grid[3], row, grid)),
-        (layer_norm, (other, row, grid[3], grid)),
-        (histogram, (counts, 0.0, 1.0, counts[:10])),
+        (layer_norm, (grid[1:], None, None, 1.0, grid[:-1])),
+        (layer_norm, (other, grid[3], row, 1.0, grid)),
+        (layer_norm, (other, row, grid[3], 1.0, grid)),
+        (histogram, (counts, 10, 0, 1, counts[:10])),
         (heat_step, (grid, 0.2, grid)),
         (heat_step, (grid[:, 1:], 0.2, grid[:, :-1])),
     ]
@@ -402,13 +401,14 @@ def test_expanded_outputs_are_refused():
     expanded_row, expanded_column = torch.zeros(1, 6).expand(6, 6), torch.zeros(6, 1).expand(6, 6)
     x, line = torch.randn(6, 12)[:, ::2], torch.randn(6)
     for out in (expanded_row, expanded_column):
-        for kernel, args in [(softmax, (x, out)), (layer_norm, (x, None, None, out)), (heat_step, (x, 0.1, out))]:
+        for kernel, args in [(softmax, (x, out)), (layer_norm, (x, line, line, 1.0, out)), (heat_step, (x, 0.1, out))]:
             with pytest.raises(ValueError, match=r"^out: each element"):
                 kernel(*args)
+    line, double = x[0], x.double()[:, 0]
     with pytest.raises(ValueError, match=r"^out: each element"):
-        axpy(2.0, line, line, torch.zeros(1).expand(6))
+        axpy(2.0, line, double, torch.zeros(1, dtype=torch.float64).expand(6))
     with pytest.raises(ValueError, match=r"^out: each element"):
-        histogram(line, 0.0, 1.0, torch.zeros(1, dtype=torch.int64).expand(6))
+        histogram(line, 6, 0.0, 1.0, torch.zeros(1, dtype=torch.int64).expand(6))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -477,33 +477,3 @@ def test_injective():
     ]:
         view = strided_views(memory[10:], shape, [8 * step for step in steps])
         assert injective(place(view)) == expected, (shape, steps)
-
-
-# ---- the disk cache ----
-
-SECOND_PROCESS = """
-import numpy as np
-from kernels.axpy import axpy
-from kernels.heat import heat_step
-from kernels.histogram import histogram
-from kernels.layer_norm import layer_norm
-from kernels.softmax import softmax
-
-line, grid = np.ones(4), np.ones((4, 4))
-axpy(2.0, line, line, np.empty(4))
-softmax(grid, np.empty((4, 4)))
-layer_norm(grid, line, line, np.empty((4, 4)))
-histogram(line, 0.0, 1.0, np.empty(4, np.int64))
-heat_step(grid, 0.1, np.empty((4, 4)))
-for kernel in (axpy, softmax, layer_norm, histogram, heat_step):
-    stats = kernel.dispatcher.stats
-    assert not stats.cache_misses and sum(stats.cache_hits.values()) == 1, (kernel, stats)
-"""
-
-
-def test_a_second_process_compiles_nothing():
-    root = pathlib.Path(__file__).parent.parent
-    # the first run compiles what no earlier test did; it may fail its assertions, the second may not
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", SECOND_PROCESS], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from kernel_data import (
     make,
     random,
     strided,
+    that_fit,
     torch,
     transposed,
 )
@@ -132,9 +133,9 @@ def test_sum_of_exp_is_as_exact_in_long_rows(dtype):
 @pytest.mark.parametrize(("dtype", "layout", "result", "result_layout"), CASES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_log_softmax(framework, dtype, layout, result, result_layout):
-    for shape in [*SHAPES, LARGE, (1, 100_001)]:
+    for shape in that_fit(layout, [*SHAPES, LARGE, (1, 100_001)]):
         x, out = layout(random(shape, dtype)), blank(shape, result, result_layout)
-        assert log_softmax(make(framework, x), make(framework, out)) is None
+        log_softmax(make(framework, x), make(framework, out))
         check(out, log_softmax_oracle(x.astype(result)), scale=2)
         if shape[1]:
             np.testing.assert_allclose(np.exp(out.astype(np.float64)).sum(axis=1), 1, rtol=1e-5)
@@ -174,7 +175,7 @@ def test_integers(framework):
         x, out = transposed(random(shape, np.int32)), blank(shape, np.float32)
         softmax(make(framework, x), make(framework, out))
         np.testing.assert_allclose(out, np.exp(log_softmax_oracle(x.astype(np.float64))), rtol=1e-6, atol=1e-30)
-        layer_norm(make(framework, x), None, None, make(framework, out))
+        layer_norm(make(framework, x), None, None, 1e-5, make(framework, out))
         wide = x.astype(np.float64)
         check(out, (wide - wide.mean(axis=1, keepdims=True)) / np.sqrt(wide.var(axis=1, keepdims=True) + 1e-5))
 
@@ -185,13 +186,13 @@ def test_integers(framework):
 @pytest.mark.parametrize(("dtype", "layout", "result", "result_layout"), CASES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_rms_norm(framework, dtype, layout, result, result_layout):
-    for shape in [*SHAPES, LARGE]:
+    for shape in that_fit(layout, [*SHAPES, LARGE]):
         x, out, weight = (
             layout(random(shape, dtype)),
             blank(shape, result, result_layout),
             random(shape[1], result, seed=1),
         )
-        assert rms_norm(make(framework, x), make(framework, weight), 1e-3, make(framework, out)) is None
+        rms_norm(make(framework, x), make(framework, weight), 1e-3, make(framework, out))
         if shape[1]:
             check(out, rms_norm_oracle(x.astype(result), weight, 1e-3))
 
@@ -250,11 +251,11 @@ HEADS = [(0, 2, 3, 4), (2, 0, 3, 4), (1, 1, 0, 2), (1, 2, 3, 0), (1, 1, 1, 2), (
 @pytest.mark.parametrize(("dtype", "layout", "result", "result_layout"), CASES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_rotary(framework, dtype, layout, result, result_layout):
-    for shape, interleaved, start in itertools.product(HEADS, [False, True], [0, 7]):
+    for shape, interleaved, start in itertools.product(that_fit(layout, HEADS), [False, True], [0, 7]):
         x, out = layout(random(shape, dtype)), blank(shape, result, result_layout)
         cos, sin = angles(start + shape[2], shape[3] // 2, result)
         given = [make(framework, a) for a in (x, cos, sin, out)]
-        assert rotary(*given[:3], start, interleaved, given[3]) is None
+        rotary(*given[:3], start, interleaved, given[3])
         if out.size:
             check(out, rotary_oracle(x.astype(result), cos, sin, start, interleaved).astype(result), scale=10)
 
@@ -294,7 +295,8 @@ def test_rotary_products_depend_on_the_distance_only(interleaved):
 )
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_cross_entropy(framework, dtype, layout, result, result_layout, index):
-    for (rows, classes), smoothing in itertools.product([(0, 3), (1, 1), (7, 2), (33, 129), LARGE], [0.0, 0.1, 1.0]):
+    shapes = that_fit(layout, [(0, 3), (1, 1), (7, 2), (33, 129), LARGE])
+    for (rows, classes), smoothing in itertools.product(shapes, [0.0, 0.1, 1.0]):
         logits = layout(random((rows, classes), dtype))
         target = np.random.default_rng(1).integers(0, min(classes, 256), rows).astype(index)
         target[2::5] = 0
@@ -343,10 +345,8 @@ LABELS = np.arange(3)
 REFUSED = {
     "log_softmax rows": (log_softmax, (grid(3, 4), grid(2, 4)), "x: its shape"),
     "log_softmax transposed": (log_softmax, (grid(3, 4), grid(4, 3)), "x: its shape"),
-    "log_softmax out": (log_softmax, (grid(3, 4), grid(3, 4, dtype=np.int64)), "out: its dtype"),
     "rms_norm rows": (rms_norm, (grid(3, 4), grid(4), 1e-5, grid(2, 4)), "x: its shape"),
     "rms_norm weight": (rms_norm, (grid(3, 4), grid(3), 1e-5, grid(3, 4)), "weight: its shape"),
-    "rms_norm out": (rms_norm, (grid(3, 4), grid(4), 1e-5, grid(3, 4, dtype=np.int64)), "out: its dtype"),
     "rotary x": (rotary, (heads(1, 2, 3, 2), grid(3, 2), grid(3, 2), 0, False, heads()), "x: its shape"),
     "rotary odd": (rotary, (heads(1, 2, 3, 5), grid(3, 2), grid(3, 2), 0, False, heads(1, 2, 3, 5)), "x: its last"),
     "rotary cos": (rotary, (heads(), grid(3, 4), grid(3, 4), 0, False, heads()), "cos: its shape"),

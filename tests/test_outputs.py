@@ -68,6 +68,22 @@ def test_a_repeated_call_runs_no_python():
         assert scaled.stats() == calls._replace(fast=calls.fast + 200)
 
 
+def test_a_repeated_call_runs_no_python_in_a_fresh_process():
+    """Where nothing but the calls themselves has asked for NumPy's exchange table."""
+    program = """
+        import numpy as np
+        from fastexchange import fast_args
+
+        kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+        for _ in range(40):
+            kernel(np.ones(2))
+        calls = kernel.stats()
+        kernel(np.ones(2))
+        assert kernel.stats() == calls._replace(fast=calls.fast + 1), (calls, kernel.stats())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
+
+
 def test_shapes_and_types(framework):
     largest, where = shapes(framework.tensor(np.ones((2, 3, 4), np.float32)), 5)
     assert from_dlpack(largest).shape == from_dlpack(where).shape == (2, 3, 5)
