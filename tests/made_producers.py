@@ -200,6 +200,7 @@ def allocate(prototype, out, error_ctx, set_error):
 def to_py_object(tensor, out):
     made = Tabled(array_over(tensor.dl_tensor))
     made.owner = Owner(tensor)
+    made.owner.of = id(made)
     _incref(made)
     out[0] = ffi.cast("void *", id(made))
     return 0
@@ -209,7 +210,9 @@ _incref = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythona
 
 
 class Owner:
-    """Gives the managed tensor back that it was made with."""
+    """Gives the managed tensor back that it was made with, and forgets what was borrowed of the object that has it."""
+
+    of = 0
 
     def __init__(self, managed):
         self._managed = managed
@@ -217,6 +220,7 @@ class Owner:
     def __del__(self):
         if self._managed.deleter != ffi.NULL:
             self._managed.deleter(self._managed)
+        _borrowed.pop(self.of, None)
 
 
 def array_over(tensor) -> np.ndarray:
