@@ -92,14 +92,13 @@ class BoundLaunch(NativeCallable):
             self._native.is_running = 0
 
     def _use(self, bound: tuple, held: "_Held") -> None:
-        self._kept = self._held, held  # Ctrl-C may come between any two steps: whichever is used then has to live
+        outputs = self.kernel._outputs.of(bound) if self.kernel._outputs is not None else None
+        # Ctrl-C may come between any two steps: whichever is used then has to live
+        self._kept = self._held, held, self._outputs, outputs
         self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
         self._native.words = ffi.cast("fx_frame *", held.frame).words
-        self.arguments, self._held = bound, held
-        if self.kernel._outputs is not None:
-            self._outputs = self._outputs, self.kernel._outputs.of(bound)  # a call may still return those before
-            self._native.outputs = id(self._outputs[1])
-            self._outputs = self._outputs[1]
+        self._native.outputs = id(outputs) if outputs is not None else 0
+        self.arguments, self._held, self._outputs = bound, held, outputs
         self._kept = ()
         self._native.is_stale = 0
 

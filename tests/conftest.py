@@ -6,6 +6,7 @@ import signal
 import pytest
 from frameworks import FRAMEWORKS, Framework
 from hypothesis import HealthCheck, settings
+from numba.core.runtime import _nrt_python
 
 # `--hypothesis-profile=nightly` takes the other. A fuzzer takes its share of `max_examples`, see test_fuzz.py; a first call is a
 # compilation, so no example has a deadline.
@@ -35,3 +36,13 @@ def _quick_collections(_collections_end_with_the_module):
     """Garbage collection looks at what a test makes, not at all that compiler, frameworks and other tests made before."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def numba_counts_blocks():
+    """Numba counts its memory blocks meanwhile (``oracle.blocks_in_use``)."""
+    was_on = _nrt_python.memsys_stats_enabled()
+    _nrt_python.memsys_enable_stats()
+    yield
+    if not was_on:
+        _nrt_python.memsys_disable_stats()

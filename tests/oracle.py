@@ -5,6 +5,7 @@ import gc
 import sys
 
 import numpy as np
+from numba.core.runtime import rtsys
 
 from fastexchange import from_dlpack
 
@@ -65,3 +66,10 @@ def references_kept(*things):
         gc.collect()
         after = [sys.getrefcount(thing) for thing in things]
     assert after == before
+
+
+def blocks_in_use() -> int:
+    """How many of Numba's memory blocks have not been freed. Numba has to count them: see ``numba_counts_blocks``."""
+    gc.collect()
+    stats = rtsys.get_allocation_stats()
+    return stats.mi_alloc - stats.mi_free

@@ -19,10 +19,9 @@ from kernel_data import (
     transposed,
     zeros,
 )
+from scipy import signal
 
 from kernels.iir import sosfilt
-
-signal = pytest.importorskip("scipy.signal")
 
 SECTIONS = signal.butter(6, 0.2, output="sos")
 

@@ -11,28 +11,14 @@ from frameworks import FRAMEWORKS, torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_producers import Dunder, Ledger
-from numba.core.runtime import _nrt_python, rtsys
-from oracle import is_same
+from oracle import blocks_in_use, is_same
 
 from fastexchange import explain, fast_args, from_dlpack
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left():
-    """No memory block of Numba's outlives a test but those of frames, which are used again."""
-    was_on = _nrt_python.memsys_stats_enabled()
-    _nrt_python.memsys_enable_stats()
-    yield
-    if not was_on:
-        _nrt_python.memsys_disable_stats()
-
-
-def blocks_in_use() -> int:
-    gc.collect()
-    stats = rtsys.get_allocation_stats()
-    return stats.mi_alloc - stats.mi_free
+pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
 
 
 @fast_args

@@ -18,8 +18,7 @@ from frameworks import FRAMEWORKS, NUMPY_DTYPES, torch, tvm_ffi
 from hostile_producers import hostile_type
 from interoperability import Wrapper, jax, ml_dtypes, pyarrow
 from made_producers import Dunder, Ledger, Tabled, tabled_type
-from numba.core.runtime import _nrt_python, rtsys
-from oracle import is_same, references_kept, type_and_message
+from oracle import blocks_in_use, is_same, references_kept, type_and_message
 
 from fastexchange import fast_args, from_dlpack
 
@@ -81,21 +80,7 @@ def address(tensor) -> int:
     return from_dlpack(tensor).ctypes.data
 
 
-@pytest.fixture(autouse=True)
-def statistics():
-    """Numba counts its memory blocks."""
-    was_on = _nrt_python.memsys_stats_enabled()
-    _nrt_python.memsys_enable_stats()
-    yield
-    if not was_on:
-        _nrt_python.memsys_disable_stats()
-
-
-def blocks_in_use() -> int:
-    """How many of Numba's memory blocks have not been freed."""
-    gc.collect()
-    stats = rtsys.get_allocation_stats()
-    return stats.mi_alloc - stats.mi_free
+pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
 
 
 # ---- new arrays ------------------------------------------------------------------------------------------------------

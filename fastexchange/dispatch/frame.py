@@ -38,7 +38,7 @@ EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
 TUPLE_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
-MAX_KEPT_KEYS = 8192  # of a frame that is kept for further calls: some 3 MB
+MAX_KEPT_KEYS = 8192  # of a frame that is kept for further calls: some 2 MB
 ARRAY_WORDS_PER_KEY = 12
 
 

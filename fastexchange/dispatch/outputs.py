@@ -35,7 +35,7 @@ MAX_VARIABLES = 64
 ERROR_BYTES = 256
 _UNSET = -1
 _OFFSET = -0x8000000000000000  # PY_VECTORCALL_ARGUMENTS_OFFSET
-_MAX_EXTENT = 1 << 40  # no product of two leads out of 128 bits; what is larger, Python looks at
+_MAX_EXTENT = 1 << 40  # of operands and products, which so stay far within 64 bits; what is larger, Python looks at
 
 # Of an input: read its shape; then one for each dimension.
 READ, NUMBER, NAME, EXACTLY, REST, END = 1, 2, 3, 4, 5, 6
@@ -145,14 +145,13 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
 
 
 @native
-def target_entry(context, runtime, args, first):
-    """The entry of the type that the outputs have, 0 if none is known. `first`: the first input."""
-    cls = Py_TYPE(first)
+def target_type(context, args, first):
+    """The type after which the outputs go. `first`: the first input."""
     if context.returns_type != 0:
-        cls = context.returns_type
-    elif context.returns_position >= 0:
-        cls = Py_TYPE(load(args + 8 * context.returns_position))
-    return find(runtime, cls)
+        return context.returns_type
+    if context.returns_position >= 0:
+        return Py_TYPE(load(args + 8 * context.returns_position))
+    return Py_TYPE(first)
 
 
 @native
@@ -162,6 +161,7 @@ def run_program(context, runtime, args, made):
     `made`: where a bit is set for each output that was made, whatever comes then.
     """
     own_shape = stack(MAX_NDIM)
+    fields = stack(MAX_PARAMETERS)
     variables = stack(MAX_VARIABLES)
     rest = stack(MAX_NDIM)
     shape = stack(MAX_NDIM)
@@ -175,9 +175,7 @@ def run_program(context, runtime, args, made):
     cursor = 0
     field = 0
     depth = 0
-    entry = 0
-    allocator = 0
-    to_object = 0
+    first = 0
     at = context.outputs
     while load(at) != STOP:
         operation = load(at)
@@ -185,18 +183,13 @@ def run_program(context, runtime, args, made):
         at += 16
         if operation == READ:
             ob = load(args + 8 * operand)
-            ndim, _ = look(runtime, ob, shape, view)
+            ndim, field = look(runtime, ob, shape, view)
             cursor = 0
             if ndim < 0:
                 return False
-            if entry == 0:
-                entry = target_entry(context, runtime, args, ob)
-                if entry == 0:
-                    return False
-                allocator = layout.entry_at(entry).allocator  # the entry may move while foreign code runs
-                to_object = layout.entry_at(entry).to_object
-                if allocator == 0 or to_object == 0:
-                    return False
+            store(fields + 8 * operand, field)
+            if first == 0:
+                first = ob
         elif operation == NUMBER:
             ob = load(args + 8 * (operand >> 8))
             known = find(runtime, Py_TYPE(ob))
@@ -236,7 +229,7 @@ def run_program(context, runtime, args, made):
             field = operand
             ndim = 0
         elif operation == TYPE_OF:
-            field = look(runtime, load(args + 8 * operand), shape, view)[1]
+            field = load(fields + 8 * operand)
             ndim = 0
         elif operation in (PUSH, PUSH_NUMBER):
             store(numbers + 8 * depth, load(variables + 8 * operand) if operation == PUSH else operand)
@@ -258,6 +251,11 @@ def run_program(context, runtime, args, made):
         elif operation == MAKE:
             given = load(args + 8 * operand)
             if given == context.omitted:
+                entry = find(runtime, target_type(context, args, first))
+                allocator = layout.entry_at(entry).allocator if entry != 0 else 0
+                to_object = layout.entry_at(entry).to_object if entry != 0 else 0
+                if allocator == 0 or to_object == 0:
+                    return False
                 describe(dl_tensor_at(view), 0, ndim, field, shape, 0)
                 given = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
                 if given == 0:
