@@ -14,6 +14,7 @@ from . import registry
 from ._abi import ffi
 from .discovery import learn
 from .dispatch import outputs as native
+from .dispatch.program import MAX_PARAMETERS, program_of
 from .dispatch.state import runtime
 from .dlpack import DLDeviceType
 from .export import export_of, known
@@ -36,13 +37,13 @@ class Outputs:
         what = f"fast_args(): {name}()"
         if parameters.variadic is not None or parameters.positional < len(parameters.names):
             raise ValueError(f"{what}: out={text!r}: a kernel with *args or keyword-only parameters cannot declare outputs")
-        if len(parameters.names) >= native.MAX_PARAMETERS:
-            raise ValueError(f"{what}: out={text!r}: a kernel with outputs has less than {native.MAX_PARAMETERS} parameters")
+        if len(parameters.names) >= MAX_PARAMETERS:
+            raise ValueError(f"{what}: out={text!r}: a kernel with outputs has less than {MAX_PARAMETERS} parameters")
         self.pattern = Pattern(text, parameters.names, what)
         self._parameters, self._name = parameters, name
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
-        self.program = native.program_of(self.pattern)
+        self.program = program_of(self.pattern)
         if runtime().is_native:
             known(np.ndarray)  # its allocator
 
