@@ -156,7 +156,7 @@ def _versions() -> str:
 def _bench(options: argparse.Namespace) -> int:
     """What a call with three arguments costs, here and elsewhere."""
     _progress("importing …")
-    from .measure import Statement, time_statements
+    from .measuring.timing import Statement, time_statements
 
     notes: list[str] = []
     groups = _groups(notes)

@@ -13,7 +13,7 @@ import floor
 import torch
 
 from fastexchange import fast_args
-from fastexchange.measure import Statement, time_statements
+from fastexchange.measuring.timing import Statement, time_statements
 from fastexchange.producers import torch_layout as producer
 
 producer.Guard._find_keys = lambda self: False

@@ -30,7 +30,8 @@ from language_model import NOTHING, OPTIMISERS, VARIANTS, Decoder, Sizes, Weight
 from numba.core.errors import NumbaPendingDeprecationWarning
 from torch.nn import functional
 
-from fastexchange.measure import Samples, Statement, time_statements
+from fastexchange.measuring import files
+from fastexchange.measuring.timing import Samples, Statement, time_statements
 
 LR, BETAS, ADAM_EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 1e-2
 LOGITS_AGREE, PARAMETERS_AGREE = 1e-4, LR / 100  # absolute differences
@@ -182,8 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = Sizes(*(getattr(options, name) for name in Sizes._fields))
     weights = Weights(sizes)
     elements = sum(parameter.numel() for parameter in weights.parameters())
-    described = report.machine() | {"torch_threads": torch.get_num_threads(), "numba_threads": numba.get_num_threads()}
-    print(f"{report.headline(described)}; threads: PyTorch {described['torch_threads']}, Numba {described['numba_threads']}")
+    described = files.machine() | {"torch_threads": torch.get_num_threads(), "numba_threads": numba.get_num_threads()}
+    print(f"{files.headline(described)}; threads: PyTorch {described['torch_threads']}, Numba {described['numba_threads']}")
     print(
         f"{sizes.layers} layers, width {sizes.width}, {sizes.heads} heads, vocabulary {sizes.vocabulary}, "
         f"{elements / 1e6:.1f} million float32 parameters in {len(weights.parameters())} tensors; medians of {rounds} rounds\n"

@@ -1,7 +1,7 @@
 """``python perf/kernels.py [TOPIC ...]``: the kernels of ``kernels/`` against the operators of PyTorch, SciPy and NumPy.
 
 A topic is a module ``perf/kernels_<topic>.py`` with a function ``rows()``. The rows of one topic are measured together,
-in interleaved rounds as ``fastexchange/measure.py`` has them; the ratio is taken round by round. It says how many
+in interleaved rounds as ``fastexchange/measuring/timing.py`` has them; the ratio is taken round by round. It says how many
 times as long the operator takes: below 1 the operator is faster.
 """
 
@@ -19,7 +19,8 @@ import numba
 import report
 from kernel_row import Row
 
-from fastexchange.measure import Samples, Statement, time_statements
+from fastexchange.measuring import files
+from fastexchange.measuring.timing import Samples, Statement, time_statements
 
 TOPICS = sorted(path.stem.removeprefix("kernels_") for path in Path(__file__).parent.glob("kernels_*.py"))
 
@@ -72,8 +73,8 @@ def main() -> int:
         parser.error(f"no such topic: {', '.join(sorted(unknown))}")
     rounds, batch_ns = (5, 500_000) if options.quick else (15, 2_000_000)
 
-    described = report.machine() | {"threads": numba.get_num_threads()}
-    print(f"{report.headline(described)}; {described['threads']} threads")
+    described = files.machine() | {"threads": numba.get_num_threads()}
+    print(f"{files.headline(described)}; {described['threads']} threads")
     print(f"Medians of {rounds} rounds, microseconds per call; ratio: theirs / ours, below 1 the operator is faster.\n")
     entries = []
     for topic in options.topics or TOPICS:

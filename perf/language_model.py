@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from fastexchange import fast_args
-from fastexchange.measure import Statement
+from fastexchange.measuring.timing import Statement
 from kernels.adamw import AdamW, adamw_step
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary

@@ -11,7 +11,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout tha
 import floor
 
 from fastexchange import fast_args
-from fastexchange.measure import Statement, time_statements
+from fastexchange.measuring.timing import Statement, time_statements
 
 
 def main() -> None:

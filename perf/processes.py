@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastexchange.measure import Samples
+from fastexchange.measuring.timing import Samples
 
 _HERE = Path(__file__).resolve().parent
 

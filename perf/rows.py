@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from fastexchange import convert, exchange_api, fast_args, from_dlpack, polyfill, unpolyfill
-from fastexchange.measure import Statement
+from fastexchange.measuring.timing import Statement
 
 try:
     import torch

@@ -14,7 +14,8 @@ import report
 import rows
 from targets import per_scalar, slope, targets
 
-from fastexchange.measure import Samples, time_statements
+from fastexchange.measuring import files
+from fastexchange.measuring.timing import Samples, time_statements
 
 
 def _progress(text: str) -> None:
@@ -78,8 +79,8 @@ def main() -> int:
     options = parser.parse_args()
     rounds, starts = (9, 2) if options.quick else (41, 9)
 
-    described = report.machine()
-    print(report.headline(described))
+    described = files.machine()
+    print(files.headline(described))
     for sentence in rows.left_out():
         print(sentence)
     _progress("compiling …")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import rows
 
-from fastexchange.measure import Samples
+from fastexchange.measuring.timing import Samples
 
 
 @dataclass(frozen=True)

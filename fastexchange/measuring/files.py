@@ -1,0 +1,80 @@
+"""Runs kept as JSON: the machine they were made on, and every row's samples.
+
+A document is ``{"machine": …, "rounds": n, "results": [row, …]}``, a row ``{"key", "median_ns", "iqr_ns", "samples_ns"}`` and,
+where it has them, ``label``, ``code`` (the statement that was timed) and ``reference``, ``ratio``, ``ratio_iqr`` (to the row of
+that key, taken round by round). Times are nanoseconds per call, the loop around the call subtracted.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+
+from .timing import Samples
+
+__all__ = ["cpu_model", "headline", "machine", "result", "write"]
+
+_PACKAGES = ("numba", "llvmlite", "numpy", "torch", "apache-tvm-ffi", "cffi")
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def machine() -> dict:
+    """Where and when a run is made: enough to know whether two runs may be compared."""
+    from .. import __version__
+
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "packages": {"fastexchange": __version__, **{name: _version(name) for name in _PACKAGES}},
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def headline(described: dict) -> str:
+    """A line that says what :func:`machine` found."""
+    packages = ", ".join(f"{name} {version}" for name, version in described["packages"].items() if version)
+    return f"{described['cpu']}, {described['cores']} cores; Python {described['python']}; {packages}"
+
+
+def result(key: str, samples: Samples, label: str = "", code: str = "", reference: tuple[str, Samples] | None = None) -> dict:
+    """A row of a document. `reference` is the key and the samples of the row that this one is compared with."""
+    row = {
+        "key": key,
+        "median_ns": samples.median,
+        "iqr_ns": samples.spread,
+        "samples_ns": samples.values.round(3).tolist(),
+    }
+    if label:
+        row |= {"label": label, "code": code}
+    if reference:
+        ratio = samples / reference[1]
+        row |= {"reference": reference[0], "ratio": ratio.median, "ratio_iqr": ratio.spread}
+    return row
+
+
+def write(path: Path, described: dict, rounds: int, results: list[dict], **more) -> None:
+    """Write a document, and the folders it lies in. `more` is put beside the results."""
+    document = {"machine": described, "rounds": rounds, "results": results, **more}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
