@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from .conversion import convert, from_dlpack, to_dlpack
     from .exchange import exchange_api, polyfill, unpolyfill
     from .explanation import explain
+    from .measuring.overhead import measure
+    from .measuring.report import OverheadReport
     from .registry import register_dlpack_dtype
     from .values import DLDataType, DLDevice, DLPackVersion
 
 __all__ = [
     "BoundLaunch", "DLDataType", "DLDataTypeCode", "DLDevice", "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats",
-    "convert", "exchange_api", "explain", "fast_args", "from_dlpack", "polyfill", "register_dlpack_dtype", "to_dlpack",
-    "unpolyfill",
+    "OverheadReport", "convert", "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill",
+    "register_dlpack_dtype", "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -33,6 +35,8 @@ _ROOMS = {
     "conversion": ("convert", "from_dlpack", "to_dlpack"),
     "exchange": ("exchange_api", "polyfill", "unpolyfill"),
     "explanation": ("explain",),
+    "measuring.overhead": ("measure",),
+    "measuring.report": ("OverheadReport",),
     "registry": ("register_dlpack_dtype",),
     "values": ("DLDataType", "DLDevice", "DLPackVersion"),
 }
@@ -50,3 +54,10 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(shell) -> None:
+    """Called by ``%load_ext fastexchange``: the magics ``%fastargs`` and ``%%fastargs``, see ``%fastargs?``."""
+    from .measuring.magic import FastArgsMagics
+
+    shell.register_magics(FastArgsMagics)

@@ -10,6 +10,7 @@ statements are taken round by round, before the median.
 
 import gc
 import random
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Samples", "Statement", "Timings", "time_statements"]
+__all__ = ["Samples", "Statement", "Timings", "clock_tick", "time_statements"]
 
 _RUNS = 3  # per statement and round, of which the least counts
 
@@ -30,6 +31,8 @@ class Statement:
     names: Mapping[str, Any] = field(default_factory=dict)
     calls: int = 1
     """How many calls the code makes; times are per call."""
+    prepare: Callable[[], object] | None = None
+    """Called before every run of the statement, outside of what is timed."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class Samples:
     @property
     def median(self) -> float:
         return float(np.median(self.values))
+
+    @property
+    def rounds(self) -> int:
+        """How many samples there are."""
+        return len(self.values)
 
     @property
     def spread(self) -> float:
@@ -96,7 +104,21 @@ def _loop(code: str, names: Mapping[str, Any]) -> Callable[[int], int]:
 _IMPORTS = "from itertools import repeat as repeat_\nfrom time import perf_counter_ns as clock_\n"
 
 
-def _iterations(loop, batch_ns: int) -> int:
+class _Loop:
+    """A statement's loop."""
+
+    def __init__(self, statement: Statement):
+        self._run = _loop(statement.code, statement.names)
+        self._prepare = statement.prepare
+        self.calls = statement.calls
+
+    def __call__(self, count: int) -> int:
+        if self._prepare is not None:
+            self._prepare()
+        return self._run(count)
+
+
+def _iterations(loop: Callable[[int], int], batch_ns: int) -> int:
     """How many iterations take about `batch_ns`. Warms the loop up."""
     count = 1
     while (elapsed := loop(count)) < batch_ns // 2:
@@ -104,7 +126,7 @@ def _iterations(loop, batch_ns: int) -> int:
     return max(1, count * batch_ns // elapsed)
 
 
-def _least(loop, count: int) -> float:
+def _least(loop: Callable[[int], int], count: int) -> float:
     """Nanoseconds per iteration, the loop's own part included."""
     return min(loop(count) for _ in range(_RUNS)) / count
 
@@ -121,12 +143,25 @@ def _no_garbage_collection():
             gc.enable()
 
 
+def clock_tick() -> int:
+    """The least step, in nanoseconds, by which the clock is seen to move, the reading of it included."""
+    steps: list[int] = []
+    last = time.perf_counter_ns()
+    while len(steps) < 100:
+        now = time.perf_counter_ns()
+        if now > last:
+            steps.append(now - last)
+        last = now
+    return min(steps)
+
+
 def time_statements(
     statements: Mapping[Any, Statement],
     *,
     rounds: int = 25,
     batch_ns: int = 500_000,
     progress: Callable[[int, int], None] | None = None,
+    keep_interrupted: bool = False,
 ) -> Timings:
     """Nanoseconds per call of each statement, one sample per round. The method is in the module's docstring.
 
@@ -136,28 +171,32 @@ def time_statements(
     rounds : how often each is timed.
     batch_ns : how long one run of a statement takes, in nanoseconds, about; it holds one iteration at least.
     progress : called after every round with the number of rounds done and `rounds`.
+    keep_interrupted : whether Ctrl-C, once a round is complete, ends the measurement with the rounds that are complete.
 
-    Raises what a statement raises.
+    Raises what a statement raises, and KeyboardInterrupt.
     """
-    loops = {name: _loop(statement.code, statement.names) for name, statement in statements.items()}
+    loops = {name: _Loop(statement) for name, statement in statements.items()}
     for loop in loops.values():
         loop(1)
+    complete: list[tuple[float, dict[Any, float]]] = []
     with _no_garbage_collection():
         for loop in loops.values():  # what optimises itself while it runs, has done so when the iterations are counted
             _iterations(loop, batch_ns)
         iterations = {name: _iterations(loop, batch_ns) for name, loop in loops.items()}
         empty = _loop("pass", {})
         empty_iterations = _iterations(empty, batch_ns)
-        times: dict[Any, list[float]] = {name: [] for name in loops}
-        nothing: list[float] = []
         order = list(loops)
         shuffle = random.Random(0).shuffle
-        for done in range(1, rounds + 1):
-            nothing.append(_least(empty, empty_iterations))
-            shuffle(order)
-            for name in order:
-                times[name].append((_least(loops[name], iterations[name]) - nothing[-1]) / statements[name].calls)
-            if progress:
-                progress(done, rounds)
-    samples = {name: Samples(np.array(values)) for name, values in times.items()}
-    return Timings(samples, Samples(np.array(nothing)))
+        try:
+            for done in range(1, rounds + 1):
+                nothing = _least(empty, empty_iterations)
+                shuffle(order)
+                times = {name: (_least(loops[name], iterations[name]) - nothing) / loops[name].calls for name in order}
+                complete.append((nothing, times))
+                if progress:
+                    progress(done, rounds)
+        except KeyboardInterrupt:
+            if not keep_interrupted or not complete:
+                raise
+    samples = {name: Samples(np.array([times[name] for _, times in complete])) for name in loops}
+    return Timings(samples, Samples(np.array([nothing for nothing, _ in complete])))

@@ -1,0 +1,121 @@
+"""The other ways to call a kernel with the same arguments, as statements to time. The kernel does nothing in all of them."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..conversion import from_dlpack
+from ..dlpack import VERSION
+from ..kernel import FastKernel
+from ..producers import torch
+from .timing import Statement
+
+__all__ = ["alternatives"]
+
+
+def _expression(value, name: str, is_converted, form: str) -> str:
+    """The argument `value`, called `name`, with every tensor in it that ``is_converted`` written as `form` has it."""
+    if isinstance(value, (tuple, list)) and len(value) <= 100 and not hasattr(value, "_fields"):
+        items = "".join(_expression(item, f"{name}[{i}]", is_converted, form) + ", " for i, item in enumerate(value))
+        return f"({items})" if isinstance(value, tuple) else f"[{items}]"
+    return form.format(name) if is_converted(value) else name
+
+
+def _tensors(value, name: str) -> Iterator[str]:
+    """The expressions of all in an argument that has ``__dlpack__``."""
+    if isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from _tensors(item, f"{name}[{i}]")
+    elif _has_dlpack(value):
+        yield name
+
+
+def _is_torch(value) -> bool:
+    return torch.is_tensor_type(type(value))
+
+
+def _has_dlpack(value) -> bool:
+    return hasattr(type(value), "__dlpack__")
+
+
+def _view(value):
+    """A NumPy view, made once."""
+    if isinstance(value, tuple):
+        items = [_view(item) for item in value]
+        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
+    if type(value) is list:
+        return [_view(item) for item in value]
+    if isinstance(value, np.ndarray) or not _has_dlpack(value):
+        return value
+    return from_dlpack(value.detach() if _is_torch(value) else value)
+
+
+def alternatives(twin: FastKernel, arguments: dict, call: str, is_complete: bool) -> Iterator[tuple[str, Statement | None, str]]:
+    """(label, statement, why there is none): each tried once.
+
+    `arguments`: the values by the names that the expression `call`, for example ``"a0, a1, out=out"``, has for them. `twin`: a
+    kernel with the same parameters that does nothing. `is_complete`: whether no output is omitted, so that plain ``@njit`` can be
+    called like this.
+    """
+    njit = twin.dispatcher
+
+    def statement(function, is_converted=None, form: str = "{}", views: bool = False) -> Statement:
+        names = {"f": function, "from_dlpack_": np.from_dlpack}
+        names |= {name: _view(value) for name, value in arguments.items()} if views else arguments
+        if is_converted is None:
+            return Statement(f"f({call})", names)
+        parts = []
+        for part in call.split(", ") if call else []:
+            keyword, _, name = part.rpartition("=")
+            written = _expression(arguments[name], name, is_converted, form)
+            parts.append(f"{keyword}={written}" if keyword else written)
+        return Statement(f"f({', '.join(parts)})", names)
+
+    values = list(_leaves(arguments.values()))
+    tensors = [text for name, value in arguments.items() for text in _tensors(value, name)]
+    ways = []
+    if is_complete:
+        ways.append(("plain @njit, NumPy views made beforehand", lambda: statement(njit, views=True)))
+        if any(map(_is_torch, values)):
+            detached = "{}.numpy()" if not any(_is_torch(v) and v.requires_grad for v in values) else "{}.detach().numpy()"
+            ways.append((f"plain @njit, {detached.format('x')} in each call", lambda: statement(njit, _is_torch, detached)))
+        if any(map(_has_dlpack, values)):
+            ways.append(
+                ("plain @njit, np.from_dlpack(x) in each call", lambda: statement(njit, _has_dlpack, "from_dlpack_({})"))
+            )
+    if tensors:
+        exports = "; ".join(f"{text}.__dlpack__(max_version=version_)" for text in tensors)
+        names = {**arguments, "version_": VERSION}
+        ways.append(("x.__dlpack__(max_version=(1, 3)) of each tensor, no call", lambda: Statement(exports, names)))
+    if importlib.util.find_spec("tvm_ffi") is not None:
+        ways.append(("tvm-ffi, testing.nop", lambda: _nop(arguments, call)))
+    ways.append(("a bound launch", lambda: _bound(twin, arguments, call)))
+    for label, make in ways:
+        try:
+            made = make()
+            exec(made.code, dict(made.names))
+        except Exception as error:
+            yield label, None, f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            yield label, made, ""
+
+
+def _nop(arguments: dict, call: str) -> Statement:
+    nop = importlib.import_module("tvm_ffi").get_global_func("testing.nop")
+    passed = ", ".join(part.rpartition("=")[2] for part in call.split(", "))  # it takes no keywords
+    return Statement(f"f({passed})", {"f": nop, **arguments})
+
+
+def _bound(twin: FastKernel, arguments: dict, call: str) -> Statement:
+    launch = eval(f"f({call})", {"f": twin.bind, **arguments})
+    return Statement("f()", {"f": launch})
+
+
+def _leaves(values) -> Iterator:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _leaves(value)
+        else:
+            yield value

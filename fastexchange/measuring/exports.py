@@ -1,0 +1,136 @@
+"""What a producer takes to export its tensors: the calls that this package makes of it, and nothing else.
+
+They are made by the thousand in one native loop: a type's exchange function and, for owning exports, the deleter; or taking and
+giving back a buffer. A type that has only ``__dlpack__`` is timed by calls of that method from Python.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+from numba import types
+
+from .. import cpython as c
+from .._abi import ffi
+from ..compiled import cfunction
+from ..discovery import PATH_BUFFER, PATH_DUNDER, discover, learn_type
+from ..dispatch import layout
+from ..dispatch.state import runtime
+from ..dlpack import VERSION
+from ..dltensor import DL_TENSOR_WORDS, delete_managed
+from ..native import address_of, call_int, load, native, stack
+from ..producers import forwarded
+from ..producers.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
+from .timing import Statement
+
+__all__ = ["statements_of"]
+
+_BORROW, _OWN, _BUFFER = 0, 1, 2
+_LEAF_BYTES = 24  # three words: what to do, with which object, by which function
+_PY_BUFFER_WORDS = 10
+_CALLS = 2_000
+"""Exports in one statement: so many that the call of the loop itself, about 0.3 µs, does not count."""
+
+
+@native
+def _export(leaf):
+    """Export once, and give it back. 0, or 1 with the exception cleared."""
+    kind = load(leaf)
+    if kind == _BORROW:
+        failed = call_int(load(leaf + 16), (load(leaf + 8), stack(DL_TENSOR_WORDS)))
+    elif kind == _OWN:
+        out = stack(1)
+        failed = call_int(load(leaf + 16), (load(leaf + 8), out))
+        if failed == 0:
+            delete_managed(load(out))
+    else:
+        buffer = stack(_PY_BUFFER_WORDS)
+        failed = types.intp(PyObject_GetBuffer(load(leaf + 8), buffer, PyBUF_STRIDED_RO_FORMAT))
+        if failed == 0:
+            PyBuffer_Release(buffer)
+    if failed != 0:
+        c.PyErr_Clear()
+    return types.intp(failed != 0)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp)
+def export_repeatedly(leaves, count, times):
+    """Export the tensors that the `count` records at `leaves` describe, `times` times. How many exports failed."""
+    failed = 0
+    for _ in range(times):
+        for i in range(count):
+            failed += _export(leaves + _LEAF_BYTES * i)
+    return failed
+
+
+class _Leaf(NamedTuple):
+    kind: int
+    tensor: object
+    function: int
+
+
+def _tensors_in(value) -> list:
+    """An argument, or what lies in its tuples and lists."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    return [value]
+
+
+def _leaf(tensor, owns: bool) -> "_Leaf | None":
+    """How `tensor` is exported natively; None for what only ``__dlpack__`` exports."""
+    cls = type(tensor)
+    learn_type(cls, tensor)
+    fields = runtime().entries.fields(cls)
+    if discover(cls, tensor).path == PATH_BUFFER:
+        return _Leaf(_BUFFER, tensor, 0)
+    function = fields.get("managed", 0)
+    if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # what the wrapper wraps is the producer
+        found = forwarded._resolve(tensor)
+        return _Leaf(_OWN, *found) if found else None
+    if discover(cls, tensor).path == PATH_DUNDER:
+        return None
+    if fields["kind"] == layout.KIND_EXCHANGE and not owns:
+        return _Leaf(_BORROW, tensor, fields["borrow"])
+    return _Leaf(_OWN, tensor, function)
+
+
+def _is_exported(value) -> bool:
+    """Whether `value` is a tensor that its producer exports: arrays of NumPy's are read in place, scalars are no tensors."""
+    fields = runtime().entries.get(type(value)) or discover(type(value), value).entry
+    return fields["kind"] in (layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+
+
+def _dunder_statement(tensors: list) -> Statement:
+    """Calls of ``__dlpack__``, as the exporting function makes them."""
+    calls = []
+    for i, tensor in enumerate(tensors):
+        try:
+            tensor.__dlpack__(max_version=VERSION)
+            calls.append(f"x{i}.__dlpack__(max_version=version)")
+        except TypeError:
+            calls.append(f"x{i}.__dlpack__()")
+    return Statement("; ".join(calls), {"version": VERSION, **{f"x{i}": tensor for i, tensor in enumerate(tensors)}})
+
+
+_LOOP = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t)
+
+
+def statements_of(value, owns: bool) -> list[Statement]:
+    """What to time for the part of the producers in reading `value`, per call of the kernel; empty if none has a part.
+
+    `owns`: whether the kernel holds owning exports. The statements keep `value` alive.
+    """
+    tensors = [tensor for tensor in _tensors_in(value) if _is_exported(tensor)]
+    leaves = [(tensor, _leaf(tensor, owns)) for tensor in tensors]
+    statements = []
+    if native_leaves := [leaf for _, leaf in leaves if leaf is not None]:
+        records = ffi.new("intptr_t[]", 3 * len(native_leaves))
+        for i, leaf in enumerate(native_leaves):
+            records[3 * i], records[3 * i + 1], records[3 * i + 2] = leaf.kind, id(leaf.tensor), leaf.function
+        times = max(1, _CALLS // len(native_leaves))
+        function, address = _LOOP(export_repeatedly.address), address_of(records)
+        if not function(address, len(native_leaves), 1):
+            names = {"export": function, "leaves": address, "held": (records, native_leaves)}
+            statements.append(Statement(f"export(leaves, {len(native_leaves)}, {times})", names, calls=times))
+    if by_method := [tensor for tensor, leaf in leaves if leaf is None]:
+        statements.append(_dunder_statement(by_method))
+    return statements

@@ -1,0 +1,90 @@
+"""``%fastargs`` and ``%%fastargs`` for IPython and notebooks: ``measure``, in the manner of ``%timeit``.
+
+Loaded by ``%load_ext fastexchange``.
+"""
+
+import ast
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from ..kernel import FastKernel
+from .overhead import measure
+from .report import OverheadReport
+
+__all__ = ["FastArgsMagics"]
+
+_USAGE = "%fastargs [-r ROUNDS] [-a] [-q] [-o] kernel(x, y, out=z)"
+_NAME = "_fastargs_kernel_"
+
+
+@magics_class
+class FastArgsMagics(Magics):
+    """The magic. A class, because IPython has it so."""
+
+    @line_cell_magic
+    def fastargs(self, line: str, cell: str | None = None) -> OverheadReport | None:
+        """What each argument of a call of a kernel costs; the report of ``fastexchange.measure``.
+
+        ::
+
+            %fastargs [-r ROUNDS] [-a] [-q] [-o] kernel(x, y, out=z)
+
+            %%fastargs [-r ROUNDS] [-a] [-q] [-o] setup, one line that is run first
+            more setup
+            kernel(x, y, out=z)
+
+        In a cell all statements but the last are run once, with the names that they make, as in any cell. The last is the call.
+
+        Options
+        -------
+        -r ROUNDS : how often everything is timed.
+        -a : this package alone, without the alternatives.
+        -q : show nothing.
+        -o : also return the report.
+        """
+        options, rest = self.parse_options(line, "r:aqo", posix=False)
+        try:
+            rounds = {"rounds": int(options.r)} if "r" in options else {}
+        except ValueError:
+            raise UsageError(f"%fastargs: -r takes a number of rounds, not {options.r!r}") from None
+        setup, call = _parse(rest if cell is None else f"{rest}\n{cell}")
+        # As a cell's own names: what the setup makes stays, as after %%time.
+        exec(compile(setup, "<fastargs>", "exec"), self._names())
+        kernel = self._value(call.func)
+        if not isinstance(kernel, FastKernel):
+            raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
+        alternatives = "a" not in options
+        call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
+        report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, alternatives=alternatives, **rounds, **kwargs))
+        if "q" not in options:
+            _show(report)
+        return report if "o" in options else None
+
+    def _value(self, expression: ast.expr, function=None):
+        """What an expression is, in the user's namespace and one more name."""
+        code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<fastargs>", "eval")
+        return eval(code, self._names(), {_NAME: function})
+
+    def _names(self) -> dict:
+        """The user's namespace."""
+        assert self.shell is not None
+        return self.shell.user_ns
+
+
+def _parse(source: str) -> tuple[ast.Module, ast.Call]:
+    """The statements before the last one, and that, which is a call."""
+    try:
+        statements = ast.parse(source.strip()).body
+    except SyntaxError as error:
+        raise UsageError(f"%fastargs: {error.msg} in {(error.text or '').strip()!r}; usage: {_USAGE}") from None
+    last = statements[-1] if statements else None
+    if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.Call):
+        raise UsageError(f"%fastargs: there is no call of a kernel at the end; usage: {_USAGE}")
+    return ast.Module(statements[:-1], []), last.value
+
+
+def _show(report: OverheadReport) -> None:
+    from IPython.display import display
+
+    display(report)
