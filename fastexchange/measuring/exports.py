@@ -5,6 +5,7 @@ giving back a buffer. A type that has only ``__dlpack__`` is timed by calls of t
 """
 
 import ctypes
+import time
 from typing import NamedTuple
 
 from numba import types
@@ -28,7 +29,9 @@ _BORROW, _OWN, _BUFFER = 0, 1, 2
 _LEAF_BYTES = 24  # three words: what to do, with which object, by which function
 _PY_BUFFER_WORDS = 10
 _CALLS = 2_000
-"""Exports in one statement: so many that the call of the loop itself, about 0.3 µs, does not count."""
+"""Exports in one statement at most: so many that the call of the loop itself, about 0.3 µs, does not count."""
+_LOOP_NS = 100_000
+"""How long one statement takes, about, where exports are slow."""
 
 
 @native
@@ -126,9 +129,11 @@ def statements_of(value, owns: bool) -> list[Statement]:
         records = ffi.new("intptr_t[]", 3 * len(native_leaves))
         for i, leaf in enumerate(native_leaves):
             records[3 * i], records[3 * i + 1], records[3 * i + 2] = leaf.kind, id(leaf.tensor), leaf.function
-        times = max(1, _CALLS // len(native_leaves))
         function, address = _LOOP(export_repeatedly.address), address_of(records)
         if not function(address, len(native_leaves), 1):
+            start = time.perf_counter_ns()
+            function(address, len(native_leaves), 1)
+            times = max(1, min(_CALLS // len(native_leaves), _LOOP_NS // max(1, time.perf_counter_ns() - start)))
             names = {"export": function, "leaves": address, "held": (records, native_leaves)}
             statements.append(Statement(f"export(leaves, {len(native_leaves)}, {times})", names, calls=times))
     if by_method := [tensor for tensor, leaf in leaves if leaf is None]:

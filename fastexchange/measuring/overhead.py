@@ -115,6 +115,7 @@ class _Call:
         self.read = [(i, value) for i, value in self.given if i not in made]
         """The arguments that something reads."""
         self.is_for_numba = self.explanation.outcome.startswith("Numba's own dispatcher")
+        """Whether an argument makes it a call for Numba's own dispatcher."""
 
     def of(self, function: Callable, prepare: Callable[[], object] | None = None) -> Statement:
         """The same call of `function`."""
@@ -195,7 +196,7 @@ def _statements(call: _Call, trial: _Trial, empty: FastKernel, prepare) -> dict[
         spelled = ", ".join(f"a{i}" for i in range(len(values)))
         names = {f"a{i}": value for i, value in enumerate(values)}
         statements["spelled"] = Statement(f"f({spelled})", {"f": empty_kernel(call.kernel, len(values)), **names})
-    if call.allocates:
+    if call.kernel.out is not None:  # what the call returns are its arguments
         pass
     elif (constant := constant_twin(call.kernel, trial.result)) is not None:
         statements["constant"] = call.of(constant)
@@ -232,7 +233,7 @@ def _measure(call: _Call, before: Snapshot, rounds: int, with_alternatives: bool
     with progress_bar(f"measuring {call.kernel.__name__}()") as progress:
         progress.say("trial call")
         trial = _try(call, before)
-        prepare = _look_at(trial, before, notes)
+        prepare = _look_at(call, trial, before, notes)
         progress.say("compiling")
         empty = twin(call.kernel)
         statements = _statements(call, trial, empty, prepare)
@@ -252,12 +253,17 @@ def _measure(call: _Call, before: Snapshot, rounds: int, with_alternatives: bool
     return _report(call, trial, timings, slow, ways, notes)
 
 
-def _look_at(trial: _Trial, before: Snapshot, notes: "_Notes") -> Callable[[], None] | None:
+def _look_at(call: _Call, trial: _Trial, before: Snapshot, notes: "_Notes") -> Callable[[], None] | None:
     """What has to be done before each run of the kernel, if anything; says what the trial has shown."""
     if trial.is_slow:
         calls = max(1, _SLOW_BUDGET_NS // trial.ns)
         often = "not called again" if calls == 1 else f"timed call by call, {calls} times at most"
         notes.add(f"one call takes {trial.ns / 1e9:.3g} s: it is {often}; what the arguments cost is beneath its noise")
+    if trial.is_numba and not call.is_for_numba:
+        notes.add(
+            "Numba's own dispatcher makes this call, because of the kernel and not of its arguments: what that takes longer is "
+            "counted as the kernel's own"
+        )
     if before.unseen:
         notes.add(f"the memory of {_listed(before.unseen)} cannot be viewed: what the kernel writes there is not undone")
     if trial.drifts:
@@ -295,7 +301,7 @@ def _judge(timings: Timings, notes: "_Notes") -> None:
 def _report(call: _Call, trial: _Trial, timings: Timings, slow: list[float], ways: list, notes: "_Notes") -> OverheadReport:
     times = timings.calls
     kernel, nothing = call.kernel, times["base"] * 0
-    is_numba = trial.is_numba if trial.is_numba is not None else call.is_for_numba
+    is_numba = call.is_for_numba
     types = {name: numba_type for name, _, numba_type in call.explanation.arguments}
     costs = []
     for i, value in call.read:
