@@ -1,0 +1,99 @@
+"""``%fastargs`` and ``%%fastargs``: the report of ``measure`` in IPython."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from fastexchange import OverheadReport, fast_args
+
+interactiveshell = pytest.importorskip("IPython.core.interactiveshell", reason="IPython is not installed")
+from IPython.core.error import UsageError  # noqa: E402
+from IPython.utils.capture import capture_output  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")
+
+
+@fast_args
+def add(x, y, out=None):
+    if out is not None:
+        out[0] = x[0] + y
+
+
+@pytest.fixture(scope="module")
+def shell():
+    made = interactiveshell.InteractiveShell.instance(colors="nocolor")
+    made.extension_manager.load_extension("fastexchange")
+    made.user_ns.update(add=add, x=np.ones(2), np=np)
+    yield made
+    made.history_manager.end_session()
+    interactiveshell.InteractiveShell.clear_instance()
+
+
+def run(shell, line: str, cell: str | None = None):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with capture_output() as shown:
+            result = shell.run_line_magic("fastargs", line) if cell is None else shell.run_cell_magic("fastargs", line, cell)
+    return result, shown
+
+
+def test_a_line(shell):
+    result, shown = run(shell, "-r 3 add(x, 2.0)")
+    assert result is None
+    (output,) = shown.outputs
+    assert set(output.data) == {"text/plain", "text/html"}
+    assert output.data["text/plain"].startswith("add(): ")
+    assert "a bound launch" in output.data["text/plain"]
+
+
+def test_options(shell):
+    report, shown = run(shell, "-r 4 -a -q -o add(x, y=2.0)")
+    assert isinstance(report, OverheadReport)
+    assert (report.rounds, report.alternatives, shown.outputs) == (4, (), [])
+    assert report.keywords is not None
+    assert [argument.name for argument in report.arguments] == ["x", "y"]
+
+
+def test_a_cell_runs_what_comes_before_the_call_once(shell):
+    shell.user_ns["runs"] = []
+    report, _ = run(shell, "-r 3 -a -q -o runs.append(1)", "z = np.full(3, 7.0)\nruns.append(len(z))\n\nadd(z,\n    1.0)\n")
+    assert shell.user_ns["runs"] == [1, 3]
+    assert shell.user_ns["z"].tolist() == [7, 7, 7]
+    assert report.arguments[0].type == "numpy.ndarray"
+
+
+def test_arguments_are_any_expressions(shell):
+    report, _ = run(shell, "-r 3 -a -q -o add(*[x, 2.0], **{'out': np.zeros(1)})")
+    assert [argument.name for argument in report.arguments] == ["x", "y", "out"]
+    report, _ = run(shell, "-r 3 -a -q -o add([row for row in np.ones((2, 2))][1], sum(i for i in range(3)) * 1.0)")
+    assert report.arguments[0].numba_type.startswith("array(float64, 1d")
+
+
+def test_the_kernel_is_any_expression(shell):
+    shell.user_ns["kernels"] = {"add": add}
+    report, _ = run(shell, "-r 3 -a -q -o kernels['add'](x, 2)")
+    assert report.kernel == "add"
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("", "there is no call of a kernel at the end"),
+        ("x", "there is no call of a kernel at the end"),
+        ("y = add(x, 1.0)", "there is no call of a kernel at the end"),
+        ("add(x, ", "usage: %fastargs"),
+        ("print(x)", "print is a builtin_function_or_method, not a kernel made by fast_args"),
+        ("-r many add(x, 1.0)", "-r takes a number of rounds, not 'many'"),
+        ("-z add(x, 1.0)", "option -z not recognized"),
+    ],
+)
+def test_bad_lines(shell, line, message):
+    with pytest.raises(UsageError, match=message):
+        shell.run_line_magic("fastargs", line)
+
+
+@pytest.mark.parametrize("line, error", [("nowhere(1)", NameError), ("add()", TypeError), ("-r 0 add(x, 1.0)", ValueError)])
+def test_errors_arrive(shell, line, error):
+    with pytest.raises(error):
+        shell.run_line_magic("fastargs", line)
