@@ -1,8 +1,10 @@
 """The other ways to call a kernel with the same arguments, as statements to time. The kernel does nothing in all of them."""
 
+import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +17,28 @@ from .timing import Statement
 __all__ = ["alternatives"]
 
 
-def _expression(value, name: str, is_converted, form: str) -> str:
-    """The argument `value`, called `name`, with every tensor in it that ``is_converted`` written as `form` has it."""
+def _expression(value, name: str, form_of: Callable[[Any], str]) -> str:
+    """The argument `value`, called `name`, with everything in it written as ``form_of(item)`` has it."""
     if isinstance(value, (tuple, list)) and len(value) <= 100 and not hasattr(value, "_fields"):
-        items = "".join(_expression(item, f"{name}[{i}]", is_converted, form) + ", " for i, item in enumerate(value))
+        items = "".join(_expression(item, f"{name}[{i}]", form_of) + ", " for i, item in enumerate(value))
         return f"({items})" if isinstance(value, tuple) else f"[{items}]"
-    return form.format(name) if is_converted(value) else name
+    return form_of(value).format(name)
+
+
+def _by_dlpack(value) -> str:
+    return "from_dlpack_({})" if _has_dlpack(value) else "{}"
+
+
+def _tensors_by_dlpack(value) -> str:
+    return _by_dlpack(value) if not isinstance(value, np.ndarray) else "{}"
+
+
+def _by_numpy(value) -> str:
+    return "{}.numpy()" if _is_torch(value) else _tensors_by_dlpack(value)
+
+
+def _by_detach_and_numpy(value) -> str:
+    return "{}.detach().numpy()" if _is_torch(value) else _tensors_by_dlpack(value)
 
 
 def _tensors(value, name: str) -> Iterator[str]:
@@ -61,30 +79,29 @@ def alternatives(twin: FastKernel, arguments: dict, call: str, is_complete: bool
     """
     njit = twin.dispatcher
 
-    def statement(function, is_converted=None, form: str = "{}", views: bool = False) -> Statement:
-        names = {"f": function, "from_dlpack_": np.from_dlpack}
-        names |= {name: _view(value) for name, value in arguments.items()} if views else arguments
-        if is_converted is None:
-            return Statement(f"f({call})", names)
+    def with_views() -> Statement:
+        return Statement(f"f({call})", {"f": njit, **{name: _view(value) for name, value in arguments.items()}})
+
+    def converted(form_of: Callable[[Any], str]) -> Statement:
         parts = []
         for part in call.split(", ") if call else []:
             keyword, _, name = part.rpartition("=")
-            written = _expression(arguments[name], name, is_converted, form)
+            written = _expression(arguments[name], name, form_of)
             parts.append(f"{keyword}={written}" if keyword else written)
-        return Statement(f"f({', '.join(parts)})", names)
+        return Statement(f"f({', '.join(parts)})", {"f": njit, "from_dlpack_": np.from_dlpack, **arguments})
 
     values = list(_leaves(arguments.values()))
     tensors = [text for name, value in arguments.items() for text in _tensors(value, name)]
-    ways = []
+    ways: list[tuple[str, Callable[[], Statement]]] = []
     if is_complete:
-        ways.append(("plain @njit, NumPy views made beforehand", lambda: statement(njit, views=True)))
+        ways.append(("plain @njit, NumPy views made beforehand", with_views))
         if any(map(_is_torch, values)):
-            detached = "{}.numpy()" if not any(_is_torch(v) and v.requires_grad for v in values) else "{}.detach().numpy()"
-            ways.append((f"plain @njit, {detached.format('x')} in each call", lambda: statement(njit, _is_torch, detached)))
+            needs_detach = any(_is_torch(value) and value.requires_grad for value in values)
+            form = _by_detach_and_numpy if needs_detach else _by_numpy
+            label = "x.detach().numpy()" if needs_detach else "x.numpy()"
+            ways.append((f"plain @njit, {label} in each call", functools.partial(converted, form)))
         if any(map(_has_dlpack, values)):
-            ways.append(
-                ("plain @njit, np.from_dlpack(x) in each call", lambda: statement(njit, _has_dlpack, "from_dlpack_({})"))
-            )
+            ways.append(("plain @njit, np.from_dlpack(x) in each call", functools.partial(converted, _by_dlpack)))
     if tensors:
         exports = "; ".join(f"{text}.__dlpack__(max_version=version_)" for text in tensors)
         names = {**arguments, "version_": VERSION}
