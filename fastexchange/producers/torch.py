@@ -111,8 +111,13 @@ def forbid_resizing(tensor) -> None:
     Otherwise it could free, from another thread, what a kernel reads that runs without the GIL. PyTorch's exports share the
     storage and do not prevent it.
     """
-    with _without_modes():
+    import torch
+
+    if type(tensor) is torch.Tensor and _no_modes(torch._C):
         storage = tensor.untyped_storage()
+    else:
+        with _without_modes():
+            storage = tensor.untyped_storage()
     if storage.resizable():
         forbid_resizing_of(storage)
 
