@@ -4,6 +4,7 @@ import array
 from collections.abc import Iterator
 
 import floor
+import numba
 import numpy as np
 from groups import (
     DISPATCHER,
@@ -229,14 +230,19 @@ SIGNATURES = (1, 2, 4, 8, 16, 32, 64)
 """How many signatures a kernel has."""
 
 
-def _typed_vectors() -> list[np.ndarray]:
-    """64 arrays of different types: eight element types, one to four dimensions, two layouts."""
-    found = []
+def _arrays_of_types() -> list[np.ndarray]:
+    """64 arrays that Numba has different types for. The first eight differ in element type, dimensions and layout."""
+    square = np.ones((2, 2))
+    found = [np.ones(1, np.float32), np.ones(1), np.ones(1, np.int64), square.astype(np.float32), square]
+    found += [np.asfortranarray(square), np.ones(4)[::2], np.ones((2, 2, 2))]
     for ndim in (1, 2, 3, 4):
         for dtype in ("f4", "f8", "i1", "i2", "i4", "i8", "u1", "u8"):
-            whole = np.ones((2,) * ndim, dtype)
-            found += [whole, whole[::2, ...] if ndim == 1 else whole[..., ::2]]
-    return found
+            whole = np.ones((3,) * ndim, dtype)
+            found += [whole, whole[..., ::2]]
+    by_type: dict = {}
+    for array_ in found:
+        by_type.setdefault(numba.typeof(array_), array_)
+    return list(by_type.values())[: SIGNATURES[-1]]
 
 
 def signatures() -> Group:
@@ -245,7 +251,7 @@ def signatures() -> Group:
     "Apart" are as many kernels of one signature each, called in turn: the same code at the call sites, and as many types.
     """
     group = Group("Polymorphic kernels, 3 NumPy arrays per call")
-    values = {f"v{i}": value for i, value in enumerate(_typed_vectors())}
+    values = {f"v{i}": value for i, value in enumerate(_arrays_of_types())}
     arguments = {name: f"{name}, {name}, {name}" for name in values}
     alone = {name: kernel_of("x0, x1, x2")[1] for name in values}
     shared = plain_kernel("x0, x1, x2")  # ours do not look at how many signatures it has
