@@ -42,9 +42,13 @@ LABELS = {
 
 
 def _run(*arguments: str, **variables: str) -> str:
-    """What Python prints with these arguments. `variables` are added to the environment."""
+    """What Python prints with these arguments. `variables` are added to the environment.
+
+    Bytecode is written, as it is for whoever does not forbid it: else every process would compile this package's source.
+    """
     path = os.pathsep.join(filter(None, (str(_HERE.parent), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, **variables}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run([sys.executable, *arguments], env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout
 

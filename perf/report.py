@@ -1,7 +1,10 @@
-"""What a run prints and writes: tables, and JSON."""
+"""What a run prints and writes: tables, and JSON, which is also read back."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples
@@ -58,3 +61,10 @@ def write_json(path: Path, described: dict, rounds: int, groups, labels, times: 
             reference = (row.reference, times[row.reference]) if row.reference else None
             results.append(files.result(key, samples, row.label, row.statement.code, reference))
     files.write(path, described, rounds, results, targets=[vars(target) for target in found], seconds=seconds)
+
+
+def read_json(path: Path) -> tuple[dict, dict[str, Samples]]:
+    """What :func:`write_json` wrote: the machine, and by key the samples. Raises KeyError or ValueError for other files."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    times = {row["key"]: Samples(np.array(row[f"samples_{unit_of(row['key'])}"])) for row in document["results"]}
+    return document["machine"], times
