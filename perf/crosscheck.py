@@ -1,7 +1,7 @@
-"""``python perf/crosscheck.py``: five rows timed by pyperf, too, and the ratio of its times to ours. Some two minutes; needs pyperf.
+"""``python perf/crosscheck.py``: five rows timed by pyperf, too, and the ratio of its times to ours. Some minutes; needs pyperf.
 
-pyperf times the same statements in its own way: many processes one after the other, its own calibration, the median of all values. Its
-loop is counted, so it is added to our times.
+pyperf times the same statements in its own way: several processes one after the other, its own calibration, the median of all
+values. Its loop is counted, so it is added to our times.
 """
 
 import argparse
@@ -11,16 +11,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(1, str(HERE.parent))  # the checkout that this file stands in
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
 
 import floor
 import numpy as np
 import report
-from groups import C, DISPATCHER, EMPTY, OURS, arrays, kernel_of, tensors, torch
+from groups import DISPATCHER, EMPTY, OURS, C, arrays, kernel_of, tensors, torch
 
 from fastexchange.measuring.timing import Statement, time_statements
 
+HERE = Path(__file__).resolve().parent
 CODE = "f(x0, x1, x2)"
 
 
@@ -78,7 +78,8 @@ def main() -> int:
         theirs, counted = by_pyperf(name, options.processes), (ours[name] + loop).median
         median = float(np.median(theirs))
         lines.append((label, f"{counted:.1f}", f"{median:.1f}", f"{median / counted:.3f}"))
-    print(f"Nanoseconds per call, the loop counted ({loop.median:.1f} ns); pyperf {pyperf.__version__}, {options.processes} processes")
+    how = f"pyperf {pyperf.__version__}, {options.processes} processes"
+    print(f"Nanoseconds per call, the loop counted ({loop.median:.1f} ns); {how}")
     print(report.table(("call", "ours", "pyperf", "ratio"), lines))
     return 0
 

@@ -107,7 +107,8 @@ def draw(source: Path, target: Path) -> None:
             for who, (counts, ns) in lines.items():
                 label, colour, style, width = LINES[who]
                 axes.plot(counts, ns, style, color=colour, linewidth=width, marker="o", markersize=3)
-                ends.append((label, colour, counts[-1], axes.transAxes.inverted().transform(axes.transData.transform((0, ns[-1])))[1]))
+                height = axes.transAxes.inverted().transform(axes.transData.transform((1, ns[-1])))[1]  # 1: the panel's
+                ends.append((label, colour, counts[-1], height))
             for (label, colour, count, _), height in zip(ends, spread([end[3] for end in ends], _GAP), strict=True):
                 weight = "bold" if label == LINES["fast"][0] else "normal"
                 at = {"transform": axes.get_xaxis_transform(), "verticalalignment": "center"}

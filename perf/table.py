@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT))  # the checkout that this file stands in
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
 
 import report
 from targets import per_scalar, slope, slope_beyond
 
 from fastexchange.measuring.timing import Samples
 
+ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BEGIN, END = "<!-- perf: begin -->\n", "<!-- perf: end -->\n"
 PLOT = "perf/results/overhead.svg"
@@ -97,7 +97,8 @@ def _arguments(t: _Lines) -> Iterator[Callable[[], None]]:
 
     def scalars():
         cells = {
-            who: ", ".join(number(per_scalar(t.times, kind, who).median) for kind in kinds) + " ns" for who in ("fast", "c", "njit")
+            who: ", ".join(number(per_scalar(t.times, kind, who).median) for kind in kinds) + " ns"
+            for who in ("fast", "c", "njit")
         }
         t.add("a float, an int, a bool, each", cells["fast"], c=cells["c"], njit=cells["njit"])
 
@@ -136,8 +137,11 @@ def _calls(t: _Lines) -> Iterator[Callable[[], None]]:
         c=t.beside("bound/object", "bound/32"),
     )
     for name, label in (("numpy", "`np.add(x, y, out)`"), ("torch", "`torch.add(x, y, out=out)`")):
-        ours, theirs = f"operator/{name}/fast", f"operator/{name}/own"
-        yield lambda label=label, o=ours, p=theirs: t.add(f"a kernel for {label}, one element", t.ns(o), f"itself {t.beside(p, o)}")
+
+        def operator(ours=f"operator/{name}/fast", theirs=f"operator/{name}/own", label=label):
+            t.add(f"a kernel for {label}, one element", t.ns(ours), f"itself {t.beside(theirs, ours)}")
+
+        yield operator
     yield lambda: t.call("a string: Numba's own dispatcher makes the call", "other/a str")
 
 
@@ -180,8 +184,8 @@ def table(path: Path) -> str:
     heads = ["call", "fastexchange", *(COLUMNS[column] for column in t.columns), "other"]
     return "\n".join(
         [
-            f"All rows of one run, [{name}]({name}): CPython {machine['python']} on {machine['cores']} cores of an {machine['cpu']}, "
-            f"{versions}, {machine['date'][:10]}. In brackets: times ours.",
+            f"All rows of one run, [{name}]({name}): CPython {machine['python']} on {machine['cores']} cores, {machine['cpu']}; "
+            f"{versions}; {machine['date'][:10]}. In brackets: how many times as long as fastexchange's.",
             "",
             f"| {' | '.join(heads)} |",
             "|---" * len(heads) + "|",
