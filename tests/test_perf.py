@@ -1,4 +1,4 @@
-"""``perf/``: the README's table and plot are those of the run that they name; what is made of samples; the rows and their peers."""
+"""``perf/``: the README's table and plot are those of the run that they name; what is made of samples; the rows."""
 
 import importlib.util
 import json
