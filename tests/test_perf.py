@@ -102,7 +102,6 @@ def test_durations(perf, value, shown):
     assert perf("table").duration(value) == shown
 
 
-@needs_compiler
 def test_slopes_are_those_of_a_line(perf):
     targets, counts = perf("targets"), perf("rows_arguments")
     numbers = sorted({*counts.COUNTS, *counts.FRAME})
@@ -111,7 +110,6 @@ def test_slopes_are_those_of_a_line(perf):
     assert targets.slope_beyond(line, "x/{}/fast").values == pytest.approx([3, 2])
 
 
-@needs_compiler
 @pytest.mark.parametrize(("ours", "met"), [(20, True), (40, False)])
 def test_a_target_is_met_or_missed_or_not_measured(perf, ours, met):
     targets = perf("targets")
