@@ -12,7 +12,6 @@ time of a token.
 """
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -197,10 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
     wrong += wrong_steps
     print("\n" + ("\n".join(wrong) or "All variants draw the same tokens; logits and trained parameters agree."))
     if options.json:
-        document = {"machine": described, "sizes": sizes._asdict(), "rounds": rounds}
-        document |= {"decoding": decoding, "training": training, "wrong": wrong}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        more = {"sizes": sizes._asdict(), "decoding": decoding, "training": training, "wrong": wrong}
+        files.write(options.json, described, rounds, [], **more)
     return 1 if wrong else 0
 
 

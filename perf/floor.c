@@ -12,7 +12,7 @@
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
-#define MAX_ARGUMENTS 64
+#define MAX_ARGUMENTS 128
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -181,6 +181,103 @@ static PyObject *torch_managed(PyObject *self, PyObject *const *args, Py_ssize_t
     result = Py_NewRef(Py_None);
 release:
     for (Py_ssize_t i = 0; i < exported; i++)
+        if (owned[i]->deleter)
+            owned[i]->deleter(owned[i]);
+    return result;
+}
+
+/* ---- objects with a buffer ---- */
+
+static inline const char *accept_buffer(const Py_buffer *view, PyObject *object, Array1D *out)
+{
+    if (UNLIKELY(!view->format || view->format[0] != 'f' || view->format[1] || view->itemsize != 4))
+        return "not float32";
+    if (UNLIKELY(view->ndim != 1 || view->suboffsets))
+        return "not 1-D";
+    if (UNLIKELY(view->strides[0] != 4 && view->shape[0] > 1))
+        return "not contiguous";
+    out->meminfo = NULL;
+    out->parent = object;
+    out->nitems = view->shape[0];
+    out->itemsize = 4;
+    out->data = view->buf;
+    out->shape[0] = view->shape[0];
+    out->strides[0] = 4;
+    return NULL;
+}
+
+static PyObject *buffer(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    Array1D frame[MAX_ARGUMENTS];
+    Py_buffer views[MAX_ARGUMENTS];
+    PyObject *result = NULL;
+    Py_ssize_t taken = 0;
+    if (UNLIKELY(count > MAX_ARGUMENTS))
+        return wrong(MAX_ARGUMENTS, "one too many");
+    for (; taken < count; taken++) {
+        if (UNLIKELY(PyObject_GetBuffer(args[taken], &views[taken], PyBUF_RECORDS)))
+            goto release;
+        const char *reason = accept_buffer(&views[taken], args[taken], &frame[taken]);
+        if (UNLIKELY(reason != NULL)) {
+            PyBuffer_Release(&views[taken]);
+            wrong(taken, reason);
+            goto release;
+        }
+    }
+    kernel(frame);
+    result = Py_NewRef(Py_None);
+release:
+    for (Py_ssize_t i = 0; i < taken; i++)
+        PyBuffer_Release(&views[i]);
+    return result;
+}
+
+/* ---- objects with __dlpack__ ---- */
+
+static PyObject *dlpack_name, *dlpack_keywords, *dlpack_version; /* "__dlpack__", ("max_version",), (1, 3) */
+
+/* What object.__dlpack__(max_version=(1, 3)) exports, owned; NULL with an exception set. */
+static DLManagedTensorVersioned *exported(PyObject *object)
+{
+    PyObject *arguments[] = {object, dlpack_version};
+    PyObject *capsule = PyObject_VectorcallMethod(dlpack_name, arguments, 1, dlpack_keywords);
+    if (UNLIKELY(!capsule))
+        return NULL;
+    DLManagedTensorVersioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+    if (LIKELY(managed != NULL) && UNLIKELY(PyCapsule_SetName(capsule, "used_dltensor_versioned")))
+        managed = NULL;
+    Py_DECREF(capsule);
+    return managed;
+}
+
+static PyObject *dunder(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    (void)self;
+    Array1D frame[MAX_ARGUMENTS];
+    DLManagedTensorVersioned *owned[MAX_ARGUMENTS];
+    PyObject *result = NULL;
+    Py_ssize_t taken = 0;
+    if (UNLIKELY(count > MAX_ARGUMENTS))
+        return wrong(MAX_ARGUMENTS, "one too many");
+    while (taken < count) {
+        DLManagedTensorVersioned *managed = exported(args[taken]);
+        if (UNLIKELY(!managed))
+            goto release;
+        owned[taken++] = managed;
+        const char *reason = managed->version.major != 1 ? "of another DLPack major version"
+                             : managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY
+                                 ? "readonly"
+                                 : accept(&managed->dl_tensor, args[taken - 1], &frame[taken - 1]);
+        if (UNLIKELY(reason != NULL)) {
+            wrong(taken - 1, reason);
+            goto release;
+        }
+    }
+    kernel(frame);
+    result = Py_NewRef(Py_None);
+release:
+    for (Py_ssize_t i = 0; i < taken; i++)
         if (owned[i]->deleter)
             owned[i]->deleter(owned[i]);
     return result;
@@ -379,6 +476,8 @@ static PyMethodDef methods[] = {
     {"torch", (PyCFunction)(void *)torch, METH_FASTCALL, "Tensors borrowed with dltensor_from_py_object_no_sync."},
     {"torch_managed", (PyCFunction)(void *)torch_managed, METH_FASTCALL,
      "Tensors owned through managed_tensor_from_py_object_no_sync, released after the kernel."},
+    {"buffer", (PyCFunction)(void *)buffer, METH_FASTCALL, "Objects whose buffers are taken for the call."},
+    {"dunder", (PyCFunction)(void *)dunder, METH_FASTCALL, "Objects whose __dlpack__ is called."},
     {"export_and_delete", (PyCFunction)(void *)export_and_delete, METH_FASTCALL,
      "Own a tensor through a table's managed_tensor_from_py_object_no_sync and release it, so many times."},
     {"scalars", (PyCFunction)(void *)scalars, METH_FASTCALL, "Python's float, int and bool."},
@@ -393,7 +492,10 @@ PyMODINIT_FUNC PyInit__fastexchange_floor(void)
     import_array1(NULL);
     ndarray = &PyArray_Type;
     launch_type = (PyTypeObject *)PyType_FromSpec(&launch_spec);
-    if (!launch_type)
+    dlpack_name = PyUnicode_InternFromString("__dlpack__");
+    dlpack_keywords = Py_BuildValue("(s)", "max_version");
+    dlpack_version = Py_BuildValue("(ii)", 1, 3);
+    if (!launch_type || !dlpack_name || !dlpack_keywords || !dlpack_version)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     PyObject *capsule = PyCapsule_New((void *)&numpy_table, "dlpack_exchange_api", NULL);

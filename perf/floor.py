@@ -1,9 +1,10 @@
-"""Builds and loads ``floor.c``: hand-written C that every other row of the benchmark is read against.
+"""Builds and loads what is compiled for the benchmark: hand-written C (``floor.c``), and nanobind's functions.
 
 The DLPack declarations are put in front of the C file from :data:`fastexchange.dlpack.CDEF`, so that the limit and the
 package read the same structs.
 """
 
+import functools
 import hashlib
 import importlib.util
 import os
@@ -12,55 +13,86 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from fastexchange.dlpack import CDEF
 
-_NAME = "_fastexchange_floor"
-_FLAGS = ["-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-unused-function"]
+_FLAGS = ["-O2", "-fPIC", "-shared"]
+_HERE = Path(__file__).resolve().parent
 
 
 def cache_directory() -> Path:
-    """Where the compiled extension is kept."""
+    """Where the compiled extensions are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "fastexchange-perf"
 
 
-def _build(source: str, target: Path) -> None:
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    include = [f"-I{sysconfig.get_path('include')}", f"-I{np.get_include()}"]
+def _build(compiler: list[str], options: list[str], source: str, suffix: str, target: Path) -> None:
+    """Compile `source` into `target`. Raises FileNotFoundError without the compiler, CalledProcessError if it complains."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        c_file, built = Path(scratch) / "floor.c", Path(scratch) / "floor.so"
-        c_file.write_text(source)
-        command = [*compiler, *_FLAGS, *include, str(c_file), "-o", str(built)]
+        file, built = Path(scratch) / f"floor{suffix}", Path(scratch) / "floor.so"
+        file.write_text(source)
+        command = [*compiler, *_FLAGS, f"-I{sysconfig.get_path('include')}", str(file), *options, "-o", str(built)]
         if sys.platform == "darwin":
             command += ["-undefined", "dynamic_lookup"]
-        try:
-            subprocess.run(command, check=True)
-        except FileNotFoundError:
-            raise SystemExit(
-                f"The limit is written in C, and there is no C compiler {compiler[0]!r}; set CC."
-            ) from None
+        subprocess.run(command, check=True)
         built.replace(target)  # in one step: two benchmarks may build at once
 
 
-def load():
-    """The extension module. Compiled on first use.
-
-    Functions to call like a kernel: ``empty``, ``numpy``, ``torch``, ``torch_managed``, ``scalars``. And
-    ``export_and_delete(capsule, tensor, times)``, for any exchange table, with ``numpy_table``, the capsule of one by hand.
-    """
-    declarations = f'#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n#line 1 "floor.c"\n'
-    source = declarations + Path(__file__).with_name("floor.c").read_text()
-    key = repr((source, sys.version, np.__version__, _FLAGS, os.environ.get("CC")))
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    target = cache_directory() / f"{_NAME}-{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
+def _load(name: str, compiler: list[str], options: list[str], source: str, suffix: str, *key: str) -> ModuleType:
+    """The extension module `name` of `source`, compiled on first use. `key`: on what else it depends."""
+    digest = hashlib.sha256(repr((source, sys.version, _FLAGS, compiler, options, key)).encode()).hexdigest()[:16]
+    target = cache_directory() / f"{name}-{digest}{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not target.exists():
-        _build(source, target)
-    specification = importlib.util.spec_from_file_location(_NAME, target)
+        _build(compiler, options, source, suffix, target)
+    specification = importlib.util.spec_from_file_location(name, target)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+@functools.cache
+def load() -> ModuleType:
+    """The limit, ``floor.c``. Compiled on first use; SystemExit where there is no C compiler.
+
+    Functions to call like a kernel: ``empty``, ``numpy``, ``torch``, ``torch_managed``, ``buffer``, ``dunder``, ``scalars``.
+    And ``export_and_delete(capsule, tensor, times)``, for any exchange table, with ``numpy_table``, the capsule of one by hand.
+    """
+    declarations = f'#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n#line 1 "floor.c"\n'
+    source = declarations + (_HERE / "floor.c").read_text()
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    options = [f"-I{np.get_include()}", "-Wall", "-Wextra", "-Wno-unused-function"]
+    try:
+        return _load("_fastexchange_floor", compiler, options, source, ".c", np.__version__)
+    except FileNotFoundError:
+        raise SystemExit(f"The limit is written in C, and there is no C compiler {compiler[0]!r}; set CC.") from None
+
+
+@functools.cache
+def load_nanobind() -> ModuleType | str:
+    """nanobind's functions, ``floor_nanobind.cpp``: ``take_0`` … ``take_58``; or, in words, why there are none.
+
+    Compiled on first use, which takes some seconds, together with nanobind's sources, which its wheel has.
+    """
+    try:
+        release = version("nanobind")
+        import nanobind
+    except (PackageNotFoundError, ImportError):
+        return "nanobind is not installed"
+    sources = Path(nanobind.source_dir())
+    options = [f"-I{nanobind.include_dir()}", f"-I{sources.parent / 'ext' / 'robin_map' / 'include'}"]
+    # As nanobind's own build has them, but for a size in the place of speed.
+    options += [str(sources / "nb_combined.cpp"), "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG"]
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    source = (_HERE / "floor_nanobind.cpp").read_text()
+    try:
+        return _load("_fastexchange_nanobind", compiler, options, source, ".cpp", release)
+    except FileNotFoundError:
+        return f"there is no C++ compiler {compiler[0]!r} for nanobind; set CXX"
+    except subprocess.CalledProcessError:
+        return "nanobind's sources do not compile here"

@@ -7,7 +7,6 @@ times as long the operator takes: below 1 the operator is faster.
 
 import argparse
 import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -90,9 +89,7 @@ def main() -> int:
         print(f"{topic}\n{table(rows, times)}\n", flush=True)
         entries += [_entry(topic, row, *pair) for row, pair in zip(rows, times, strict=True)]
     if options.json:
-        document = {"machine": described, "rounds": rounds, "results": entries}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+        files.write(options.json, described, rounds, entries)
     return 0
 
 

@@ -1,9 +1,10 @@
-"""Rows that need new processes: importing the package, and a kernel's first call with a warm disk cache."""
+"""Rows that need new processes: importing the package, a kernel's first call, warm and cold, memory, PyTorch asked."""
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +14,41 @@ from fastexchange.measuring.timing import Samples
 
 _HERE = Path(__file__).resolve().parent
 
+LABELS = {
+    "import/numba": "import numba",
+    "import/fastexchange": "import fastexchange",
+    "import/after": "import fastexchange, after numba",
+    "start/numpy/njit/first": "warm: njit(cache=True), NumPy: the call",
+    "start/numpy/njit/both": "warm: njit(cache=True), NumPy: decoration and call",
+    "start/numpy/fast/first": "warm: fastexchange, NumPy: the call",
+    "start/numpy/fast/both": "warm: fastexchange, NumPy: decoration and call",
+    "start/torch/fast/first": "warm: fastexchange, PyTorch: the call",
+    "start/torch/fast/both": "warm: fastexchange, PyTorch: decoration and call",
+    "cold/njit/first": "cold: njit(cache=True): the call",
+    "cold/njit/both": "cold: njit(cache=True): decoration and call",
+    "cold/installed/first": "cold: fastexchange, a new kernel: the call",
+    "cold/installed/both": "cold: fastexchange, a new kernel: decoration and call",
+    "cold/fast/first": "cold: fastexchange, newly installed: the call",
+    "cold/fast/both": "cold: fastexchange, newly installed: decoration and call",
+    "memory/kernels/njit": "a kernel: njit",
+    "memory/kernels/fast": "a kernel: fastexchange",
+    "memory/signatures/njit": "a signature of a kernel: njit",
+    "memory/signatures/fast": "a signature of a kernel: fastexchange",
+    "asked/c": "hand-written C",
+    "asked/fast": "fastexchange",
+    "asked/complex": "fastexchange, complex64",
+}
+"""The rows: their keys, and what they are called."""
 
-def _run(*arguments: str) -> str:
+
+def _run(*arguments: str, **variables: str) -> str:
+    """What Python prints with these arguments. `variables` are added to the environment.
+
+    Bytecode is written, as it is for whoever does not forbid it: else every process would compile this package's source.
+    """
     path = os.pathsep.join(filter(None, (str(_HERE.parent), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run([sys.executable, *arguments], env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout
 
@@ -69,3 +101,37 @@ def first_calls(rounds: int) -> dict[str, Samples]:
             times.setdefault(key + "first", []).append(measured["first"])
             times.setdefault(key + "both", []).append(measured["decorate"] + measured["first"])
     return {name: Samples(np.array(values, float)) for name, values in times.items()}
+
+
+def cold_calls(rounds: int) -> dict[str, Samples]:
+    """Nanoseconds of a kernel's first call where nothing is cached on disk, alone and with the decoration (``both``).
+
+    ``njit`` is the plain kernel; ``installed`` this package's, when some other kernel was called before on this machine, so
+    that only the kernel itself is compiled; ``fast`` its very first call after the installation, which compiles both.
+    """
+    times: dict[str, list[int]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, who in (("njit", "njit"), ("fast", "fast"), ("installed", "fast")):
+                cache = Path(scratch, who)
+                kernels = list(cache.rglob("first_call.axpy-*"))
+                assert bool(kernels) == (name == "installed"), f"Numba keeps a kernel's code elsewhere: {kernels}"
+                for file in kernels:
+                    file.unlink()
+                found = json.loads(_run(str(_HERE / "first_call.py"), who, "numpy", NUMBA_CACHE_DIR=str(cache)))
+                assert found["compiled"], f"{name}: the cache was not empty"
+                times.setdefault(f"cold/{name}/first", []).append(found["first"])
+                times.setdefault(f"cold/{name}/both", []).append(found["decorate"] + found["first"])
+    return {name: Samples(np.array(values, float)) for name, values in times.items()}
+
+
+def memory(batches: int) -> dict[str, Samples]:
+    """Bytes of private memory that a kernel takes, and a signature of a kernel; nothing where the system does not say."""
+    if not Path("/proc/self/smaps_rollup").exists():
+        return {}
+    found = {}
+    for what in ("kernels", "signatures"):
+        for who in ("njit", "fast"):
+            grown = json.loads(_run(str(_HERE / "memory.py"), who, what, str(batches)))
+            found[f"memory/{what}/{who}"] = Samples(np.array(grown))
+    return found

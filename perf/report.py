@@ -1,7 +1,10 @@
-"""What a run prints and writes: tables, and JSON."""
+"""What a run prints and writes: tables, and JSON, which is also read back."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples
@@ -30,15 +33,38 @@ def group_table(group, times: dict[str, Samples]) -> str:
     return f"{group.title}\n{table(('call', 'ns', 'IQR', 'ratio', ''), lines, left=(0, 4))}\n"
 
 
-def write_json(path: Path, described: dict, rounds: int, groups, times: dict[str, Samples], found) -> None:
-    """Everything a run measured, in a file as ``fastexchange/measuring/files.py`` has them, with the targets."""
+def unit_of(key: str) -> str:
+    """The unit of the row `key`, as it stands in the JSON."""
+    return "bytes" if key.startswith("memory/") else "ns"
+
+
+def rows_table(title: str, labels: dict[str, str], times: dict[str, Samples], unit: str, of: float) -> str:
+    """The rows of `labels` that were measured, in `unit`, which is `of` of the JSON's; nothing if none was."""
+    lines = [
+        (label, f"{times[key].median / of:.1f}", f"{times[key].spread / of:.1f}") for key, label in labels.items() if key in times
+    ]
+    return f"{title}\n{table(('what', unit, 'IQR'), lines)}\n" if lines else ""
+
+
+def write_json(path: Path, described: dict, rounds: int, groups, labels, times: dict[str, Samples], found, seconds: dict) -> None:
+    """Everything a run measured, in a file as ``fastexchange/measuring/files.py`` has them, with the targets.
+
+    `labels`: of the rows that are in none of the `groups`. `seconds`: how long each section took.
+    """
     rows = {row.key: row for group in groups for row in group.rows}
     results = []
     for key, samples in times.items():
         row = rows.get(key)
         if row is None:
-            results.append(files.result(key, samples))
+            results.append(files.result(key, samples, labels.get(key, ""), unit=unit_of(key)))
         else:
             reference = (row.reference, times[row.reference]) if row.reference else None
             results.append(files.result(key, samples, row.label, row.statement.code, reference))
-    files.write(path, described, rounds, results, targets=[vars(target) for target in found])
+    files.write(path, described, rounds, results, targets=[vars(target) for target in found], seconds=seconds)
+
+
+def read_json(path: Path) -> tuple[dict, dict[str, Samples]]:
+    """What :func:`write_json` wrote: the machine, and by key the samples. Raises KeyError or ValueError for other files."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    times = {row["key"]: Samples(np.array(row[f"samples_{unit_of(row['key'])}"])) for row in document["results"]}
+    return document["machine"], times

@@ -1,235 +1,38 @@
-"""The calls that the benchmark times, in groups. Each group is one function; each row is one statement."""
+"""The calls that the benchmark times, in groups. Each group is one function; each row is one statement.
+
+Here are the rows of calls as such; those of their arguments are in ``rows_arguments.py``.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import floor
-import numba
 import numpy as np
+import rows_arguments
+from groups import (
+    DISPATCHER,
+    EMPTY,
+    OURS,
+    C,
+    Group,
+    OnlyDunder,
+    arrays,
+    both,
+    call,
+    float_kernel_of,
+    kernel_of,
+    names_of,
+    tensors,
+    torch,
+    tvm_ffi,
+)
 
 from fastexchange import convert, exchange_api, fast_args, from_dlpack, polyfill, unpolyfill
-from fastexchange.measuring.timing import Statement
-
-try:
-    import torch
-except ImportError:
-    torch = None
-try:
-    import tvm_ffi
-except ImportError:
-    tvm_ffi = None
-
-COUNTS = (1, 2, 3, 6, 12, 32)
-"""How many arguments the calls of the first groups have."""
-
-DISPATCHER = "Numba's dispatcher"
-OURS = "fastexchange"
-C = "hand-written C"
-EMPTY = "empty C builtin"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One statement, and the row of the same group that its time is divided by."""
-
-    key: str
-    label: str
-    statement: Statement
-    reference: str | None = None
-
-
-@dataclass
-class Group:
-    title: str
-    rows: list[Row] = field(default_factory=list)
-
-    def add(self, key: str, label: str, code: str, names: dict[str, Any], reference: str | None = None, calls: int = 1):
-        self.rows.append(Row(key, label, Statement(code, names, calls), reference))
-
-
-def kernel_of(parameters: str):
-    """A kernel with these parameters that does nothing: as plain ``@njit``, and with ``@fast_args`` over it."""
-    namespace: dict[str, Any] = {}
-    exec(f"def kernel({parameters}):\n    pass\n", namespace)
-    plain = numba.njit(namespace["kernel"])
-    return plain, fast_args(plain)
-
-
-def call(function: str, names, form: str = "{}") -> str:
-    return f"{function}({', '.join(form.format(name) for name in names)})"
-
-
-def arrays(count: int, dtype=np.float32) -> dict[str, np.ndarray]:
-    """1-D arrays of one element: a kernel's own work must not hide what its arguments cost."""
-    return {f"x{i}": np.ones(1, dtype) for i in range(count)}
-
-
-def tensors(count: int) -> dict[str, Any]:
-    return {f"x{i}": torch.ones(1) for i in range(count)}
-
-
-def _both() -> dict[str, dict[str, Any]]:
-    """Three arguments of each framework installed."""
-    return {"numpy": arrays(3)} | ({"torch": tensors(3)} if torch is not None else {})
-
-
-# ---- groups --------------------------------------------------------------------------------------------------------
-
-
-def control() -> Group:
-    group = Group("A/A control: the same call twice; what differs is noise")
-    for name, values in _both().items():
-        _, kernel = kernel_of(", ".join(values))
-        names = {"f": kernel, **values}
-        group.add(f"control/{name}/a", f"3 {name} arguments", call("f", values), names)
-        group.add(f"control/{name}/b", f"3 {name} arguments, again", call("f", values), names, f"control/{name}/a")
-    return group
-
-
-def numpy_arguments(limit) -> Iterator[Group]:
-    for count in COUNTS:
-        group = Group(f"{count} NumPy array{'s' * (count > 1)}")
-        values = arrays(count)
-        plain, kernel = kernel_of(", ".join(values))
-        key, code = f"numpy/{count}/", call("f", values)
-        group.add(key + "empty", EMPTY, code, {"f": limit.empty, **values})
-        group.add(key + "c", C, code, {"f": limit.numpy, **values}, key + "empty")
-        group.add(key + "fast", OURS, code, {"f": kernel, **values}, key + "c")
-        group.add(key + "njit", DISPATCHER, code, {"f": plain, **values}, key + "fast")
-        if tvm_ffi is not None:
-            nop = tvm_ffi.get_global_func("testing.nop")
-            group.add(key + "tvm", "tvm-ffi testing.nop", code, {"f": nop, **values}, key + "fast")
-        if count == 3:
-            through = call("f", values, "view({})")
-            names = {"f": plain, "view": np.from_dlpack, **values}
-            group.add(key + "from_dlpack", "njit(np.from_dlpack(x), …)", through, names, key + "fast")
-        yield group
-
-
-def torch_arguments(limit) -> Iterator[Group]:
-    for count in COUNTS:
-        group = Group(f"{count} PyTorch CPU tensor{'s' * (count > 1)}")
-        values = tensors(count)
-        plain, kernel = kernel_of(", ".join(values))
-        key, code = f"torch/{count}/", call("f", values)
-        group.add(key + "empty", EMPTY, code, {"f": limit.empty, **values})
-        group.add(key + "c", f"{C}, borrowing", code, {"f": limit.torch, **values}, key + "empty")
-        group.add(key + "managed", f"{C}, owning", code, {"f": limit.torch_managed, **values}, key + "c")
-        group.add(key + "fast", OURS, code, {"f": kernel, **values}, key + "c")
-        if tvm_ffi is not None:
-            nop = tvm_ffi.get_global_func("testing.nop")
-            group.add(key + "tvm", "tvm-ffi testing.nop", code, {"f": nop, **values}, key + "fast")
-        if count == 3:
-            names = {"f": plain, "view": np.from_dlpack, **values}
-            group.add(key + "views", "njit(x.numpy(), …)", call("f", values, "{}.numpy()"), names, key + "fast")
-            through = call("f", values, "view({})")
-            group.add(key + "from_dlpack", "njit(np.from_dlpack(x), …)", through, names, key + "fast")
-        yield group
-
-
-def autograd(limit) -> Group:
-    """Tensors that autograd keeps notes on: views, and leaves that require grad while grad mode is off."""
-    group = Group("3 PyTorch CPU tensors that autograd knows")
-    for key, label, make in (
-        ("views", "views", lambda: torch.ones(4)[1:2]),
-        ("weights", "requiring grad, in no_grad()", lambda: torch.ones(1, requires_grad=True)),
-    ):
-        values = {f"x{i}": make() for i in range(3)}
-        _, kernel = kernel_of(", ".join(values))
-        code = call("f", values)
-        if key == "weights":
-            code = f"with no_grad(): {'; '.join([code] * _CALLS_IN_MODE)}"
-        calls = _CALLS_IN_MODE if key == "weights" else 1
-        names = {"no_grad": torch.no_grad, **values}
-        group.add(f"autograd/{key}/c", f"{C}, {label}", code, {"f": limit.torch, **names}, calls=calls)
-        group.add(f"autograd/{key}/fast", f"{OURS}, {label}", code, {"f": kernel, **names}, f"autograd/{key}/c", calls)
-    return group
-
-
-_CALLS_IN_MODE = 20  # entering the mode is not what is measured
-
-
-def unpacked(limit) -> Iterator[Group]:
-    """The same calls as ``f(*arguments)``: the interpreter's own part does not grow with their number."""
-    makers = {"numpy": (arrays, limit.numpy)} | ({"torch": (tensors, limit.torch)} if torch is not None else {})
-    for name, (make, by_hand) in makers.items():
-        group = Group(f"f(*arguments), {name}")
-        for count in COUNTS:
-            values = make(count)
-            _, kernel = kernel_of(", ".join(values))
-            key, names = f"unpacked/{name}/{count}/", {"t": tuple(values.values())}
-            group.add(key + "empty", f"{count}: {EMPTY}", "f(*t)", {"f": limit.empty, **names})
-            group.add(key + "c", f"{count}: {C}", "f(*t)", {"f": by_hand, **names}, key + "empty")
-            group.add(key + "fast", f"{count}: {OURS}", "f(*t)", {"f": kernel, **names}, key + "c")
-        yield group
-
-
-def scalars(limit) -> Group:
-    """Calls with one and with nine scalars of a kind: an eighth of the difference is what one costs."""
-    group = Group("Python scalars: 1 and 9 of each kind")
-    for kind, value in (("float", 2.5), ("int", 3), ("bool", True)):
-        for count in (1, 9):
-            values = {f"x{i}": value for i in range(count)}
-            plain, kernel = kernel_of(", ".join(values))
-            key, code, many = f"scalar/{kind}/{count}/", call("f", values), f"{count} {kind}"
-            group.add(key + "c", f"{many}: {C}", code, {"f": limit.scalars, **values})
-            group.add(key + "fast", f"{many}: {OURS}", code, {"f": kernel, **values}, key + "c")
-            group.add(key + "njit", f"{many}: {DISPATCHER}", code, {"f": plain, **values}, key + "fast")
-    return group
-
-
-def mixed() -> Group:
-    """One kernel with one signature that is called with tensors of both frameworks."""
-    group = Group("NumPy and PyTorch in one kernel, 3 arguments")
-    _, kernel = kernel_of("x0, x1, x2")
-    of_numpy, of_torch = call("f", names_of(3)), call("f", names_of(3), "t_{}")
-    names = {"f": kernel, **arrays(3), **{f"t_{name}": value for name, value in tensors(3).items()}}
-    group.add("mixed/numpy", "NumPy", of_numpy, names)
-    group.add("mixed/torch", "PyTorch, with a kernel first called with NumPy", of_torch, names)
-    group.add("mixed/turn", "NumPy and PyTorch in turn, per call", f"{of_numpy}; {of_torch}", names, calls=2)
-    group.add("mixed/one", "NumPy, PyTorch, NumPy in one call", "f(x0, t_x1, x2)", names)
-    return group
-
-
-SIGNATURES = [
-    lambda: np.ones(1, np.float32),
-    lambda: np.ones(1),
-    lambda: np.ones(1, np.int64),
-    lambda: np.ones((2, 2), np.float32),
-    lambda: np.ones((2, 2)),
-    lambda: np.asfortranarray(np.ones((2, 2))),
-    lambda: np.ones(4)[::2],
-    lambda: np.ones((2, 2, 2)),
-]
-
-
-def signatures() -> Group:
-    """Eight signatures of one kernel: the first and last called repeatedly, and all of them in turn."""
-    group = Group("8 live signatures of one kernel, 3 NumPy arrays each")
-    plain, kernel = kernel_of("x0, x1, x2")
-    names = {"f": kernel, "p": plain}
-    calls = []
-    for number, make in enumerate(SIGNATURES, 1):
-        values = {f"s{number}_{i}": make() for i in range(3)}
-        names |= values | {f"f{number}": kernel_of("x0, x1, x2")[1]}
-        calls.append(", ".join(values))
-        kernel(*values.values())  # learnt in this order
-    group.add("signatures/1", "signature 1 of 8, called repeatedly", f"f({calls[0]})", names)
-    group.add("signatures/8", "signature 8 of 8, called repeatedly", f"f({calls[7]})", names, "signatures/1")
-    apart = "; ".join(f"f{number}({values})" for number, values in enumerate(calls, 1))
-    group.add("signatures/apart", "8 kernels of one signature each in turn, per call", apart, names, "signatures/1", 8)
-    turn, apart = "; ".join(f"f({values})" for values in calls), "signatures/apart"
-    group.add("signatures/turn", "8 signatures of one kernel in turn, per call", turn, names, apart, 8)
-    turn = turn.replace("f(", "p(")
-    group.add("signatures/njit", f"the same, {DISPATCHER}", turn, names, "signatures/turn", 8)
-    return group
 
 
 def keywords() -> Group:
     group = Group("Keyword arguments")
     by_name = call("f", names_of(3), "{0}={0}")
-    for name, values in _both().items():
+    for name, values in both().items():
         plain, kernel = kernel_of(", ".join(values))
         key = f"keywords/{name}/"
         names = {"f": kernel, **values}
@@ -241,10 +44,6 @@ def keywords() -> Group:
             names = {"f": plain, **values}
             group.add("keywords/njit", f"3 numpy, all by keyword: {DISPATCHER}", by_name, names, key + "3")
     return group
-
-
-def names_of(count: int) -> list[str]:
-    return [f"x{i}" for i in range(count)]
 
 
 OPTIONALS = {"omitted": "an omitted default", "none": "None", "bool": "a bool"}
@@ -293,32 +92,18 @@ def others() -> Group:
     return group
 
 
-class OnlyDunder:
-    """A producer of the plainest kind: the two methods of the protocol, in Python, and nothing else."""
-
-    __slots__ = ("_tensor",)
-
-    def __init__(self, tensor):
-        self._tensor = tensor
-
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        return self._tensor.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-
-    def __dlpack_device__(self):
-        return self._tensor.__dlpack_device__()
-
-
-def fallback() -> Iterator[Group]:
-    for name, wrapped in _both().items():
+def fallback(limit) -> Iterator[Group]:
+    for name, wrapped in both().items():
         group = Group(f"Fallback: 3 objects with only __dlpack__ and __dlpack_device__, around {name}")
         values = {key: OnlyDunder(value) for key, value in wrapped.items()}
-        plain, kernel = kernel_of(", ".join(values))
+        plain, kernel = float_kernel_of(", ".join(values))
         names = {"f": kernel, "p": plain, "view": np.from_dlpack, "v": (1, 3), **values}
         key = f"fallback/{name}/"
         thrice = "; ".join(f"{x}.__dlpack__(max_version=v)" for x in values)
         group.add(key + "export", "__dlpack__(max_version=(1, 3)) of all three", thrice, names)
         devices = "; ".join(f"{x}.__dlpack_device__()" for x in values)
         group.add(key + "device", "__dlpack_device__() of all three", devices, names)
+        group.add(key + "c", C, call("f", values), {"f": limit.dunder, **values}, key + "export")
         group.add(key + "fast", OURS, call("f", values), names, key + "export")
         through = call("p", values, "view({})")
         group.add(key + "from_dlpack", "njit(np.from_dlpack(x), …)", through, names, key + "fast")
@@ -414,9 +199,9 @@ def bound(limit) -> Group:
     group.add("bound/noargs", f"{EMPTY} that takes none (METH_NOARGS)", "f()", {"f": limit.empty_without}, "bound/empty")
     group.add("bound/object", f"{C}: an object with vectorcall", "f()", {"f": limit.launch()}, "bound/empty")
     make = arrays if torch is None else tensors
-    for count in COUNTS:
+    for count in rows_arguments.COUNTS:
         values = make(count)
-        _, kernel = kernel_of(", ".join(values))
+        _, kernel = float_kernel_of(", ".join(values))
         group.add(f"bound/{count}", f"{OURS}, bound to {count}", "f()", {"f": kernel.bind(*values.values())}, "bound/empty")
     return group
 
@@ -424,8 +209,8 @@ def bound(limit) -> Group:
 def tuples() -> Group:
     """Three tensors in a tuple, in a list, and as three arguments; a hundred in a list."""
     group = Group("3 tensors in a tuple or a list")
-    for name, values in _both().items():
-        names = {"f": kernel_of("x0, x1, x2")[1], "g": kernel_of("t")[1], "t": tuple(values.values()), **values}
+    for name, values in both().items():
+        names = {"f": float_kernel_of("x0, x1, x2")[1], "g": kernel_of("t")[1], "t": tuple(values.values()), **values}
         group.add(f"tuple/{name}/apart", f"3 {name}", call("f", values), names)
         group.add(f"tuple/{name}/tuple", f"3 {name} in a tuple", "g(t)", names, f"tuple/{name}/apart")
         names = {"g": kernel_of("t")[1], "t": list(values.values())}
@@ -437,12 +222,13 @@ def tuples() -> Group:
 
 def groups() -> list[Group]:
     """All groups, without the rows whose framework is not installed."""
-    limit = floor.load()
-    found = [control(), *numpy_arguments(limit)]
+    limit, args = floor.load(), rows_arguments
+    found = [args.control(), args.no_arguments(limit), *args.numpy_arguments(limit)]
     if torch is not None:
-        found += [*torch_arguments(limit), autograd(limit), mixed()]
-    found += [*unpacked(limit), scalars(limit), signatures(), keywords(), optionals(), others(), *fallback()]
-    found += [results(), bound(limit), tuples()]
+        found += [*args.torch_arguments(limit), args.autograd(limit), args.mixed()]
+    found += [*args.buffer_arguments(limit), *args.dunder_arguments(limit), *fallback(limit), *args.unpacked(limit)]
+    found += [args.scalars(limit), args.signatures(), args.operators()]
+    found += [keywords(), optionals(), others(), results(), bound(limit), tuples()]
     if torch is not None:
         found.append(conversions())
     if tvm_ffi is not None:
@@ -453,4 +239,8 @@ def groups() -> list[Group]:
 def left_out() -> list[str]:
     """One sentence per framework whose rows are missing."""
     frameworks = (("PyTorch", torch), ("apache-tvm-ffi", tvm_ffi))
-    return [f"{name} is not installed: its rows are left out." for name, module in frameworks if module is None]
+    missing = [f"{name} is not installed" for name, module in frameworks if module is None]
+    nanobind = floor.load_nanobind()
+    if isinstance(nanobind, str):
+        missing.append(nanobind)
+    return [f"{why[0].upper()}{why[1:]}: its rows are left out." for why in missing]

@@ -5,6 +5,7 @@ The README in this folder says what each row is and why.
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
@@ -12,10 +13,22 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout tha
 import processes
 import report
 import rows
-from targets import per_scalar, slope, targets
+import two_threads
+from groups import Group
+from targets import per_scalar, slope, slope_beyond, targets
 
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples, time_statements
+
+SECTIONS = {
+    "calls": "what calls cost, in this process",
+    "import": "importing the package",
+    "first": "a kernel's first call, with a warm disk cache",
+    "cold": "a kernel's first call, with nothing cached; not with --quick",
+    "memory": "of a kernel and of a signature; not with --quick",
+    "asked": "calls with PyTorch's tensors where their layout is unknown",
+    "threads": "two threads that call at once",
+}
 
 
 def _progress(text: str) -> None:
@@ -28,11 +41,15 @@ def _slopes(times: dict[str, Samples]) -> str:
     lines = []
     calls = {"numpy": ("empty", "c", "fast", "njit"), "torch": ("c", "managed", "fast")}
     calls |= {f"unpacked/{framework}": ("empty", "c", "fast") for framework in ("numpy", "torch")}
+    calls |= {"buffer": ("c", "fast", "njit"), "dunder": ("c", "fast")}
     for framework, kinds in calls.items():
         if f"{framework}/1/fast" in times:
             for who in kinds:
-                samples = slope(times, f"{framework}/{{}}/{who}")
-                lines.append((f"{framework}, {who}", f"{samples.median:.1f}", f"{samples.spread:.1f}"))
+                lines += [
+                    (f"{framework}, {who}{beyond}", f"{samples.median:.1f}", f"{samples.spread:.1f}")
+                    for beyond, take in (("", slope), (", beyond 32", slope_beyond))
+                    for samples in [take(times, f"{framework}/{{}}/{who}")]
+                ]
     for kind in ("float", "int", "bool"):
         for who in ("c", "fast", "njit"):
             samples = per_scalar(times, kind, who)
@@ -40,21 +57,17 @@ def _slopes(times: dict[str, Samples]) -> str:
     return f"Each further argument\n{report.table(('argument', 'ns', 'IQR'), lines)}\n"
 
 
-def _starts(times: dict[str, Samples]) -> str:
-    """The rows that were measured in new processes, in milliseconds."""
-    lines = [
-        (key, f"{samples.median / 1e6:.1f}", f"{samples.spread / 1e6:.1f}")
-        for key, samples in times.items()
-        if key.startswith(("import/", "start/"))
-    ]
-    return f"New processes, warm disk cache\n{report.table(('what', 'ms', 'IQR'), lines)}\n"
-
-
-def _asked(times: dict[str, Samples]) -> str:
-    """The rows of the process in which the layout of PyTorch's tensors is declared unknown."""
-    labels = {"asked/c": rows.C, "asked/fast": rows.OURS, "asked/complex": f"{rows.OURS}, complex64"}
-    lines = [(label, f"{times[key].median:.1f}", f"{times[key].spread:.1f}") for key, label in labels.items() if key in times]
-    return f"3 PyTorch CPU tensors, PyTorch asked about each\n{report.table(('what', 'ns', 'IQR'), lines)}\n" if lines else ""
+def _threads(times: dict[str, Samples]) -> str:
+    """Calls of two threads in the time of one thread's."""
+    lines = []
+    for size in two_threads.SIZES:
+        for kind, label in two_threads.KINDS.items():
+            alone, two = (times[f"threads/{size}/{kind}/{count}"] for count in (1, 2))
+            gain = alone / two
+            cells = (f"{alone.median:.0f}", f"{two.median:.0f}", f"{gain.median:.2f}", f"{gain.spread:.2f}")
+            lines.append((f"{size}: {label}", *cells))
+    heads = ("kernel", "1 thread, ns", "2 threads, ns", "throughput x", "IQR")
+    return f"2 threads, each with a tensor of its own: nanoseconds over all calls\n{report.table(heads, lines)}\n"
 
 
 def _warnings(times: dict[str, Samples]) -> list[str]:
@@ -70,45 +83,89 @@ def _warnings(times: dict[str, Samples]) -> list[str]:
     return found
 
 
-def main() -> int:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: half a minute, noisier")
+def _extra(times: dict[str, Samples]) -> list[str]:
+    """The tables of the rows that are no calls in this process."""
+    parts = {
+        ("import/", "start/", "cold/"): ("New processes", "ms", 1e6),
+        ("memory/",): ("Private memory", "kB", 1e3),
+        ("asked/",): ("3 PyTorch CPU tensors, PyTorch asked about each", "ns", 1),
+    }
+    tables = []
+    for prefixes, (title, unit, of) in parts.items():
+        labels = {key: label for key, label in processes.LABELS.items() if key.startswith(prefixes)}
+        tables.append(report.rows_table(title, labels, times, unit, of))
+    return [table for table in tables if table]
+
+
+def _options() -> argparse.Namespace:
+    sections = "; ".join(f"{name}: {what}" for name, what in SECTIONS.items())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=f"Sections: {sections}.")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, and not all sections: a minute, noisier")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="only this section; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to FILE")
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a target is missed")
-    options = parser.parse_args()
-    rounds, starts = (9, 2) if options.quick else (41, 9)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the benchmark."""
+    options = _options()
+    sections = options.only or [name for name in SECTIONS if not options.quick or name not in ("cold", "memory")]
+    rounds, starts = (9, 2) if options.quick else (41, 5)
 
     described = files.machine()
     print(files.headline(described))
-    for sentence in rows.left_out():
-        print(sentence)
-    _progress("compiling …")
-    groups = rows.groups()
-    statements = {row.key: row.statement for group in groups for row in group.rows}
-    times, loop = time_statements(statements, rounds=rounds, progress=lambda n, of: _progress(f"round {n} of {of}"))
-    times["loop"] = loop
-    _progress("new processes …")
-    times |= processes.imports(starts)
-    times |= processes.first_calls(starts)
-    times |= processes.asked(rounds)
+    times: dict[str, Samples] = {}
+    groups: list[Group] = []
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+
+    def ends(section: str) -> None:
+        seconds[section] = round(time.perf_counter() - start - sum(seconds.values()), 1)
+
+    if "calls" in sections:
+        _progress("compiling …")
+        for sentence in rows.left_out():
+            print(sentence)
+        groups = rows.groups()
+        statements = {row.key: row.statement for group in groups for row in group.rows}
+        times, loop = time_statements(statements, rounds=rounds, progress=lambda n, of: _progress(f"round {n} of {of}"))
+        times["loop"] = loop
+        ends("calls")
+    for name, measure, turns in (
+        ("import", processes.imports, starts),
+        ("first", processes.first_calls, starts),
+        ("cold", processes.cold_calls, 2),
+        ("memory", processes.memory, 2),
+        ("asked", processes.asked, rounds),
+        ("threads", two_threads.measure, 3 if options.quick else 7),
+    ):
+        if name in sections:
+            _progress(f"{SECTIONS[name]} …")
+            times |= measure(turns)
+            ends(name)
     _progress("")
 
-    print(f"Nanoseconds per call, median and interquartile range of {rounds} rounds.")
-    print(f"The loop around the call, {loop.median:.1f} ns, is subtracted.\n")
-    for group in groups:
-        print(report.group_table(group, times))
-    print(_slopes(times))
-    print(_starts(times))
-    print(_asked(times))
+    if groups:
+        print(f"Nanoseconds per call, median and interquartile range of {rounds} rounds.")
+        print(f"The loop around the call, {loop.median:.1f} ns, is subtracted.\n")
+        for group in groups:
+            print(report.group_table(group, times))
+        print(_slopes(times))
+    for table in _extra(times):
+        print(table)
+    if "threads" in sections:
+        print(_threads(times))
     found = list(targets(times))
     verdict = {True: "met", False: "MISSED", None: "-"}
     lines = [(target.call, target.must_be, target.measured, verdict[target.met]) for target in found]
     print(report.table(("target", "must be", "measured", "met?"), lines, left=(0, 1, 2, 3)))
     for sentence in _warnings(times):
         print(sentence)
+    print(f"Seconds: {', '.join(f'{name} {took:.0f}' for name, took in seconds.items())}; in all {sum(seconds.values()):.0f}.")
     if options.json:
-        report.write_json(options.json, described, rounds, groups, times, found)
+        labels = processes.LABELS | two_threads.LABELS
+        report.write_json(options.json, described, rounds, groups, labels, times, found, seconds)
     return 1 if options.strict and any(target.met is False for target in found) else 0
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import rows
+from rows_arguments import BEYOND, COUNTS, SLOPE_COUNTS
 
 from fastexchange.measuring.timing import Samples
 
@@ -43,11 +44,17 @@ class _Book:
 
 
 def slope(times: dict[str, Samples], key: str) -> Samples:
-    """Nanoseconds per further argument: least squares over all argument counts, round by round. `key` holds ``{}``."""
-    counts = np.array(rows.COUNTS, float)
-    values = np.array([times[key.format(count)].values for count in rows.COUNTS])
+    """Nanoseconds per further argument, up to 32: least squares over ``SLOPE_COUNTS``, round by round. `key` holds ``{}``."""
+    counts = np.array(SLOPE_COUNTS, float)
+    values = np.array([times[key.format(count)].values for count in SLOPE_COUNTS])
     centred = counts - counts.mean()
     return Samples(centred @ values / (centred @ centred))
+
+
+def slope_beyond(times: dict[str, Samples], key: str) -> Samples:
+    """Nanoseconds per further argument of those beyond 32. `key` holds ``{}``."""
+    few, many = BEYOND
+    return (times[key.format(many)] - times[key.format(few)]) / (many - few)
 
 
 def per_scalar(times: dict[str, Samples], kind: str, who: str) -> Samples:
@@ -85,9 +92,9 @@ def _scalars_and_signatures(book: _Book) -> None:
     for kind in ("float", "int", "bool"):
         book.add(f"scalar: {kind}", "≤ 4 ns each", lambda t, kind=kind: per_scalar(t, kind, "fast"), 4, "ns")
     more = "≤ 15 ns more than the 1st"
-    book.add("the 8th of 8 signatures", more, lambda t: t["signatures/8"] - t["signatures/1"], 15, "ns")
+    book.add("the 8th of 8 signatures", more, lambda t: t["sites/8/last"] - t["sites/8/first"], 15, "ns")
     more = "≤ 15 ns more than 8 kernels"
-    book.add("8 signatures in turn", more, lambda t: t["signatures/turn"] - t["signatures/apart"], 15, "ns")
+    book.add("8 signatures in turn", more, lambda t: t["sites/8/turn"] - t["sites/8/apart"], 15, "ns")
 
 
 def _keywords_and_optionals(book: _Book) -> None:
@@ -110,7 +117,7 @@ def _keywords_and_optionals(book: _Book) -> None:
 def _results_and_launches(book: _Book) -> None:
     new = lambda t: t["results/torch/new"] / t["results/torch/own"]  # noqa: E731
     book.add("a new 4-element torch result", "≤ 0.8 x torch.empty_like", new, 0.8, "x")
-    for count in rows.COUNTS:
+    for count in COUNTS:
         book.add(f"bound to {count}", "≤ 1.6 x empty C builtin", lambda t, n=count: t[f"bound/{n}"] / t["bound/empty"], 1.6, "x")
     limit = lambda t: t["bound/32"] / t["bound/object"]  # noqa: E731
     book.add("bound to 32", "≤ 1.6 x empty C object", limit, 1.6, "x")

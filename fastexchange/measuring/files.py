@@ -2,7 +2,8 @@
 
 A document is ``{"machine": …, "rounds": n, "results": [row, …]}``, a row ``{"key", "median_ns", "iqr_ns", "samples_ns"}`` and,
 where it has them, ``label``, ``code`` (the statement that was timed) and ``reference``, ``ratio``, ``ratio_iqr`` (to the row of
-that key, taken round by round). Times are nanoseconds per call, the loop around the call subtracted.
+that key, taken round by round). Times are nanoseconds per call, the loop around the call subtracted. A row of another unit has
+that in the place of ``ns``: ``median_bytes``, ``iqr_bytes``, ``samples_bytes``.
 """
 
 import importlib.metadata
@@ -16,7 +17,7 @@ from .timing import Samples
 
 __all__ = ["cpu_model", "headline", "machine", "result", "write"]
 
-_PACKAGES = ("numba", "llvmlite", "numpy", "torch", "apache-tvm-ffi", "cffi")
+_PACKAGES = ("numba", "llvmlite", "numpy", "torch", "apache-tvm-ffi", "nanobind", "cffi")
 
 
 def cpu_model() -> str:
@@ -57,16 +58,22 @@ def headline(described: dict) -> str:
     return f"{described['cpu']}, {described['cores']} cores; Python {described['python']}; {packages}"
 
 
-def result(key: str, samples: Samples, label: str = "", code: str = "", reference: tuple[str, Samples] | None = None) -> dict:
+def result(
+    key: str,
+    samples: Samples,
+    label: str = "",
+    code: str = "",
+    reference: tuple[str, Samples] | None = None,
+    unit: str = "ns",
+) -> dict:
     """A row of a document. `reference` is the key and the samples of the row that this one is compared with."""
-    row = {
+    row: dict = {
         "key": key,
-        "median_ns": samples.median,
-        "iqr_ns": samples.spread,
-        "samples_ns": samples.values.round(3).tolist(),
+        f"median_{unit}": samples.median,
+        f"iqr_{unit}": samples.spread,
+        f"samples_{unit}": samples.values.round(3).tolist(),
     }
-    if label:
-        row |= {"label": label, "code": code}
+    row |= {name: text for name, text in (("label", label), ("code", code)) if text}
     if reference:
         ratio = samples / reference[1]
         row |= {"reference": reference[0], "ratio": ratio.median, "ratio_iqr": ratio.spread}

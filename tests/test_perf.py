@@ -1,0 +1,184 @@
+"""``perf/``: the README's table and plot are those of the run that they name; what is made of samples; the rows."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastexchange.measuring import files
+from fastexchange.measuring.timing import Samples
+
+ROOT = Path(__file__).resolve().parents[1]
+PERF = ROOT / "perf"
+MODULES = ("floor", "groups", "plot", "report", "rows", "rows_arguments", "table", "targets", "two_threads")
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/floor.c needs a C compiler")
+
+
+@pytest.fixture
+def perf(monkeypatch):
+    """A function that imports a program of ``perf/``. They are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PERF)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def crafted(**medians: float) -> dict[str, Samples]:
+    return {key: Samples(np.array([value - 1, value, value + 1], float)) for key, value in medians.items()}
+
+
+# ---- what the repository shows ---------------------------------------------------------------------------------------
+
+
+def test_the_table_in_the_readme_is_that_of_the_run_it_names(perf):
+    table = perf("table")
+    text = table.README.read_text(encoding="utf-8")
+    file = table.file_in(text)
+    assert file.parent == PERF / "results"
+    shown = text.split(table.BEGIN)[1].split(table.END)[0]
+    assert table.table(file) == shown, f"python perf/table.py {file.relative_to(ROOT)} --write"
+
+
+def test_the_plot_is_that_of_the_same_run(perf, tmp_path):
+    table, shown = perf("table"), PERF / "results" / "overhead.svg"
+    file = table.file_in(table.README.read_text(encoding="utf-8"))
+    text = shown.read_text(encoding="utf-8")
+    assert f"<dc:title>Overhead by number of arguments: {file.name}</dc:title>" in text
+    try:
+        installed = version("matplotlib")
+    except PackageNotFoundError:
+        pytest.skip("the title was looked at; to draw it again, matplotlib is needed")
+    if f"Matplotlib v{installed}," not in text:
+        pytest.skip(f"the title was looked at; it was drawn by another matplotlib than {installed}")
+    perf("plot").draw(file, tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text, f"python perf/plot.py {file} -o {shown}"
+
+
+# ---- what is made of samples -----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_written_and_read_back(perf, tmp_path):
+    report = perf("report")
+    times = crafted(**{"numpy/3/fast": 20, "memory/kernels/fast": 800_000})
+    file = tmp_path / "new" / "run.json"
+    report.write_json(file, {"cpu": "none"}, 3, [], {"memory/kernels/fast": "a kernel"}, times, [], {"calls": 1.5})
+    call, memory = json.loads(file.read_text())["results"]
+    assert call == {"key": "numpy/3/fast", "median_ns": 20, "iqr_ns": 1, "samples_ns": [19, 20, 21]}
+    assert memory["median_bytes"] == 800_000 and memory["label"] == "a kernel" and "median_ns" not in memory
+    machine, again = report.read_json(file)
+    assert machine == {"cpu": "none"}
+    assert {key: samples.values.tolist() for key, samples in again.items()} == {
+        key: samples.values.tolist() for key, samples in times.items()
+    }
+
+
+def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(perf, monkeypatch, tmp_path):
+    table = perf("table")
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    times = {"numpy/3/fast": 20, "numpy/3/c": 15, "numpy/3/njit": 180, "numpy/3/empty": 8, "bound/1": 10}
+    file = tmp_path / "run.json"
+    results = [files.result(key, samples) for key, samples in crafted(**times).items()]
+    files.write(file, files.machine() | {"date": "2030-01-02"}, 3, results)
+    made = table.table(file)
+    lines = [line for line in made.splitlines() if line.startswith("|")]
+    assert lines[0] == "| call | fastexchange | hand-written C | Numba's dispatcher | other |"
+    assert lines[2:] == ["| 3 NumPy arrays | 20.0 ns | 15.0 ns (0.75 x) | 180 ns (9.0 x) | empty C builtin 8.0 ns (0.40 x) |"]
+    assert made.startswith("All rows of one run, [run.json](run.json)") and "2030-01-02" in made
+    assert table.file_in(f"{table.BEGIN}{made}{table.END}") == file
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.03, "0.0 ns"), (20.06, "20.1 ns"), (99.6, "100 ns"), (9999, "9999 ns"), (12_340, "12.3 µs")]
+)
+def test_durations(perf, value, shown):
+    assert perf("table").duration(value) == shown
+
+
+def test_slopes_are_those_of_a_line(perf):
+    targets, counts = perf("targets"), perf("rows_arguments")
+    numbers = sorted({*counts.COUNTS, *counts.FRAME})
+    line = {f"x/{count}/fast": Samples(np.array([7 + 3.0 * count, 5 + 2.0 * count])) for count in numbers}
+    assert targets.slope(line, "x/{}/fast").values == pytest.approx([3, 2])
+    assert targets.slope_beyond(line, "x/{}/fast").values == pytest.approx([3, 2])
+
+
+@pytest.mark.parametrize(("ours", "met"), [(20, True), (40, False)])
+def test_a_target_is_met_or_missed_or_not_measured(perf, ours, met):
+    targets = perf("targets")
+    times = crafted(**{"numpy/3/fast": ours, "numpy/3/empty": 11, "numpy/3/njit": 300})
+    found = {(target.call, target.must_be): target for target in targets.targets(times)}
+    assert found["3 NumPy arrays", "≤ 2 x empty C builtin"].met is met
+    faster = found["3 NumPy arrays", "≥ 5 x faster than Numba's"]
+    assert faster.met is True and faster.measured.startswith(f"{300 / ours:.2f} x faster")
+    missing = found["3 torch CPU tensors", "≤ 1.10 x hand-written C"]
+    assert missing.met is None and missing.measured == "not measured"
+
+
+def test_labels_do_not_overlap(perf):
+    spread = perf("plot").spread
+    assert spread([0.5, 0.1, 0.52], 0.1) == pytest.approx([0.5, 0.1, 0.6])
+    assert spread([0.2, 0.2, 0.2], 0.1) == pytest.approx([0.2, 0.3, 0.4])
+
+
+# ---- what is compiled ------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_hand_written_c_refuses_what_it_was_not_written_for(perf):
+    import array
+
+    limit, only_dunder = perf("floor").load(), perf("groups").OnlyDunder
+    x = np.ones(1, np.float32)
+    assert limit.buffer(array.array("f", [1]), x) is None and limit.dunder(only_dunder(x), x) is None
+    references = sys.getrefcount(x)
+    readonly = np.ones(1, np.float32)
+    readonly.flags.writeable = False
+    for bad in (array.array("d", [1]), b"abcd", np.ones((2, 2), np.float32), 3, np.ones(4, np.float32)[::2]):
+        with pytest.raises((TypeError, BufferError)):
+            limit.buffer(x, bad)
+    for bad in (np.ones(1), 3, readonly, np.ones((2, 2), np.float32), np.ones(4, np.float32)[::2]):
+        with pytest.raises((TypeError, BufferError, AttributeError)):
+            limit.dunder(x, bad)
+    assert sys.getrefcount(x) == references
+
+
+@needs_compiler
+def test_every_row_runs(perf):
+    """Each statement, once."""
+    groups = perf("rows").groups()
+    rows = [row for group in groups for row in group.rows]
+    assert len({row.key for row in rows}) == len(rows)
+    for group in groups:
+        keys = {row.key for row in group.rows}
+        for row in group.rows:
+            assert row.reference in keys or row.reference is None, row.key
+            exec(row.statement.code, dict(row.statement.names))
+    keys = {row.key for row in rows}
+    numbers = perf("rows_arguments")
+    for path in ("numpy", "buffer", "dunder"):
+        assert {f"{path}/{count}/{who}" for count in numbers.COUNTS for who in ("c", "fast")} <= keys
+    turn = next(row.statement.names for row in rows if row.key == "sites/64/turn")
+    assert turn["f"].stats().compiled == 64 and len(turn["p"].signatures) == 64
+
+
+@needs_compiler
+def test_processes_say_what_they_measured(tmp_path):
+    """A section that takes some seconds, in a new process, as the command runs it."""
+    file = tmp_path / "run.json"
+    command = [sys.executable, str(PERF / "run.py"), "--quick", "--only", "import", "--only", "threads", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    keys = {row["key"]: row for row in document["results"]}
+    assert {"import/numba", "import/fastexchange", "threads/long/numpy/nogil/2"} <= set(keys)
+    assert all(row["label"] and row["median_ns"] > 0 for row in keys.values())
+    assert set(document["seconds"]) == {"import", "threads"}
+    assert document["machine"]["packages"]["fastexchange"] and "not measured" in done.stdout
