@@ -52,9 +52,9 @@ A row has moved beyond noise when it has, in the same direction, by each of thes
   drift out     new/old of its median, divided by what the yardsticks have done in the same time: the median new/old of the rows
                 of other code (C, Numba's own dispatcher, tvm-ffi ...; three at least, else nothing is taken out)
   to reference  new/old of its ratio to its reference row within a run, where that is one of those yardsticks
-and by more than its noise: the largest of --threshold, what the same call twice (rows control/*/a and b) differed by in either
-file, and the mean of the row's own interquartile ranges, relative to its medians, in the two files.
-Where both runs are of one machine and one set of packages; a warning says what differs.
+and by more than its noise, the largest of: --threshold; what the same call timed twice (rows control/*/a and b) differed by in
+either file; what nine of ten yardsticks kept within once the drift is out; and the mean of the row's own interquartile ranges,
+relative to its medians, in the two files. All this is for two runs on one machine; a warning says what differs.
 
 examples:
   python -m fastexchange bench --json old.json       ... then change something ...
@@ -62,7 +62,7 @@ examples:
   python -m fastexchange compare old.json new.json
   python -m fastexchange compare --strict perf/results/OLD.json perf/results/NEW.json
 
-exit code 0; with --strict 1 when a row got slower beyond noise; 2 for files that are no results, or have no row in common"""
+exit code 0; with --strict 1 when a row that is no yardstick and no control got slower beyond noise; 2 for files that are no results, or have no row in common"""
 
 
 def _parser() -> argparse.ArgumentParser:
