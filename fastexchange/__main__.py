@@ -26,17 +26,19 @@ examples:
   python -m fastexchange bench --quick         the same with fewer rounds: noisier
   python -m fastexchange bench --json new.json also write every sample, for compare"""
 _DOCTOR = """\
-Every line is ok, slow (it works, by a slower way), wrong, or - (nothing to judge). Frameworks and native code are tried in
-processes of their own, so that one that crashes or hangs is a line, too.
+Every line is ok, slow (it works, by a slower way), wrong, or - (nothing to judge). Frameworks
+and native code are tried in processes of their own: one that crashes or hangs is a line, too.
 
-wrong: a package that cannot be imported, or is older than this package's metadata ask for; an interpreter that they exclude; a call
-       that gives a wrong result, raises, or crashes.
-slow:  a memory layout that could not be verified; a disk cache that cannot be written; NUMBA_DISABLE_JIT, and Numba's debug options.
--      what is not installed, and CUDA, for which this package has no kernels.
+wrong  a package that cannot be imported, or is older than this package's metadata ask for;
+       an interpreter that they exclude; a call that raises, crashes or gives a wrong result;
+       a tensor that has to be refused and is not
+slow   a memory layout that could not be verified; a type that goes a slower way than it can;
+       a disk cache that cannot be written; settings of Numba's that make kernels slower
+-      what is not installed; CUDA, for which this package has no kernels
 
 examples:
-  python -m fastexchange doctor                what is installed, which way each type goes, what is slow, and why
-  python -m fastexchange doctor --json         the same for programs: {"lines": [...], "verdict": "ok" | "slow" | "wrong"}
+  python -m fastexchange doctor           what is installed, which way types go, what is slow
+  python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok" | "slow" | "wrong"}
 
 exit code 1 when a line says wrong, else 0"""
 _EXPLAIN = """\
@@ -45,16 +47,24 @@ examples:
   python -m fastexchange explain train.py:step --args "np.ones(3), 2.0, out=np.empty(3)"
   python -m fastexchange explain numpy:ndarray
 
-The module is imported, so its code runs. --args is Python, evaluated with np (NumPy), torch (PyTorch, if installed) and the
-module's own names; the call is explained, not made."""
+The module is imported, so its code runs. --args is Python, evaluated with np (NumPy), torch
+(PyTorch, if installed) and the module's own names. The call is explained, not made.
+
+exit code 0; 2 for what cannot be found, imported or explained"""
 _COMPARE = """\
-A row has moved beyond noise when it has, in the same direction, by each of these readings that there is:
-  drift out     new/old of its median, divided by what the yardsticks have done in the same time: the median new/old of the rows
-                of other code (C, Numba's own dispatcher, tvm-ffi ...; three at least, else nothing is taken out)
-  to reference  new/old of its ratio to its reference row within a run, where that is one of those yardsticks
-and by more than its noise, the largest of: --threshold; what the same call timed twice (rows control/*/a and b) differed by in
-either file; what nine of ten yardsticks kept within once the drift is out; and the mean of the row's own interquartile ranges,
-relative to its medians, in the two files. All this is for two runs on one machine; a warning says what differs.
+A row has moved beyond noise when it has, in the same direction, by each reading there is:
+
+drift out     new/old of its median, divided by the drift: the median new/old of the yardsticks,
+              which are rows of other code (C, Numba's own dispatcher, tvm-ffi ...). With fewer
+              than three of those nothing is taken out.
+to reference  new/old of its ratio, within a run, to its reference row, if that is a yardstick.
+
+It has to move by more than its noise, which is the largest of
+  --threshold;
+  what the same call timed twice (rows control/*/a and b) differed by, in either file;
+  what nine of ten yardsticks kept within, once the drift is out;
+  the mean of its own interquartile ranges, relative to its medians, in the two files.
+This is for two runs on one machine; a warning says what differs.
 
 examples:
   python -m fastexchange bench --json old.json       ... then change something ...
@@ -62,7 +72,8 @@ examples:
   python -m fastexchange compare old.json new.json
   python -m fastexchange compare --strict perf/results/OLD.json perf/results/NEW.json
 
-exit code 0; with --strict 1 when a row that is no yardstick and no control got slower beyond noise; 2 for files that are no results, or have no row in common"""
+exit code 0; with --strict 1 when a row that is no yardstick and no control got slower beyond
+noise; 2 for files that are no results, or have no row in common"""
 
 
 def _parser() -> argparse.ArgumentParser:

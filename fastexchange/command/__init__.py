@@ -1,7 +1,7 @@
-"""The command line's subcommands: one module each, with ``run(options) -> int``, the exit code. ``__main__`` parses and chooses.
+"""The command line's subcommands: a module each, with ``run(options) -> int``, the exit code. ``__main__`` parses and chooses.
 
-Tables are made by ``tables``; what ``doctor`` finds out about native code and frameworks it has done by ``probe``, in processes of
-their own.
+Tables are made by ``tables``. What ``doctor`` wants to know of native code and of frameworks, ``probe`` finds out, in processes
+of its own.
 """
 
 __all__ = ["CommandError"]

@@ -1,12 +1,12 @@
 """``compare``: two result files row by row, and which rows moved beyond noise.
 
-What noise is. The samples within a run say how much a call's time varies while nothing else changes: their interquartile range.
-They say nothing of what changes from run to run. The whole machine gets faster or slower, which is the *drift*: estimated from
-rows that run none of this package's code, the *yardsticks*, and taken out. And where code and data come to lie in a process shifts
-single rows by some percent, which no sample of that process shows: the same call timed as two rows of a process (the control) shows
-a part of it, what the yardsticks did against each other another part; the threshold has to cover the rest. A drift need not be the
-same for all rows, so a row that has a yardstick for its reference is also judged by its ratio to that, taken within a run; and a
-yardstick may itself have been shifted, so both readings have to agree.
+What noise is. The samples within a run say how much a call's time varies while nothing else changes: their interquartile
+range. They say nothing of what changes from run to run. The whole machine gets faster or slower, which is the *drift*: it is
+estimated from rows that run none of this package's code, the *yardsticks*, and taken out. And where code and data come to lie in
+a process shifts single rows by some percent, which no sample of that process shows. The same call timed as two rows of a process
+(the control) shows a part of that, and what the yardsticks did against each other another; the threshold has to cover the rest.
+A drift need not be the same for all rows, so a row that has a yardstick for its reference is also judged by its ratio to that,
+taken within a run; and a yardstick may itself have been shifted, so both readings have to agree.
 
 A row counts as this package's own, and is no yardstick, unless the last part of its key is one of :data:`YARDSTICKS`.
 """
@@ -22,7 +22,9 @@ from .tables import Row, show
 
 __all__ = ["YARDSTICKS", "Comparison", "Move", "compare", "run"]
 
-YARDSTICKS = frozenset({"empty", "noargs", "c", "managed", "njit", "views", "from_dlpack", "tvm", "export", "device", "own"})
+YARDSTICKS = frozenset(
+    {"empty", "noargs", "c", "managed", "njit", "views", "from_dlpack", "tvm", "export", "device", "own"}
+)
 """Last parts of keys, of rows whose calls run no code of this package: in perf/ and in ``bench``."""
 _CONTROL = "control/"
 _FEWEST_YARDSTICKS = 3
@@ -110,8 +112,8 @@ def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
     for key in usable:
         a, b = before[key], after[key]
         own = (a["iqr_ns"] / a["median_ns"] + b["iqr_ns"] / b["median_ns"]) / 2
-        moved = Move(key, a["median_ns"], b["median_ns"], change[key] / drift, _ratio_to_reference(a, b), max(floor, own))
-        moves.append(moved)
+        relative = _ratio_to_reference(a, b)
+        moves.append(Move(key, a["median_ns"], b["median_ns"], change[key] / drift, relative, max(floor, own)))
     return Comparison(
         moves, drift, wander, len(yardsticks), floor, [key for key in common if key not in change],
         [key for key in before if key not in after], [key for key in after if key not in before],
@@ -124,7 +126,7 @@ def _differences(old: dict, new: dict) -> list[str]:
     packages = [found if isinstance(found := machine.get("packages"), dict) else {} for machine in (old, new)]
     names = dict.fromkeys([*packages[0], *packages[1]])
     facts += [(name, *(found.get(name) for found in packages)) for name in names]
-    return [f"{name} differs: {before or 'none'}, then {after or 'none'}" for name, before, after in facts if before != after]
+    return [f"{name} differs: {was or 'none'}, then {now or 'none'}" for name, was, now in facts if was != now]
 
 
 def _time(ns: float) -> str:
@@ -133,8 +135,9 @@ def _time(ns: float) -> str:
 
 def _row(move: Move) -> Row:
     relative = "" if move.to_reference is None else f"{move.to_reference:.3f}"
-    cells = (move.key, _time(move.old), _time(move.new), f"{move.new / move.old:.3f}", f"{move.without_drift:.3f}", relative)
-    return Row((*cells, f"{100 * move.noise:.1f} %"), {1: "red", 0: "", -1: "green"}[move.direction])
+    times = (_time(move.old), _time(move.new), f"{move.new / move.old:.3f}")
+    cells = (move.key, *times, f"{move.without_drift:.3f}", relative, f"{100 * move.noise:.1f} %")
+    return Row(cells, {1: "red", 0: "", -1: "green"}[move.direction])
 
 
 def _show(found: Comparison) -> None:
@@ -147,14 +150,15 @@ def _show(found: Comparison) -> None:
             lines += [heading, *map(_row, by_direction[direction])]
     show(("", "old ns", "new ns", "new/old", "drift out", "to reference", "noise"), lines)
     print()
-    for what, keys in (("only in OLD", found.only_old), ("only in NEW", found.only_new), ("no ratio, times of 0", found.incomparable)):
+    left_out = {"only in OLD": found.only_old, "only in NEW": found.only_new, "no ratio, times of 0": found.incomparable}
+    for what, keys in left_out.items():
         if keys:
             print(f"{what}: {', '.join(keys)}")
     if found.yardsticks >= _FEWEST_YARDSTICKS:
-        print(f"Drift: {found.yardsticks} rows of other code took {found.drift:.3f} x as long (median); it is taken out.")
+        print(f"Drift: {found.drift:.3f} x, the median of {found.yardsticks} rows of other code; it is taken out.")
     else:
         print(f"Drift: not known, as only {found.yardsticks} of the rows are other code's; nothing is taken out.")
-    print(f"Noise: {100 * found.floor:.1f} % at least: the largest of threshold, control, and what nine of ten yardsticks kept within.")
+    print(f"Noise: {100 * found.floor:.1f} % at least, the largest of threshold, control and yardsticks (see --help).")
 
     def counted(direction: int) -> str:
         moves = by_direction[direction]

@@ -1,7 +1,7 @@
 """``doctor``: is all well with this installation, what is slow or wrong, and what to do about it.
 
-Here it is looked at the interpreter, at versions and settings, all without running anything of others. ``probe`` does the rest,
-native code and frameworks, in processes of its own.
+Interpreter, versions and settings are looked at here, without running anything of others. ``probe`` does the rest, native code
+and frameworks, in processes of its own.
 
 Wrong is what makes results wrong or calls impossible; slow, what works by a slower way than it could.
 """
@@ -62,13 +62,15 @@ def _metadata() -> tuple[str, list[str], str]:
     """
     try:
         installed = importlib.metadata.metadata("fastexchange")
-        return installed.get("Requires-Python") or "", installed.get_all("Requires-Dist") or [], "installed"
+        python, packages = (installed.get_all(name) or [] for name in ("Requires-Python", "Requires-Dist"))
+        return ", ".join(python), packages, "installed"
     except importlib.metadata.PackageNotFoundError:
         pass
     try:
-        import tomllib
+        import tomllib  # type: ignore[import-not-found]
 
-        project = tomllib.loads((Path(package_file).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        file = Path(package_file).parents[1] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         extras = project.get("optional-dependencies", {})
         more = [f"{requirement}; extra == {extra!r}" for extra, wanted in extras.items() for requirement in wanted]
         return project["requires-python"], [*project["dependencies"], *more], "pyproject.toml"
@@ -199,7 +201,9 @@ def _probed(topic: str) -> list[Finding]:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
         text = (ended or "the process that tried it ended without a word") + (f": {last}" if last else "")
         after = f", after {found[-1].name}" if found else ""
-        advice = "native code cannot be trusted here: report it" if topic == "native" else f"install {FRAMEWORKS[topic]} anew, or remove it"
+        advice = "native code cannot be trusted here: report it"
+        if topic != "native":
+            advice = f"install {FRAMEWORKS[topic]} anew, or remove it"
         found.append(Finding(section, topic, WRONG, text + after, advice))
     return found
 
@@ -256,7 +260,8 @@ def run(options: argparse.Namespace) -> int:
     found = _examine()
     verdict = _verdict(found)
     if options.json:
-        print(json.dumps({"lines": [finding._asdict() for finding in found], "verdict": verdict}, indent=1, ensure_ascii=False))
+        document = {"lines": [finding._asdict() for finding in found], "verdict": verdict}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
         return int(verdict == WRONG)
     lines: list[Row | str] = []
     for section in _SECTIONS:

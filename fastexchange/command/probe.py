@@ -1,7 +1,7 @@
-"""What ``doctor`` tries in a process of its own, ``python -m fastexchange.command.probe TOPIC``, so that a crash is a line, too.
+"""What ``doctor`` tries in processes of its own, ``python -m fastexchange.command.probe TOPIC``: a crash is a line then, too.
 
-A topic is ``native`` (native code, and what needs no framework) or the module's name of a framework. Findings go to standard output
-as they are made, a JSON list in each line; whatever else is printed there by others goes to standard error.
+A topic is ``native`` (native code, and what needs no framework) or the module's name of a framework. Findings go to standard
+output as they are made, a JSON list in each line; what others print there goes to standard error.
 """
 
 import importlib.util

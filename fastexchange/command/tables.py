@@ -39,7 +39,8 @@ def plain(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[int] 
         printed = []
         for number, parts in enumerate(zip_longest(*cells, fillvalue="")):
             parts = (indent + parts[0], *parts[1:]) if number and parts[0] else parts
-            padded = [part.ljust(w) if i in left else part.rjust(w) for i, (part, w) in enumerate(zip(parts, widths, strict=True))]
+            sized = enumerate(zip(parts, widths, strict=True))
+            padded = [part.ljust(width) if i in left else part.rjust(width) for i, (part, width) in sized]
             printed.append("  ".join(padded).rstrip())
         return "\n".join(printed)
 
