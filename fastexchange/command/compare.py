@@ -106,7 +106,7 @@ def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
     if len(yardsticks) >= _FEWEST_YARDSTICKS:
         drift = median(yardsticks)
         wandered = sorted(max(ratio / drift, drift / ratio) - 1 for ratio in yardsticks)
-        wander = wandered[(9 * len(wandered) - 1) // 10]
+        wander = wandered[9 * len(wandered) // 10 - 1]
     floor = max(threshold, wander, _control(before), _control(after))
     moves = []
     for key in usable:
@@ -160,12 +160,12 @@ def _show(found: Comparison) -> None:
         print(f"Drift: not known, as only {found.yardsticks} of the rows are other code's; nothing is taken out.")
     print(f"Noise: {100 * found.floor:.1f} % at least, the largest of threshold, control and yardsticks (see --help).")
 
-    def counted(direction: int) -> str:
-        moves = by_direction[direction]
-        others = sum(not move.is_own for move in moves)
-        return f"{len(moves)}" + (f" ({others} of them yardsticks or controls)" if direction and others else "")
+    def counted(direction: int, word: str) -> str:
+        others = sum(not move.is_own for move in by_direction[direction])
+        return f"{len(by_direction[direction])} {word}" + (f" ({others} of them yardsticks or controls)" if others else "")
 
-    print(f"{len(found.moves)} rows: {counted(1)} slower, {counted(-1)} faster, {counted(0)} within noise.")
+    within = len(by_direction[0])
+    print(f"{len(found.moves)} rows: {counted(1, 'slower')}, {counted(-1, 'faster')}, {within} within noise.")
 
 
 def _read(path: Path) -> dict:

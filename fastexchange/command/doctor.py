@@ -139,13 +139,13 @@ def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
 # ---- settings ------------------------------------------------------------------------------------------------------
 
 _SETTINGS = {
-    "DISABLE_JIT": (lambda value: bool(value), "nothing is compiled: kernels run as Python"),
+    "DISABLE_JIT": (bool, "nothing is compiled, kernels run as Python; what is tried for this report is tried without it"),
     "OPT": (lambda value: int(value) < 3, "kernels are optimised less than they could be"),
-    "BOUNDSCHECK": (lambda value: bool(value), "every kernel checks its indices"),
-    "DEBUG": (lambda value: bool(value), "Numba's debug mode"),
-    "DEBUG_JIT": (lambda value: bool(value), "generated code prints what it does"),
-    "DEBUG_NRT": (lambda value: bool(value), "generated code prints what it does with memory"),
-    "DEBUGINFO_DEFAULT": (lambda value: bool(value), "kernels are compiled with debug information"),
+    "BOUNDSCHECK": (bool, "every kernel checks its indices"),
+    "DEBUG": (bool, "Numba's debug mode"),
+    "DEBUG_JIT": (bool, "generated code prints what it does"),
+    "DEBUG_NRT": (bool, "generated code prints what it does with memory"),
+    "DEBUGINFO_DEFAULT": (bool, "kernels are compiled with debug information"),
 }
 
 
@@ -158,7 +158,7 @@ def _environment() -> Iterator[Finding]:
         if value is not None and is_slow(value):
             variable = f"NUMBA_{name.removesuffix('_DEFAULT')}"
             advice = f"unset {variable}" if variable in os.environ else f"it is set in a file, {config._config_fname}"
-            yield Finding(section, variable, SLOW, f"{value}: {means}", advice)
+            yield Finding(section, variable, SLOW, f"{int(value)}: {means}", advice)
     slow = {f"NUMBA_{name.removesuffix('_DEFAULT')}" for name in _SETTINGS}
     for name in sorted(os.environ):
         if name.startswith("NUMBA_") and name not in slow:
@@ -188,6 +188,7 @@ def _probed(topic: str) -> list[Finding]:
         done = subprocess.run(
             [*command, "-m", f"{__package__}.probe", topic],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS,
+            env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
         )  # fmt: skip
         output, errors = done.stdout, done.stderr
         if done.returncode < 0:

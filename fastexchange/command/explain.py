@@ -72,7 +72,7 @@ def _kernel(kernel) -> str:
     from ..dispatch.state import runtime
 
     dispatcher, function = kernel.dispatcher, kernel.py_func
-    options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value is not False}
+    options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value}
     if not dispatcher._can_compile:
         options["signatures"] = "explicit, no others are compiled"
     own = {"grad": "allow" if kernel.allows_grad else "refuse", "returns": kernel.returns, "out": kernel.out}

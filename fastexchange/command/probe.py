@@ -173,8 +173,6 @@ def _tried(section: str, example: _Example) -> Finding:
     explained = explain(example.value)
     reasons = "; ".join(explained.reasons)
     text = f"path {explained.path}, {CALLS} calls are right" + (f"; {reasons}" if reasons else "")
-    if not hasattr(kernel, "stats"):
-        return Finding(section, example.name, SLOW, f"{CALLS} calls are right; without native code, as NUMBA_DISABLE_JIT is set")
     if explained.path not in example.paths or (reasons and set(example.paths) == set(_OWN)):
         return Finding(section, example.name, SLOW, text)
     if kernel.stats().fast == 0:
