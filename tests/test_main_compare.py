@@ -75,6 +75,26 @@ def test_a_reference_that_moved_says_nothing_alone():
     assert found["bench/fast"].direction == 0 and found["bench/numpy/export"].direction == 1
 
 
+def test_a_row_that_moved_as_its_reference_did():
+    """What they have in common, the machine may have done to both."""
+    new = document(fast=22, slow=22)
+    for row in new["results"]:
+        if row["key"] == "bench/numpy/export":
+            row["median_ns"] = 110.0
+        elif row["key"] == "bench/fast":
+            row["ratio"] = 22 / 110
+    moved = directions(document(fast=20, slow=20), new)
+    assert (moved["bench/fast"], moved["bench/slow"]) == (0, 1)
+
+
+def test_a_reference_of_our_own_excuses_nothing():
+    old, new = document(fast=20, keywords=40), document(fast=30, keywords=60)
+    for content in (old, new):
+        row = next(row for row in content["results"] if row["key"] == "bench/keywords")
+        row.update(reference="bench/fast", ratio=2.0)
+    assert directions(old, new)["bench/keywords"] == 1
+
+
 def test_a_drift_that_is_not_the_same_for_all():
     """Nine of ten yardsticks say how far rows wander from run to run."""
     old, new = document(fast=20), document(fast=21.4)
