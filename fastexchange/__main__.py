@@ -1,205 +1,144 @@
-"""``python -m fastexchange``: what a call costs per argument on this machine, in a table.
+"""``python -m fastexchange``: the command line. Here it is parsed, and exit codes are made; ``command/`` does what is asked.
 
-One subcommand so far, ``bench``, which is also what runs when none is named.
+Without a subcommand it is ``bench`` that runs.
 """
 
 import argparse
-import importlib.util
 import os
-import platform
 import sys
+import traceback
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
-from typing import Any, NamedTuple
+from pathlib import Path
 
 from . import __version__
+from .command import CommandError
+from .command.tables import progress
 
-_PARAMETERS = ("x", "y", "out")
-_EXAMPLES = """\
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    doctor: something is wrong; compare --strict: something got slower; output cut off by a closed pipe
+  2    the arguments, a file or an object named in them are no good; a line on stderr says why
+  130  interrupted by Ctrl-C"""
+_BENCH = """\
 examples:
-  python -m fastexchange                  the table, in about ten seconds
-  python -m fastexchange bench --quick    the same with fewer rounds: noisier
-"""
+  python -m fastexchange                       the table, in about ten seconds
+  python -m fastexchange bench --quick         the same with fewer rounds: noisier
+  python -m fastexchange bench --json new.json also write every sample, for compare"""
+_DOCTOR = """\
+Every line is ok, slow (it works, by a slower way), wrong, or - (nothing to judge). Frameworks
+and native code are tried in processes of their own: one that crashes or hangs is a line, too.
 
+wrong  a package that cannot be imported, or is older than this package's metadata ask for;
+       an interpreter that they exclude; a call that raises, crashes or gives a wrong result;
+       a tensor that has to be refused and is not
+slow   a memory layout that could not be verified; a type that goes a slower way than it can;
+       a disk cache that cannot be written; settings of Numba's that make kernels slower
+-      what is not installed; CUDA, for which this package has no kernels
 
-# ---- bench ---------------------------------------------------------------------------------------------------------
+examples:
+  python -m fastexchange doctor           what is installed, which way types go, what is slow
+  python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok" | "slow" | "wrong"}
 
+exit code 1 when a line says wrong, else 0"""
+_EXPLAIN = """\
+examples:
+  python -m fastexchange explain kernels.softmax:softmax
+  python -m fastexchange explain train.py:step --args "np.ones(3), 2.0, out=np.empty(3)"
+  python -m fastexchange explain numpy:ndarray
 
-class _Row(NamedTuple):
-    label: str
-    code: str
-    names: dict[str, Any]
+The module is imported, so its code runs. --args is Python, evaluated with np (NumPy), torch
+(PyTorch, if installed) and the module's own names. The call is explained, not made.
 
+exit code 0; 2 for what cannot be found, imported or explained"""
+_COMPARE = """\
+A row has moved beyond noise when it has, in the same direction, by each reading there is:
 
-def _add(x, y, out):
-    for i in range(out.shape[0]):
-        out[i] = x[i] + y[i]
+drift out     new/old of its median, divided by the drift: the median new/old of the yardsticks,
+              which are rows of other code (C, Numba's own dispatcher, tvm-ffi ...). With fewer
+              than three of those nothing is taken out.
+to reference  new/old of its ratio, within a run, to its reference row, if that is a yardstick.
 
+It has to move by more than its noise, which is the largest of
+  --threshold;
+  what the same call timed twice (rows control/*/a and b) differed by, in either file;
+  what nine of ten yardsticks kept within, once the drift is out;
+  the mean of its own interquartile ranges, relative to its medians, in the two files.
+This is for two runs on one machine; a warning says what differs.
 
-class _OnlyDunder:
-    """A producer with the two methods of the DLPack protocol for Python, and no faster way."""
+examples:
+  python -m fastexchange bench --json old.json       ... then change something ...
+  python -m fastexchange bench --json new.json
+  python -m fastexchange compare old.json new.json
+  python -m fastexchange compare --strict perf/results/OLD.json perf/results/NEW.json
 
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
-
-
-def _progress(text: str) -> None:
-    """Shows `text` on the terminal in the place of what was shown before; nothing where there is no terminal."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _peer(name: str, package: str, notes: list[str]) -> ModuleType | None:
-    """The module `name` if it can be imported; if not, `notes` gets a sentence that says so."""
-    if importlib.util.find_spec(name) is None:
-        notes.append(f"{package} is not installed: its rows are left out.")
-        return None
-    try:
-        return import_module(name)
-    except Exception as error:  # a broken installation of a peer is no reason to show nothing
-        notes.append(f"{package} cannot be imported ({type(error).__name__}: {error}): its rows are left out.")
-        return None
-
-
-def _each(form: str) -> str:
-    return ", ".join(form.format(name) for name in _PARAMETERS)
-
-
-def _groups(notes: list[str]) -> dict[str, list[_Row]]:
-    """The rows, by kind of argument. The first of each group is this package's."""
-    import numba
-    import numpy as np
-
-    from . import fast_args
-
-    torch, tvm_ffi = _peer("torch", "PyTorch", notes), _peer("tvm_ffi", "apache-tvm-ffi", notes)
-    functions = {"view": np.from_dlpack, "v": (1, 3)}
-    if tvm_ffi is not None:
-        functions["nop"] = tvm_ffi.get_global_func("testing.nop")
-    arrays = [np.ones(1, np.float32) for _ in _PARAMETERS]
-    values: dict[str, list[Any]] = {"NumPy arrays": arrays}
-    if torch is not None:
-        values["PyTorch tensors (CPU)"] = [torch.ones(1) for _ in _PARAMETERS]
-    values["objects with only __dlpack__"] = [_OnlyDunder(array) for array in arrays]
-
-    groups = {}
-    for kind, arguments in values.items():
-        plain = numba.njit(_add)
-        names = {
-            "kernel": fast_args(plain),
-            "njit": plain,
-            **functions,
-            **dict(zip(_PARAMETERS, arguments, strict=True)),
-        }
-        is_numpy, is_torch = kind.startswith("NumPy"), kind.startswith("PyTorch")
-        rows = [_Row("fastexchange: kernel(x, y, out)", f"kernel({_each('{}')})", names)]
-        if is_numpy:
-            rows.append(_Row("plain @njit: kernel(x, y, out)", f"njit({_each('{}')})", names))
-        if is_torch:
-            rows.append(_Row("@njit through x.numpy()", f"njit({_each('{}.numpy()')})", names))
-        rows.append(_Row("@njit through np.from_dlpack(x)", f"njit({_each('view({})')})", names))
-        exports = "; ".join(f"{name}.__dlpack__(max_version=v)" for name in _PARAMETERS)
-        rows.append(_Row("x.__dlpack__(max_version=(1, 3)) alone", exports, names))
-        if tvm_ffi is not None and (is_numpy or is_torch):
-            rows.append(_Row("tvm-ffi testing.nop(x, y, out), no kernel", f"nop({_each('{}')})", names))
-        groups[kind] = rows
-    return groups
-
-
-def _check(groups: dict[str, list[_Row]]) -> None:
-    """One call of this package's kernel per kind of argument, compiled, and its result compared."""
-    import numpy as np
-
-    for kind, (row, *_) in groups.items():
-        result = np.from_dlpack(row.names["out"])
-        result.fill(0)
-        row.names["kernel"](*(row.names[name] for name in _PARAMETERS))
-        if result.tolist() != [2.0]:
-            raise RuntimeError(f"{kind}: the kernel wrote {result.tolist()}, not [2.0]")
-
-
-def _table(groups, times, count: int) -> str:
-    """The rows in aligned columns: nanoseconds per call, its spread, per argument, and against this package."""
-    lines: list[tuple[str, ...]] = [("", "ns/call", "±", "ns/argument", "x fastexchange")]
-    for kind, rows in groups.items():
-        lines += [(), (f"{count} {kind}",)]
-        for row in rows:
-            samples, ours = times[kind, row.label], times[kind, rows[0].label]
-            ratio = "1" if row is rows[0] else f"{(samples / ours).median:.1f}"
-            cells = (f"{samples.median:.1f}", f"{samples.spread:.1f}", f"{samples.median / count:.1f}", ratio)
-            lines.append(("  " + row.label, *cells))
-    full = [line for line in lines if len(line) > 1]
-    widths = [max(len(line[i]) for line in full) for i in range(5)]
-    return "\n".join(
-        "  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=False))).rstrip()
-        for line in lines
-    )
-
-
-def _versions() -> str:
-    found = [f"Python {platform.python_version()}"]
-    for package in ("numba", "numpy", "torch", "apache-tvm-ffi"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            pass
-    return f"fastexchange {__version__}; {', '.join(found)}; {platform.machine()}, {os.cpu_count()} cores"
-
-
-def _bench(options: argparse.Namespace) -> int:
-    """What a call with three arguments costs, here and elsewhere."""
-    _progress("importing …")
-    from .measuring.timing import Statement, time_statements
-
-    notes: list[str] = []
-    groups = _groups(notes)
-    _progress("compiling …")
-    _check(groups)
-    statements = {(kind, row.label): Statement(row.code, row.names) for kind, rows in groups.items() for row in rows}
-    rounds = 5 if options.quick else 101
-    times, _ = time_statements(
-        statements, rounds=rounds, progress=lambda done, of: _progress(f"measuring: round {done} of {of}")
-    )
-    _progress("")
-
-    print(_versions())
-    print("\nWhat it costs to call a compiled kernel with tensors of one element: the overhead, as there is no work.\n")
-    print(_table(groups, times, len(_PARAMETERS)))
-    print(f"\nMedian and interquartile range (±) of {rounds} interleaved rounds in one process.")
-    for note in notes:
-        print(note)
-    return 0
-
-
-# ---- command line --------------------------------------------------------------------------------------------------
+exit code 0; with --strict 1 when a row that is no yardstick and no control got slower beyond
+noise; 2 for files that are no results, or have no row in common"""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m fastexchange",
         description="Tensors straight into Numba kernels. Without a command: bench.",
-        epilog=_EXAMPLES,
+        epilog=f"{_BENCH}\n  python -m fastexchange COMMAND --help         more about one\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"fastexchange {__version__}")
-    commands = parser.add_subparsers(metavar="command", required=True)
-    bench = commands.add_parser(
+    commands = parser.add_subparsers(metavar="command", required=True, dest="command")
+
+    def add(name: str, line: str, description: str, epilog: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=line, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        made.add_argument("--traceback", action="store_true", help="after an error, also show where it came from")
+        return made
+
+    bench = add(
         "bench",
-        help="print what a call costs per argument on this machine, by this package and by the alternatives",
-        description="Compiles a kernel and prints what a call with three tensors costs on this machine.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "print what a call costs per argument on this machine, by this package and by the alternatives",
+        "Compiles a kernel and prints what a call with three tensors costs on this machine.",
+        _BENCH,
     )
     bench.add_argument("--quick", action="store_true", help="fewer rounds: two seconds, noisier")
-    bench.set_defaults(run=_bench)
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to FILE")
+
+    doctor = add(
+        "doctor",
+        "look whether all is well with the installation, and say what is slow or wrong and what to do",
+        "Looks at interpreter, packages, native code, frameworks, disk cache and environment.",
+        _DOCTOR,
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+
+    explain = add(
+        "explain",
+        "describe a kernel, the call of a kernel, or the way an object or a type takes into kernels",
+        "Imports a module and describes an object in it: a kernel, a bound launch, a type, or an argument.",
+        _EXPLAIN,
+    )
+    explain.add_argument("what", metavar="MODULE:OBJECT", help="a module, or a file that ends in .py, and a dotted name in it")
+    explain.add_argument("--args", metavar="ARGUMENTS", help="of a kernel: explain the call with these arguments")
+
+    compare = add(
+        "compare",
+        "compare two result files row by row, and say which rows moved beyond noise",
+        "Compares two files written by `bench --json` or by `perf/run.py --json`.",
+        _COMPARE,
+    )
+    compare.add_argument("old", type=Path, metavar="OLD", help="the result file to compare with")
+    compare.add_argument("new", type=Path, metavar="NEW", help="the result file to judge")
+    compare.add_argument("--strict", action="store_true", help="exit code 1 when a row got slower beyond noise")
+    compare.add_argument(
+        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="what is noise in any case (default: %(default)g)"
+    )
     return parser
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1000:
+        raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to 1000")
+    return value
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -209,9 +148,15 @@ def main(arguments: list[str] | None = None) -> int:
         arguments = ["bench", *arguments]
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options)
+        return import_module(f".command.{options.command}", __package__).run(options)
+    except CommandError as error:
+        progress("")
+        if options.traceback:
+            traceback.print_exception(error)
+        print(f"python -m fastexchange {options.command}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
-        _progress("")
+        progress("")
         return 130
     except BrokenPipeError:  # `| head` has read enough; the interpreter's last flush must not complain either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -22,7 +23,7 @@ from numba.core.registry import cpu_target
 
 from .native import native_inline
 
-__all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
+__all__ = ["CFunction", "CacheContents", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
 
 
 def _find_locator():
@@ -32,6 +33,11 @@ def _find_locator():
         if locator is not None:
             return locator
     return None
+
+
+def _cache_tag() -> str:
+    """What the names of the cache's files begin with."""
+    return f"fastexchange-{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
 
 
 def _source_stamp() -> str:
@@ -78,6 +84,19 @@ class CodeUnit:
         return self.library, self.symbol, extra
 
 
+class CacheContents(NamedTuple):
+    """What a :class:`CodeCache` has on disk, for this interpreter."""
+
+    entries: int
+    """How many functions."""
+    size: int
+    """What their files and the index take, in bytes."""
+    stale: int
+    """Files of other versions of the package or of Numba, which are overwritten one by one."""
+    damaged: str
+    """Why the index cannot be read; nothing if it can. The next entry begins a new one."""
+
+
 class CodeCache:
     """Machine code by key, on disk where a directory is writable, else in memory only.
 
@@ -99,8 +118,21 @@ class CodeCache:
     def _file(self):
         if self.directory is None:
             return None
-        tag = f"fastexchange-{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
-        return caching.IndexDataCacheFile(self.directory, tag, _source_stamp())
+        return caching.IndexDataCacheFile(self.directory, _cache_tag(), _source_stamp())
+
+    def contents(self) -> CacheContents | None:
+        """What is on disk; None where no directory is writable. Raises OSError for a directory that cannot be looked at."""
+        if self.directory is None:
+            return None
+        damaged = ""
+        try:
+            named = set(self._file._load_index().values())
+        except Exception as error:
+            named, damaged = set(), f"{type(error).__name__}: {error}"
+        files = list(Path(self.directory).glob(f"{_cache_tag()}.*"))
+        entries = [path for path in files if path.name in named]
+        stale = sum(path.suffix == ".nbc" for path in files) - len(entries)
+        return CacheContents(len(entries), sum(path.stat().st_size for path in files), stale, damaged)
 
     @global_compiler_lock
     def get(self, key: tuple, build, persist: bool = True):

@@ -17,7 +17,7 @@ from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
 from .refusal import check_tensors, refuse_mixed, wording
 
-__all__ = ["CallExplanation", "Explanation", "explain"]
+__all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
 _MEANING = {
     "c-exchange": "its type's exchange table fills a DLTensor",
@@ -81,6 +81,16 @@ def explain(obj, /) -> Explanation:
         notes.append("its strides are no multiple of its item size, which DLPack cannot describe")
         return Explanation(type_name(type(obj)), PATH_NUMBA, tuple(notes))
     return Explanation(type_name(type(obj)), found.path, tuple(notes))
+
+
+def explain_type(cls: type, /) -> Explanation:
+    """Which path instances of `cls` take, as far as their type tells: a single array may have to be left to Numba all the same.
+
+    >>> explain_type(float).path
+    'scalar'
+    """
+    found = discover(cls)
+    return Explanation(type_name(cls), found.path, tuple(found.notes))
 
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:

@@ -1,29 +1,21 @@
-"""``python -m fastexchange``: its table, its exit codes, and what it does where a peer is missing."""
+"""``python -m fastexchange``: parsing, exit codes, tables; ``bench`` and its files, and what it does where a peer is missing."""
 
-import os
+import importlib.util
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
+from shell import run, without
 
 import fastexchange
+from fastexchange.command import tables
+from fastexchange.measuring import files
 
-ROOT = Path(fastexchange.__file__).resolve().parents[1]
 NUMBER = r"\s+[\d.]+"
 NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-
-
-def run(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
-    """The command line in a new process, `path` first among the places that modules are imported from."""
-    found = [str(path)] if path else []
-    search = os.pathsep.join([*found, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "fastexchange", *arguments]
-    environment = {**os.environ, "PYTHONPATH": search, "COLUMNS": "100"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
@@ -39,15 +31,13 @@ def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
 
 
 @pytest.fixture(scope="module")
-def quick() -> subprocess.CompletedProcess:
-    return run("--quick")
+def quick_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench") / "folder" / "new.json"
 
 
-def without(tmp_path: Path, *modules: str) -> Path:
-    """A folder that makes modules of these names look as if they were not installed."""
-    lines = [f"sys.modules[{module!r}] = None" for module in modules]
-    (tmp_path / "sitecustomize.py").write_text("\n".join(["import sys", *lines, ""]))
-    return tmp_path
+@pytest.fixture(scope="module")
+def quick(quick_file) -> subprocess.CompletedProcess:
+    return run("--quick", "--json", quick_file)
 
 
 def test_prints_a_table(quick):
@@ -88,8 +78,40 @@ def test_columns_are_aligned(quick):
     assert len({len(line) for line in lines}) == 1
 
 
-def test_bench_is_the_default():
+def test_prints_the_noise(quick):
+    ratios = re.search(r"^Noise: .*: (.*)\.$", quick.stdout, re.MULTILINE)[1].split(", ")
+    assert [re.fullmatch(r"\d\.\d{3} x with (.*)", ratio)[1] for ratio in ratios] == list(table(quick.stdout))
+
+
+def test_bench_can_be_named():
     assert set(table(run("bench", "--quick").stdout)) >= {"NumPy arrays"}
+
+
+def test_writes_what_it_prints(quick, quick_file):
+    document = files.read(quick_file)
+    rows = {row["key"]: row for row in document["results"]}
+    names = {"numpy": "NumPy arrays", "torch": "PyTorch tensors (CPU)", "dunder": "objects with only __dlpack__"}
+    printed = [row for rows in table(quick.stdout).values() for row in rows]
+    written = [row for key, row in rows.items() if key.startswith("bench/")]
+    assert [label for label, _ in printed] == [row["label"] for row in written]
+    for (_, (call, spread, _, _)), row in zip(printed, written, strict=True):
+        assert abs(call - row["median_ns"]) <= 0.051 and abs(spread - row["iqr_ns"]) <= 0.051
+    for short, name in names.items():
+        if name in table(quick.stdout):
+            assert rows[f"bench/{short}/fast"]["reference"] == f"bench/{short}/export"
+            assert rows[f"control/bench-{short}/b"]["reference"] == f"control/bench-{short}/a"
+            assert f"{rows[f'control/bench-{short}/b']['ratio']:.3f} x with {name}" in quick.stdout
+    assert all(len(row["samples_ns"]) == document["rounds"] == 5 for row in rows.values())
+    assert document["machine"]["packages"]["numpy"] == np.__version__
+
+
+@pytest.mark.parametrize("where", ["", "file/new.json"])
+def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    done = run("--quick", "--json", tmp_path / where)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("python -m fastexchange bench: --json: ") and done.stderr.count("\n") == 1
+    assert "Traceback" in run("--quick", "--traceback", "--json", tmp_path / where).stderr
 
 
 def test_without_torch_and_tvm_ffi(tmp_path):
@@ -113,22 +135,72 @@ def test_torch_is_not_said_to_be_missing(quick):
     assert "PyTorch is not installed" not in quick.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--nonsense",), ("nonsense",), ("bench", "--nonsense"), ("bench", "more")])
+@pytest.mark.parametrize(
+    "arguments", [("--nonsense",), ("nonsense",), ("bench", "--nonsense"), ("bench", "x"), ("compare", "a"), ("doctor", "x")]
+)
 def test_unknown_arguments(arguments):
     done = run(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("usage: python -m fastexchange")
-    assert arguments[-1] in done.stderr
+    assert arguments[-1] in done.stderr or "required: NEW" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("bench", "--help")])
-def test_help(arguments):
-    done = run(*arguments)
+@pytest.mark.parametrize("command", ["bench", "doctor", "explain", "compare"])
+def test_help_of_a_command(command):
+    done = run(command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"python -m fastexchange {command}" in done.stdout.partition("examples:")[2]
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help(option):
+    done = run(option)
     assert (done.returncode, done.stderr) == (0, "")
     assert "examples:" in done.stdout
+    assert re.findall(r"^  (\d+) ", done.stdout.partition("exit codes:")[2], re.MULTILINE) == ["0", "1", "2", "130"]
 
 
 def test_version():
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"fastexchange {fastexchange.__version__}\n")
+
+
+def test_ctrl_c(tmp_path):
+    (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    done = run("explain", "interrupted:kernel", path=without(tmp_path, code=code))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+LINES = ["first", tables.Row(("a", "1")), tables.Row(("long", "2\n22"), "red"), "second", tables.Row(("b", "333"))]
+
+
+def test_a_plain_table(capsys):
+    tables.show(("", "ns"), LINES)
+    assert capsys.readouterr().out == "         ns\n\nfirst\n  a       1\n  long    2\n         22\n\nsecond\n  b     333\n"
+
+
+def test_a_plain_table_without_heads(capsys):
+    tables.show(("", ""), [tables.Row(("a", "1"))], left=(0, 1))
+    assert capsys.readouterr().out == "a  1\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
+def test_a_rich_table(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    tables.show(("", "ns"), LINES)
+    printed = capsys.readouterr().out
+    assert "\033[31mlong" in printed and "\033[1mfirst" in printed and "─" in printed
+
+
+def test_a_broken_rich_does_not_matter(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    tables.show(("", "ns"), LINES)
+    assert capsys.readouterr().out == tables.plain(("", "ns"), LINES) + "\n"

@@ -8,6 +8,7 @@ that in the place of ``ns``: ``median_bytes``, ``iqr_bytes``, ``samples_bytes``.
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 from datetime import datetime, timezone
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from .timing import Samples
 
-__all__ = ["cpu_model", "headline", "machine", "result", "write"]
+__all__ = ["cpu_model", "headline", "machine", "read", "result", "write"]
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "torch", "apache-tvm-ffi", "nanobind", "cffi")
 
@@ -85,3 +86,54 @@ def write(path: Path, described: dict, rounds: int, results: list[dict], **more)
     document = {"machine": described, "rounds": rounds, "results": results, **more}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> dict:
+    """The document in a file that :func:`write` has written. What it has to have, it has, and the keys of its rows differ.
+
+    Raises OSError for a file that cannot be read; ValueError, in words that begin with `path`, for anything else in it.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if wrong := _not_a_document(document):
+        raise ValueError(f"{path} is no result file of `bench --json` or `perf/run.py --json`: {wrong}")
+    return document
+
+
+def _not_a_document(document) -> str:
+    """What keeps `document` from being one; nothing if it is."""
+    if not isinstance(document, dict):
+        return f"it holds {_kind(document)}, not an object"
+    for name, kind in (("machine", dict), ("results", list)):
+        if not isinstance(document.get(name), kind):
+            return f"its {name!r} is {_kind(document.get(name))}"
+    seen = set()
+    for number, row in enumerate(document["results"]):
+        if not isinstance(row, dict) or not isinstance(row.get("key"), str):
+            return f"row {number} of its results has no 'key'"
+        if row["key"] in seen:
+            return f"two rows have the key {row['key']!r}"
+        seen.add(row["key"])
+        for name in ("median_ns", "iqr_ns"):
+            if not _is_number(row.get(name)):
+                return f"the {name!r} of row {row['key']!r} is no number"
+        if "reference" in row and not (isinstance(row["reference"], str) and all(map(_is_number, map(row.get, _RATIO)))):
+            return f"row {row['key']!r} has a 'reference', but not a 'ratio' and a 'ratio_iqr' to it"
+    return ""
+
+
+_RATIO = ("ratio", "ratio_iqr")
+
+
+def _kind(value) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", type(None): "missing or null"}
+    return names.get(type(value), "a number or a boolean")
+
+
+def _is_number(value) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an int beyond all floats
+        return False

@@ -34,6 +34,8 @@ class Guard:
         self._questions = ffi.new("fx_questions *")
         self.knows_keys = self.knows_storage = self.knows_autograd = False
         self.can_ask = False
+        self.why: dict[str, str] = {}
+        """Of what could not be found, ``keys``, ``storage``, ``autograd`` or ``questions``: why not."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
             # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
@@ -71,14 +73,27 @@ class Guard:
             setattr(self.native, name, value)
 
     def _find(self) -> None:
-        with contextlib.suppress(Exception):
-            self.can_ask = self._find_questions()
+        self.can_ask = self._has_found("questions", self._find_questions)
+        self.knows_keys = self._has_found("keys", self._find_keys)
+        if self.knows_keys:
+            self.knows_storage = self._has_found("storage", self._find_storage)
+            self.knows_autograd = self._has_found("autograd", self._find_autograd)
+
+    def _has_found(self, what: str, find) -> bool:
+        """Whether `find` has found `what`; if not, :attr:`why` says why."""
         try:
-            self.knows_keys = self._find_keys()
-            self.knows_storage = self.knows_keys and self._find_storage()
-            self.knows_autograd = self.knows_keys and self._find_autograd()
-        except Exception:  # a PyTorch without these private functions
-            pass
+            if find():
+                return True
+        except Exception as error:  # a PyTorch without these private functions
+            self.why[what] = f"{type(error).__name__}: {error}"
+        self.why.setdefault(what, "what was found does not agree with what PyTorch says of its tensors")
+        return False
+
+    def _not_one(self, what: str, **places: list) -> bool:
+        """Note that `what` was not found because of these lists of places, which have to hold one each. Returns False."""
+        counts = ", ".join(f"{name} at {len(found)} places" for name, found in places.items() if len(found) != 1)
+        self.why[what] = f"not found at one place each: {counts}"
+        return False
 
     def _find_keys(self) -> bool:
         """Find the implementation, its dispatch keys and its autograd pointer; see that they tell plain tensors from odd."""
@@ -97,9 +112,10 @@ class Guard:
             _WORD, lambda at: all(_word(t._cdata + at) for t in known) and not any(_word(t._cdata + at) for t in plain)
         )
         if len(in_object) != 1 or len(in_tensor) != 1 or len(autograd) != 1:
-            return False
+            return self._not_one("keys", implementation=in_object, keys=in_tensor, autograd=autograd)
         allowed = functools.reduce(int.__or__, map(keys_of, plain + views + watched))
         if any(keys_of(tensor) & ~allowed == 0 for tensor in odd):
+            self.why["keys"] = "there are odd tensors that have no dispatch key which plain ones lack"
             return False
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
         return True
@@ -122,7 +138,7 @@ class Guard:
             return [at for at in found if all(_word(s._cdata + at) == w for s, w in zip(storages, wanted, strict=True))]
 
         if len(at) != 1 or not inside(data) or len(inside(size)) != 1:
-            return False
+            return self._not_one("storage", storage=at, address=inside(data)[:1], size=inside(size))
         self._set(storage=at[0], storage_data=inside(data)[0], storage_size=inside(size)[0])
         return True
 
@@ -156,7 +172,10 @@ class Guard:
         written = self._written(_differentiated_in_place)
         tangent = [at for at in written if all(_word(k + at) for k in differentiated) and not any(_word(k + at) for k in others)]
         if not (len(requires_grad) == len(is_view) == 1 and grad_fn and tangent and base and has_base and switch):
-            return False
+            return self._not_one(
+                "autograd", requires_grad=requires_grad, is_view=is_view, grad_fn=grad_fn[:1], tangent=tangent[:1],
+                base=base[:1], has_base=has_base[:1], is_grad_enabled=[switch] if switch else [],
+            )  # fmt: skip
         # The first of several: further on lie second words of smart pointers, and memory behind a plain tensor's data.
         self._set(
             requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
@@ -175,6 +194,7 @@ class Guard:
         functions = {name: function_of(getattr(torch.Tensor, name, None)) for name in of_tensor}
         functions |= {name: function_of(getattr(torch.UntypedStorage, name, None)) for name in of_storage}
         if not all(functions.values()):
+            self.why["questions"] = f"no C function for {', '.join(name for name, found in functions.items() if not found)}"
             return False
         ask = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
         for tensor in (*_plain_tensors(), *_watched_tensors(), torch.ones(2, dtype=torch.complex64).conj(), torch.ones(3)[1:]):

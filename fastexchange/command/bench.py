@@ -1,0 +1,224 @@
+"""``bench``: what a call costs per argument on this machine, by this package and by the alternatives, in a table."""
+
+import argparse
+import importlib.util
+import os
+import platform
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from .. import __version__
+from . import CommandError
+from .tables import Row, progress, show
+
+__all__ = ["run"]
+
+_PARAMETERS = ("x", "y", "out")
+_OURS = "fast"  # the last part of our rows' keys
+_YARDSTICK = "export"  # that of the rows which ours are compared with in files: it is there for all kinds of arguments
+
+
+class _Call(NamedTuple):
+    key: str
+    label: str
+    code: str
+    names: dict[str, Any]
+
+
+class _Kind(NamedTuple):
+    """A kind of argument, and the calls with it. The first is this package's."""
+
+    name: str
+    calls: list[_Call]
+    control: list[_Call]
+    """The first call, twice more."""
+
+
+def _add(x, y, out):
+    for i in range(out.shape[0]):
+        out[i] = x[i] + y[i]
+
+
+class _OnlyDunder:
+    """A producer with the two methods of the DLPack protocol for Python, and no faster way."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+def _peer(name: str, package: str, notes: list[str]) -> ModuleType | None:
+    """The module `name` if it can be imported; if not, `notes` gets a sentence that says so."""
+    if importlib.util.find_spec(name) is None:
+        notes.append(f"{package} is not installed: its rows are left out.")
+        return None
+    try:
+        return import_module(name)
+    except Exception as error:  # a broken installation of a peer is no reason to show nothing
+        notes.append(f"{package} cannot be imported ({type(error).__name__}: {error}): its rows are left out.")
+        return None
+
+
+def _each(form: str) -> str:
+    return ", ".join(form.format(name) for name in _PARAMETERS)
+
+
+def _kinds(notes: list[str]) -> list[_Kind]:
+    """The calls, by kind of argument."""
+    import numba
+    import numpy as np
+
+    from .. import fast_args
+
+    torch, tvm_ffi = _peer("torch", "PyTorch", notes), _peer("tvm_ffi", "apache-tvm-ffi", notes)
+    functions = {"view": np.from_dlpack, "v": (1, 3)}
+    if tvm_ffi is not None:
+        functions["nop"] = tvm_ffi.get_global_func("testing.nop")
+    arrays = [np.ones(1, np.float32) for _ in _PARAMETERS]
+    values: dict[tuple[str, str], list[Any]] = {("numpy", "NumPy arrays"): arrays}
+    if torch is not None:
+        values["torch", "PyTorch tensors (CPU)"] = [torch.ones(1) for _ in _PARAMETERS]
+    values["dunder", "objects with only __dlpack__"] = [_OnlyDunder(array) for array in arrays]
+
+    kinds = []
+    for (short, name), arguments in values.items():
+        plain = numba.njit(_add)
+        names = {
+            "kernel": fast_args(plain),
+            "njit": plain,
+            **functions,
+            **dict(zip(_PARAMETERS, arguments, strict=True)),
+        }
+        calls: list[_Call] = []
+
+        def add(key: str, label: str, code: str, short=short, names=names, calls=calls) -> None:
+            calls.append(_Call(f"bench/{short}/{key}", label, code, names))
+
+        ours = f"kernel({_each('{}')})"
+        add(_OURS, "fastexchange: kernel(x, y, out)", ours)
+        if short == "numpy":
+            add("njit", "plain @njit: kernel(x, y, out)", f"njit({_each('{}')})")
+        if short == "torch":
+            add("views", "@njit through x.numpy()", f"njit({_each('{}.numpy()')})")
+        add("from_dlpack", "@njit through np.from_dlpack(x)", f"njit({_each('view({})')})")
+        exports = "; ".join(f"{name}.__dlpack__(max_version=v)" for name in _PARAMETERS)
+        add(_YARDSTICK, "x.__dlpack__(max_version=(1, 3)) alone", exports)
+        if tvm_ffi is not None and short != "dunder":
+            add("tvm", "tvm-ffi testing.nop(x, y, out), no kernel", f"nop({_each('{}')})")
+        control = [_Call(f"control/bench-{short}/{which}", f"the same call, {which}", ours, names) for which in "ab"]
+        kinds.append(_Kind(name, calls, control))
+    return kinds
+
+
+def _check(kinds: list[_Kind]) -> None:
+    """One call of this package's kernel per kind of argument, compiled, and its result compared."""
+    import numpy as np
+
+    for kind in kinds:
+        names = kind.calls[0].names
+        result = np.from_dlpack(names["out"])
+        result.fill(0)
+        names["kernel"](*(names[name] for name in _PARAMETERS))
+        if result.tolist() != [2.0]:
+            raise RuntimeError(f"{kind.name}: the kernel wrote {result.tolist()}, not [2.0]")
+
+
+def _show_table(kinds: list[_Kind], times) -> None:
+    """The calls in rows: nanoseconds per call, its spread, per argument, and against this package."""
+    count = len(_PARAMETERS)
+    lines: list[Row | str] = []
+    for kind in kinds:
+        lines.append(f"{count} {kind.name}")
+        for call in kind.calls:
+            samples, ours = times[call.key], times[kind.calls[0].key]
+            is_ours = call is kind.calls[0]
+            ratio = "1" if is_ours else f"{(samples / ours).median:.1f}"
+            cells = (f"{samples.median:.1f}", f"{samples.spread:.1f}", f"{samples.median / count:.1f}", ratio)
+            lines.append(Row((call.label, *cells), "green" if is_ours else ""))
+    show(("", "ns/call", "±", "ns/argument", "x fastexchange"), lines)
+
+
+def _noise(kinds: list[_Kind], times) -> str:
+    """What the same call twice makes of itself: the control."""
+    ratios = [(kind.name, (times[kind.control[1].key] / times[kind.control[0].key]).median) for kind in kinds]
+    listed = ", ".join(f"{ratio:.3f} x with {name}" for name, ratio in ratios)
+    return f"Noise: fastexchange's call timed as two rows, the second against the first: {listed}."
+
+
+def _versions() -> str:
+    found = [f"Python {platform.python_version()}"]
+    for package in ("numba", "numpy", "torch", "apache-tvm-ffi"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            pass
+    return f"fastexchange {__version__}; {', '.join(found)}; {platform.machine()}, {os.cpu_count()} cores"
+
+
+def _write(path: Path, kinds: list[_Kind], rounds: int, times) -> None:
+    """Everything measured, in a file as ``measuring.files`` has them."""
+    from ..measuring import files
+
+    results = []
+    for kind in kinds:
+        calls = {call.key.rpartition("/")[2]: call for call in (*kind.calls, *kind.control)}
+        references = {_OURS: calls[_YARDSTICK], "b": calls["a"]}
+        for last, call in calls.items():
+            other = references.get(last)
+            reference = (other.key, times[other.key]) if other else None
+            results.append(files.result(call.key, times[call.key], call.label, call.code, reference))
+    files.write(path, files.machine(), rounds, results)
+
+
+def _writable(path: Path) -> None:
+    """Raise CommandError if `path` cannot be written: found out before measuring, and nothing is changed by it."""
+    if path.is_dir():
+        raise CommandError(f"--json: {path} is a directory")
+    existing = path
+    while not existing.exists() and existing.parent != existing:
+        existing = existing.parent
+    if existing != path and not existing.is_dir():
+        raise CommandError(f"--json: {existing} is no directory")
+    if not os.access(existing, os.W_OK):
+        raise CommandError(f"--json: {existing} cannot be written")
+
+
+def run(options: argparse.Namespace) -> int:
+    """What a call with three arguments costs, here and elsewhere."""
+    if options.json:
+        _writable(options.json)
+    progress("importing …")
+    from ..measuring.timing import Statement, time_statements
+
+    notes: list[str] = []
+    kinds = _kinds(notes)
+    progress("compiling …")
+    _check(kinds)
+    statements = {c.key: Statement(c.code, c.names) for kind in kinds for c in (*kind.calls, *kind.control)}
+    rounds = 5 if options.quick else 101
+    times, _ = time_statements(
+        statements, rounds=rounds, progress=lambda done, of: progress(f"measuring: round {done} of {of}")
+    )
+    progress("")
+    if options.json:
+        try:
+            _write(options.json, kinds, rounds, times)
+        except OSError as error:
+            raise CommandError(f"--json: {error}") from error
+
+    print(_versions())
+    print("\nWhat it costs to call a compiled kernel with tensors of one element: the overhead, as there is no work.\n")
+    _show_table(kinds, times)
+    print(f"\nMedian and interquartile range (±) of {rounds} interleaved rounds in one process.")
+    print(_noise(kinds, times))
+    for note in notes:
+        print(note)
+    return 0

@@ -1,0 +1,189 @@
+"""``compare``: two result files row by row, and which rows moved beyond noise.
+
+What noise is. The samples within a run say how much a call's time varies while nothing else changes: their interquartile
+range. They say nothing of what changes from run to run. The whole machine gets faster or slower, which is the *drift*: it is
+estimated from rows that run none of this package's code, the *yardsticks*, and taken out. And where code and data come to lie in
+a process shifts single rows by some percent, which no sample of that process shows. The same call timed as two rows of a process
+(the control) shows a part of that, and what the yardsticks did against each other another; the threshold has to cover the rest.
+A drift need not be the same for all rows, so a row that has a yardstick for its reference is also judged by its ratio to that,
+taken within a run; and a yardstick may itself have been shifted, so both readings have to agree.
+
+A row counts as this package's own, and is no yardstick, unless the last part of its key is one of :data:`YARDSTICKS`.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from ..measuring import files
+from . import CommandError
+from .tables import Row, show
+
+__all__ = ["YARDSTICKS", "Comparison", "Move", "compare", "run"]
+
+YARDSTICKS = frozenset(
+    {"empty", "noargs", "c", "managed", "njit", "views", "from_dlpack", "tvm", "export", "device", "own"}
+)
+"""Last parts of keys, of rows whose calls run no code of this package: in perf/ and in ``bench``."""
+_CONTROL = "control/"
+_FEWEST_YARDSTICKS = 3
+
+
+class Move(NamedTuple):
+    """A row of both files. Times are nanoseconds per call."""
+
+    key: str
+    old: float
+    new: float
+    without_drift: float
+    """new / old, divided by the drift."""
+    to_reference: float | None
+    """new / old of the ratio to its reference; None where that is no yardstick."""
+    noise: float
+    """What a change has to be more than: 0.05 is 5 %."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it runs this package's code, and is not there to measure noise."""
+        return not _is_yardstick(self.key) and not self.key.startswith(_CONTROL)
+
+    @property
+    def direction(self) -> int:
+        """1 if it got slower beyond noise, -1 if faster, else 0."""
+        readings = [self.without_drift, *([] if self.to_reference is None else [self.to_reference])]
+        if all(reading > 1 + self.noise for reading in readings):
+            return 1
+        return -1 if all(reading * (1 + self.noise) < 1 for reading in readings) else 0
+
+
+class Comparison(NamedTuple):
+    """What became of the rows of one document in another."""
+
+    moves: list[Move]
+    drift: float
+    """new / old of what the yardsticks took, 1 where there are too few of them."""
+    wander: float
+    """What nine of ten yardsticks kept within, the drift taken out: 0.05 is 5 %. 0 where there are too few."""
+    yardsticks: int
+    """How many there are."""
+    floor: float
+    """The noise of every row is at least that."""
+    incomparable: list[str]
+    """Keys of rows of both whose medians have no ratio: a time of nothing, or less, as the loop is subtracted."""
+    only_old: list[str]
+    only_new: list[str]
+
+
+def _is_yardstick(key: str) -> bool:
+    return key.rpartition("/")[2] in YARDSTICKS and not key.startswith(_CONTROL)
+
+
+def _control(rows: dict[str, dict]) -> float:
+    """By how much the same call, timed as two rows of a run, differed: the most of all controls there are."""
+    first = [key for key in rows if key.startswith(_CONTROL) and key.endswith("/a")]
+    pairs = [(rows[key], rows[key[:-1] + "b"]) for key in first if key[:-1] + "b" in rows]
+    ratios = [b.get("ratio", b["median_ns"] / a["median_ns"]) for a, b in pairs if min(a["median_ns"], b["median_ns"]) > 0]
+    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios if ratio > 0), default=0.0)
+
+
+def _ratio_to_reference(old: dict, new: dict) -> float | None:
+    """new / old of a row's ratio to its reference, if that is the same yardstick in both."""
+    reference = old.get("reference")
+    if reference is None or reference != new.get("reference") or not _is_yardstick(reference):
+        return None
+    return new["ratio"] / old["ratio"] if min(old["ratio"], new["ratio"]) > 0 else None
+
+
+def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
+    """Compare two documents of ``measuring.files``. `threshold` is what counts as noise in any case; 0.05 is 5 %."""
+    before, after = ({row["key"]: row for row in document["results"]} for document in (old, new))
+    common = [key for key in before if key in after]
+    usable = [key for key in common if min(before[key]["median_ns"], after[key]["median_ns"]) > 0]
+    change = {key: after[key]["median_ns"] / before[key]["median_ns"] for key in usable}
+    yardsticks = [change[key] for key in usable if _is_yardstick(key)]
+    drift, wander = 1.0, 0.0
+    if len(yardsticks) >= _FEWEST_YARDSTICKS:
+        drift = median(yardsticks)
+        wandered = sorted(max(ratio / drift, drift / ratio) - 1 for ratio in yardsticks)
+        wander = wandered[9 * len(wandered) // 10 - 1]
+    floor = max(threshold, wander, _control(before), _control(after))
+    moves = []
+    for key in usable:
+        a, b = before[key], after[key]
+        own = (a["iqr_ns"] / a["median_ns"] + b["iqr_ns"] / b["median_ns"]) / 2
+        relative = _ratio_to_reference(a, b)
+        moves.append(Move(key, a["median_ns"], b["median_ns"], change[key] / drift, relative, max(floor, own)))
+    return Comparison(
+        moves, drift, wander, len(yardsticks), floor, [key for key in common if key not in change],
+        [key for key in before if key not in after], [key for key in after if key not in before],
+    )  # fmt: skip
+
+
+def _differences(old: dict, new: dict) -> list[str]:
+    """Sentences about what two machines' descriptions do not have in common."""
+    facts = [(name, old.get(name), new.get(name)) for name in ("cpu", "cores", "system", "python")]
+    packages = [found if isinstance(found := machine.get("packages"), dict) else {} for machine in (old, new)]
+    names = dict.fromkeys([*packages[0], *packages[1]])
+    facts += [(name, *(found.get(name) for found in packages)) for name in names]
+    return [f"{name} differs: {was or 'none'}, then {now or 'none'}" for name, was, now in facts if was != now]
+
+
+def _time(ns: float) -> str:
+    return f"{ns:.1f}" if ns < 10_000 else f"{ns:.4g}" if ns < 1e15 else f"{ns:.3e}"
+
+
+def _row(move: Move) -> Row:
+    relative = "" if move.to_reference is None else f"{move.to_reference:.3f}"
+    times = (_time(move.old), _time(move.new), f"{move.new / move.old:.3f}")
+    cells = (move.key, *times, f"{move.without_drift:.3f}", relative, f"{100 * move.noise:.1f} %")
+    return Row(cells, {1: "red", 0: "", -1: "green"}[move.direction])
+
+
+def _show(found: Comparison) -> None:
+    by_direction = {d: [move for move in found.moves if move.direction == d] for d in (0, -1, 1)}
+    by_direction[-1].sort(key=lambda move: -move.without_drift)
+    by_direction[1].sort(key=lambda move: move.without_drift)
+    lines: list[Row | str] = []
+    for direction, heading in ((0, "within noise"), (-1, "faster beyond noise"), (1, "slower beyond noise")):
+        if by_direction[direction]:
+            lines += [heading, *map(_row, by_direction[direction])]
+    show(("", "old ns", "new ns", "new/old", "drift out", "to reference", "noise"), lines)
+    print()
+    left_out = {"only in OLD": found.only_old, "only in NEW": found.only_new, "no ratio, times of 0": found.incomparable}
+    for what, keys in left_out.items():
+        if keys:
+            print(f"{what}: {', '.join(keys)}")
+    if found.yardsticks >= _FEWEST_YARDSTICKS:
+        print(f"Drift: {found.drift:.3f} x, the median of {found.yardsticks} rows of other code; it is taken out.")
+    else:
+        print(f"Drift: not known, as only {found.yardsticks} of the rows are other code's; nothing is taken out.")
+    print(f"Noise: {100 * found.floor:.1f} % at least, the largest of threshold, control and yardsticks (see --help).")
+
+    def counted(direction: int, word: str) -> str:
+        others = sum(not move.is_own for move in by_direction[direction])
+        return f"{len(by_direction[direction])} {word}" + (f" ({others} of them yardsticks or controls)" if others else "")
+
+    within = len(by_direction[0])
+    print(f"{len(found.moves)} rows: {counted(1, 'slower')}, {counted(-1, 'faster')}, {within} within noise.")
+
+
+def _read(path: Path) -> dict:
+    try:
+        return files.read(path)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare the files; the exit code is 1 if that is asked for and something got slower."""
+    old, new = _read(options.old), _read(options.new)
+    found = compare(old, new, options.threshold / 100)
+    if not found.moves:
+        raise CommandError(f"{options.old} and {options.new} have no row in common")
+    for sentence in _differences(old["machine"], new["machine"]):
+        print(f"warning: {sentence}")
+    _show(found)
+    return int(options.strict and any(move.direction > 0 and move.is_own for move in found.moves))

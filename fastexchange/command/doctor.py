@@ -1,0 +1,282 @@
+"""``doctor``: is all well with this installation, what is slow or wrong, and what to do about it.
+
+Interpreter, versions and settings are looked at here, without running anything of others. ``probe`` does the rest, native code
+and frameworks, in processes of its own.
+
+Wrong is what makes results wrong or calls impossible; slow, what works by a slower way than it could.
+"""
+
+import argparse
+import ctypes.util
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import __file__ as package_file
+from .. import __version__
+from .probe import FRAMEWORKS, NOTHING, OK, SLOW, WRONG, Finding, one_line
+from .tables import Row, progress, show
+
+__all__ = ["run"]
+
+_SECTIONS = ("interpreter", "packages", "native code", "types", "frameworks", "disk cache", "environment", "CUDA")
+_PROBE_SECONDS = 180
+_STYLES = {OK: "green", SLOW: "yellow", WRONG: "bold red", NOTHING: "dim"}
+
+
+# ---- versions ------------------------------------------------------------------------------------------------------
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: ``2.13.0+cpu`` is 2, 13, 0."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def fits(version: str, specifiers: str) -> bool:
+    """Whether a version satisfies ``>=`` and ``<`` specifiers, as in ``>=3.10,<3.14``; others are not looked at.
+
+    >>> fits("0.68.1", ">=0.68"), fits("3.14.0", ">=3.10,<3.14")
+    (True, False)
+    """
+    given = _numbers(version)
+    for operator, wanted in re.findall(r"(>=|<)\s*([\d.]+\d)", specifiers):
+        if (given >= _numbers(wanted)) != (operator == ">="):
+            return False
+    return True
+
+
+def _metadata() -> tuple[str, list[str], str]:
+    """This package's ``Requires-Python`` and ``Requires-Dist``, and where they were found; nothing if nowhere.
+
+    Of the installation; of a checkout that is not installed, its ``pyproject.toml``, which Python can read from 3.11 on.
+    """
+    try:
+        installed = importlib.metadata.metadata("fastexchange")
+        python, packages = (installed.get_all(name) or [] for name in ("Requires-Python", "Requires-Dist"))
+        return ", ".join(python), packages, "installed"
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        import tomllib  # type: ignore[import-not-found]
+
+        file = Path(package_file).parents[1] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        extras = project.get("optional-dependencies", {})
+        more = [f"{requirement}; extra == {extra!r}" for extra, wanted in extras.items() for requirement in wanted]
+        return project["requires-python"], [*project["dependencies"], *more], "pyproject.toml"
+    except (ImportError, OSError, ValueError, KeyError):
+        return "", [], ""
+
+
+def _is_framework(requirement: str) -> bool:
+    return requirement.startswith((*FRAMEWORKS, *FRAMEWORKS.values()))
+
+
+def _interpreter(requires: str) -> Iterator[Finding]:
+    section = "interpreter"
+    text = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
+    if fits(platform.python_version(), requires):
+        yield Finding(section, "version", OK, text)
+    else:
+        yield Finding(section, "version", WRONG, f"{text}: this package is for {requires}", "use such an interpreter")
+    # A build without the GIL cannot import this package, see `interpreter`.
+    yield Finding(section, "GIL", OK, "there is one")
+    if hasattr(sys, "gettotalrefcount"):
+        yield Finding(section, "build", SLOW, "a debug build, which counts all references", "use a release build")
+    else:
+        yield Finding(section, "build", OK, f"release, {8 * struct.calcsize('P')} bits, {platform.platform()}")
+
+
+def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
+    section = "packages"
+    where = {"installed": "installed", "": "a checkout"}.get(source, f"a checkout, with its {source}")
+    text = f"{__version__}, {where}: {Path(package_file).parent}"
+    if not requirements:
+        yield Finding(section, "fastexchange", NOTHING, f"{text}; not installed, so the versions it needs are not known")
+        requirements = ["numba", "numpy", "cffi"]
+    elif source == "installed" and (known := importlib.metadata.version("fastexchange")) != __version__:
+        advice = "is it the one you mean? sys.path decides; after a change of version install it anew"
+        yield Finding(section, "fastexchange", NOTHING, f"{text}, but the metadata that were found are of {known}", advice)
+    else:
+        yield Finding(section, "fastexchange", OK, text)
+    seen = set()
+    for requirement in requirements:
+        wanted, _, marker = requirement.partition(";")
+        is_optional = "extra" in marker
+        if re.search(r"extra == ['\"](test|dev)['\"]", marker) and not _is_framework(wanted):
+            continue
+        parsed = re.match(r"\s*([\w.-]+)(?:\[[^\]]*\])?\s*\(?([^)]*)", wanted)
+        if parsed is None or parsed[1] in seen:
+            continue
+        name, specifiers = parsed[1], parsed[2].strip()
+        seen.add(name)
+        needs = f" (needs {specifiers})" if specifiers else ""
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if not is_optional:
+                yield Finding(section, name, WRONG, f"not installed{needs}", f"pip install {name!r}")
+            continue
+        advice = f"pip install '{name}{specifiers}'"
+        if fits(version, specifiers):
+            yield Finding(section, name, OK, f"{version}{needs}")
+        elif is_optional:
+            yield Finding(section, name, SLOW, f"{version}, older than what is tested (optional, {specifiers})", advice)
+        else:
+            yield Finding(section, name, WRONG, f"{version}, too old{needs}", advice)
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+_SETTINGS = {
+    "DISABLE_JIT": (bool, "nothing is compiled, kernels run as Python; what is tried for this report is tried without it"),
+    "OPT": (lambda value: int(value) < 3, "kernels are optimised less than they could be"),
+    "BOUNDSCHECK": (bool, "every kernel checks its indices"),
+    "DEBUG": (bool, "Numba's debug mode"),
+    "DEBUG_JIT": (bool, "generated code prints what it does"),
+    "DEBUG_NRT": (bool, "generated code prints what it does with memory"),
+    "DEBUGINFO_DEFAULT": (bool, "kernels are compiled with debug information"),
+}
+
+
+def _environment() -> Iterator[Finding]:
+    from numba.core import config
+
+    section = "environment"
+    for name, (is_slow, means) in _SETTINGS.items():
+        value = getattr(config, name, None)
+        if value is not None and is_slow(value):
+            variable = f"NUMBA_{name.removesuffix('_DEFAULT')}"
+            advice = f"unset {variable}" if variable in os.environ else f"it is set in a file, {config._config_fname}"
+            yield Finding(section, variable, SLOW, f"{int(value)}: {means}", advice)
+    slow = {f"NUMBA_{name.removesuffix('_DEFAULT')}" for name in _SETTINGS}
+    for name in sorted(os.environ):
+        if name.startswith("NUMBA_") and name not in slow:
+            yield Finding(section, name, OK, os.environ[name])
+    if not any(name.startswith("NUMBA_") for name in os.environ):
+        yield Finding(section, "NUMBA_*", OK, "no such variable is set")
+
+
+def _cuda() -> Iterator[Finding]:
+    section = "CUDA"
+    yield Finding(section, "kernels", NOTHING, "this package has CPU kernels only: a tensor on a CUDA device is refused")
+    library = ctypes.util.find_library("cuda") or ctypes.util.find_library("nvcuda")
+    yield Finding(section, "driver", NOTHING, f"library {library} found" if library else "no driver library found")
+    if importlib.util.find_spec("cupy") is not None:
+        yield Finding(section, "cupy", NOTHING, "installed, and not looked at: its arrays are refused")
+
+
+# ---- probes --------------------------------------------------------------------------------------------------------
+
+
+def _probed(topic: str) -> list[Finding]:
+    """What a process of its own finds out, and how it ended if that was not well."""
+    command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+    section = "native code" if topic == "native" else "frameworks"
+    ended = ""
+    try:
+        done = subprocess.run(
+            [*command, "-m", f"{__package__}.probe", topic],
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS,
+            env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
+        )  # fmt: skip
+        output, errors = done.stdout, done.stderr
+        if done.returncode < 0:
+            ended = f"the process that tried it was ended by {_signal(-done.returncode)}"
+        elif done.returncode:
+            ended = f"the process that tried it ended with exit code {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        output, errors, ended = late.stdout or b"", late.stderr or b"", f"it was not done in {_PROBE_SECONDS} seconds"
+    found = list(_parsed(output))
+    if ended or not found:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
+        text = (ended or "the process that tried it ended without a word") + (f": {last}" if last else "")
+        after = f", after {found[-1].name}" if found else ""
+        advice = "native code cannot be trusted here: report it"
+        if topic != "native":
+            advice = f"install {FRAMEWORKS[topic]} anew, or remove it"
+        found.append(Finding(section, topic, WRONG, text + after, advice))
+    return found
+
+
+def _parsed(output: bytes) -> Iterator[Finding]:
+    for line in output.splitlines():
+        try:
+            yield Finding(*json.loads(line))
+        except (ValueError, TypeError):  # the last one, half written
+            continue
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# ---- the whole -----------------------------------------------------------------------------------------------------
+
+
+def _looked(section: str, findings) -> list[Finding]:
+    """The findings; what looking for them raises is one more."""
+    found = []
+    try:
+        for finding in findings:
+            found.append(finding)
+    except Exception as error:
+        found.append(Finding(section, "doctor", WRONG, f"looking at it failed: {one_line(error)}", "report it"))
+    return found
+
+
+def _examine() -> list[Finding]:
+    requires, requirements, source = _metadata()
+    found = _looked("interpreter", _interpreter(requires))
+    found += _looked("packages", _packages(requirements, source))
+    found += _looked("environment", _environment())
+    found += _looked("CUDA", _cuda())
+    for topic in ("native", *FRAMEWORKS):
+        progress(f"trying {topic} …")
+        found += _probed(topic)
+    progress("")
+    return sorted(found, key=lambda finding: _SECTIONS.index(finding.section))
+
+
+def _verdict(found: list[Finding]) -> str:
+    statuses = {finding.status for finding in found}
+    return WRONG if WRONG in statuses else SLOW if SLOW in statuses else OK
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what is found. The exit code is 1 if something is wrong."""
+    found = _examine()
+    verdict = _verdict(found)
+    if options.json:
+        document = {"lines": [finding._asdict() for finding in found], "verdict": verdict}
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+        return int(verdict == WRONG)
+    lines: list[Row | str] = []
+    for section in _SECTIONS:
+        inside = [finding for finding in found if finding.section == section]
+        lines += [section] if inside else []
+        for finding in inside:
+            text = finding.text + (f"\n→ {finding.advice}" if finding.advice else "")
+            lines.append(Row((finding.status, finding.name, text), _STYLES[finding.status]))
+    show(("", "", ""), lines, left=(0, 1, 2))
+    count = {status: sum(finding.status == status for finding in found) for status in (WRONG, SLOW)}
+    said = {
+        WRONG: f"{count[WRONG]} wrong, {count[SLOW]} slow: see the lines with an arrow.",
+        SLOW: f"Nothing is wrong; {count[SLOW]} slow: see the lines with an arrow.",
+        OK: "All is well.",
+    }
+    print(f"\n{said[verdict]}")
+    return int(verdict == WRONG)

@@ -1,0 +1,199 @@
+"""``explain MODULE:OBJECT``: a kernel, a call of it, a bound launch, a type, or an argument, described."""
+
+import argparse
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from . import CommandError
+from .probe import one_line
+
+__all__ = ["run"]
+
+
+def _import(given: str) -> ModuleType:
+    """The module of that name; or that in a file, whose folder is where it finds its neighbours, as a script does."""
+    try:
+        if not given.endswith(".py"):
+            return importlib.import_module(given)
+        path = Path(given)
+        if not path.is_file():
+            raise CommandError(f"there is no file {given}")
+        sys.path.insert(0, str(path.resolve().parent))
+        name = path.stem if path.stem not in sys.modules else f"explained_{path.stem}"  # numpy.py must not be numpy
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+    except CommandError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise CommandError(f"{given} cannot be imported: {one_line(error)}") from error
+
+
+def _find(module: ModuleType, dotted: str, what: str) -> Any:
+    """The object of that name in the module; a name of several parts goes on into what the first names."""
+    found: Any = module
+    for number, name in enumerate(names := dotted.split("."), 1):
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            owner = ".".join(names[: number - 1])
+            raise CommandError(f"{what} has no {name!r}{' in ' + owner if owner else ''}{_instead(module)}") from error
+        except Exception as error:
+            raise CommandError(f"{what}: {dotted} cannot be got: {one_line(error)}") from error
+    return found
+
+
+def _instead(module: ModuleType) -> str:
+    from .. import FastKernel
+
+    kernels = [name for name, value in list(vars(module).items()) if issubclass(type(value), FastKernel)]
+    return f"; its kernels: {', '.join(sorted(kernels))}" if kernels else "; it has no kernels of fast_args"
+
+
+# ---- what is described ---------------------------------------------------------------------------------------------
+
+
+def _lines(facts: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in facts)
+    indent = "\n" + " " * (width + 4)
+    return "\n".join(f"  {name:<{width}}  {indent.join(text.splitlines())}" for name, text in facts)
+
+
+def _kernel(kernel) -> str:
+    """A kernel: what it is made of, and what became of it so far."""
+    from ..dispatch.state import runtime
+
+    dispatcher, function = kernel.dispatcher, kernel.py_func
+    options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value}
+    if not dispatcher._can_compile:
+        options["signatures"] = "explicit, no others are compiled"
+    own = {"grad": "allow" if kernel.allows_grad else "refuse", "returns": kernel.returns, "out": kernel.out}
+    stats, cache = kernel.stats(), dispatcher.stats
+    signatures = [", ".join(map(str, signature)) or "no arguments" for signature in dispatcher.signatures]
+    state = runtime()
+    if not state.is_native:
+        way = f"Numba's own dispatcher makes all calls: the layout of {', '.join(state.unverified)} is not as expected"
+    elif options.get("nogil") or options.get("parallel"):
+        way = "native; it gives up the GIL, so it holds owning exports of its tensors meanwhile"
+    else:
+        way = "native; it borrows its tensors"
+    if cache.cache_path is None:
+        kept = "off: compiled in each process; cache=True keeps it"
+    else:
+        hits, misses = sum(cache.cache_hits.values()), sum(cache.cache_misses.values())
+        kept = f"{cache.cache_path}: {hits} loaded, {misses} compiled in this process"
+    facts = [
+        ("defined in", f"{function.__code__.co_filename}, line {function.__code__.co_firstlineno}"),
+        ("parameters", _parameters(function)),
+        ("fast_args", ", ".join(f"{name}={_shown(value)}" for name, value in own.items())),
+        ("njit", ", ".join(f"{name}={_shown(value)}" for name, value in sorted(options.items())) or "no options"),
+        ("way", way),
+        ("compiled", "\n".join(signatures) or "nothing yet: the first call does it"),
+        ("calls", f"{stats.fast} fast, {stats.slow} slow in this process"),
+        ("disk cache", kept),
+    ]
+    return f"{kernel!r}\n{_lines(facts)}"
+
+
+def _parameters(function) -> str:
+    found = inspect.signature(function).parameters.values()
+    return ", ".join(str(parameter) for parameter in found) or "none"
+
+
+def _shown(value) -> str:
+    from ..naming import type_name
+
+    return type_name(value) if isinstance(value, type) else repr(value)
+
+
+def _bound(launch) -> str:
+    from .. import explain
+
+    names = launch.kernel._parameters.names
+    bound = [
+        (names[i] if i < len(names) else f"output {i - len(names)}", str(explain(value)))
+        for i, value in enumerate(launch.arguments)
+    ]
+    return f"{launch!r}\n{_lines(bound) if bound else '  no arguments'}\n{_kernel(launch.kernel)}"
+
+
+def _call(kernel, given: str, module: ModuleType) -> str:
+    """The call of a kernel with arguments written in Python."""
+    try:
+        args, kwargs = _evaluated(given, module)
+    except (Exception, SystemExit) as error:
+        raise CommandError(f"--args: {one_line(error)}") from error
+    try:
+        return str(kernel.explain(*args, **kwargs))
+    except (TypeError, ValueError) as error:  # they do not fit the parameters, or what it declares of its outputs
+        raise CommandError(f"--args: {one_line(error)}") from error
+
+
+def _evaluated(given: str, module: ModuleType) -> tuple[tuple, dict]:
+    import numpy as np
+
+    code = compile(f"_arguments({given}\n)", "--args", "eval")
+    names: dict[str, Any] = {"np": np, **vars(module), "_arguments": lambda *args, **kwargs: (args, kwargs)}
+    if "torch" in code.co_names and "torch" not in names:
+        names["torch"] = importlib.import_module("torch")
+    return eval(code, names)
+
+
+def _described(found: Any, what: str) -> str:
+    """Anything but a call."""
+    from numba.core.dispatcher import Dispatcher
+
+    from .. import BoundLaunch, FastKernel, explain
+    from ..explanation import explain_type
+
+    cls = type(found)  # not isinstance(): objects may say that they are of another class
+    if issubclass(cls, FastKernel):
+        return _kernel(found)
+    if issubclass(cls, BoundLaunch):
+        return _bound(found)
+    if issubclass(cls, type):
+        return f"an instance of {explain_type(found)}"
+    name = what.rpartition(":")[2]
+    if issubclass(cls, Dispatcher):
+        raise CommandError(
+            f"{what} is a plain Numba dispatcher, which takes what Numba takes: put @fast_args in the place of @njit or above "
+            f"it, or call fast_args({name})"
+        )
+    if inspect.isfunction(found):
+        if hasattr(found, "py_func"):
+            raise CommandError(f"{what} is not compiled, as NUMBA_DISABLE_JIT is set: there is nothing to explain")
+        raise CommandError(f"{what} is a plain Python function: decorate it with @fast_args")
+    return str(explain(found))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the description."""
+    from .. import FastKernel
+
+    name, separator, dotted = options.what.rpartition(":")
+    if not (separator and name and dotted):
+        raise CommandError(f"{options.what!r} is not MODULE:OBJECT, as in kernels.softmax:softmax or file.py:kernel")
+    module = _import(name)
+    found = _find(module, dotted, name)
+    if options.args is None:
+        try:
+            text = _described(found, options.what)
+        except CommandError:
+            raise
+        except Exception as error:
+            raise CommandError(f"{options.what} cannot be explained: {one_line(error)}") from error
+    elif issubclass(type(found), FastKernel):
+        text = _call(found, options.args, module)
+    else:
+        _described(found, options.what)  # which may have better words
+        raise CommandError(f"--args is for kernels, and {options.what} is none")
+    print(text)
+    return 0

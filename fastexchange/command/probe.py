@@ -1,0 +1,339 @@
+"""What ``doctor`` tries in processes of its own, ``python -m fastexchange.command.probe TOPIC``: a crash is a line then, too.
+
+A topic is ``native`` (native code, and what needs no framework) or the module's name of a framework. Findings go to standard
+output as they are made, a JSON list in each line; what others print there goes to standard error.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NamedTuple
+
+__all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "WRONG", "Finding"]
+
+OK, SLOW, WRONG, NOTHING = "ok", "slow", "wrong", "-"
+FRAMEWORKS = {
+    "torch": "PyTorch", "jax": "JAX", "tvm_ffi": "apache-tvm-ffi", "pyarrow": "pyarrow", "ml_dtypes": "ml_dtypes",
+}  # fmt: skip
+"""Modules that are imported, and what people call them."""
+CALLS = 20  # so many that the compiled entry for the types, made after sixteen, is called as well
+
+
+class Finding(NamedTuple):
+    """A line of ``doctor``."""
+
+    section: str
+    name: str
+    status: str
+    """One of :data:`OK`, :data:`SLOW`, :data:`WRONG`, :data:`NOTHING`."""
+    text: str
+    advice: str = ""
+    """What to do about it."""
+
+
+def one_line(error: BaseException) -> str:
+    """An exception in one line."""
+    with suppress(Exception):  # its __str__ may be anything
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return type(error).__name__
+
+
+# ---- native code ---------------------------------------------------------------------------------------------------
+
+_LAYOUTS = {
+    "object": ("CPython's objects", "Numba's own dispatcher makes all calls"),
+    "tuple": ("CPython's tuples", "Numba's own dispatcher makes all calls"),
+    "meminfo": ("Numba's memory blocks", "Numba's own dispatcher makes all calls"),
+    "float": ("CPython's floats", "Numba's own dispatcher makes the calls that have one"),
+    "complex": ("CPython's complex numbers", "Numba's own dispatcher makes the calls that have one"),
+    "ndarray": ("NumPy's arrays", "each call calls their __dlpack__"),
+    "list": ("Numba's lists", "Numba's own dispatcher makes the calls that have one"),
+}
+_REPORT = "this package does not know this version: report it, with the output of doctor --json"
+_HAVE_VECTORCALL = 1 << 11  # of tp_flags
+
+
+def _native() -> Iterator[Finding]:
+    from ..dispatch.state import runtime
+
+    section = "native code"
+    found = runtime()
+    for name, (what, otherwise) in _LAYOUTS.items():
+        if name in found.unverified:
+            text = f"the layout of {what} is not as expected, which is looked at when native code starts: {otherwise}"
+            yield Finding(section, name, SLOW, text, _REPORT)
+        else:
+            yield Finding(section, name, OK, f"the layout of {what} is verified")
+    from ..kernel import FastKernel
+
+    if FastKernel.__flags__ & _HAVE_VECTORCALL:
+        yield Finding(section, "vectorcall", OK, "a call of a kernel goes straight to native code")
+    else:
+        yield Finding(section, "vectorcall", SLOW, "the flag could not be set: calls make a tuple of their arguments", _REPORT)
+    from ..producers import buffer, numpy_table
+
+    if buffer.prepare():
+        yield Finding(section, "buffers", OK, "the layout of Py_buffer is verified")
+    else:
+        yield Finding(section, "buffers", SLOW, "the layout of Py_buffer is not as expected: Numba takes such objects", _REPORT)
+    if numpy_table.exchange_table() is not None:
+        yield Finding(section, "exchange table", OK, "NumPy's arrays have one of ours: convert, polyfill, results")
+    else:
+        yield Finding(section, "exchange table", SLOW, "none for NumPy's arrays: its C API is not as expected", _REPORT)
+    yield from _examples("types", _plain_examples())
+    yield from _disk_cache()
+
+
+class _OnlyDunder:
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+
+# ---- calls ---------------------------------------------------------------------------------------------------------
+
+
+def _double(x, out):
+    for i in range(out.shape[0]):
+        out[i] = 2 * x[i]
+
+
+def _double_number(x, out):
+    for i in range(out.shape[0]):
+        out[i] = 2 * x
+
+
+def _double_all(x, out):
+    for item in x:
+        for i in range(out.shape[0]):
+            out[i] = 2 * item[i]
+
+
+class _Example(NamedTuple):
+    name: str
+    value: Any
+    paths: tuple[str, ...]
+    """Those that are as fast as it gets for it. Any other is slow."""
+    kernel: Callable = _double
+    expected: tuple = (0.0, 2.0, 4.0, 6.0)
+
+
+_OWN = ("c-exchange", "ndarray")
+_ANY = (*_OWN, "buffer", "dunder")
+
+
+def _plain_examples() -> Iterator[_Example]:
+    import array
+
+    import numpy as np
+
+    x = np.arange(4.0)
+    yield _Example("numpy.ndarray", x, _OWN)
+    yield _Example("float", 1.5, ("scalar",), _double_number, (3.0,) * 4)
+    yield _Example("int", 3, ("scalar",), _double_number, (6.0,) * 4)
+    yield _Example("numpy.float32", np.float32(1.5), ("scalar",), _double_number, (3.0,) * 4)
+    yield _Example("tuple of arrays", (x, x), ("tuple",), _double_all)
+    yield _Example("list of arrays", [x, x], ("list",), _double_all)
+    yield _Example("array.array", array.array("d", x), _ANY)
+    yield _Example("only __dlpack__", _OnlyDunder(x), _ANY)
+
+
+def _examples(section: str, examples: Iterator[_Example]) -> Iterator[Finding]:
+    """A finding of each example: the way it takes into a kernel, and whether calls with it are right."""
+    for example in examples:
+        try:
+            yield _tried(section, example)
+        except Exception as error:
+            advice = "passing it to a kernel fails: report it, with the versions above"
+            yield Finding(section, example.name, WRONG, one_line(error), advice)
+
+
+def _tried(section: str, example: _Example) -> Finding:
+    import numpy as np
+
+    from .. import explain, fast_args
+
+    kernel = fast_args(example.kernel)
+    for number in range(1, CALLS + 1):
+        out = np.full(4, -1.0)
+        kernel(example.value, out)
+        if tuple(out) != example.expected:
+            wrong = f"call {number} wrote {out.tolist()}, not {list(example.expected)}"
+            return Finding(section, example.name, WRONG, wrong, "do not use it with kernels here; report it")
+    explained = explain(example.value)
+    reasons = "; ".join(explained.reasons)
+    text = f"path {explained.path}, {CALLS} calls are right" + (f"; {reasons}" if reasons else "")
+    if explained.path not in example.paths or (reasons and set(example.paths) == set(_OWN)):
+        return Finding(section, example.name, SLOW, text)
+    if kernel.stats().fast == 0:
+        return Finding(section, example.name, SLOW, f"{text}, but none of them was native")
+    return Finding(section, example.name, OK, text)
+
+
+# ---- disk cache ----------------------------------------------------------------------------------------------------
+
+
+def _disk_cache() -> Iterator[Finding]:
+    """Looked at after the calls: what they needed is there, or could not be kept."""
+    from numba.core import config
+
+    from ..compiled import code_cache
+
+    section = "disk cache"
+    wanted = getattr(config, "CACHE_DIR", "")
+    costs = "native code is compiled anew in every process, which takes seconds"
+    if (directory := code_cache.directory) is None:
+        yield Finding(section, "directory", SLOW, f"none can be written: {costs}", "set NUMBA_CACHE_DIR to a writable directory")
+        return
+    if wanted and not os.path.abspath(directory).startswith(os.path.abspath(wanted)):
+        text = f"{directory}, as NUMBA_CACHE_DIR={wanted} cannot be written"
+        yield Finding(section, "directory", SLOW, text, "make that writable, or unset it")
+    else:
+        yield Finding(section, "directory", OK, directory + (" (NUMBA_CACHE_DIR)" if wanted else ""))
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+        yield Finding(section, "writable", OK, "yes")
+    except OSError as error:
+        yield Finding(section, "writable", SLOW, f"no ({error.strerror}): {costs}", "set NUMBA_CACHE_DIR to a writable directory")
+    try:
+        contents = code_cache.contents()
+    except OSError as error:
+        yield Finding(section, "entries", SLOW, f"cannot be looked at: {one_line(error)}")
+        return
+    assert contents is not None
+    made = f"; this run used {code_cache.hits}, and compiled {code_cache.misses}"
+    if contents.damaged:
+        text = f"the index is damaged: {contents.damaged}{made}"
+        yield Finding(section, "entries", SLOW, text, f"delete the files fastexchange-* in {directory}")
+    elif not contents.entries and code_cache.misses:
+        yield Finding(section, "entries", SLOW, f"none could be kept: {costs}", "is the disk full?")
+    else:
+        size = f"{contents.size / 2**20:.1f} MiB"
+        stale = f", {contents.stale} files of other versions, which are overwritten one by one" if contents.stale else ""
+        yield Finding(section, "entries", OK, f"{contents.entries} functions, {size}{stale}{made}")
+
+
+# ---- frameworks ----------------------------------------------------------------------------------------------------
+
+
+def _torch(torch) -> Iterator[Finding]:
+    from ..producers import torch_layout
+
+    section = "frameworks"
+    guard = torch_layout.guard()
+    for what, knows, means in (
+        ("keys", guard.knows_keys, "tensors that are not plain memory"),
+        ("storage", guard.knows_storage, "storages that have been freed or cut"),
+        ("autograd", guard.knows_autograd, "tensors that autograd watches"),
+    ):
+        name = f"torch: {what}"
+        if knows:
+            yield Finding(section, name, OK, f"verified: {means} are told by their memory")
+            continue
+        who = "PyTorch is asked about each tensor" + ("" if guard.can_ask else ", by Python")
+        why = guard.why.get(what, "it needs the keys")
+        also = "" if guard.can_ask else f"; nor can native code ask: {guard.why.get('questions')}"
+        yield Finding(section, name, SLOW, f"not found, so {who}: {why}{also}", _REPORT)
+    yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
+    yield from _refused(section, "requires grad", torch.ones(4, requires_grad=True))
+    yield from _refused(section, "lazily conjugated", torch.ones(4, dtype=torch.complex64).conj())
+    cuda = "CUDA"
+    if torch.version.cuda is None:
+        yield Finding(cuda, "torch.cuda", NOTHING, "this PyTorch is built without CUDA")
+    elif not torch.cuda.is_available():
+        yield Finding(cuda, "torch.cuda", NOTHING, f"built for CUDA {torch.version.cuda}; no device can be used")
+    else:
+        text = f"{torch.cuda.device_count()} devices: their tensors are refused, with a BufferError that says so"
+        yield Finding(cuda, "torch.cuda", NOTHING, text, "pass tensor.cpu()")
+
+
+def _refused(section: str, what: str, tensor) -> Iterator[Finding]:
+    """Whether a tensor is refused that has to be."""
+    import numpy as np
+
+    from .. import fast_args
+
+    name = f"torch: {what}"
+    try:
+        fast_args(_double)(tensor, np.empty(4))
+    except BufferError:
+        yield Finding(section, name, OK, "such a tensor is refused")
+    except Exception as error:
+        yield Finding(section, name, WRONG, f"such a tensor is not refused by a BufferError: {one_line(error)}", _REPORT)
+    else:
+        yield Finding(section, name, WRONG, "such a tensor is not refused: a kernel reads a wrong value", _REPORT)
+
+
+def _jax(jax) -> Iterator[Finding]:
+    yield from _examples("frameworks", iter([_Example("jax.Array", jax.numpy.arange(4.0), _ANY)]))
+
+
+def _tvm_ffi(tvm_ffi) -> Iterator[Finding]:
+    import numpy as np
+
+    yield from _examples("frameworks", iter([_Example("tvm_ffi.Tensor", tvm_ffi.from_dlpack(np.arange(4.0)), _ANY)]))
+
+
+def _pyarrow(pyarrow) -> Iterator[Finding]:
+    yield from _examples("frameworks", iter([_Example("pyarrow.Array", pyarrow.array([0.0, 1.0, 2.0, 3.0]), _ANY)]))
+
+
+def _ml_dtypes(ml_dtypes) -> Iterator[Finding]:
+    import numpy as np
+
+    bits = np.arange(4).astype(ml_dtypes.bfloat16)
+    expected = tuple(2.0 * bit for bit in bits.view(np.uint16).tolist())
+    reasons = ("ndarray",)  # one reason is given, that a kernel sees the bits, and is as it should be
+    yield from _examples("frameworks", iter([_Example("array of bfloat16", bits, reasons, expected=expected)]))
+
+
+_CHECKS = {"torch": _torch, "jax": _jax, "tvm_ffi": _tvm_ffi, "pyarrow": _pyarrow, "ml_dtypes": _ml_dtypes}
+
+
+def _framework(module: str) -> Iterator[Finding]:
+    section, called = "frameworks", FRAMEWORKS[module]
+    if importlib.util.find_spec(module) is None:
+        yield Finding(section, module, NOTHING, f"{called} is not installed")
+        return
+    try:
+        imported = import_module(module)
+    except (Exception, SystemExit) as error:
+        advice = f"install {called} anew, or remove it: its tensors cannot be passed"
+        yield Finding(section, module, WRONG, f"{called} cannot be imported: {one_line(error)}", advice)
+        return
+    found = getattr(imported, "__version__", None)
+    if found is None:
+        yield Finding(section, module, WRONG, f"{called} is imported, but is empty: {imported!r:.200}", f"install {called} anew")
+        return
+    yield Finding(section, module, OK, f"{called} {found}")
+    yield from _CHECKS[module](imported)
+
+
+def _main(topic: str) -> None:
+    findings = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what frameworks print is not ours
+    made: Iterator[Finding] = _native() if topic == "native" else _framework(topic)
+    try:
+        for finding in made:
+            print(json.dumps(finding), file=findings, flush=True)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        section = "native code" if topic == "native" else "frameworks"
+        broken = Finding(section, topic, WRONG, f"looking at it failed: {one_line(error)}", _REPORT)
+        print(json.dumps(broken), file=findings, flush=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

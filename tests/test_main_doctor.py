@@ -1,0 +1,220 @@
+"""``python -m fastexchange doctor``: what it says of an installation that is well, slow, wrong or hostile."""
+
+import json
+import re
+import subprocess
+import textwrap
+
+import pytest
+from frameworks import torch
+from interpreter import run_python
+from shell import run, without
+
+import fastexchange
+from fastexchange.command import doctor, probe
+
+EVERYTHING = tuple(probe.FRAMEWORKS)
+
+
+def lines(done: subprocess.CompletedProcess) -> dict[tuple[str, str], dict]:
+    """The lines of ``doctor --json`` by section and name."""
+    return {(line["section"], line["name"]): line for line in json.loads(done.stdout)["lines"]}
+
+
+@pytest.fixture(scope="module")
+def healthy() -> subprocess.CompletedProcess:
+    return run("doctor", "--json")
+
+
+def test_all_is_well(healthy):
+    assert (healthy.returncode, healthy.stderr) == (0, "")
+    assert json.loads(healthy.stdout)["verdict"] == "ok", [line for line in lines(healthy).values() if line["advice"]]
+    assert {section for section, _ in lines(healthy)} == set(doctor._SECTIONS)
+
+
+def test_looks_at_every_kind_of_argument(healthy):
+    found = lines(healthy)
+    assert "path ndarray, 20 calls are right" in found["types", "numpy.ndarray"]["text"]
+    assert "path dunder, 20 calls are right" in found["types", "only __dlpack__"]["text"]
+    examples = {"torch": "torch.Tensor", "jax": "jax.Array", "tvm_ffi": "tvm_ffi.Tensor", "pyarrow": "pyarrow.Array"}
+    for module, example in examples.items():
+        is_there = found["frameworks", module]["status"] == "ok"
+        assert is_there == (("frameworks", example) in found)
+        assert not is_there or "20 calls are right" in found["frameworks", example]["text"]
+    assert (found["frameworks", "torch"]["status"] == "ok") == (torch is not None)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_looks_at_torch(healthy):
+    found = lines(healthy)
+    assert found["packages", "torch"]["text"].startswith(torch.__version__) or ("packages", "torch") not in found
+    for what in ("keys", "storage", "autograd", "requires grad", "lazily conjugated"):
+        assert found["frameworks", f"torch: {what}"]["status"] == "ok"
+    assert found["CUDA", "torch.cuda"]["status"] == "-"
+
+
+def test_looks_at_the_disk_cache(healthy):
+    found = lines(healthy)
+    assert found["disk cache", "writable"]["text"] == "yes"
+    assert re.match(r"\d+ functions, \d+\.\d MiB", found["disk cache", "entries"]["text"])
+
+
+HOSTILE = {
+    "torch": "raise OSError('libtorch is gone\\nand more')",
+    "jax": "import os; os.abort()",
+    "pyarrow": "raise SystemExit(0)",
+    "ml_dtypes": "__version__ = '9'\nprint('[\"native code\", \"x\", \"wrong\", \"y\"]')\nbfloat16 = None",
+    "tvm_ffi": """
+        import numpy
+        __version__ = "9"
+        class Tensor:
+            def __init__(self, array):
+                self.array = array + 1
+            def __dlpack__(self, **options):
+                return self.array.__dlpack__(**options)
+            def __dlpack_device__(self):
+                return self.array.__dlpack_device__()
+        from_dlpack = Tensor
+        """,
+}
+
+
+def test_hostile_frameworks_are_lines(tmp_path):
+    for name, code in HOSTILE.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+    done = run("doctor", path=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    wrong = dict(re.findall(r"^  wrong +(\S+(?: \S+)*)  +(.*)$", done.stdout, re.MULTILINE))
+    assert wrong["torch"] == "PyTorch cannot be imported: OSError: libtorch is gone and more"
+    assert wrong["jax"].startswith("the process that tried it was ended by SIGABRT")
+    assert wrong["pyarrow"] == "pyarrow cannot be imported: SystemExit: 0"
+    assert wrong["tvm_ffi.Tensor"] == "call 1 wrote [2.0, 4.0, 6.0, 8.0], not [0.0, 2.0, 4.0, 6.0]"
+    assert set(wrong) == {"torch", "jax", "pyarrow", "tvm_ffi.Tensor", "array of bfloat16"}
+    assert "ok     numpy.ndarray " in done.stdout
+    assert re.search(r"^5 wrong, \d slow: see the lines with an arrow\.$", done.stdout.splitlines()[-1])
+    assert done.stdout.count("→") >= 4
+
+
+def test_what_hangs_is_a_line(tmp_path, monkeypatch):
+    (tmp_path / "jax.py").write_text("import time; time.sleep(600)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
+    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 3)
+    (line,) = doctor._probed("jax")
+    assert (line.status, line.text.partition(":")[0]) == ("wrong", "it was not done in 3 seconds")
+
+
+def test_a_process_that_ends_without_a_word(tmp_path, monkeypatch):
+    (tmp_path / "jax.py").write_text("import os; os._exit(0)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
+    (line,) = doctor._probed("jax")
+    assert (line.status, line.text) == ("wrong", "the process that tried it ended without a word")
+
+
+def test_what_is_slow(tmp_path):
+    """Layouts that could not be verified, a cache directory that cannot be written, and settings."""
+    (tmp_path / "file").write_text("")
+    code = """
+        from fastexchange import cpython
+        checks = {**cpython.verify(), "float": False}
+        cpython.verify = lambda: checks
+        from fastexchange.producers import torch_layout
+        torch_layout.Guard._find_storage = lambda self: 1 / 0
+        """
+    path = without(tmp_path, *(set(EVERYTHING) - {"torch"}), code=textwrap.dedent(code))
+    settings = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1"}
+    done = run("doctor", "--json", path=path, **settings)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["verdict"] == "slow"
+    found = {key: line for key, line in lines(done).items() if line["status"] == "slow"}
+    assert "Numba's own dispatcher makes the calls that have one" in found["native code", "float"]["text"]
+    assert "path numba, 20 calls are right" in found["types", "float"]["text"]
+    assert "cannot be written" in found["disk cache", "directory"]["text"]
+    assert "nothing is compiled" in found["environment", "NUMBA_DISABLE_JIT"]["text"]
+    expected = {("native code", "float"), ("types", "float"), ("disk cache", "directory"), ("environment", "NUMBA_DISABLE_JIT")}
+    if torch is not None:
+        storage = found["frameworks", "torch: storage"]["text"]
+        assert "PyTorch is asked about each tensor" in storage and "ZeroDivisionError: division by zero" in storage
+        expected |= {("frameworks", "torch: storage"), ("frameworks", "torch.Tensor")}
+    assert set(found) == expected
+    assert all(found[key]["advice"] for key in expected if key[0] != "types" and key[1] != "torch.Tensor")
+
+
+def test_versions_that_do_not_fit(tmp_path, monkeypatch, capsys):
+    (tmp_path / "fastexchange-9.dist-info").mkdir()
+    (tmp_path / "fastexchange-9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: fastexchange\nVersion: 9\nRequires-Python: >=3.10,<3.10.1\nRequires-Dist: numba>=99\n"
+        "Requires-Dist: numpy>=2.1\nRequires-Dist: no-package-of-this-name\n"
+        "Requires-Dist: jax>=99; extra == 'test'\nRequires-Dist: pytest>=99; extra == 'test'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    requires, requirements, source = doctor._metadata()
+    assert next(doctor._interpreter(requires)).status == "wrong"
+    found = {line.name: line for line in doctor._packages(requirements, source)}
+    assert found["numba"].status == "wrong" and "too old (needs >=99)" in found["numba"].text
+    assert found["numpy"].status == "ok"
+    assert found["no-package-of-this-name"].text == "not installed"
+    assert found["no-package-of-this-name"].status == "wrong"
+    assert found["fastexchange"].status == "-" and "are of 9" in found["fastexchange"].text
+    assert "pytest" not in found
+    assert "jax" not in found or found["jax"].status == "slow"
+
+
+@pytest.mark.parametrize(
+    ("version", "specifiers", "expected"),
+    [
+        ("0.68.1", ">=0.68", True), ("0.67", ">=0.68", False), ("2.13.0+cpu", ">=2.13.0", True), ("2.1rc1", ">=2.1", True),
+        ("3.14.0", ">=3.10,<3.14", False), ("3.13.9", ">=3.10, <3.14", True), ("1", "", True), ("10.0", ">=9.5", True),
+    ],
+)  # fmt: skip
+def test_versions(version, specifiers, expected):
+    assert doctor.fits(version, specifiers) == expected
+
+
+def test_no_directory_can_be_written():
+    done = run_python(
+        """
+        from numba.core import caching
+        caching.CacheImpl._locator_classes = []
+        from fastexchange.command import probe
+        for finding in probe._disk_cache():
+            print(finding.status, finding.text, finding.advice)
+        """
+    )
+    assert re.fullmatch("slow none can be written: .* NUMBA_CACHE_DIR .*\n", done.stdout)
+
+
+def test_what_is_in_the_disk_cache(tmp_path):
+    done = run_python(
+        """
+        from pathlib import Path
+        from fastexchange.compiled import code_cache as cache
+        from fastexchange.dispatch import state
+        assert cache.contents() == (0, 0, 0, "")
+        assert state.new_meminfo.address and state.release_meminfo.address
+        files = list(Path(cache.directory).iterdir())
+        size = sum(file.stat().st_size for file in files)
+        assert cache.contents() == (2, size, 0, "")
+        index, = [file for file in files if file.suffix == ".nbi"]
+        cache._file._source_stamp = "another version"
+        assert cache.contents() == (0, size, 2, "")
+        index.write_bytes(index.read_bytes()[:-9])
+        assert "Error" in cache.contents().damaged
+        """,
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
+    assert done.returncode == 0
+
+
+def test_what_looking_raises_is_a_line():
+    def looks():
+        yield probe.Finding("CUDA", "first", "ok", "found")
+        raise OSError("no permission")
+
+    first, second = doctor._looked("CUDA", looks())
+    assert first.name == "first"
+    assert (second.status, second.text) == ("wrong", "looking at it failed: OSError: no permission")
+
+
+def test_finds_this_package():
+    found = {line.name: line for line in doctor._packages(["numba>=0.1"], "")}
+    assert fastexchange.__version__ in found["fastexchange"].text
