@@ -5,6 +5,7 @@ Numba, of Python and of NumPy, and the processor. A function's address is asked 
 package compiles and loads nothing.
 """
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -12,7 +13,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -46,6 +47,17 @@ def _source_stamp() -> str:
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _jit_enabled():
+    """``NUMBA_DISABLE_JIT`` is about users' functions; Numba, which needs its own compiled for ours, asks it each time."""
+    settings: Any = config
+    before, settings.DISABLE_JIT = settings.DISABLE_JIT, 0
+    try:
+        yield
+    finally:
+        settings.DISABLE_JIT = before
 
 
 class CodeUnit:
@@ -176,7 +188,8 @@ class CodeCache:
             pass
 
     def _build(self, key: tuple, build, persist: bool):
-        library, symbol, extra = build()
+        with _jit_enabled():
+            library, symbol, extra = build()
         self.misses += 1
         if persist and self._file is not None:
             try:

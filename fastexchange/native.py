@@ -10,11 +10,11 @@ object.
 
 import functools
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
@@ -25,10 +25,14 @@ __all__ = [
     "load", "native", "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array", "store", "struct_at",
 ]  # fmt: skip
 
-native = functools.partial(
-    numba.njit, error_model="numpy", boundscheck=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""Decorator of a helper that native functions call: a function of its own in their machine code, for what is rare."""
+def native(function, **options) -> CPUDispatcher:
+    """Decorator of a helper that native functions call: a function of its own in their machine code, for what is rare.
+
+    As ``numba.njit`` makes it; under ``NUMBA_DISABLE_JIT``, too, which is for users' functions: addresses are nothing to Python.
+    """
+    own = {"error_model": "numpy", "boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return CPUDispatcher(py_func=function, targetoptions={"nopython": True, **own, **options})
+
 
 native_inline = functools.partial(native, forceinline=True)
 """Decorator of a helper that becomes part of the native function that calls it, for what every call runs."""
