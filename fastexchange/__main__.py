@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import __version__
 from .command import CommandError
-from .command.tables import progress
+from .measuring.tables import progress
 
 _EXIT_CODES = """\
 exit codes:

@@ -6,19 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fastexchange.measuring import files
+from fastexchange.measuring import files, tables
 from fastexchange.measuring.timing import Samples
 
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
     """An aligned table in plain text; the columns `left` are aligned left, the others right."""
-    widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
-
-    def row(cells):
-        padded = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(cells)]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([row(heads), "  ".join("-" * width for width in widths), *map(row, lines)])
+    return tables.plain(heads, [tables.Row(tuple(line)) for line in lines], left)
 
 
 def group_table(group, times: dict[str, Samples]) -> str:

@@ -11,7 +11,7 @@ from frameworks import torch, tvm_ffi
 from shell import run, without
 
 import fastexchange
-from fastexchange.command import tables
+from fastexchange.measuring import tables
 from fastexchange.measuring import files
 
 NUMBER = r"\s+[\d.]+"

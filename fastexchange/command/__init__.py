@@ -1,7 +1,6 @@
 """The command line's subcommands: a module each, with ``run(options) -> int``, the exit code. ``__main__`` parses and chooses.
 
-Tables are made by ``tables``. What ``doctor`` wants to know of native code and of frameworks, ``probe`` finds out, in processes
-of its own.
+What ``doctor`` wants to know of native code and of frameworks, ``probe`` finds out, in processes of its own.
 """
 
 __all__ = ["CommandError"]

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..measuring.tables import Row, progress, show
 from . import CommandError
-from .tables import Row, progress, show
 
 __all__ = ["run"]
 

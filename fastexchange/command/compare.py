@@ -17,8 +17,8 @@ from statistics import median
 from typing import NamedTuple
 
 from ..measuring import files
+from ..measuring.tables import Row, show
 from . import CommandError
-from .tables import Row, show
 
 __all__ = ["YARDSTICKS", "Comparison", "Move", "compare", "run"]
 

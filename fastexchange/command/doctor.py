@@ -23,8 +23,8 @@ from pathlib import Path
 
 from .. import __file__ as package_file
 from .. import __version__
+from ..measuring.tables import Row, progress, show
 from .probe import FRAMEWORKS, NOTHING, OK, SLOW, WRONG, Finding, one_line
-from .tables import Row, progress, show
 
 __all__ = ["run"]
 

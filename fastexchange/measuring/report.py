@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from . import tables
 from .timing import Samples
 
 __all__ = ["Alternative", "ArgumentCost", "OverheadReport"]
@@ -117,7 +118,7 @@ class OverheadReport:
 
     def __str__(self):
         heads = ("argument", "type", "path", "ns", "±", "producer", "here")
-        lines = [
+        lines: list[tuple[str, ...]] = [
             (
                 row.label, row.what, row.path, f"{row.time.median:.1f}", f"{row.time.spread:.1f}",
                 "" if row.producer is None else f"{row.producer.median:.1f}",
@@ -126,7 +127,7 @@ class OverheadReport:
             for row in self._rows
         ]  # fmt: skip
         lines.append(("overhead", "", "", f"{self.overhead.median:.1f}", f"{self.overhead.spread:.1f}", "", ""))
-        blocks = [self._headline, _aligned(heads, lines, left=3)]
+        blocks = [self._headline, _table(heads, lines, left=3)]
         if self.alternatives:
             others = [("this call", f"{self.overhead.median:.1f}", f"{self.overhead.spread:.1f}", "1")]
             for way in self.alternatives:
@@ -136,7 +137,7 @@ class OverheadReport:
                     ratio = (way.overhead / self.overhead).median
                     others.append((way.label, f"{way.overhead.median:.1f}", f"{way.overhead.spread:.1f}", f"{ratio:.2f}"))
             missing = [f"- {way.label}: {way.why_not}" for way in self.alternatives if way.overhead is None]
-            blocks.append("\n".join([_aligned(("overhead of", "ns", "±", "x"), others, left=1), *missing]))
+            blocks.append("\n".join([_table(("overhead of", "ns", "±", "x"), others, left=1), *missing]))
         blocks.append("\n".join([self._footing, *(f"warning: {sentence}" for sentence in self.warnings)]))
         return "\n\n".join(blocks)
 
@@ -274,16 +275,9 @@ def _time(ns: float) -> str:
     return f"{ns:.3g} ns"
 
 
-def _aligned(heads: tuple[str, ...], lines: list[tuple[str, ...]], left: int) -> str:
+def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]], left: int) -> str:
     """Columns, the first `left` of them aligned left."""
-    widths = [max(len(line[i]) for line in (heads, *lines)) for i in range(len(heads))]
-
-    def row(cells) -> str:
-        sized = zip(cells, widths, strict=True)
-        padded = [cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in enumerate(sized)]
-        return "  ".join(padded).rstrip()
-
-    return "\n".join([row(heads), *map(row, lines)])
+    return tables.plain(heads, [tables.Row(line) for line in lines], range(left))
 
 
 # ---- HTML ----------------------------------------------------------------------------------------------------------
