@@ -11,8 +11,7 @@ from frameworks import torch, tvm_ffi
 from shell import run, without
 
 import fastexchange
-from fastexchange.measuring import tables
-from fastexchange.measuring import files
+from fastexchange.measuring import files, tables
 
 NUMBER = r"\s+[\d.]+"
 NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
