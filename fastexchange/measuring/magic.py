@@ -4,6 +4,7 @@ Loaded by ``%load_ext fastexchange``.
 """
 
 import ast
+import warnings
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -56,7 +57,10 @@ class FastArgsMagics(Magics):
             raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
         alternatives = "a" not in options
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
-        report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, alternatives=alternatives, **rounds, **kwargs))
+        with warnings.catch_warnings():
+            if "q" not in options:  # the report that is shown has measure's warnings
+                warnings.filterwarnings("ignore", r"measure\(\): ", RuntimeWarning)
+            report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, alternatives=alternatives, **rounds, **kwargs))
         if "q" not in options:
             _show(report)
         return report if "o" in options else None
