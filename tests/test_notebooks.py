@@ -1,5 +1,6 @@
 """The notebooks: each runs from top to bottom in a fresh kernel, and is stored as it ran, with its outputs."""
 
+import importlib
 import importlib.util
 import re
 import shutil
@@ -7,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-for needed in ("nbformat", "nbclient", "ipykernel", "matplotlib"):
-    pytest.importorskip(needed, reason=f"{needed} is not installed: pip install 'fastexchange[test]'")
-
-import nbformat
-
-from notebooks import run
+for _needed in ("nbclient", "ipykernel", "matplotlib"):
+    pytest.importorskip(_needed, reason=f"{_needed} is not installed: pip install 'fastexchange[test]'")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fastexchange[test]'")
+run = importlib.import_module("notebooks.run")
 
 NOTEBOOKS = run.paths()
 SMALL = 1_000_000  # bytes of all notebooks together

@@ -55,12 +55,12 @@ class FastArgsMagics(Magics):
         kernel = self._value(call.func)
         if not isinstance(kernel, FastKernel):
             raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
-        alternatives = "a" not in options
+        how = {"alternatives": "a" not in options, **rounds}
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
         with warnings.catch_warnings():
             if "q" not in options:  # the report that is shown has measure's warnings
                 warnings.filterwarnings("ignore", r"measure\(\): ", RuntimeWarning)
-            report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, alternatives=alternatives, **rounds, **kwargs))
+            report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, **how, **kwargs))
         if "q" not in options:
             _show(report)
         return report if "o" in options else None

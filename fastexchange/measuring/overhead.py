@@ -194,8 +194,9 @@ def _statements(call: _Call, trial: _Trial, empty: FastKernel, prepare) -> dict[
         values = tuple(value for _, value in call.read)
         spelled = ", ".join(f"a{i}" for i in range(len(values)))
         names = {f"a{i}": value for i, value in enumerate(values)}
-        has_all = [i for i, _ in call.read] == list(range(len(call.bound)))  # then the very same kernel can be called by position
-        statements["spelled"] = Statement(f"f({spelled})", {"f": empty if has_all else empty_kernel(call.kernel, len(values)), **names})
+        has_all = [i for i, _ in call.read] == list(range(len(call.bound)))  # then the same kernel can be called by position
+        function = empty if has_all else empty_kernel(call.kernel, len(values))
+        statements["spelled"] = Statement(f"f({spelled})", {"f": function, **names})
     if call.allocates:
         pass
     elif (constant := constant_twin(call.kernel, trial.result)) is not None:
