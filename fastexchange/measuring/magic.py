@@ -5,6 +5,7 @@ Loaded by ``%load_ext fastexchange``.
 
 import ast
 import warnings
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -55,7 +56,7 @@ class FastArgsMagics(Magics):
         kernel = self._value(call.func)
         if not isinstance(kernel, FastKernel):
             raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
-        how = {"alternatives": "a" not in options, **rounds}
+        how: dict[str, Any] = {"alternatives": "a" not in options, **rounds}
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
         with warnings.catch_warnings():
             if "q" not in options:  # the report that is shown has measure's warnings
