@@ -4,6 +4,8 @@ Loaded by ``%load_ext fastexchange``.
 """
 
 import ast
+import warnings
+from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -54,9 +56,12 @@ class FastArgsMagics(Magics):
         kernel = self._value(call.func)
         if not isinstance(kernel, FastKernel):
             raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
-        alternatives = "a" not in options
+        how: dict[str, Any] = {"alternatives": "a" not in options, **rounds}
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
-        report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, alternatives=alternatives, **rounds, **kwargs))
+        with warnings.catch_warnings():
+            if "q" not in options:  # the report that is shown has measure's warnings; of a slow kernel one hears at once
+                warnings.filterwarnings("ignore", r"measure\(\): (?!one call takes)", RuntimeWarning)
+            report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, **how, **kwargs))
         if "q" not in options:
             _show(report)
         return report if "o" in options else None

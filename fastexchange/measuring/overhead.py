@@ -62,7 +62,7 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     - What the arguments do not account for is *the call itself*: CPython's part, and what arguments share. Beside it, where the
       call has them, *keywords*: what it takes longer than by position.
     - The *result*: what handing it over adds: of arrays, against the same kernel called natively by one that drops them; of
-      outputs that the call allocates, against an empty kernel without outputs.
+      outputs that the call allocates, against an empty kernel without outputs; outputs that it is given are arguments.
     - The *kernel*'s own time is what is left of the call.
 
     A trial call comes first: what the kernel raises, it raises there. The kernel is then called many times, so its arguments
@@ -195,7 +195,9 @@ def _statements(call: _Call, trial: _Trial, empty: FastKernel, prepare) -> dict[
         values = tuple(value for _, value in call.read)
         spelled = ", ".join(f"a{i}" for i in range(len(values)))
         names = {f"a{i}": value for i, value in enumerate(values)}
-        statements["spelled"] = Statement(f"f({spelled})", {"f": empty_kernel(call.kernel, len(values)), **names})
+        is_positional = len(call.bound) == len(values) == call.kernel._parameters.positional
+        function = empty if is_positional else empty_kernel(call.kernel, len(values))
+        statements["spelled"] = Statement(f"f({spelled})", {"f": function, **names})
     if call.kernel.out is not None:  # what the call returns are its arguments
         pass
     elif (constant := constant_twin(call.kernel, trial.result)) is not None:
