@@ -24,15 +24,29 @@ def framework(request) -> Framework:
     return request.param
 
 
+_frozen = [0]  # objects that were frozen when all had been looked at
+
+
 @pytest.fixture(autouse=True, scope="module")
-def _collections_end_with_the_module():
+def _collections_from_time_to_time():
+    """After a module, once what is frozen has grown by a quarter, all of it is looked at: half a second, or more."""
+    yield
+    if gc.get_freeze_count() > 1.25 * _frozen[0]:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+        _frozen[0] = gc.get_freeze_count()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _collections_end_with_the_session():
     yield
     gc.unfreeze()
     gc.collect()
 
 
 @pytest.fixture(autouse=True)
-def _quick_collections(_collections_end_with_the_module):
+def _quick_collections(_collections_from_time_to_time):
     """Garbage collection looks at what a test makes, not at all that compiler, frameworks and other tests made before."""
     gc.collect()
     gc.freeze()

@@ -2,11 +2,14 @@
 
 import os
 import shutil
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from interpreter import run_python
+
+from fastexchange.compiled import code_cache
 
 PROGRAM = """
     import numpy as np
@@ -39,6 +42,27 @@ PROGRAM = """
     print(compiled.code_cache.misses, compiled.code_cache.hits)
     """
 
+FUNCTIONS = """
+    import ctypes
+    from numba import types
+    from fastexchange import compiled
+    from fastexchange.dispatch.frame import release_both
+    from fastexchange.dispatch.results import delete_result
+
+    def times(factor):
+        def function(number):
+            return number * factor
+        function.__name__ = f"times_{factor}"
+        return compiled.cfunction(types.int64, types.int64)(function)
+
+    made = [times(factor) for factor in range(6)]
+    called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
+    assert [called(function.address)(7) for function in made] == [0, 7, 14, 21, 28, 35]
+    assert release_both.address and delete_result.address
+    print(compiled.code_cache.misses, compiled.code_cache.hits)
+    """
+"""As :data:`PROGRAM`, all through the same cache, and compiled in a second instead of twenty: for tests that compile it anew."""
+
 
 def misses_and_hits(done) -> tuple[int, int]:
     misses, hits = done.stdout.split()[-2:]
@@ -47,13 +71,27 @@ def misses_and_hits(done) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory) -> Path:
-    """A cache directory that two processes have filled at the same time, and a third where they lost each other's entries."""
+    """A cache directory with all that :data:`PROGRAM` needs. This process's own has most of it."""
     directory = tmp_path_factory.mktemp("cache")
-    with ThreadPoolExecutor(2) as pool:
-        for run in [pool.submit(run_python, PROGRAM, NUMBA_CACHE_DIR=str(directory)) for _ in range(2)]:
-            misses, _ = misses_and_hits(run.result())
-            assert misses > 0, "the first process compiled nothing: the cache is not where this test thinks"
+    where = "from fastexchange.compiled import code_cache; print(code_cache.directory)"
+    inner = Path(run_python(where, NUMBA_CACHE_DIR=str(directory)).stdout.strip())
+    assert inner.is_relative_to(directory)
+    if code_cache.directory is not None:
+        for path in Path(code_cache.directory).glob("fastexchange-*"):
+            shutil.copy2(path, inner)
     run_python(PROGRAM, NUMBA_CACHE_DIR=str(directory))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory) -> Path:
+    """A cache directory that two processes have filled at the same time, and a third where they lost each other's entries."""
+    directory = tmp_path_factory.mktemp("functions")
+    with ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(run_python, FUNCTIONS, NUMBA_CACHE_DIR=str(directory)) for _ in range(2)]:
+            misses, hits = misses_and_hits(run.result())
+            assert misses > 0 and misses + hits == 8, "the cache is not where this test thinks"
+    run_python(FUNCTIONS, NUMBA_CACHE_DIR=str(directory))
     return directory
 
 
@@ -63,15 +101,23 @@ def copied(warm, tmp_path) -> Path:
     return Path(shutil.copytree(warm, tmp_path / "cache"))
 
 
+@pytest.fixture
+def copied_functions(functions, tmp_path) -> Path:
+    """The same of what :data:`FUNCTIONS` needs."""
+    return Path(shutil.copytree(functions, tmp_path / "functions"))
+
+
 def files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
-def test_a_second_process_compiles_nothing(warm):
-    before = [(path, path.stat().st_mtime_ns) for path in files(warm)]
-    misses, hits = misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(warm)))
+@pytest.mark.parametrize(("name", "program"), [("warm", PROGRAM), ("functions", FUNCTIONS)], ids=["program", "functions"])
+def test_a_second_process_compiles_nothing(request, name, program):
+    directory = request.getfixturevalue(name)
+    before = [(path, path.stat().st_mtime_ns) for path in files(directory)]
+    misses, hits = misses_and_hits(run_python(program, NUMBA_CACHE_DIR=str(directory)))
     assert misses == 0 and hits > 0
-    assert [(path, path.stat().st_mtime_ns) for path in files(warm)] == before, "it wrote to the cache"
+    assert [(path, path.stat().st_mtime_ns) for path in files(directory)] == before, "it wrote to the cache"
 
 
 def test_another_program_shares_what_is_common(copied):
@@ -112,32 +158,39 @@ def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_a_damaged_index_is_survived(copied):
-    for path in files(copied):
+def test_a_damaged_index_is_survived(copied_functions):
+    for path in files(copied_functions):
         if path.suffix == ".nbi":
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] > 0
-    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, "the index was not replaced"
+    environment = {"NUMBA_CACHE_DIR": str(copied_functions)}
+    assert misses_and_hits(run_python(FUNCTIONS, **environment))[0] > 0
+    assert misses_and_hits(run_python(FUNCTIONS, **environment))[0] == 0, "the index was not replaced"
 
 
-def test_damaged_data_files_are_survived(copied):
-    damaged = [path for path in files(copied) if path.suffix == ".nbc"][:4]
+def test_damaged_data_files_are_survived(copied_functions):
+    damaged = [path for path in files(copied_functions) if path.suffix == ".nbc"][:4]
     damaged[0].write_bytes(b"")
     damaged[1].write_bytes(os.urandom(1000))
     damaged[2].write_bytes(damaged[2].read_bytes()[:-100])
     damaged[3].unlink()
-    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] > 0
-    assert misses_and_hits(run_python(PROGRAM, NUMBA_CACHE_DIR=str(copied)))[0] == 0, (
-        "the damaged files were not replaced"
-    )
+    environment = {"NUMBA_CACHE_DIR": str(copied_functions)}
+    assert misses_and_hits(run_python(FUNCTIONS, **environment))[0] > 0
+    assert misses_and_hits(run_python(FUNCTIONS, **environment))[0] == 0, "the damaged files were not replaced"
 
 
 def test_a_cache_directory_that_cannot_be_written(tmp_path):
     """Under a plain file no directory can be made, not even by root."""
     blocker = tmp_path / "file"
     blocker.write_text("")
-    done = run_python(PROGRAM, NUMBA_CACHE_DIR=str(blocker / "cache"), XDG_CACHE_HOME=str(blocker), HOME=str(blocker))
-    assert misses_and_hits(done)[0] >= 0
+    nowhere = {"NUMBA_CACHE_DIR": str(blocker / "cache"), "XDG_CACHE_HOME": str(blocker), "HOME": str(blocker)}
+    assert misses_and_hits(run_python(PROGRAM, **nowhere))[0] >= 0  # it may be kept beside the package
+    not_there_either = """
+        from numba.core import caching
+        classes = caching.CacheImpl._locator_classes
+        classes[:] = [one for one in classes if "InTree" not in one.__name__]
+        """
+    for _ in range(2):
+        assert misses_and_hits(run_python(textwrap.dedent(not_there_either) + textwrap.dedent(FUNCTIONS), **nowhere)) == (8, 0)
     assert blocker.read_text() == ""
 
 
@@ -200,9 +253,9 @@ def test_cache_true_hits_numbas_cache(copied, tmp_path):
 
 def test_cached_kernels_are_beside_their_file_by_default(tmp_path):
     (tmp_path / "kernels_of_the_test.py").write_text(KERNEL_FILE)
-    run_python(USER, str(tmp_path))
+    run_python(USER, str(tmp_path), NUMBA_CACHE_DIR="")
     assert list(tmp_path.rglob("kernels_of_the_test.cached-*.nbi"))
-    assert run_python(USER, str(tmp_path)).stdout.split()[:2] == ["1", "0"]
+    assert run_python(USER, str(tmp_path), NUMBA_CACHE_DIR="").stdout.split()[:2] == ["1", "0"]
 
 
 def test_a_changed_kernel_is_compiled_anew(copied, tmp_path):

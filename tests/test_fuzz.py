@@ -540,7 +540,7 @@ def random_signatures(count: int) -> list[tuple]:
     return made
 
 
-SIGNATURES = random_signatures(48 if IS_NIGHTLY else 12)
+SIGNATURES = random_signatures(48 if IS_NIGHTLY else 8)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import threading
 import numba
 import numpy as np
 import pytest
+from forked import needs_fork, run_forked
 from interpreter import run_python
 
 from fastexchange import fast_args, from_dlpack, registry, to_dlpack
@@ -658,15 +659,15 @@ def test_numpy_knew_ml_dtypes_already():
     """)
 
 
-DIFFERENTIAL = """
+IMPORTS = """
 import random
-import sys
 
 import numpy as np
 
-from fastexchange import fast_args, from_dlpack, registry, to_dlpack
+from fastexchange import registry
+"""
 
-seed, forwarded = int(sys.argv[1]), sys.argv[2] == "forwarded"
+DIFFERENTIAL = """
 if not forwarded:
     registry._numpy_register = None
 theirs = np.dtypes.register_dlpack_dtype
@@ -727,12 +728,22 @@ for step in range(60):
 """
 
 
+COMPARISONS = {f"{seed}-{word}": (seed, word == "forwarded") for seed in range(6) for word in ("forwarded", "apart")}
+
+
+@pytest.fixture(scope="module")
+def comparisons(tmp_path_factory):
+    """How they ended. Each registers in an interpreter of its own."""
+    scenes = {name: f"seed, forwarded = {case}\n{DIFFERENTIAL}" for name, case in COMPARISONS.items()}
+    return run_forked(tmp_path_factory.mktemp("comparisons"), IMPORTS, scenes)
+
+
+@needs_fork
 @needs_numpy_registry
-@pytest.mark.parametrize("forwarded", ["forwarded", "apart"])
-@pytest.mark.parametrize("seed", range(6))
-def test_against_numpys_registry_step_by_step(seed, forwarded):
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_against_numpys_registry_step_by_step(name, comparisons):
     """Random registrations, in both registries: the same outcome of each, and after each the same exports and imports."""
-    run_python(DIFFERENTIAL, str(seed), forwarded)
+    comparisons[name].check()
 
 
 # ---- weight --------------------------------------------------------------------------------------------------------
