@@ -114,6 +114,11 @@ class _Call:
         """Whether it has outputs made for it."""
         self.read = [(i, value) for i, value in self.given if i not in made]
         """The arguments that something reads."""
+        numba_types = {name: numba_type for name, _, numba_type in self.explanation.arguments}
+        self.types = tuple(
+            f"{type_name(type(value))} as {numba_types[kernel._parameters.name_of(i)]}" for i, value in self.read
+        )
+        """What they are."""
         self.is_for_numba = self.explanation.outcome.startswith("Numba's own dispatcher")
         """Whether an argument makes it a call for Numba's own dispatcher."""
 
@@ -174,14 +179,9 @@ def _argument_statements(call: _Call) -> dict[Any, Statement]:
     """An empty kernel with all arguments, and with each of them some times more; and the producers' exports."""
     kernel = call.kernel
     values = tuple(value for _, value in call.read)
-    statements: dict[Any, Statement] = {"base": Statement("f(*a)", {"f": empty_kernel(kernel, len(values)), "a": values})}
-    numba_types = {name: numba_type for name, _, numba_type in call.explanation.arguments}
-    longer: dict[str, FastKernel] = {}  # one for all arguments of a type
-    for i, value in call.read:
-        numba_type = numba_types[kernel._parameters.name_of(i)] + type_name(type(value))
-        if numba_type not in longer:
-            longer[numba_type] = empty_kernel(kernel, len(values) + _COPIES)
-        names = {"f": longer[numba_type], "a": values + (value,) * _COPIES}
+    statements: dict[Any, Statement] = {"base": Statement("f(*a)", {"f": empty_kernel(kernel, call.types), "a": values})}
+    for type_, (i, value) in zip(call.types, call.read, strict=True):
+        names = {"f": empty_kernel(kernel, call.types + (type_,) * _COPIES), "a": values + (value,) * _COPIES}
         statements["more", i] = Statement("f(*a)", names)
         for part, statement in enumerate(statements_of(value, bool(kernel._native.native.owns))):
             statements["export", i, part] = statement
@@ -196,7 +196,7 @@ def _statements(call: _Call, trial: _Trial, empty: FastKernel, prepare) -> dict[
         spelled = ", ".join(f"a{i}" for i in range(len(values)))
         names = {f"a{i}": value for i, value in enumerate(values)}
         is_positional = len(call.bound) == len(values) == call.kernel._parameters.positional
-        function = empty if is_positional else empty_kernel(call.kernel, len(values))
+        function = empty if is_positional else empty_kernel(call.kernel, call.types)
         statements["spelled"] = Statement(f"f({spelled})", {"f": function, **names})
     if call.kernel.out is not None:  # what the call returns are its arguments
         pass

@@ -1,5 +1,6 @@
 """Kernels that do nothing, to measure what calls cost: with the parameters of another kernel, and read as that reads them."""
 
+import functools
 import inspect
 
 import numba
@@ -26,7 +27,8 @@ def twin(kernel: FastKernel, body: str = "pass", inner=None) -> FastKernel:
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.POSITIONAL_ONLY not in kinds[index + 1 :]:
             listed.append("/")
     made = _function(kernel.__name__, ", ".join(listed), body, namespace)
-    return _like(kernel, made, returns=kernel.returns, out=kernel.out)
+    owns = bool(kernel._native.native.owns)
+    return _made(made, _is_nogil(kernel), kernel.allows_grad, owns, returns=kernel.returns, out=kernel.out)
 
 
 def constant_twin(kernel: FastKernel, result) -> FastKernel | None:
@@ -44,9 +46,21 @@ def without_result(kernel: FastKernel) -> FastKernel:
     return twin(kernel, f"inner({passed})", kernel.dispatcher)
 
 
-def empty_kernel(kernel: FastKernel, count: int) -> FastKernel:
-    """A kernel with `count` positional parameters, and the manner of `kernel` but for its outputs."""
-    return _like(kernel, _function(kernel.__name__, ", ".join(f"a{i}" for i in range(count)), "pass", {}))
+def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
+    """A kernel that does nothing, for positional arguments of these types, and in the manner of `kernel` but for its outputs.
+
+    The same one for the same types, as names: Numba never frees what it has compiled.
+    """
+    return _empty_kernel(given, _is_nogil(kernel), kernel.allows_grad, bool(kernel._native.native.owns))
+
+
+@functools.lru_cache(maxsize=256)
+def _empty_kernel(given: tuple[str, ...], nogil: bool, allows_grad: bool, owns: bool) -> FastKernel:
+    return _made(_function("kernel", ", ".join(f"a{i}" for i in range(len(given))), "pass", {}), nogil, allows_grad, owns)
+
+
+def _is_nogil(kernel: FastKernel) -> bool:
+    return bool(kernel.dispatcher.targetoptions.get("nogil"))
 
 
 def _function(name: str, parameters: str, body: str, namespace: dict):
@@ -55,9 +69,8 @@ def _function(name: str, parameters: str, body: str, namespace: dict):
     return namespace[name]
 
 
-def _like(kernel: FastKernel, function, **manner) -> FastKernel:
-    nogil = bool(kernel.dispatcher.targetoptions.get("nogil"))
-    made = fast_args(numba.njit(nogil=nogil)(function), grad="allow" if kernel.allows_grad else "refuse", **manner)
-    if kernel._native.native.owns:
-        made._native.native.owns = 1
-    return made
+def _made(function, nogil: bool, allows_grad: bool, owns: bool, **manner) -> FastKernel:
+    kernel = fast_args(numba.njit(nogil=nogil)(function), grad="allow" if allows_grad else "refuse", **manner)
+    if owns:
+        kernel._native.native.owns = 1
+    return kernel
