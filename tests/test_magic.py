@@ -97,3 +97,18 @@ def test_bad_lines(shell, line, message):
 def test_errors_arrive(shell, line, error):
     with pytest.raises(error):
         shell.run_line_magic("fastargs", line)
+
+
+@pytest.mark.parametrize("options, times", [("", 0), ("-q ", 1)])
+def test_warnings_are_said_once(shell, options, times):
+    @fast_args
+    def count(x):
+        x[0] += 1
+
+    shell.user_ns["count"] = count
+    with warnings.catch_warnings(record=True) as said, capture_output() as shown:
+        warnings.simplefilter("always")
+        report = shell.run_line_magic("fastargs", f"-a -o -r 3 {options}count(np.zeros(1))")
+    assert sum("changes 'x' anew" in sentence for sentence in report.warnings) == 1
+    assert sum("changes 'x' anew" in str(warning.message) for warning in said) == times
+    assert len(shown.outputs) == (not options)

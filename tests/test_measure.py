@@ -333,9 +333,15 @@ def test_no_result():
 def test_declared_outputs(given):
     report = quick(repeated, np.ones(3), 4, alternatives=True, **given)
     is_allocated = given.get("y") is None
+    assert [cost.name for cost in report.arguments] == ["x", "k"] + ["y"] * (not is_allocated)
     assert (report.result is not None) == is_allocated
-    assert len(report.arguments) == 2 + (not is_allocated)
+    assert (report.keywords is not None) == (not is_allocated)
     assert any("plain @njit" in way.label for way in report.alternatives) == (not is_allocated)
+
+
+def test_an_output_that_is_given_by_position_is_an_argument_and_no_keyword():
+    report = quick(repeated, np.ones(3), 4, np.zeros(4))
+    assert len(report.arguments) == 3 and report.result is None and report.keywords is None
 
 
 def test_no_arguments():
