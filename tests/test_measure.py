@@ -216,7 +216,7 @@ def test_totals_agree_with_pyperf(tmp_path):
         # Beside other work their median is that of interrupted runs, too; their least is not.
         assert 0.85e9 * min(theirs.get_values()) < float(ours) < 1.15e9 * theirs.median()
 
-    eventually(check, attempts=4)
+    eventually(check)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
@@ -389,7 +389,7 @@ def test_each_run_begins_with_the_values_as_they_were(monkeypatch):
     counter, seen = np.zeros(1), np.zeros(2)
     measure(count, counter, seen, alternatives=False, rounds=9)
     assert counter[0] == 0
-    assert 1 < seen[1] < seen[0] / 9  # the most calls between two restorations; all calls
+    assert 1 < seen[1] < seen[0] / 2  # the most calls between two restorations; all calls
 
 
 def test_lists_are_restored():
