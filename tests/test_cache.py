@@ -1,15 +1,20 @@
 """Machine code on disk: a second process compiles nothing, importing does nothing, a bad cache is survived."""
 
+import ctypes
 import os
 import shutil
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numba
+import numpy as np
 import pytest
 from interpreter import run_python
+from numba import types
 
-from fastexchange.compiled import code_cache
+from fastexchange.compiled import cfunction, code_cache
+from fastexchange.native import native
 
 PROGRAM = """
     import numpy as np
@@ -341,3 +346,19 @@ def test_kernels_work_in_forked_children():
         assert total(np.ones(4)) == 4.0
         """
     )
+
+
+def test_numba_disable_jit_is_not_about_our_own_code(monkeypatch):
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+
+    @native
+    def is_close(number):
+        return np.isclose(number, 4.0)  # Numba's own, in Python, to be compiled with it
+
+    def asked(number):
+        return types.intp(is_close(types.float64(number)))
+
+    address = cfunction(types.intp, types.intp)(asked).address
+    called = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_ssize_t)(address)
+    assert [called(3), called(4)] == [0, 1]
+    assert numba.config.DISABLE_JIT == 1

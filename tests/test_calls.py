@@ -837,22 +837,6 @@ def test_with_numbas_compiler_off_functions_run_as_python():
     )
 
 
-def test_without_numbas_compiler_and_its_cache_ours_are_there(tmp_path):
-    run_python(
-        """
-        import numpy as np
-        from fastexchange import convert, explain, from_dlpack
-
-        array = np.ones(3)
-        assert explain(array).path == "ndarray"
-        assert from_dlpack(memoryview(array)).tolist() == [1.0] * 3
-        assert convert(array, np.ndarray) is array
-        """,
-        NUMBA_DISABLE_JIT="1",
-        NUMBA_CACHE_DIR=str(tmp_path),
-    )
-
-
 def test_explain_says_who_makes_a_call():
     @fast_args
     def generates(x):
