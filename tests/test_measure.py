@@ -1,6 +1,7 @@
 """``measure``: what it attributes to whom, held against known costs and an independent harness; and what it leaves behind."""
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 
 import numba
@@ -334,14 +336,14 @@ def test_declared_outputs(given):
     report = quick(repeated, np.ones(3), 4, alternatives=True, **given)
     is_allocated = given.get("y") is None
     assert [cost.name for cost in report.arguments] == ["x", "k"] + ["y"] * (not is_allocated)
-    assert (report.result is not None) == is_allocated
+    assert report.result is not None
     assert (report.keywords is not None) == (not is_allocated)
     assert any("plain @njit" in way.label for way in report.alternatives) == (not is_allocated)
 
 
 def test_an_output_that_is_given_by_position_is_an_argument_and_no_keyword():
     report = quick(repeated, np.ones(3), 4, np.zeros(4))
-    assert len(report.arguments) == 3 and report.result is None and report.keywords is None
+    assert len(report.arguments) == 3 and report.keywords is None
 
 
 def test_no_arguments():
@@ -351,8 +353,81 @@ def test_no_arguments():
 
 
 def test_many_arguments():
-    report = quick(nothing, *(np.ones(1) for _ in range(58)))
-    assert len(report.arguments) == 58
+    def check():
+        report = quick(nothing, *(np.ones(1) for _ in range(58)))
+        assert len(report.arguments) == 58
+        assert 0 < sum(cost.total.median for cost in report.arguments) < report.overhead.median
+
+    eventually(check)
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_arguments_that_are_alike_cost_alike(count):
+    arrays = [np.ones(1) for _ in range(count - 1)]
+
+    def check():
+        report = measure(nothing, *arrays, Burning(np.ones(1), 30_000), alternatives=False, rounds=5)
+        *others, burning = [cost.total.median for cost in report.arguments]
+        assert burning == pytest.approx(30_000, rel=0.5)
+        assert all(abs(ns) < 3_000 for ns in others)
+
+    eventually(check)
+
+
+@fast_args
+def sums(x):
+    first, second = 0.0, 0.0
+    for value in x:
+        first = 0.5 * first + value
+        second = 0.25 * second + value
+    return first, second
+
+
+@fast_args
+def smoothed(x):
+    y, last = np.empty_like(x), 0.0
+    for i in range(x.shape[0]):
+        last = 0.9 * last + x[i]
+        y[i] = last
+    return y
+
+
+@fast_args
+def five(x):
+    return 5
+
+
+@pytest.mark.parametrize("kernel", [sums, smoothed])
+def test_what_makes_a_result_is_the_kernels_own_time(kernel):
+    def check():
+        report = measure(kernel, np.ones(20_000), alternatives=False, rounds=5)
+        assert report.alone.median > 0.9 * report.total.median
+        assert 0 < report.result.median < 0.1 * report.total.median
+
+    eventually(check)
+
+
+def test_a_small_number_takes_no_memory():
+    def check():
+        report = measure(five, np.ones(3), alternatives=False, rounds=9)
+        assert abs(report.alone.median) < 0.2 * report.total.median
+
+    eventually(check)
+
+
+def test_parameters_of_any_name():
+    @fast_args
+    def inner(np, numpy):
+        return np * 2
+
+    report = quick(inner, np.ones(3), 1)
+    assert report.result is not None and report.result_type == "numpy.ndarray"
+
+
+def test_a_result_that_cannot_be_told_is_said_to_be():
+    report = quick(fast_args(lambda x: [1, x.shape[0]]), np.ones(3))
+    assert report.result is None
+    assert any("is counted as the kernel's own" in sentence for sentence in report.warnings)
 
 
 # ---- what it leaves behind -----------------------------------------------------------------------------------------
@@ -401,6 +476,66 @@ def test_lists_are_restored():
     kept = tensors[0]
     quick(drop, tensors)
     assert len(tensors) == 1 and tensors[0] is kept
+
+
+def test_sets_and_structured_arrays_are_restored():
+    @fast_args
+    def add(numbers, records):
+        numbers.add(len(numbers))
+        records[0]["a"] += 1
+
+    numbers, records = {5}, np.zeros(2, [("a", "f8"), ("b", "i4")])
+    quick(add, numbers, records)
+    assert numbers == {5} and records["a"].tolist() == [0, 0]
+
+
+def test_what_cannot_be_restored_is_named():
+    @fast_args
+    def append(numbers):
+        numbers.append(1)
+
+    numbers = numba.typed.List([1])
+    with pytest.warns(RuntimeWarning, match="what the kernel changes in 'numbers' is not seen and not undone"):
+        quick(append, numbers)
+    assert len(numbers) > 1
+
+
+def test_broadcast_memory_is_copied_once():
+    x = np.broadcast_to(np.zeros(1), (1 << 50,))
+    assert quick(nothing, x).rounds == 3
+
+
+def test_interrupted_again_while_arguments_are_restored(monkeypatch):
+    from fastexchange.measuring.restoring import Snapshot
+
+    x = np.zeros(3)
+    restore, calls = Snapshot.restore, []
+
+    def interrupted(self):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        restore(self)
+
+    with pytest.raises(KeyboardInterrupt), Snapshot({"x": x}):
+        monkeypatch.setattr(Snapshot, "restore", interrupted)
+        x += 1
+    assert x.tolist() == [0, 0, 0] and len(calls) == 2
+
+
+def test_nothing_is_kept():
+    class Kept(np.ndarray):
+        pass
+
+    x = np.ones(3).view(Kept)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        quick(nothing, x)
+        del x
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_readonly_arrays_and_big_ones():
@@ -487,9 +622,9 @@ def test_ctrl_c_ends_it_with_what_there_is():
 
 
 def test_ctrl_c_while_a_slow_kernel_is_timed(monkeypatch):
-    from fastexchange.measuring import overhead
+    from fastexchange.measuring import overhead, trial
 
-    calls, timed = [], overhead._timed
+    calls, timed = [], trial.timed
 
     def interrupted_at_the_fourth(call):
         calls.append(call)
@@ -497,7 +632,8 @@ def test_ctrl_c_while_a_slow_kernel_is_timed(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return timed(call)
 
-    monkeypatch.setattr(overhead, "_timed", interrupted_at_the_fourth)
+    monkeypatch.setattr(trial, "timed", interrupted_at_the_fourth)
+    monkeypatch.setattr(overhead, "timed", interrupted_at_the_fourth)
     with pytest.warns(RuntimeWarning, match="interrupted: there are 5 of 5 rounds, and 2 calls of the kernel"):
         report = measure(sleep, np.uint32(30_000), alternatives=False, rounds=5)
     assert report.alone.rounds == 2 and report.overhead.rounds == 5

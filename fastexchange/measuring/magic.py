@@ -5,27 +5,29 @@ Loaded by ``%load_ext fastexchange``.
 
 import ast
 import warnings
-from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
 from ..kernel import FastKernel
-from .overhead import measure
+from .overhead import measured
 from .report import OverheadReport
 
 __all__ = ["FastArgsMagics"]
 
 _USAGE = "%fastargs [-r ROUNDS] [-a] [-q] [-o] kernel(x, y, out=z)"
 _NAME = "_fastargs_kernel_"
+_ROUNDS = 25
 
 
 @magics_class
 class FastArgsMagics(Magics):
     """The magic. A class, because IPython has it so."""
 
+    @no_var_expand
+    @needs_local_scope
     @line_cell_magic
-    def fastargs(self, line: str, cell: str | None = None) -> OverheadReport | None:
+    def fastargs(self, line: str, cell: str | None = None, local_ns: dict | None = None) -> OverheadReport | None:
         """What each argument of a call of a kernel costs; the report of ``fastexchange.measure``.
 
         ::
@@ -45,36 +47,36 @@ class FastArgsMagics(Magics):
         -q : show nothing.
         -o : also return the report.
         """
-        options, rest = self.parse_options(line, "r:aqo", posix=False)
+        options, rest = self.parse_options(line, "r:aqo", posix=False, preserve_non_opts=True)
         try:
-            rounds = {"rounds": int(options.r)} if "r" in options else {}
+            rounds = int(options.r) if "r" in options else _ROUNDS
         except ValueError:
             raise UsageError(f"%fastargs: -r takes a number of rounds, not {options.r!r}") from None
-        setup, call = _parse(rest if cell is None else f"{rest}\n{cell}")
+        if rounds < 1:
+            raise UsageError(f"%fastargs: -r takes at least 1 round, not {rounds}")
+        assert self.shell is not None
+        setup, call = _parse(rest if cell is None else f"{rest}\n{self.shell.transform_cell(cell)}")
         # As a cell's own names: what the setup makes stays, as after %%time.
-        exec(compile(setup, "<fastargs>", "exec"), self._names())
-        kernel = self._value(call.func)
+        exec(compile(setup, "<fastargs>", "exec"), self.shell.user_ns)
+        names = dict(local_ns or {})
+        kernel = self._value(call.func, names)
         if not isinstance(kernel, FastKernel):
             raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
-        how: dict[str, Any] = {"alternatives": "a" not in options, **rounds}
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
+        names[_NAME] = lambda *args, **kwargs: measured(kernel, args, kwargs, rounds, "a" not in options)
         with warnings.catch_warnings():
             if "q" not in options:  # the report that is shown has measure's warnings; of a slow kernel one hears at once
                 warnings.filterwarnings("ignore", r"measure\(\): (?!one call takes)", RuntimeWarning)
-            report = self._value(call, lambda *args, **kwargs: measure(kernel, *args, **how, **kwargs))
+            report = self._value(call, names)
         if "q" not in options:
             _show(report)
         return report if "o" in options else None
 
-    def _value(self, expression: ast.expr, function=None):
-        """What an expression is, in the user's namespace and one more name."""
-        code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<fastargs>", "eval")
-        return eval(code, self._names(), {_NAME: function})
-
-    def _names(self) -> dict:
-        """The user's namespace."""
+    def _value(self, expression: ast.expr, names: dict):
+        """What an expression is, with these names beside the user's."""
         assert self.shell is not None
-        return self.shell.user_ns
+        code = compile(ast.fix_missing_locations(ast.Expression(expression)), "<fastargs>", "eval")
+        return eval(code, self.shell.user_ns, names)
 
 
 def _parse(source: str) -> tuple[ast.Module, ast.Call]:

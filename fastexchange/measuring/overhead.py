@@ -1,19 +1,17 @@
 """``measure``: what each argument of a call costs, by which path, and what the alternatives would cost."""
 
-import time
+import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
-from numba.core import event
 
 from ..discovery import PATH_NUMBA
 from ..explanation import explain
 from ..kernel import FastKernel
 from ..naming import shown, type_name
-from ..producers.omitted import OMITTED
 from . import files
 from .alternatives import alternatives as other_ways
 from .exports import statements_of
@@ -21,16 +19,13 @@ from .progress import progress_bar
 from .report import Alternative, ArgumentCost, OverheadReport
 from .restoring import Snapshot
 from .timing import Samples, Statement, Timings, clock_tick, time_statements
-from .twins import constant_twin, empty_kernel, twin, without_result
+from .trial import Call, Trial, timed, try_out
+from .twins import empty_kernel, returning_twin, twin
 
-__all__ = ["measure"]
+__all__ = ["measure", "measured"]
 
-_COPIES = 4
-"""Of an argument, added to a call to see what one costs."""
-_SLOW_NS = 20_000_000
-_SURELY_SLOW_NS = 1_000_000_000
-"""A first call that takes so long is slow, whatever it has learned and loaded; of a shorter one the second tells."""
-_SLOW_BUDGET_NS = 5_000_000_000
+_BUDGET_NS = 5_000_000_000
+"""For a slow kernel; twice as much for all else."""
 _COPIED_IN_EACH_ROUND = 1 << 24  # bytes
 
 
@@ -40,7 +35,7 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     Parameters
     ----------
     kernel : made by :func:`~fastexchange.fast_args`.
-    *args, **kwargs : of the call. Arguments for parameters named like this function's own are given by position.
+    *args, **kwargs : of the call. Arguments for parameters named `alternatives` or `rounds` are given by position.
     alternatives : whether to time other ways to pass the same arguments: plain ``@njit`` with NumPy views, ``x.numpy()``,
         ``np.from_dlpack(x)``, ``x.__dlpack__()``, apache-tvm-ffi if it is installed, a bound launch.
     rounds : how often everything is timed; more give less noise.
@@ -54,22 +49,29 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     Everything is timed in one process, in interleaved rounds, the garbage collector off, the loop around a call subtracted: see
     ``fastexchange.measuring.timing``. Reported are medians over the rounds, and interquartile ranges.
 
-    - The *overhead* is the time of the same call of a kernel with the same parameters that does nothing (and returns a number
-      if this one does).
-    - An *argument*'s cost is that of one more like it: of an empty kernel that gets the argument four times more, in addition
-      to all arguments of the call, a quarter of what that adds. The *producer*'s part of it are the calls of its export alone,
-      made natively (of ``__dlpack__``: from Python); the rest is this package's.
+    - The *overhead* is the time of the same call of a kernel with the same parameters that does nothing, and its result.
+    - An *argument*'s cost is what one more like it adds: a quarter of what an empty kernel takes longer that gets it four times
+      more. That kernel gets all arguments; in calls of more than six, this one four times, and one that makes the call a slower
+      one, if there is any. A list's cost is what the call saves without it. The *producer*'s part are the calls of its export
+      alone, made natively (of ``__dlpack__``: from Python); the rest is this package's. Alone, exports are made one after the
+      other; in a call the processor does other things meanwhile, so the rest may be a little below nothing.
     - What the arguments do not account for is *the call itself*: CPython's part, and what arguments share. Beside it, where the
       call has them, *keywords*: what it takes longer than by position.
-    - The *result*: what handing it over adds: of arrays, against the same kernel called natively by one that drops them; of
-      outputs that the call allocates, against an empty kernel without outputs; outputs that it is given are arguments.
-    - The *kernel*'s own time is what is left of the call.
+    - The *result*: what an empty kernel takes longer that returns something like it, numbers, new and uninitialised arrays,
+      arguments, or tuples of those (of anything else it is counted as the kernel's own). Of declared outputs: what allocating
+      them, if they are not given, and looking whether they fit takes, against a kernel that declares none.
+    - The *kernel*'s own time is what is left of the call. Of kernels of a few nanoseconds it is within the noise.
+    - The *alternatives* are calls of the empty kernel, too; they are compared with this call without its result.
 
-    A trial call comes first: what the kernel raises, it raises there. The kernel is then called many times, so its arguments
-    are restored to what they were, at the end and, where each call changes them anew, before each run of some hundred
-    microseconds. A kernel that takes more than 20 ms is timed call by call, for five seconds at most. Ctrl-C ends the
-    measurement with the rounds made so far. Python's passing of tensors as NumPy arrays makes the storages of PyTorch's tensors
-    fixed, as ``tensor.numpy()`` does; with ``alternatives=False`` only kernels that do that anyway do it.
+    A trial call comes first: what the kernel raises, it raises there. The kernel is then called many thousand times, so its
+    arguments, tensors, lists and sets, are restored to what they were, at the end and, where each call changes them anew, before
+    each run of some hundred microseconds; a warning names arguments for which that cannot be done (typed containers, objects).
+    What else a kernel changes, it changes as often as it is called. It takes the memory of the tensors once more.
+
+    A kernel that takes more than 20 ms is timed call by call, for five seconds at most, all else for ten. Ctrl-C, once there is
+    a round, ends the measurement with the rounds made so far. Numba never frees what it has compiled: each new combination of
+    types and parameters takes some megabytes. The alternatives forbid that storages of PyTorch's tensors are resized, as
+    ``tensor.numpy()`` does.
 
     Warns (RuntimeWarning, also in the report's ``warnings``) where the numbers are unfit: noise, a clock that is too coarse, a
     machine whose speed changes, a kernel that changes its arguments with every call, or is slow.
@@ -85,143 +87,63 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     """
     if not isinstance(kernel, FastKernel):
         hint = "; decorate it with @fast_args" if callable(kernel) else ""
+        if numba.config.DISABLE_JIT:
+            hint = "; with NUMBA_DISABLE_JIT there are none"
         raise TypeError(f"measure() takes a kernel made by fast_args as its first argument, not {shown(kernel)}{hint}")
-    if isinstance(rounds, bool) or not isinstance(rounds, int):
+    if not isinstance(alternatives, bool):
+        raise TypeError(f"measure(): alternatives is True or False, not {shown(alternatives)}")
+    if isinstance(rounds, bool) or not isinstance(rounds, (int, np.integer)):
         raise TypeError(f"measure(): rounds is an int, not {shown(rounds)}")
     if rounds < 1:
         raise ValueError(f"measure(): rounds is at least 1, not {rounds}")
-    call = _Call(kernel, args, kwargs)
-    with Snapshot(call.by_parameter) as before:
-        return _measure(call, before, rounds, alternatives)
-
-
-class _Call:
-    """A call of a kernel, as an expression over names."""
-
-    def __init__(self, kernel: FastKernel, args: tuple, kwargs: dict):
-        self.kernel = kernel
-        self.bound = kernel._parameters.bind(*args, **kwargs)
-        self.explanation = kernel.explain(*args, **kwargs)
-        self.given = [(i, value) for i, value in enumerate(self.bound) if value is not OMITTED]
-        """The arguments that are there, in the order of the parameters, with their positions."""
-        self.by_parameter = {kernel._parameters.name_of(i): value for i, value in self.given}
-        self.names = {f"a{i}": value for i, value in enumerate(args)} | {f"k_{name}": value for name, value in kwargs.items()}
-        self.has_keywords = bool(kwargs)
-        self.arguments = ", ".join([f"a{i}" for i in range(len(args))] + [f"{name}=k_{name}" for name in kwargs])
-        outputs = kernel._outputs.pattern.outputs if kernel._outputs is not None else ()
-        made = {o.position for o in outputs if self.bound[o.position] is OMITTED or self.bound[o.position] is None}
-        self.allocates = bool(made)
-        """Whether it has outputs made for it."""
-        self.read = [(i, value) for i, value in self.given if i not in made]
-        """The arguments that something reads."""
-        numba_types = {name: numba_type for name, _, numba_type in self.explanation.arguments}
-        self.types = tuple(
-            f"{type_name(type(value))} as {numba_types[kernel._parameters.name_of(i)]}" for i, value in self.read
-        )
-        """What they are."""
-        self.is_for_numba = self.explanation.outcome.startswith("Numba's own dispatcher")
-        """Whether an argument makes it a call for Numba's own dispatcher."""
-
-    def of(self, function: Callable, prepare: Callable[[], object] | None = None) -> Statement:
-        """The same call of `function`."""
-        return Statement(f"f({self.arguments})", {"f": function, **self.names}, prepare=prepare)
-
-    def make(self, function: Callable):
-        """The same call of `function`, made."""
-        return eval(f"f({self.arguments})", {"f": function, **self.names})
-
-
-# ---- the trial -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Trial:
-    """What the first calls show."""
-
-    result: object
-    ns: int
-    """Of one call, without compiling."""
-    is_slow: bool
-    changes: list[str]
-    """The arguments that a call changes."""
-    drifts: list[str]
-    """Those that the next call changes again."""
-    is_numba: bool | None
-    """Whether Numba's own dispatcher makes the call; None if there was one call only."""
-
-
-def _timed(call: _Call) -> tuple[object, int]:
-    """A call's result, and its nanoseconds without those of compiling."""
-    compiling: list[float] = []
-    with event.install_timer("numba:compile", compiling.append):
-        start = time.perf_counter_ns()
-        result = call.make(call.kernel)
-        took = time.perf_counter_ns() - start
-    return result, max(1, took - int(1e9 * sum(compiling)))
-
-
-def _try(call: _Call, before: Snapshot) -> _Trial:
-    result, ns = _timed(call)
-    changes = before.changed()
-    if ns > _SURELY_SLOW_NS:
-        return _Trial(result, ns, True, changes, [], None)
-    after = Snapshot(call.by_parameter)
-    slow_calls = call.kernel.stats().slow
-    result, ns = _timed(call)
-    is_numba = call.kernel.stats().slow > slow_calls
-    return _Trial(result, ns, ns > _SLOW_NS, changes, after.changed(), is_numba)
+    return measured(kernel, args, kwargs, int(rounds), alternatives)
 
 
 # ---- what is timed -------------------------------------------------------------------------------------------------
 
 
-def _argument_statements(call: _Call) -> dict[Any, Statement]:
-    """An empty kernel with all arguments, and with each of them some times more; and the producers' exports."""
-    kernel = call.kernel
-    values = tuple(value for _, value in call.read)
-    statements: dict[Any, Statement] = {"base": Statement("f(*a)", {"f": empty_kernel(kernel, call.types), "a": values})}
-    for type_, (i, value) in zip(call.types, call.read, strict=True):
-        names = {"f": empty_kernel(kernel, call.types + (type_,) * _COPIES), "a": values + (value,) * _COPIES}
-        statements["more", i] = Statement("f(*a)", names)
-        for part, statement in enumerate(statements_of(value, bool(kernel._native.native.owns))):
-            statements["export", i, part] = statement
+def _argument_statements(call: Call) -> dict[Any, Statement]:
+    """Empty kernels with the arguments, some repeated or left out, as ``call.steps`` has them; and the producers' exports."""
+    statements: dict[Any, Statement] = {}
+    for step in call.steps:
+        for places in (step.longer, step.shorter):
+            ordered = sorted(places, key=lambda at: call.types[at])  # so that more combinations are the same
+            function = empty_kernel(call.kernel, tuple(call.types[at] for at in ordered))
+            values = tuple(call.read[at][1] for at in ordered)
+            statements["some", places] = Statement("f(*a)", {"f": function, "a": values})
+    for i, value in call.read:
+        for part, export in enumerate(statements_of(value, bool(call.kernel._native.native.owns))):
+            statements["export", i, part] = export
     return statements
 
 
-def _statements(call: _Call, trial: _Trial, empty: FastKernel, prepare) -> dict[Any, Statement]:
+def _statements(call: Call, trial: Trial, empty: FastKernel, prepare) -> dict[Any, Statement]:
     """All but the alternatives."""
+    kernel = call.kernel
     statements = {"empty": call.of(empty), "control": call.of(empty), **_argument_statements(call)}
-    if call.allocates or call.has_keywords:
-        values = tuple(value for _, value in call.read)
-        spelled = ", ".join(f"a{i}" for i in range(len(values)))
-        names = {f"a{i}": value for i, value in enumerate(values)}
-        is_positional = len(call.bound) == len(values) == call.kernel._parameters.positional
-        function = empty if is_positional else empty_kernel(call.kernel, call.types)
-        statements["spelled"] = Statement(f"f({spelled})", {"f": function, **names})
-    if call.kernel.out is not None:  # what the call returns are its arguments
-        pass
-    elif (constant := constant_twin(call.kernel, trial.result)) is not None:
-        statements["constant"] = call.of(constant)
-    elif trial.result is not None and not trial.is_slow and not trial.is_numba:
-        dropping = without_result(call.kernel)
-        try:
-            call.make(dropping)
-        except Exception:  # Numba cannot call it from another kernel
-            pass
-        else:
-            statements["dropping"] = call.of(dropping, prepare)
+    passing = empty  # a kernel that does nothing and has no part in results
+    if call.allocates:
+        statements["passing"] = call.by_position(empty_kernel(kernel, call.types))
+    elif kernel.out is not None:
+        passing = twin(kernel, declares_outputs=False)
+        statements["passing"] = call.of(passing)
+    elif (returning := returning_twin(kernel, call.by_parameter, trial.result)) is not None and trial.result is not None:
+        statements["returning"] = call.of(returning)
+    if call.has_keywords and not call.allocates:
+        is_positional = len(call.bound) == len(call.read) == kernel._parameters.positional
+        statements["by position"] = call.by_position(passing if is_positional else empty_kernel(kernel, call.types))
     if not trial.is_slow:
-        statements["call"] = call.of(call.kernel, prepare)
+        statements["call"] = call.of(kernel, prepare)
     return statements
 
 
-def _slow_calls(call: _Call, samples: list[float], prepare, rounds: int) -> bool:
+def _slow_calls(call: Call, samples: list[float], prepare, rounds: int) -> bool:
     """Add the nanoseconds of single calls to `samples`, for some seconds. Whether Ctrl-C came."""
     try:
-        while len(samples) < rounds and sum(samples) + max(samples) < _SLOW_BUDGET_NS:
+        while len(samples) < rounds and sum(samples) + max(samples) < _BUDGET_NS:
             if prepare:
                 prepare()
-            samples.append(float(_timed(call)[1]))
+            samples.append(float(timed(call)[1]))
     except KeyboardInterrupt:
         return True
     return False
@@ -230,44 +152,45 @@ def _slow_calls(call: _Call, samples: list[float], prepare, rounds: int) -> bool
 # ---- putting it together -------------------------------------------------------------------------------------------
 
 
-def _measure(call: _Call, before: Snapshot, rounds: int, with_alternatives: bool) -> OverheadReport:
+def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_alternatives: bool) -> OverheadReport:
+    """:func:`measure`, of a call that has arguments of any names."""
+    call = Call(kernel, args, kwargs)
     notes = _Notes()
-    with progress_bar(f"measuring {call.kernel.__name__}()") as progress:
-        progress.say("trial call")
-        trial = _try(call, before)
+    with Snapshot(call.by_parameter) as before, progress_bar(f"measuring {kernel.__name__}()") as progress:
+        trial = try_out(call, before)
         prepare = _look_at(call, trial, before, notes)
-        progress.say("compiling")
-        empty = twin(call.kernel)
+        empty = twin(kernel)
         statements = _statements(call, trial, empty, prepare)
         ways = list(other_ways(empty, call.names, call.arguments, not call.allocates)) if with_alternatives else []
         statements |= {("way", label): statement for label, statement, _ in ways if statement is not None}
-        progress.say("measuring")
-        timings = time_statements(statements, rounds=rounds, progress=progress.step, keep_interrupted=True)
+        interrupts: list[bool] = []
+        ends: dict[str, Any] = {"most_ns": 2 * _BUDGET_NS, "on_interrupt": lambda: interrupts.append(True)}
+        timings = time_statements(statements, rounds=rounds, progress=progress.step, **ends)
         slow = [float(trial.ns)]
-        was_interrupted = timings.loop.rounds < rounds
-        if trial.is_slow and not was_interrupted:
-            progress.say("measuring the kernel")
-            was_interrupted = _slow_calls(call, slow, prepare, rounds)
-    if was_interrupted:
-        calls = f", and {len(slow)} calls of the kernel" if trial.is_slow else ""
-        notes.add(f"interrupted: there are {timings.loop.rounds} of {rounds} rounds{calls}")
+        if trial.is_slow and not interrupts and _slow_calls(call, slow, prepare, rounds):
+            interrupts.append(True)
+    done = f"{timings.loop.rounds} of {rounds} rounds" + (f", and {len(slow)} calls of the kernel" if trial.is_slow else "")
+    if interrupts:
+        notes.add(f"interrupted: there are {done}")
+    elif timings.loop.rounds < rounds:
+        notes.add(f"there are {done}, as many as {2 * _BUDGET_NS // 10**9} seconds have room for")
     _judge(timings, notes)
     return _report(call, trial, timings, slow, ways, notes)
 
 
-def _look_at(call: _Call, trial: _Trial, before: Snapshot, notes: "_Notes") -> Callable[[], None] | None:
+def _look_at(call: Call, trial: Trial, before: Snapshot, notes: "_Notes") -> Callable[[], None] | None:
     """What has to be done before each run of the kernel, if anything; says what the trial has shown."""
     if trial.is_slow:
-        calls = max(1, _SLOW_BUDGET_NS // trial.ns)
+        calls = max(1, _BUDGET_NS // trial.ns)
         often = "not called again" if calls == 1 else f"timed call by call, {calls} times at most"
-        notes.add(f"one call takes {trial.ns / 1e9:.3g} s: it is {often}; what the arguments cost is beneath its noise")
+        notes.add(f"one call takes {trial.ns / 1e9:.3g} s: it is {often}")
     if trial.is_numba and not call.is_for_numba:
         notes.add(
             "Numba's own dispatcher makes this call, because of the kernel and not of its arguments: what that takes longer is "
             "counted as the kernel's own"
         )
     if before.unseen:
-        notes.add(f"the memory of {_listed(before.unseen)} cannot be viewed: what the kernel writes there is not undone")
+        notes.add(f"what the kernel changes in {_listed(before.unseen)} is not seen and not undone, and it is called many times")
     if trial.drifts:
         notes.add(
             f"each call changes {_listed(trial.drifts)} anew, so calls are not alike: the values are restored before each run of "
@@ -300,37 +223,37 @@ def _judge(timings: Timings, notes: "_Notes") -> None:
         notes.add(f"this machine's clock moves in steps of {tick / 1000:.1f} us, too coarse for runs of 500 us")
 
 
-def _report(call: _Call, trial: _Trial, timings: Timings, slow: list[float], ways: list, notes: "_Notes") -> OverheadReport:
+def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways: list, notes: "_Notes") -> OverheadReport:
     times = timings.calls
-    kernel, nothing = call.kernel, times["base"] * 0
-    is_numba = call.is_for_numba
+    kernel, nothing = call.kernel, times["empty"] * 0
     types = {name: numba_type for name, _, numba_type in call.explanation.arguments}
     costs = []
-    for i, value in call.read:
+    for step, (i, value) in zip(call.steps, call.read, strict=True):
         name, explanation = kernel._parameters.name_of(i), explain(value)
-        total = (times["more", i] - times["base"]) * (1 / _COPIES)
+        total = (times["some", step.longer] - times["some", step.shorter]) * (1 / (len(step.longer) - len(step.shorter)))
         exports = [samples for key, samples in times.items() if key[:2] == ("export", i)]
-        export = sum(exports[1:], exports[0]) if exports and not is_numba else None
-        path = PATH_NUMBA if is_numba else explanation.path
+        export = sum(exports[1:], exports[0]) if exports and not call.is_for_numba else None
+        path = PATH_NUMBA if call.is_for_numba else explanation.path
         costs.append(ArgumentCost(name, i, type_name(type(value)), types[name], path, explanation.reasons, total, export))
-    keywords = times["empty"] - times["spelled"] if call.has_keywords and not call.allocates else None
-    if call.allocates:
-        overhead, result = times["empty"], times["empty"] - times["spelled"]
-    elif "constant" in times:
-        overhead, result = times["constant"], times["constant"] - times["empty"]
-    elif "dropping" in times:
-        result = times["call"] - times["dropping"]
-        overhead = times["empty"] + result
-    else:
-        overhead, result = times["empty"], None
+    passing = times.get("passing", times["empty"])
+    keywords = passing - times["by position"] if "by position" in times else None
+    result = None
+    if "passing" in times:  # declared outputs
+        result = times["empty"] - passing
+    elif "returning" in times:
+        result = times["returning"] - passing
+    elif trial.result is not None:
+        notes.add(f"what handing over its {type_name(type(trial.result))} takes is counted as the kernel's own")
+    overhead = passing + (result or nothing)
     total = times["call"] if "call" in times else Samples(np.array(slow))
     alone = total - (overhead if "call" in times else overhead.median)
-    itself = overhead - (result or nothing) - (keywords or nothing) - sum((cost.total for cost in costs), nothing)
+    itself = passing - (keywords or nothing) - sum((cost.total for cost in costs), nothing)
     others = tuple(Alternative(label, times.get(("way", label)), why) for label, _, why in ways)
     return OverheadReport(
         kernel=kernel.__qualname__, arguments=tuple(costs), call=itself, keywords=keywords, result=result,
-        result_type=None if trial.result is None else type_name(type(trial.result)), overhead=overhead, alone=alone, total=total,
-        noise=times["control"] / times["empty"], alternatives=others, warnings=tuple(notes.said), machine=files.machine(),
+        result_type=None if trial.result is None else type_name(type(trial.result)), passing=passing, overhead=overhead,
+        alone=alone, total=total, noise=times["control"] / times["empty"], alternatives=others, warnings=tuple(notes.said),
+        machine=files.machine(),
     )  # fmt: skip
 
 
@@ -342,7 +265,15 @@ class _Notes:
 
     def add(self, sentence: str) -> None:
         self.said.append(sentence)
-        warnings.warn(f"measure(): {sentence}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"measure(): {sentence}", RuntimeWarning, stacklevel=_depth())
+
+
+def _depth() -> int:
+    """How many frames up the caller of this package's measuring is, for a warning that the caller's caller raises."""
+    frame, depth = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 def _listed(names: list[str]) -> str:

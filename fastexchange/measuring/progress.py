@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = ["progress_bar"]
 
@@ -13,23 +14,21 @@ _DELAY = 1.0  # seconds
 class _Silent:
     """No progress bar."""
 
-    def say(self, what: str) -> None:
-        """What is being done."""
-
     def step(self, done: int, of: int) -> None:
         """`done` of so many rounds are done."""
 
 
 class _Bar(_Silent):
-    def __init__(self, bar, title: str):
-        self._bar, self._title = bar, title
+    """One that begins with the first round, and is drawn when that has taken a while."""
 
-    def say(self, what: str) -> None:
-        self._bar.set_description(f"{self._title}: {what}")
+    def __init__(self, tqdm, title: str):
+        self._tqdm, self._title = tqdm, title
+        self.bar: Any = None
 
     def step(self, done: int, of: int) -> None:
-        self._bar.total = of
-        self._bar.update(done - self._bar.n)
+        if self.bar is None:
+            self.bar = self._tqdm(desc=self._title, total=of, delay=_DELAY, leave=False, unit="round")
+        self.bar.update(done - self.bar.n)
 
 
 def _is_in_notebook() -> bool:
@@ -37,13 +36,22 @@ def _is_in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
+def _is_seen() -> bool:
+    try:
+        return _is_in_notebook() or sys.stderr.isatty()
+    except Exception:  # none, closed, or something else that is written to
+        return False
+
+
 @contextmanager
 def progress_bar(title: str):
-    """Something with ``say(what)`` and ``step(done, of)``."""
-    is_seen = sys.stderr is not None and (_is_in_notebook() or sys.stderr.isatty())
-    if not is_seen or importlib.util.find_spec("tqdm") is None:
+    """Something with ``step(done, of)``."""
+    if not _is_seen() or importlib.util.find_spec("tqdm") is None:
         yield _Silent()
         return
-    tqdm = importlib.import_module("tqdm").tqdm
-    with tqdm(desc=title, delay=_DELAY, leave=False, unit="round") as bar:
-        yield _Bar(bar, title)
+    made = _Bar(importlib.import_module("tqdm").tqdm, title)
+    try:
+        yield made
+    finally:
+        if made.bar is not None:
+            made.bar.close()

@@ -53,11 +53,12 @@ class _Row(NamedTuple):
     producer: Samples | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OverheadReport:
     """What a call costs, in nanoseconds: medians and interquartile ranges over rounds. Made by :func:`~fastexchange.measure`.
 
-    ``total = overhead + alone`` and ``overhead = call + arguments + keywords + result`` in every round.
+    ``overhead = passing + result`` and ``passing = call + arguments + keywords`` in every round, and ``total = overhead + alone``
+    but for slow kernels, which are not timed in rounds: there it is the overhead's median.
     """
 
     kernel: str
@@ -69,6 +70,8 @@ class OverheadReport:
     result: Samples | None
     """Handing over the result; None if the kernel returns nothing, or this cannot be told from its own time."""
     result_type: str | None
+    passing: Samples
+    """The overhead without the result, which is what alternatives are compared with."""
     overhead: Samples
     """Of the call without the kernel's own time."""
     alone: Samples
@@ -104,8 +107,12 @@ class OverheadReport:
         printer.text(str(self))
 
     @property
+    def _this_call(self) -> str:
+        return "this call" if self.result is None else "this call, without its result"
+
+    @property
     def _headline(self) -> str:
-        share = max(0.0, self.overhead.median / self.total.median)
+        share = min(1.0, max(0.0, self.overhead.median / (self.total.median or 1.0)))
         return (
             f"{self.kernel}(): {_time(self.total.median)} a call, of which overhead {_time(self.overhead.median)} "
             f"({share:.0%}), kernel {_time(max(0.0, self.alone.median))}"
@@ -129,12 +136,12 @@ class OverheadReport:
         lines.append(("overhead", "", "", f"{self.overhead.median:.1f}", f"{self.overhead.spread:.1f}", "", ""))
         blocks = [self._headline, _table(heads, lines, left=3)]
         if self.alternatives:
-            others = [("this call", f"{self.overhead.median:.1f}", f"{self.overhead.spread:.1f}", "1")]
+            others = [(self._this_call, f"{self.passing.median:.1f}", f"{self.passing.spread:.1f}", "1")]
             for way in self.alternatives:
                 if way.overhead is None:
                     others.append((way.label, "-", "", ""))
                 else:
-                    ratio = (way.overhead / self.overhead).median
+                    ratio = (way.overhead / self.passing).median
                     others.append((way.label, f"{way.overhead.median:.1f}", f"{way.overhead.spread:.1f}", f"{ratio:.2f}"))
             missing = [f"- {way.label}: {way.why_not}" for way in self.alternatives if way.overhead is None]
             blocks.append("\n".join([_table(("overhead of", "ns", "±", "x"), others, left=1), *missing]))
@@ -157,14 +164,14 @@ class OverheadReport:
             ))  # fmt: skip
         others = []
         known = [way.overhead.median for way in self.alternatives if way.overhead is not None]
-        most = max([self.overhead.median, *known])
-        for label, samples, why in [("this call", self.overhead, ""), *self.alternatives] if self.alternatives else []:
+        most = max([self.passing.median, *known])
+        for label, samples, why in [(self._this_call, self.passing, ""), *self.alternatives] if self.alternatives else []:
             if samples is None:
                 others.append(_HTML_WAY.format(label=_escaped(label), note="-", bar=_escaped(why), ratio=""))
                 continue
-            colour = _OWN_COLOUR if samples is self.overhead else _OTHER_COLOUR
+            colour = _OWN_COLOUR if samples is self.passing else _OTHER_COLOUR
             others.append(_HTML_WAY.format(
-                label=_escaped(label), note=f"{samples.median:.1f}", ratio=f"{(samples / self.overhead).median:.2f} x",
+                label=_escaped(label), note=f"{samples.median:.1f}", ratio=f"{(samples / self.passing).median:.2f} x",
                 bar=_bar(samples.median / most, colour),
             ))  # fmt: skip
         found = [_HTML_HEAD.format(headline=_escaped(self._headline)), "<table>", _HTML_HEADS, *lines, "</table>"]
@@ -186,7 +193,7 @@ class OverheadReport:
         rows = self._rows
         if ax is None:
             _, ax = plt.subplots(figsize=(7, 0.5 + 0.35 * (len(rows) + 1)), layout="constrained")
-        labels = [f"{row.label}  ({row.path})" if row.path else row.label for row in rows]
+        labels = [(f"{row.label}  ({row.path})" if row.path else row.label).replace("$", r"\$") for row in rows]
         producer = [0.0 if row.producer is None else max(0.0, min(row.producer.median, row.time.median)) for row in rows]
         here = [max(0.0, row.time.median - part) for row, part in zip(rows, producer, strict=True)]
         places = range(len(rows))
@@ -199,7 +206,7 @@ class OverheadReport:
         ax.invert_yaxis()
         ax.margins(x=0.12)
         ax.set_xlabel("ns per call")
-        ax.set_title(self._headline, fontsize="small", loc="left")
+        ax.set_title(self._headline.replace("$", r"\$"), fontsize="small", loc="left")
         ax.spines[["top", "right"]].set_visible(False)
         if any(producer):
             ax.legend(frameon=False, fontsize="small")
@@ -213,6 +220,7 @@ class OverheadReport:
             "kernel": self.kernel,
             "rounds": self.rounds,
             "total": _data(self.total),
+            "passing": _data(self.passing),
             "overhead": _data(self.overhead),
             "alone": _data(self.alone),
             "call": _data(self.call),

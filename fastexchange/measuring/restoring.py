@@ -1,51 +1,61 @@
 """The arguments of a kernel that is called again and again: what it changes in them, and putting it back."""
 
+import contextlib
+import hashlib
+from collections.abc import Callable
+
 import numpy as np
 
 from ..conversion import from_dlpack
+from ..cpython import NativeCallable
 from ..producers import torch
 
 __all__ = ["Snapshot"]
 
+_IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), np.number, np.bool_, np.datetime64, np.timedelta64, type)
+
 
 class Snapshot:
-    """Copies of what a kernel may change in its arguments: tensors that can be written, and lists.
+    """Copies of what a kernel may change in its arguments: tensors that can be written, lists, sets.
 
-    As a context manager it puts everything back at the end. It takes as much memory as the tensors. Arguments of other mutable
-    types, which only Numba knows, are not looked at.
+    As a context manager it puts everything back at the end. It takes as much memory as the tensors.
     """
 
     def __init__(self, arguments: dict):
         """`arguments`: by what they are called."""
         self._tensors: list[tuple[str, np.ndarray, np.ndarray]] = []
-        self._lists: list[tuple[str, list, list]] = []
+        self._containers: list[tuple[str, list | set, list | set]] = []
         self.unseen: list[str] = []
-        """Arguments with tensors whose memory cannot be viewed."""
+        """Arguments that a kernel may change and that are not looked at: typed containers, objects, memory without a view."""
         for name, value in arguments.items():
             self._add(name, value)
 
     def _add(self, name: str, value) -> None:
-        if type(value) is list:
-            self._lists.append((name, value, value[:]))
+        if type(value) in (list, set):
+            self._containers.append((name, value, value.copy()))
         if isinstance(value, (tuple, list)):
             for item in value:
                 self._add(name, item)
-            return
-        try:
-            view = from_dlpack(value.detach() if torch.is_tensor_type(type(value)) else value)
-        except TypeError:  # no tensor
-            return
-        except Exception:
+        elif isinstance(value, (set, NativeCallable, *_IMMUTABLE)) or hasattr(value, "py_func"):
+            pass
+        elif (view := _view(value)) is None:
             self.unseen.append(name)
-            return
-        if view.flags.writeable:
+        elif view.flags.writeable:
             self._tensors.append((name, view, view.copy()))
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
-        self.restore()
+        interrupt = None
+        for _ in range(100):  # Ctrl-C may come again while it is put back
+            try:
+                self.restore()
+                break
+            except KeyboardInterrupt as again:
+                interrupt = again
+        if interrupt is not None:
+            raise interrupt
 
     @property
     def nbytes(self) -> int:
@@ -54,27 +64,59 @@ class Snapshot:
 
     def changed(self) -> list[str]:
         """Which arguments are not as they were; of floating-point numbers, all their bits."""
-        names = [name for name, view, copy in self._tensors if view.tobytes() != copy.tobytes()]
-        names += [name for name, now, before in self._lists if not _same_items(now, before)]
+        names = [name for name, view, copy in self._tensors if _digest(view) != _digest(copy)]
+        names += [name for name, now, before in self._containers if not _same_items(now, before)]
         return list(dict.fromkeys(names))
 
-    def take(self) -> None:
-        """From now on, how they are now."""
-        for _, view, copy in self._tensors:
-            copy[...] = view
-        self._lists = [(name, now, now[:]) for name, now, _ in self._lists]
+    def digests(self) -> dict[str, bytes]:
+        """Of each argument, a digest of what it holds now."""
+        found: dict[str, bytes] = {}
+        for name, view, _ in self._tensors:
+            found[name] = found.get(name, b"") + _digest(view)
+        for name, now, _ in self._containers:
+            found[name] = found.get(name, b"") + repr([item if type(item) in _NUMBERS else id(item) for item in now]).encode()
+        return found
 
     def restore(self) -> None:
         """Put all back as it was."""
         for _, view, copy in self._tensors:
             view[...] = copy
-        for _, now, before in self._lists:
+        for _, now, before in self._containers:
             if not _same_items(now, before):
-                now[:] = before
+                now.clear()
+                _filler(now)(before)
 
 
-def _same_items(now: list, before: list) -> bool:
-    return len(now) == len(before) and all(a is b or (type(a) in _NUMBERS and a == b) for a, b in zip(now, before, strict=True))
+def _filler(container: "list | set") -> Callable:
+    return container.extend if isinstance(container, list) else container.update
+
+
+def _view(value) -> np.ndarray | None:
+    """A view of a tensor's memory, each element once; None for what is none."""
+    view = None
+    with contextlib.suppress(Exception):
+        if isinstance(value, np.ndarray):
+            view = value.view(np.ndarray)
+        else:
+            view = from_dlpack(value.detach() if torch.is_tensor_type(type(value)) else value)
+    if view is None:
+        return None
+    return view[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in view.strides)]
+
+
+def _digest(array: np.ndarray) -> bytes:
+    if array.dtype.hasobject:
+        return repr(array.tolist()).encode()
+    whole = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return hashlib.blake2b(whole.reshape(-1).view(np.uint8).data).digest() if whole.size else b""
+
+
+def _same_items(now, before) -> bool:
+    if isinstance(now, set):
+        return now == before
+    return len(now) == len(before) and all(
+        a is b or (type(a) in _NUMBERS and (a == b or (a != a and b != b))) for a, b in zip(now, before, strict=True)
+    )
 
 
 _NUMBERS = (int, float, complex, bool)

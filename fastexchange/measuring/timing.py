@@ -9,6 +9,7 @@ statements are taken round by round, before the median.
 """
 
 import gc
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ import numpy as np
 __all__ = ["Samples", "Statement", "Timings", "clock_tick", "time_statements"]
 
 _RUNS = 3  # per statement and round, of which the least counts
+_LONG_NS = 50_000_000  # a run that takes longer, because one call does, counts alone
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _loop(code: str, names: Mapping[str, Any]) -> Callable[[int], int]:
     parameters = ", ".join(f"{name}={name}" for name in (*names, "repeat_", "clock_"))
     namespace = {**names}
     exec(_IMPORTS + _LOOP.format(parameters=parameters, code=code), namespace)
-    return namespace["loop"]
+    return namespace.pop("loop")  # no cycle of a function and its globals, which would keep the names alive
 
 
 _IMPORTS = "from itertools import repeat as repeat_\nfrom time import perf_counter_ns as clock_\n"
@@ -128,7 +130,10 @@ def _iterations(loop: Callable[[int], int], batch_ns: int) -> int:
 
 def _least(loop: Callable[[int], int], count: int) -> float:
     """Nanoseconds per iteration, the loop's own part included."""
-    return min(loop(count) for _ in range(_RUNS)) / count
+    first = loop(count)
+    if first > _LONG_NS:  # no other process's time slice is so long as to matter
+        return first / count
+    return min(first, *(loop(count) for _ in range(_RUNS - 1))) / count
 
 
 @contextmanager
@@ -161,7 +166,8 @@ def time_statements(
     rounds: int = 25,
     batch_ns: int = 500_000,
     progress: Callable[[int, int], None] | None = None,
-    keep_interrupted: bool = False,
+    most_ns: float = math.inf,
+    on_interrupt: Callable[[], object] | None = None,
 ) -> Timings:
     """Nanoseconds per call of each statement, one sample per round. The method is in the module's docstring.
 
@@ -171,7 +177,9 @@ def time_statements(
     rounds : how often each is timed.
     batch_ns : how long one run of a statement takes, in nanoseconds, about; it holds one iteration at least.
     progress : called after every round with the number of rounds done and `rounds`.
-    keep_interrupted : whether Ctrl-C, once a round is complete, ends the measurement with the rounds that are complete.
+    most_ns : after so many nanoseconds no further round begins.
+    on_interrupt : called when Ctrl-C comes once a round is complete; then the measurement ends with the rounds that are. Without
+        it, KeyboardInterrupt is raised.
 
     Raises what a statement raises, and KeyboardInterrupt.
     """
@@ -187,6 +195,7 @@ def time_statements(
         empty_iterations = _iterations(empty, batch_ns)
         order = list(loops)
         shuffle = random.Random(0).shuffle
+        end = time.perf_counter_ns() + most_ns
         try:
             for done in range(1, rounds + 1):
                 nothing = _least(empty, empty_iterations)
@@ -195,8 +204,11 @@ def time_statements(
                 complete.append((nothing, times))
                 if progress:
                     progress(done, rounds)
+                if time.perf_counter_ns() > end:
+                    break
         except KeyboardInterrupt:
-            if not keep_interrupted or not complete:
+            if on_interrupt is None or not complete:
                 raise
+            on_interrupt()
     samples = {name: Samples(np.array([times[name] for _, times in complete])) for name in loops}
     return Timings(samples, Samples(np.array([nothing for nothing, _ in complete])))

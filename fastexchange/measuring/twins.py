@@ -2,18 +2,26 @@
 
 import functools
 import inspect
+import keyword
+import math
+from typing import Any
 
 import numba
+import numpy as np
 
+from ..conversion import from_dlpack
 from ..kernel import FastKernel, fast_args
 
-__all__ = ["constant_twin", "empty_kernel", "twin", "without_result"]
+__all__ = ["empty_kernel", "returning_twin", "twin"]
 
 
-def twin(kernel: FastKernel, body: str = "pass", inner=None) -> FastKernel:
-    """A kernel with the parameters and the manner of `kernel`, and this body, in which `inner` is a name."""
+def twin(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
+    """A kernel with the parameters and the manner of `kernel`, and this body, over its parameters and `names`.
+
+    `declares_outputs`: whether it declares the outputs that `kernel` does, if any.
+    """
     listed: list[str] = []
-    namespace: dict = {"inner": inner}
+    namespace: dict = dict(names)
     parameters = list(inspect.signature(kernel.py_func, follow_wrapped=False).parameters.values())
     kinds = [parameter.kind for parameter in parameters]
     for index, parameter in enumerate(parameters):
@@ -28,22 +36,41 @@ def twin(kernel: FastKernel, body: str = "pass", inner=None) -> FastKernel:
             listed.append("/")
     made = _function(kernel.__name__, ", ".join(listed), body, namespace)
     owns = bool(kernel._native.native.owns)
-    return _made(made, _is_nogil(kernel), kernel.allows_grad, owns, returns=kernel.returns, out=kernel.out)
+    out = kernel.out if declares_outputs else None
+    return _made(made, _is_nogil(kernel), kernel.allows_grad, owns, returns=kernel.returns, out=out)
 
 
-def constant_twin(kernel: FastKernel, result) -> FastKernel | None:
-    """The same, returning a number of the type of `result`; None if that is no Python number."""
-    constants = {float: "0.5", int: "1000", bool: "True", complex: "0.5j"}
-    return twin(kernel, f"return {constants[type(result)]}") if type(result) in constants else None
+def returning_twin(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
+    """A kernel that does nothing but return something like `result`: numbers, empty arrays, arguments, and tuples of them.
+
+    None if `result` is something else. `arguments`: by parameter.
+    """
+    taken = {*inspect.signature(kernel.py_func, follow_wrapped=False).parameters}
+    numpy_name = next(name for name in ("np", "numpy", *(f"np_{i}" for i in range(len(taken) + 1))) if name not in taken)
+    expression = _like(result, {name: value for name, value in arguments.items() if name in taken}, numpy_name)
+    names: dict[str, Any] = {numpy_name: np}
+    return None if expression is None else twin(kernel, f"return {expression}", **names)
 
 
-def without_result(kernel: FastKernel) -> FastKernel:
-    """A kernel that calls `kernel` natively and drops what it returns."""
-    passed = ", ".join(
-        f"*{p.name}" if p.kind is p.VAR_POSITIONAL else f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name
-        for p in inspect.signature(kernel.py_func, follow_wrapped=False).parameters.values()
-    )
-    return twin(kernel, f"inner({passed})", kernel.dispatcher)
+def _like(result, arguments: dict, np_: str) -> str | None:
+    """An expression for something like `result`."""
+    for name, value in arguments.items():
+        if value is result and not isinstance(value, (int, float, complex, str, type(None))):
+            return name
+    if type(result) in (bool, int, float, complex, type(None)):
+        return repr(result) if result == result and abs(result or 0) != math.inf else "0.5"
+    if type(result) is tuple:
+        items = [_like(item, arguments, np_) for item in result]
+        return None if None in items else "(" + "".join(f"{item}, " for item in items) + ")"
+    if type(result) in (str, list, set, dict):
+        return None
+    try:
+        array = from_dlpack(result)
+    except Exception:
+        return None
+    if array.dtype.kind not in "biufc":
+        return None
+    return f"{np_}.empty({array.shape!r}, {np_}.{array.dtype.name if array.dtype.kind != 'b' else 'bool_'})"
 
 
 def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
@@ -64,7 +91,7 @@ def _is_nogil(kernel: FastKernel) -> bool:
 
 
 def _function(name: str, parameters: str, body: str, namespace: dict):
-    name = name if name.isidentifier() else "kernel"  # a lambda
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else "kernel"  # a lambda
     exec(f"def {name}({parameters}): {body}", namespace)
     return namespace[name]
 

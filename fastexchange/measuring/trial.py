@@ -1,0 +1,139 @@
+"""The call that is measured, and what its first runs show of it."""
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from numba.core import event
+
+from ..explanation import explain
+from ..kernel import FastKernel
+from ..naming import type_name
+from ..producers.omitted import OMITTED
+from .restoring import Snapshot
+from .timing import Statement
+
+__all__ = ["Call", "Trial", "timed", "try_out"]
+
+SLOW_NS = 20_000_000
+"""A kernel that takes longer is timed call by call."""
+_SURELY_SLOW_NS = 1_000_000_000
+"""A first call that takes so long is slow, whatever it has learned and loaded; of a shorter one the second tells."""
+
+
+COPIES = 4
+MOST_EXTENDED = 6
+"""In calls with more arguments each is looked at on its own: a longer call may take a step that this one does not."""
+_SLOWER = ("dunder", "buffer", "list")
+"""Paths that make a call go the general native way."""
+
+
+def _has_list(value) -> bool:
+    """Whether there is a list in an argument: Numba's handling of one that is passed several times is not to be relied on."""
+    return isinstance(value, list) or (isinstance(value, tuple) and any(map(_has_list, value)))
+
+
+class Step(NamedTuple):
+    """Two calls of empty kernels: which arguments they get, as places in ``Call.read``."""
+
+    longer: tuple[int, ...]
+    shorter: tuple[int, ...]
+
+
+class Call:
+    """A call of a kernel, as an expression over names."""
+
+    def __init__(self, kernel: FastKernel, args: tuple, kwargs: dict):
+        self.kernel = kernel
+        self.bound = kernel._parameters.bind(*args, **kwargs)
+        self.explanation = kernel.explain(*args, **kwargs)
+        self.given = [(i, value) for i, value in enumerate(self.bound) if value is not OMITTED]
+        """The arguments that are there, in the order of the parameters, with their positions."""
+        self.by_parameter = {kernel._parameters.name_of(i): value for i, value in self.given}
+        self.names = {f"a{i}": value for i, value in enumerate(args)} | {f"k_{name}": value for name, value in kwargs.items()}
+        self.has_keywords = bool(kwargs)
+        self.arguments = ", ".join([f"a{i}" for i in range(len(args))] + [f"{name}=k_{name}" for name in kwargs])
+        outputs = kernel._outputs.pattern.outputs if kernel._outputs is not None else ()
+        made = {o.position for o in outputs if self.bound[o.position] is OMITTED or self.bound[o.position] is None}
+        self.allocates = bool(made)
+        """Whether it has outputs made for it."""
+        self.read = [(i, value) for i, value in self.given if i not in made]
+        """The arguments that something reads."""
+        numba_types = {name: numba_type for name, _, numba_type in self.explanation.arguments}
+        self.types = tuple(
+            f"{type_name(type(value))} as {numba_types[kernel._parameters.name_of(i)]}" for i, value in self.read
+        )
+        """What they are."""
+        self.is_for_numba = self.explanation.outcome.startswith("Numba's own dispatcher")
+        """Whether an argument makes it a call for Numba's own dispatcher."""
+
+    @functools.cached_property
+    def steps(self) -> list[Step]:
+        """For each argument that is read, the two calls of empty kernels whose difference is what it costs."""
+        everything = range(len(self.read))
+        slow = [at for at in everything if explain(self.read[at][1]).path in _SLOWER]
+        steps = []
+        for at in everything:
+            is_short = len(self.read) <= MOST_EXTENDED or self.is_for_numba
+            rest = tuple(other for other in (everything if is_short else slow[:1]) if other != at)
+            if _has_list(self.read[at][1]):
+                steps.append(Step((*rest, at), rest))
+                continue
+            fewer = tuple(sorted((*rest, *(at,) * (1 if is_short else COPIES))))
+            steps.append(Step((*fewer, *(at,) * COPIES), fewer))
+        return steps
+
+    def of(self, function: Callable, prepare: Callable[[], object] | None = None) -> Statement:
+        """The same call of `function`."""
+        return Statement(f"f({self.arguments})", {"f": function, **self.names}, prepare=prepare)
+
+    def by_position(self, function: Callable) -> Statement:
+        """A call of `function` with what is read, by position."""
+        names = {f"a{i}": value for i, (_, value) in enumerate(self.read)}
+        return Statement(f"f({', '.join(names)})", {"f": function, **names})
+
+    def make(self, function: Callable):
+        """The same call of `function`, made."""
+        return eval(f"f({self.arguments})", {"f": function, **self.names})
+
+
+@dataclass
+class Trial:
+    """What the first calls show."""
+
+    result: object
+    ns: int
+    """Of one call, without compiling."""
+    is_slow: bool
+    changes: list[str]
+    """The arguments that a call changes."""
+    drifts: list[str]
+    """Those that the next call changes again."""
+    is_numba: bool | None
+    """Whether Numba's own dispatcher makes the call; None if there was one call only."""
+
+
+def timed(call: Call) -> tuple[object, int]:
+    """A call's result, and its nanoseconds without those of compiling."""
+    compiling: list[float] = []
+    with event.install_timer("numba:compile", compiling.append):
+        start = time.perf_counter_ns()
+        result = call.make(call.kernel)
+        took = time.perf_counter_ns() - start
+    return result, max(1, took - int(1e9 * sum(compiling)))
+
+
+def try_out(call: Call, before: Snapshot) -> Trial:
+    """Make the call once, and again if it is not slow. Raises what it raises."""
+    result, ns = timed(call)
+    changes = before.changed()
+    if ns > _SURELY_SLOW_NS:
+        return Trial(result, ns, True, changes, [], None)
+    after = before.digests()
+    slow_calls = call.kernel.stats().slow
+    result, ns = timed(call)
+    is_numba = call.kernel.stats().slow > slow_calls
+    drifts = [name for name, digest in before.digests().items() if digest != after[name]]
+    return Trial(result, ns, ns > SLOW_NS, changes, drifts, is_numba)
