@@ -4,6 +4,7 @@ Without a subcommand it is ``bench`` that runs.
 """
 
 import argparse
+import io
 import os
 import sys
 import traceback
@@ -147,6 +148,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # no ± in its encoding is no reason to lose what was measured
+        sys.stdout.reconfigure(errors="replace")
     try:
         return import_module(f".command.{options.command}", __package__).run(options)
     except CommandError as error:
@@ -164,4 +167,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    if exit_code == 130:  # interrupted amid an import or a compilation, others' threads may not survive an orderly end
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)

@@ -192,6 +192,8 @@ def _stored_as(key: int) -> str:
 def _numba_name(names: list[str], position: int, value) -> str:
     if position < len(names) and names[position] != "?":
         return names[position]
+    if value is OMITTED:
+        return "its default, of a type that is not looked at here"
     try:
         return str(numba.typeof(value))
     except Exception as error:

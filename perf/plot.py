@@ -131,7 +131,12 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what `run.py --json` wrote")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.svg")
     options = parser.parse_args()
-    draw(options.file, options.output)
+    if options.output.suffix != ".svg":
+        parser.error(f"{options.output}: the plot is an .svg")
+    try:
+        draw(options.file, options.output)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{options.file}: no file of `run.py --json` ({error})")
     return 0
 
 

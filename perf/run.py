@@ -104,7 +104,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=SECTIONS, help="only this section; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to FILE")
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a target is missed")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.json:  # before anything is measured
+        try:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.open("a").close()
+        except OSError as error:
+            parser.error(f"--json: {error}")
+    return options
 
 
 def main() -> int:

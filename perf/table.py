@@ -208,7 +208,10 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what `run.py --json` wrote, in this checkout")
     parser.add_argument("--write", action="store_true", help="put it into the README")
     options = parser.parse_args()
-    made = table(options.file)
+    try:
+        made = table(options.file.resolve())
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"{options.file}: no file of `run.py --json` in this checkout ({error})")
     if not options.write:
         print(made, end="")
         return 0

@@ -862,3 +862,11 @@ def test_an_array_subclass_may_call_anything_dtype():
     swapped = np.zeros(3, ">f8").view(Odd)
     with pytest.raises((BufferError, TypeError, numba.core.errors.NumbaError)):
         kernel(swapped)
+
+
+def test_explain_shows_no_type_of_ours_for_a_default():
+    @fast_args
+    def scaled(x, by=2.0, *, s="text"):
+        return x
+
+    assert "mitted" not in str(scaled.explain(object())).replace("omitted: the default", "")

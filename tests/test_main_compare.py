@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from shell import ROOT, run
 
@@ -244,3 +245,23 @@ def test_the_results_in_this_repository():
     assert done.returncode == 0, done.stderr
     keys = {row["key"] for row in json.loads(found[-1].read_text())["results"]}
     assert {"empty", "c", "njit", "tvm", "export", "own"} <= {key.rpartition("/")[2] for key in keys} & YARDSTICKS
+
+
+def test_rows_in_bytes_have_no_drift():
+    def with_memory(number: float, peers: float) -> dict:
+        made = document(peers, fast=20.0)
+        made["results"].append({"key": "memory/kernels/fast", "median_bytes": number, "iqr_bytes": 0.0})
+        return made
+
+    assert directions(with_memory(1000.0, 1.0), with_memory(1000.0, 2.0))["memory/kernels/fast"] == 0
+    assert directions(with_memory(1000.0, 1.0), with_memory(1300.0, 2.0))["memory/kernels/fast"] == 1
+
+
+def test_the_files_of_perf_can_be_compared(written, capsys):
+    from fastexchange.measuring import files
+    from fastexchange.measuring.timing import Samples
+
+    row = files.result("memory/kernels/fast", Samples(np.array([5.0, 6.0])), unit="bytes")
+    paths = written(*[{**document(), "results": [*document()["results"], row]}] * 2)
+    assert main(["compare", *map(str, paths)]) == 0
+    assert "memory/kernels/fast" in capsys.readouterr().out

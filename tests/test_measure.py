@@ -808,3 +808,13 @@ def test_noise_and_drift_are_warned_of():
     assert "the same call twice differs by 20%" in said(steady, 1.2 * steady, steady)[0]
     assert "interquartile range" in said(scattered, scattered, steady)[0]
     assert "the machine's speed changed while it was measured, by 50%" in said(steady, steady, np.repeat([4.0, 5.0, 6.0], 4))[0]
+
+
+@NEEDS_TORCH
+def test_the_producers_part_is_the_same_for_each_of_equal_tensors():
+    def check():
+        report = measure(nothing, torch.ones(1), torch.ones(1), torch.ones(1), alternatives=False, rounds=9)
+        parts = [cost.producer.median for cost in report.arguments]
+        assert max(parts) < 1.3 * min(parts)
+
+    eventually(check)

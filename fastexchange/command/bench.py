@@ -208,12 +208,6 @@ def run(options: argparse.Namespace) -> int:
         statements, rounds=rounds, progress=lambda done, of: progress(f"measuring: round {done} of {of}")
     )
     progress("")
-    if options.json:
-        try:
-            _write(options.json, kinds, rounds, times)
-        except OSError as error:
-            raise CommandError(f"--json: {error}") from error
-
     print(_versions())
     print("\nWhat it costs to call a compiled kernel with tensors of one element: the overhead, as there is no work.\n")
     _show_table(kinds, times)
@@ -221,4 +215,9 @@ def run(options: argparse.Namespace) -> int:
     print(_noise(kinds, times))
     for note in notes:
         print(note)
+    if options.json:
+        try:
+            _write(options.json, kinds, rounds, times)
+        except OSError as error:
+            raise CommandError(f"--json: {error}") from error
     return 0

@@ -31,7 +31,7 @@ _FEWEST_YARDSTICKS = 3
 
 
 class Move(NamedTuple):
-    """A row of both files. Times are nanoseconds per call."""
+    """A row of both files. Figures are nanoseconds per call, or bytes."""
 
     key: str
     old: float
@@ -79,6 +79,18 @@ def _is_yardstick(key: str) -> bool:
     return key.rpartition("/")[2] in YARDSTICKS and not key.startswith(_CONTROL)
 
 
+def _median(row: dict) -> float:
+    return row[f"median_{files.unit_of(row)}"]
+
+
+def _spread(row: dict) -> float:
+    return row[f"iqr_{files.unit_of(row)}"]
+
+
+def _is_timed(row: dict) -> bool:
+    return files.unit_of(row) == "ns"
+
+
 def _control(rows: dict[str, dict]) -> float:
     """By how much the same call, timed as two rows of a run, differed: the most of all controls there are."""
     first = [key for key in rows if key.startswith(_CONTROL) and key.endswith("/a")]
@@ -99,9 +111,9 @@ def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
     """Compare two documents of ``measuring.files``. `threshold` is what counts as noise in any case; 0.05 is 5 %."""
     before, after = ({row["key"]: row for row in document["results"]} for document in (old, new))
     common = [key for key in before if key in after]
-    usable = [key for key in common if min(before[key]["median_ns"], after[key]["median_ns"]) > 0]
-    change = {key: after[key]["median_ns"] / before[key]["median_ns"] for key in usable}
-    yardsticks = [change[key] for key in usable if _is_yardstick(key)]
+    usable = [key for key in common if min(_median(before[key]), _median(after[key])) > 0]
+    change = {key: _median(after[key]) / _median(before[key]) for key in usable}
+    yardsticks = [change[key] for key in usable if _is_yardstick(key) and _is_timed(before[key])]
     drift, wander = 1.0, 0.0
     if len(yardsticks) >= _FEWEST_YARDSTICKS:
         drift = median(yardsticks)
@@ -111,9 +123,9 @@ def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
     moves = []
     for key in usable:
         a, b = before[key], after[key]
-        own = (a["iqr_ns"] / a["median_ns"] + b["iqr_ns"] / b["median_ns"]) / 2
-        relative = _ratio_to_reference(a, b)
-        moves.append(Move(key, a["median_ns"], b["median_ns"], change[key] / drift, relative, max(floor, own)))
+        own = (_spread(a) / _median(a) + _spread(b) / _median(b)) / 2
+        drifted, least = (drift, floor) if _is_timed(a) else (1.0, threshold)  # memory does not get slower
+        moves.append(Move(key, _median(a), _median(b), change[key] / drifted, _ratio_to_reference(a, b), max(least, own)))
     return Comparison(
         moves, drift, wander, len(yardsticks), floor, [key for key in common if key not in change],
         [key for key in before if key not in after], [key for key in after if key not in before],
@@ -148,7 +160,7 @@ def _show(found: Comparison) -> None:
     for direction, heading in ((0, "within noise"), (-1, "faster beyond noise"), (1, "slower beyond noise")):
         if by_direction[direction]:
             lines += [heading, *map(_row, by_direction[direction])]
-    show(("", "old ns", "new ns", "new/old", "drift out", "to reference", "noise"), lines)
+    show(("", "old", "new", "new/old", "drift out", "to reference", "noise"), lines)
     print()
     left_out = {"only in OLD": found.only_old, "only in NEW": found.only_new, "no ratio, times of 0": found.incomparable}
     for what, keys in left_out.items():
@@ -158,6 +170,7 @@ def _show(found: Comparison) -> None:
         print(f"Drift: {found.drift:.3f} x, the median of {found.yardsticks} rows of other code; it is taken out.")
     else:
         print(f"Drift: not known, as only {found.yardsticks} of the rows are other code's; nothing is taken out.")
+    print("Nanoseconds; memory in bytes.")
     print(f"Noise: {100 * found.floor:.1f} % at least, the largest of threshold, control and yardsticks (see --help).")
 
     def counted(direction: int, word: str) -> str:

@@ -131,9 +131,14 @@ def statements_of(value, owns: bool) -> list[Statement]:
             records[3 * i], records[3 * i + 1], records[3 * i + 2] = leaf.kind, id(leaf.tensor), leaf.function
         function, address = _LOOP(export_repeatedly.address), address_of(records)
         if not function(address, len(native_leaves), 1):
-            start = time.perf_counter_ns()
-            function(address, len(native_leaves), 1)
-            times = max(1, min(_CALLS // len(native_leaves), _LOOP_NS // max(1, time.perf_counter_ns() - start)))
+            most = max(1, _CALLS // len(native_leaves))
+            times = 1  # more and more of them, as the first ones are slow, until they take long enough
+            while times < most:
+                start = time.perf_counter_ns()
+                function(address, len(native_leaves), times)
+                if time.perf_counter_ns() - start > _LOOP_NS:
+                    break
+                times = min(2 * times, most)
             names = {"export": function, "leaves": address, "held": (records, native_leaves)}
             statements.append(Statement(f"export(leaves, {len(native_leaves)}, {times})", names, calls=times))
     if by_method := [tensor for tensor, leaf in leaves if leaf is None]:

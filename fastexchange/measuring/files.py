@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .timing import Samples
 
-__all__ = ["cpu_model", "headline", "machine", "read", "result", "write"]
+__all__ = ["cpu_model", "headline", "machine", "read", "result", "unit_of", "write"]
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "torch", "apache-tvm-ffi", "nanobind", "cffi")
 
@@ -102,6 +102,11 @@ def read(path: Path) -> dict:
     return document
 
 
+def unit_of(row: dict) -> str:
+    """The unit of a row's figures: ``ns``, or what its ``median_…`` names instead."""
+    return next((name.removeprefix("median_") for name in row if name.startswith("median_")), "ns")
+
+
 def _not_a_document(document) -> str:
     """What keeps `document` from being one; nothing if it is."""
     if not isinstance(document, dict):
@@ -116,7 +121,8 @@ def _not_a_document(document) -> str:
         if row["key"] in seen:
             return f"two rows have the key {row['key']!r}"
         seen.add(row["key"])
-        for name in ("median_ns", "iqr_ns"):
+        unit = unit_of(row)
+        for name in (f"median_{unit}", f"iqr_{unit}"):
             if not _is_number(row.get(name)):
                 return f"the {name!r} of row {row['key']!r} is no number"
         if "reference" in row and not (isinstance(row["reference"], str) and all(map(_is_number, map(row.get, _RATIO)))):

@@ -57,7 +57,7 @@ def plain(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[int] 
 
 def _show_rich(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[int]) -> bool:
     """Print the table by rich. False, and nothing printed, where rich is not wanted, not installed or broken."""
-    if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
+    if sys.stdout is None or not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
         return False
     try:
         from rich import box
@@ -85,5 +85,5 @@ def _show_rich(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[
 
 def progress(text: str) -> None:
     """Shows `text` on the terminal in the place of what was shown before; nothing where there is no terminal."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
