@@ -127,14 +127,24 @@ def _statements(call: Call, trial: Trial, empty: FastKernel, prepare) -> dict[An
     elif kernel.out is not None:
         passing = twin(kernel, declares_outputs=False)
         statements["passing"] = call.of(passing)
-    elif (returning := returning_twin(kernel, call.by_parameter, trial.result)) is not None and trial.result is not None:
-        statements["returning"] = call.of(returning)
+    elif trial.result is not None:
+        returning = returning_twin(kernel, call.by_parameter, trial.result)
+        if returning is not None and _can_be_called(call, returning):
+            statements["returning"] = call.of(returning)
     if call.has_keywords and not call.allocates:
         is_positional = len(call.bound) == len(call.read) == kernel._parameters.positional
         statements["by position"] = call.by_position(passing if is_positional else empty_kernel(kernel, call.types))
     if not trial.is_slow:
         statements["call"] = call.of(kernel, prepare)
     return statements
+
+
+def _can_be_called(call: Call, function: FastKernel) -> bool:
+    try:
+        call.make(function)
+    except Exception:  # Numba cannot compile it
+        return False
+    return True
 
 
 def _slow_calls(call: Call, samples: list[float], prepare, rounds: int) -> bool:
