@@ -16,6 +16,10 @@ from .kernel import FastKernel, KernelStats, fast_args
 if TYPE_CHECKING:
     from .bound import BoundLaunch
     from .conversion import convert, from_dlpack, to_dlpack
+    from .cuda.bound import BoundCudaLaunch
+    from .cuda.driver import CudaError
+    from .cuda.kernel import CudaKernel
+    from .cuda.launcher import CudaLauncher
     from .exchange import exchange_api, polyfill, unpolyfill
     from .explanation import explain
     from .measuring.overhead import measure
@@ -24,14 +28,18 @@ if TYPE_CHECKING:
     from .values import DLDataType, DLDevice, DLPackVersion
 
 __all__ = [
-    "BoundLaunch", "DLDataType", "DLDataTypeCode", "DLDevice", "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats",
-    "OverheadReport", "convert", "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill",
-    "register_dlpack_dtype", "to_dlpack", "unpolyfill",
+    "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
+    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats", "OverheadReport", "convert", "exchange_api", "explain",
+    "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
 _ROOMS = {
     "bound": ("BoundLaunch",),
+    "cuda.bound": ("BoundCudaLaunch",),
+    "cuda.driver": ("CudaError",),
+    "cuda.kernel": ("CudaKernel",),
+    "cuda.launcher": ("CudaLauncher",),
     "conversion": ("convert", "from_dlpack", "to_dlpack"),
     "exchange": ("exchange_api", "polyfill", "unpolyfill"),
     "explanation": ("explain",),

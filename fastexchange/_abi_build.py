@@ -16,6 +16,7 @@ SOURCES = (
     "producers/buffer.py",
     "producers/capsules.py",
     "dispatch/layout.py",
+    "cuda/layout.py",
     "dispatch/transfer.py",
 )
 

@@ -136,7 +136,7 @@ def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
         "exports that, or calls __dlpack__ if that has no exchange table"
     )
     managed = forwarded.managed_tensor_from_py_object_no_sync.address
-    return Discovery(PATH_EXCHANGE, {"kind": layout.KIND_MANAGED, "managed": managed}, notes)
+    return Discovery(PATH_EXCHANGE, {"kind": layout.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
 
 
 class OwnTable(NamedTuple):
@@ -185,6 +185,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         "kind": kind, "borrow": view, "managed": managed, "guard": guard,
         "to_object": made, "takes_all": not torch.is_tensor_type(cls),
         "allocator": int(ffi.cast("intptr_t", table.managed_tensor_allocator)),
+        "stream": int(ffi.cast("intptr_t", table.current_work_stream)),
     }  # fmt: skip
     return Discovery(PATH_EXCHANGE, fields, notes, capsule)
 
@@ -211,7 +212,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
     # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.
     producer = forwarded if torch.is_tensor_type(cls) else dunder
     managed = producer.managed_tensor_from_py_object_no_sync.address
-    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes)}
+    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "asks_python": 1}
     return Discovery(PATH_DUNDER, fields, notes)
 
 

@@ -98,11 +98,13 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     from .slow_path import Report, attempt
 
     if not runtime().is_native:
-        return _explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
+        return explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
     report = Report()
     flags = 0
     outcome, numba_names = "", ["?"] * len(bound)
     for _ in range(64 + len(bound)):
+        if kernel._elsewhere is not None and (report.status == layout.STATUS_DEVICE or kernel._elsewhere.takes(bound)):
+            return kernel._elsewhere.explain(bound)
         try:
             status = attempt(kernel, bound, FLAG_LOOK | flags, report)
         except Exception as error:
@@ -115,8 +117,10 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
                 outcome = f"refused with {type(error).__name__}: {error}"
                 break
             continue
+        if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
+            continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
-            outcome, numba_names = _fate(kernel, report.keys)
+            outcome, numba_names = fate_of(kernel, report.keys)
             if flags:
                 outcome += "; but PyTorch is asked about its tensors in every call, by Python"
         elif status == layout.STATUS_CHECK:
@@ -147,10 +151,11 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             why = wording(status, report.tensor)
             outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {why}"
         break
-    return _explained(kernel, bound, outcome, numba_names)
+    return explained(kernel, bound, outcome, numba_names)
 
 
-def _explained(kernel, bound: tuple, outcome: str, numba_names: list[str]) -> CallExplanation:
+def explained(kernel, bound: tuple, outcome: str, numba_names: list[str]) -> CallExplanation:
+    """The explanation of a call with this outcome."""
     arguments = tuple(
         (
             kernel._parameters.name_of(position),
@@ -164,7 +169,8 @@ def _explained(kernel, bound: tuple, outcome: str, numba_names: list[str]) -> Ca
     return CallExplanation(kernel.__qualname__, arguments, outcome, notes)
 
 
-def _fate(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
+def fate_of(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
+    """What becomes of a call with these keys, and the names of its arguments' Numba types."""
     try:
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials)
     except UnknownDtype as unknown:

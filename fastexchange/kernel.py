@@ -6,6 +6,7 @@ Calls go to the native shim (``dispatch.shim``), which makes those that it knows
 
 import functools
 import inspect
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -48,6 +49,7 @@ class FastKernel(NativeCallable):
     allows_grad : whether it takes tensors that require grad while grad mode is on.
     returns : what says of which framework its results are: None, a parameter's name, or a type.
     out : the notation that declares its outputs, or None.
+    cuda : the kernel that gets the calls with tensors on a GPU, or None.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_native")
@@ -63,7 +65,7 @@ class FastKernel(NativeCallable):
         self.py_func = dispatcher.py_func
         self._slow_calls = 0
         self._manner = manner = manner or _Manner()
-        self.allows_grad, self.returns, self.out = manner
+        self.allows_grad, self.returns, self.out, self.cuda, launch = manner
         self._parameters, self._outputs = _parameters_and_outputs(dispatcher.py_func, self.out)
         release_gil = bool(dispatcher.targetoptions.get("nogil"))
         self._native = KernelContext(
@@ -71,6 +73,9 @@ class FastKernel(NativeCallable):
         )
         self._context = self._native.address
         self._vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
+        self._elsewhere: Any = None
+        if self.cuda is not None:
+            self._launch_elsewhere(launch)
         results.prepare()
         _kernels[id(dispatcher), manner] = self
 
@@ -98,6 +103,20 @@ class FastKernel(NativeCallable):
                 )
             return self._parameters.names.index(returns)
         return returns
+
+    def __getitem__(self, configuration):
+        """The launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
+        if self.cuda is None:
+            name = f"{self.__qualname__}()"
+            raise TypeError(f"{name} is a kernel for the CPU, without a launch configuration; fast_args(cuda=...) gives it one")
+        return self.cuda[configuration]
+
+    def _launch_elsewhere(self, launch) -> None:
+        """Let :attr:`cuda` have the calls with tensors on a GPU, launched as `launch` says."""
+        from .cuda.elsewhere import Elsewhere
+
+        self._elsewhere = Elsewhere(self, launch)
+        self._native.native.elsewhere = id(self._elsewhere.launcher)
 
     @property
     def _numba_type_(self):
@@ -174,7 +193,10 @@ class FastKernel(NativeCallable):
         from .numba_call import call_numba
 
         self._slow_calls += 1
-        return call_numba(self, self._parameters.bind(*args, **kwargs))
+        bound = self._parameters.bind(*args, **kwargs)
+        if self._elsewhere is not None and self._elsewhere.takes(bound):
+            return self._elsewhere.call(bound)
+        return call_numba(self, bound)
 
     def _plan_call(self, /, *args, **kwargs):
         """Called by the shim after a call like others that it has made: to make such calls faster."""
@@ -216,6 +238,8 @@ class _Manner(NamedTuple):
     allows_grad: bool = False
     returns: "str | type | None" = None
     out: "str | None" = None
+    cuda: Any = None
+    launch: Any = None
 
 
 def _parameters_and_outputs(py_func: Callable, out: str | None):
@@ -229,13 +253,14 @@ def _parameters_and_outputs(py_func: Callable, out: str | None):
     return Parameters(py_func, len(outputs)), outputs
 
 
-def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, **options):
+def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None, launch=None, **options):
     """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
 
     Parameters
     ----------
     func : a Python function, which is compiled with ``numba.njit(**options)``; or an existing ``@njit`` dispatcher; or,
-        as for ``njit``, one or several explicit signatures.
+        as for ``njit``, one or several explicit signatures; or a ``@cuda.jit`` dispatcher of numba-cuda or numba-cuda-mlir, of
+        which it makes a :class:`~fastexchange.CudaKernel`.
     grad : what becomes of tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as ``__dlpack__``
         has it, because autograd sees nothing of what a kernel does. ``"allow"``: the kernel gets their memory, as after
         ``detach()``; for kernels that take part in a backward pass of their own, and for optimiser steps.
@@ -247,6 +272,10 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, **options)
         ``fastexchange.pattern``). An output that a call omits, or gives as None, is allocated by the framework of the first
         tensor in the notation (of `returns`, if that is given), uninitialised; the call returns its outputs. The kernel itself
         returns None.
+    cuda : a ``@cuda.jit`` dispatcher, or what ``fast_args`` made of it, with the same parameters: it gets the calls with
+        tensors on a GPU, `func` those with tensors on the CPU.
+    launch : how `cuda` is launched: ``(grid, block)``, also with stream and shared memory; or a function that is called with the
+        arguments and returns that, or a number of tasks, for ``forall``.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns
@@ -277,35 +306,69 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, **options)
         raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
     if returns is not None and not isinstance(returns, (str, type)):
         raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
-    manner = _Manner(grad == "allow", returns, out)
+    manner = _Manner(grad == "allow", returns, out, _checked_cuda(cuda, launch, out, grad), launch)
     if func is None:
-        return functools.partial(fast_args, grad=grad, returns=returns, out=out, **options)
+        return functools.partial(fast_args, grad=grad, returns=returns, out=out, cuda=cuda, launch=launch, **options)
     if isinstance(func, FastKernel):
         _no_options(options, "a FastKernel")
         if manner not in (_Manner(), func._manner):
-            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad=, returns=, out=")
+            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad=, out= …")
         return func
-    if isinstance(func, CPUDispatcher):
+    if isinstance(func, CPUDispatcher) or _cuda_target_of(func) is not None:
         _no_options(options, "a Numba dispatcher")
         return _kernel_of(func, manner)
     if numba.config.DISABLE_JIT:
         return interpreted.interpreted(func, manner)
     if isinstance(func, Dispatcher):
-        raise TypeError(f"fast_args() takes functions and CPU dispatchers; {type(func).__name__} is for another target")
+        raise TypeError(f"fast_args() takes functions, and dispatchers for the CPU and for CUDA, not {type(func).__name__}")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
         return lambda function: _make(_jit(function, options, func), manner)
     return _make(_jit(func, options), manner)
 
 
-def _kernel_of(dispatcher: CPUDispatcher, manner: _Manner) -> FastKernel:
+def _cuda_target_of(func):
+    """The package of which `func` is a dispatcher for CUDA, or None. Without one that has been imported there is none."""
+    if not ("numba.cuda.dispatcher" in sys.modules or "numba_cuda_mlir.descriptor" in sys.modules):
+        return None
+    from .cuda.targets import target_of
+
+    return target_of(func)
+
+
+def _checked_cuda(cuda, launch, out, grad: str):
+    """The kernel for CUDA that ``fast_args(cuda=...)`` is given, None for none."""
+    if cuda is None:
+        if launch is not None:
+            raise TypeError("fast_args(): launch says how the kernel cuda= is launched, and there is none")
+        return None
+    if not isinstance(cuda, FastKernel) and _cuda_target_of(cuda) is None:
+        raise TypeError(f"fast_args(): cuda is a @cuda.jit dispatcher, or what fast_args made of one, not {shown(cuda)}")
+    if launch is None or out is not None:
+        raise TypeError("fast_args(): cuda= needs launch=, which says how it is launched, and no out=: it allocates nothing")
+    kernel = fast_args(cuda, grad=grad)
+    if _cuda_target_of(kernel.dispatcher) is None:
+        raise TypeError(f"fast_args(): cuda is a kernel for CUDA, and {kernel!r} is one for the CPU")
+    return kernel
+
+
+def _kernel_of(dispatcher: Any, manner: _Manner) -> FastKernel:
     """The kernel of a dispatcher: there is one for each manner."""
     known = _kernels.get((id(dispatcher), manner))
     return known if known is not None else _make(dispatcher, manner)
 
 
-def _make(dispatcher: CPUDispatcher, manner: _Manner) -> FastKernel:
+def _make(dispatcher: Any, manner: _Manner) -> FastKernel:
     from .dispatch.state import runtime
 
+    target = _cuda_target_of(dispatcher)
+    if target is not None:
+        if not runtime().is_native:
+            raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
+        from .cuda.kernel import CudaKernel
+
+        made: FastKernel = CudaKernel(dispatcher, manner, target)
+        _kernels[id(dispatcher), manner] = made
+        return made
     return (FastKernel if runtime().is_native else _CarefulKernel)(dispatcher, manner)
 
 
@@ -316,9 +379,11 @@ def _no_options(options: dict, what: str) -> None:
 
 def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
     """``numba.njit``; without its disk cache where no directory can be written."""
+    if type(function).__name__ == "FakeCUDAKernel":
+        raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
     if not inspect.isfunction(function):
         raise TypeError(
-            f"fast_args() takes a Python function or a Numba dispatcher (from @njit), not "
+            f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not "
             f"{shown(function)}"
         )
     try:

@@ -21,9 +21,11 @@ from numba.np import numpy_support
 from ._abi import ffi
 
 __all__ = [
-    "WORDS", "address_of", "as_words", "atomic_add", "call_int", "call_word", "cstring", "external", "global_address",
-    "load", "native", "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array", "store", "struct_at",
+    "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",
+    "global_address", "load", "native", "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array",
+    "store", "struct_at",
 ]  # fmt: skip
+
 
 def native(function, **options) -> CPUDispatcher:
     """Decorator of a helper that native functions call: a function of its own in their machine code, for what is rare.
@@ -168,6 +170,28 @@ def stack(typingctx, words):
         return builder.ptrtoint(slot, word)
 
     return types.intp(words), codegen
+
+
+@intrinsic(prefer_literal=True)
+def float_of(typingctx, word, bits):
+    """The floating-point number of so many `bits` (a literal, 32 or 64) in the lowest of a word."""
+    result = types.float64 if bits.literal_value == 64 else types.float32
+
+    def codegen(context, builder, signature, args):
+        integer = builder.trunc(args[0], ir.IntType(32)) if result is types.float32 else args[0]
+        return builder.bitcast(integer, context.get_value_type(result))
+
+    return result(types.intp, bits), codegen
+
+
+@intrinsic
+def bits_of(typingctx, number):
+    """The bits of a floating-point number, as a word."""
+
+    def codegen(context, builder, signature, args):
+        return builder.zext(builder.bitcast(args[0], ir.IntType(number.bitwidth)), context.get_value_type(types.intp))
+
+    return types.intp(number), codegen
 
 
 def _unpack(context, builder, signature, args):

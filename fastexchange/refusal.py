@@ -12,6 +12,8 @@ from .dltensor import MAX_ELEMENTS, MAX_OFFSET
 from .naming import type_name
 from .producers import torch
 
+_OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
+
 
 def device_name(device) -> str:
     """A ``DLDevice`` as ``kDLCUDA:0``."""
@@ -35,8 +37,14 @@ def advice(code: int, bits: int) -> str:
     return "convert it first"
 
 
-def wording(status: int, tensor) -> str:
+def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
+    if status == layout.STATUS_DEVICE and is_for_cuda and int(tensor.device.device_type) in _OF_CUDA:
+        return f"its memory is on device {device_name(tensor.device)}, which there is not"
+    if status == layout.STATUS_DEVICE and is_for_cuda:
+        return f"its memory is on device {device_name(tensor.device)}, which a CUDA kernel cannot read; copy it to the GPU first"
+    if status == layout.STATUS_MISALIGNED:
+        return "its elements do not lie at multiples of their size, where a GPU could read them; pass a copy of it"
     if status == layout.STATUS_DEVICE:
         return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
     if status == layout.STATUS_NULL_DATA:
@@ -99,7 +107,9 @@ _REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedErr
 
 
 def argument(kernel, position: int) -> str:
-    """The argument at `position`, for a message."""
+    """The argument at `position`, for a message; at -1 is the stream of a launch on a device."""
+    if position < 0:
+        return f"{kernel.__qualname__}(): the stream on which the tensors' producer works (its current_work_stream)"
     return f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
 
 
@@ -127,6 +137,14 @@ def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
     """Raise BufferError for `value`, all or part of the argument at `position`."""
     raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
+
+
+def refuse_device(kernel, position: int, value, device: int, other: int) -> NoReturn:
+    """Raise BufferError for `value`, which is on another CUDA device than what is before it."""
+    refuse_value(
+        kernel, position, value,
+        f"its memory is on device kDLCUDA:{device}, that of an argument before it on kDLCUDA:{other}; copy one of them",
+    )  # fmt: skip
 
 
 def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
@@ -167,7 +185,8 @@ def refused(kernel, position: int, error: BaseException) -> NoReturn:
             if isinstance(error, Exception):
                 add_note(error, f"raised for {argument(kernel, position)}")
             raise error
-        raise type(error)(f"{argument(kernel, position)} cannot be passed to the kernel: {error}") from error
+        why = "cannot be passed to the kernel" if position >= 0 else "is not known"
+        raise type(error)(f"{argument(kernel, position)} {why}: {error}") from error
     finally:
         del error  # its traceback holds this frame
 

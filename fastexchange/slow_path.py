@@ -27,7 +27,7 @@ from .producers import buffer, torch
 from .refusal import advice, check_tensors, dtype_name, refuse, refuse_mixed, refused, wording
 from .results import check_argument
 
-_MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
+MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
 _REPORT_KEYS = 4096
 _BY_NUMBA = (layout.STATUS_NUMBA, layout.STATUS_BIG_INT)
 
@@ -68,6 +68,10 @@ class Report:
         """The leaf at which the walk stopped; the caller holds the arguments, so it is alive."""
         return ctypes.cast(self._native.object, ctypes.py_object).value
 
+    @property
+    def native(self):
+        """The ``fx_report *``."""
+        return self._native
 
     @property
     def held(self) -> tuple[int, int]:
@@ -106,6 +110,8 @@ def call(kernel, bound: tuple):
     report = settle(kernel, bound)
     if report.status == layout.STATUS_OK:
         return report.result
+    if kernel._elsewhere is not None and (report.status == layout.STATUS_DEVICE or kernel._elsewhere.takes(bound)):
+        return kernel._elsewhere.call(bound)
     result = call_numba(kernel, bound)
     if report.unmade is not None:  # Numba could do what we cannot (a literal argument, say): next time straight to it
         kernel._native.add_numba_only(*report.unmade)
@@ -119,9 +125,11 @@ def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
     """
     flags = 0
     report = Report()
-    for _ in range(_MAX_LOOKS + 2 * _leaves(bound)):
+    for _ in range(MAX_LOOKS + 2 * leaves(bound)):
         status = attempt(kernel, bound, flags, report, function)
         if status == layout.STATUS_OK or status in _BY_NUMBA:
+            return report
+        if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
             return report
         if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
             try:
@@ -146,12 +154,12 @@ def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
             refuse_mixed(kernel, report.position, bound, report.stopped_at)
         else:
             refuse(kernel, report.position, bound, wording(status, report.tensor))
-    return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {_MAX_LOOKS} looks")
+    return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
 
 
-def _leaves(values: tuple) -> int:
+def leaves(values: tuple) -> int:
     """How many things a call may bring for the first time: its arguments, and in tuples their items."""
-    return sum(1 + _leaves(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
+    return sum(1 + leaves(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
 
 
 def _items(value) -> int:

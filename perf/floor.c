@@ -3,18 +3,12 @@
  * The functions for kernels check their arguments against one fixed signature (any number of 1-D, C-contiguous
  * float32 arrays on the CPU, or of scalars), write them as the flat words that a Numba kernel takes per array, and call
  * an empty kernel through a pointer that the compiler cannot see through. Beside them stands NumPy's owning export, as
- * an exchange table. floor.py builds it all and puts the DLPack declarations in front.
+ * an exchange table. floor.py builds it all and puts the DLPack declarations and floor_table.h in front.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <structmember.h>
-
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
 
 #define MAX_ARGUMENTS 128
-#define LIKELY(x) __builtin_expect(!!(x), 1)
-#define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
 typedef struct {
     void *meminfo;
@@ -35,16 +29,6 @@ static void empty_kernel(void *arguments) { (void)arguments; }
 static void (*volatile kernel)(void *) = empty_kernel;
 
 static PyTypeObject *ndarray;
-
-/* The last type that had a table. A hand-written binding knows its framework: one entry is what it needs. */
-static PyTypeObject *known_type;
-static const DLPackExchangeAPI *known_api;
-
-static PyObject *wrong(Py_ssize_t position, const char *reason)
-{
-    PyErr_Format(PyExc_TypeError, "argument %zd: %s", position + 1, reason);
-    return NULL;
-}
 
 static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -82,31 +66,6 @@ static PyObject *numpy(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 /* ---- the exchange table ---- */
-
-static const DLPackExchangeAPI *learn(PyTypeObject *type)
-{
-    PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
-    if (!capsule)
-        return NULL;
-    const DLPackExchangeAPI *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    Py_DECREF(capsule);
-    if (api && api->header.version.major != 1) {
-        PyErr_SetString(PyExc_BufferError, "exchange table of another major version");
-        return NULL;
-    }
-    if (api) {
-        Py_INCREF(type);
-        Py_XSETREF(known_type, type);
-        known_api = api;
-    }
-    return api;
-}
-
-static inline const DLPackExchangeAPI *api_of(PyObject *object)
-{
-    PyTypeObject *type = Py_TYPE(object);
-    return LIKELY(type == known_type) ? known_api : learn(type);
-}
 
 /* NULL when the tensor is one that the kernel takes, else what is wrong with it. */
 static inline const char *accept(const DLTensor *tensor, PyObject *object, Array1D *out)

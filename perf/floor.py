@@ -56,6 +56,19 @@ def _load(name: str, compiler: list[str], options: list[str], source: str, suffi
     return module
 
 
+def _load_c(name: str, file: str) -> ModuleType:
+    """The extension module `name` of a C file, behind the DLPack declarations and ``floor_table.h``."""
+    source = f"#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n"
+    for each in ("floor_table.h", file):
+        source += f'#line 1 "{each}"\n' + (_HERE / each).read_text()
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    options = [f"-I{np.get_include()}", "-Wall", "-Wextra", "-Wno-unused-function"]
+    try:
+        return _load(name, compiler, options, source, ".c", np.__version__)
+    except FileNotFoundError:
+        raise SystemExit(f"The limit is written in C, and there is no C compiler {compiler[0]!r}; set CC.") from None
+
+
 @functools.cache
 def load() -> ModuleType:
     """The limit, ``floor.c``. Compiled on first use; SystemExit where there is no C compiler.
@@ -63,14 +76,13 @@ def load() -> ModuleType:
     Functions to call like a kernel: ``empty``, ``numpy``, ``torch``, ``torch_managed``, ``buffer``, ``dunder``, ``scalars``.
     And ``export_and_delete(capsule, tensor, times)``, for any exchange table, with ``numpy_table``, the capsule of one by hand.
     """
-    declarations = f'#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n#line 1 "floor.c"\n'
-    source = declarations + (_HERE / "floor.c").read_text()
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    options = [f"-I{np.get_include()}", "-Wall", "-Wextra", "-Wno-unused-function"]
-    try:
-        return _load("_fastexchange_floor", compiler, options, source, ".c", np.__version__)
-    except FileNotFoundError:
-        raise SystemExit(f"The limit is written in C, and there is no C compiler {compiler[0]!r}; set CC.") from None
+    return _load_c("_fastexchange_floor", "floor.c")
+
+
+@functools.cache
+def load_cuda() -> ModuleType:
+    """The limit of launches of CUDA kernels, ``cuda_floor.c``, which says what is in it. As :func:`load`."""
+    return _load_c("_fastexchange_cuda_floor", "cuda_floor.c")
 
 
 @functools.cache

@@ -1,46 +1,13 @@
 """The project's promises, each with what was measured. Ratios and differences are of the same run."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 import rows
+from book import Book, Target
 from rows_arguments import BEYOND, COUNTS, SLOPE_COUNTS
 
 from fastexchange.measuring.timing import Samples
-
-
-@dataclass(frozen=True)
-class Target:
-    """One promise. `met` is None when the run has no rows for it."""
-
-    call: str
-    must_be: str
-    measured: str
-    met: bool | None
-
-
-_NOT_MEASURED = "not measured"
-
-
-class _Book:
-    """Targets over the samples of a run; a target whose rows are missing is entered as not measured."""
-
-    def __init__(self, times: dict[str, Samples]):
-        self.times = times
-        self.targets: list[Target] = []
-
-    def add(self, call: str, must_be: str, quantity: Callable[[dict[str, Samples]], Samples], bound: float, unit: str):
-        """`bound` is a lower bound for the unit "x faster", else an upper one."""
-        try:
-            samples = quantity(self.times)
-        except KeyError:
-            self.targets.append(Target(call, must_be, _NOT_MEASURED, None))
-            return
-        met = samples.median >= bound if unit == "x faster" else samples.median <= bound
-        digits = 1 if unit in ("ns", "ms") else 2
-        measured = f"{samples.median:.{digits}f} {unit} ± {samples.spread:.{digits}f}"
-        self.targets.append(Target(call, must_be, measured, met))
 
 
 def slope(times: dict[str, Samples], key: str) -> Samples:
@@ -62,7 +29,7 @@ def per_scalar(times: dict[str, Samples], kind: str, who: str) -> Samples:
     return (times[f"scalar/{kind}/9/{who}"] - times[f"scalar/{kind}/1/{who}"]) / 8
 
 
-def _tensors(book: _Book) -> None:
+def _tensors(book: Book) -> None:
     call = "3 torch CPU tensors"
     c, ours = "torch/3/c", "torch/3/fast"
     book.add(call, "≤ 1.10 x hand-written C", lambda t: t[ours] / t[c], 1.10, "x")
@@ -88,7 +55,7 @@ def _tensors(book: _Book) -> None:
         book.add(call, further, lambda t, o=ours, c=c: slope(t, o.format("torch")) - slope(t, c), 3, "ns")
 
 
-def _scalars_and_signatures(book: _Book) -> None:
+def _scalars_and_signatures(book: Book) -> None:
     for kind in ("float", "int", "bool"):
         book.add(f"scalar: {kind}", "≤ 4 ns each", lambda t, kind=kind: per_scalar(t, kind, "fast"), 4, "ns")
     more = "≤ 15 ns more than the 1st"
@@ -97,7 +64,7 @@ def _scalars_and_signatures(book: _Book) -> None:
     book.add("8 signatures in turn", more, lambda t: t["sites/8/turn"] - t["sites/8/apart"], 15, "ns")
 
 
-def _keywords_and_optionals(book: _Book) -> None:
+def _keywords_and_optionals(book: Book) -> None:
     for name in ("numpy", "torch"):
         for form, label in (("3", "in order"), ("r", "reversed")):
             call = f"3 {name} keywords, {label}"
@@ -114,7 +81,7 @@ def _keywords_and_optionals(book: _Book) -> None:
             book.add(label, must_be, lambda t, o=ours, p=plain: t[p] / t[o], 20, "x faster")
 
 
-def _results_and_launches(book: _Book) -> None:
+def _results_and_launches(book: Book) -> None:
     new = lambda t: t["results/torch/new"] / t["results/torch/own"]  # noqa: E731
     book.add("a new 4-element torch result", "≤ 0.8 x torch.empty_like", new, 0.8, "x")
     for count in COUNTS:
@@ -126,7 +93,7 @@ def _results_and_launches(book: _Book) -> None:
         book.add(f"a tuple of 3 {name}", "≤ 30 ns more than the 3", more, 30, "ns")
 
 
-def _fallback_and_start(book: _Book) -> None:
+def _fallback_and_start(book: Book) -> None:
     for name in ("numpy", "torch"):
         key = f"fallback/{name}/"
         more = "≤ __dlpack__ + 250 ns each"
@@ -140,7 +107,7 @@ def _fallback_and_start(book: _Book) -> None:
         book.add(call, "≤ 1.5 x njit(cache=True)", ratio, 1.5, "x")
 
 
-def _exchange(book: _Book) -> None:
+def _exchange(book: Book) -> None:
     ours, theirs = "convert/numpy/fast", "convert/numpy/numpy"
     book.add("from_dlpack(tensor)", "≥ 6 x faster than NumPy's", lambda t: t[theirs] / t[ours], 6, "x faster")
     call, key = "convert(array, torch.Tensor)", "convert/torch/{}"
@@ -160,7 +127,7 @@ def _exchange(book: _Book) -> None:
 
 def targets(times: dict[str, Samples]) -> Iterator[Target]:
     """Every promise, in the order in which the project makes them."""
-    book = _Book(times)
+    book = Book(times)
     parts = _tensors, _scalars_and_signatures, _keywords_and_optionals, _results_and_launches, _fallback_and_start, _exchange
     for part in parts:
         part(book)

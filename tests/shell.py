@@ -1,11 +1,15 @@
-"""``python -m fastexchange`` in new processes, and modules that look missing or broken to them."""
+"""``python -m fastexchange`` in new processes or in this one, and modules that look missing or broken to new ones."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import fastexchange
+from fastexchange.__main__ import main
 
 ROOT = Path(fastexchange.__file__).resolve().parents[1]
 
@@ -17,6 +21,20 @@ def run(*arguments: str, path: Path | None = None, **environment: str) -> subpro
     command = [sys.executable, "-m", "fastexchange", *map(str, arguments)]
     given = {**os.environ, "PYTHONPATH": search, "COLUMNS": "100", "FORCE_COLOR": "", **environment}
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess:
+    """The command line in this process: for what is not about the process, which takes a second or more."""
+    with (
+        mock.patch.dict(os.environ, COLUMNS="100", FORCE_COLOR=""),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as error,
+    ):
+        try:
+            code = main([*map(str, arguments)])
+        except SystemExit as end:  # as argparse ends it
+            code = end.code
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), error.getvalue())
 
 
 def without(folder: Path, *modules: str, code: str = "") -> Path:

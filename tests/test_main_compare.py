@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell import ROOT, run
+from shell import ROOT, run, run_here
 
 from fastexchange.__main__ import main
 from fastexchange.command.compare import YARDSTICKS, compare
@@ -230,12 +230,12 @@ def test_no_file(tmp_path):
     done = run("compare", tmp_path / "none.json", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{tmp_path / 'none.json'} cannot be read: No such file" in done.stderr
-    assert "Traceback" in run("compare", "--traceback", tmp_path / "none.json", tmp_path).stderr
+    assert "Traceback" in run_here("compare", "--traceback", tmp_path / "none.json", tmp_path).stderr
 
 
 @pytest.mark.parametrize("percent", ["-1", "nan", "much"])
 def test_a_threshold_that_is_none(percent):
-    assert run("compare", "--threshold", percent, "a", "b").returncode == 2
+    assert run_here("compare", "--threshold", percent, "a", "b").returncode == 2
 
 
 def test_the_results_in_this_repository():

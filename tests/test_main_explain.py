@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from frameworks import torch
-from shell import ROOT, run
+from shell import ROOT, run, run_here
 
 from fastexchange.__main__ import main
 
@@ -121,8 +121,8 @@ def test_types(capsys, what, path):
     assert printed.startswith("an instance of ") and f": path {path} (" in printed
 
 
-def test_a_call(module):
-    done = run("explain", "kernels_of_mine:add", "--args", "np.ones(3, 'f4'), y=[1, 2][1]", path=module)
+def test_a_call(imported):
+    done = run_here("explain", "kernels_of_mine:add", "--args", "np.ones(3, 'f4'), y=[1, 2][1]")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("add: new: the next such call compiles it\n")
     assert "as array(float32, 1d, C)" in done.stdout and "as int64" in done.stdout
@@ -171,12 +171,13 @@ def test_errors_are_one_line(imported, capsys, arguments, words):
 
 
 @pytest.mark.parametrize("ending", ["raise SystemExit(0)", "1 / 0", "def"])
-def test_a_module_that_cannot_be_imported(tmp_path, ending):
+def test_a_module_that_cannot_be_imported(tmp_path, monkeypatch, ending):
     (tmp_path / "broken_module.py").write_text(f"{ending}\n")
-    done = run("explain", "broken_module:x", path=tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    done = run_here("explain", "broken_module:x")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "broken_module cannot be imported: " in done.stderr
-    shown = run("explain", "--traceback", "broken_module:x", path=tmp_path)
+    shown = run_here("explain", "--traceback", "broken_module:x")
     assert shown.returncode == 2 and "Traceback" in shown.stderr and "broken_module.py" in shown.stderr
 
 
@@ -189,7 +190,7 @@ def test_without_the_compiler(module):
 
 
 def test_a_kernel_of_this_repository():
-    done = run("explain", "kernels.axpy:axpy")
+    done = run_here("explain", "kernels.axpy:axpy")
     assert done.returncode == 0, done.stderr
     assert facts(done.stdout)["fast_args"].startswith("grad='refuse'")
 

@@ -16,9 +16,16 @@ from fastexchange.measuring.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[1]
 PERF = ROOT / "perf"
-MODULES = ("floor", "groups", "plot", "report", "rows", "rows_arguments", "table", "targets", "two_threads")
+MODULES = (
+    "book", "cuda_places", "cuda_table", "cuda_targets", "floor", "groups", "plot", "report", "rows", "rows_arguments", "table",
+    "targets", "two_threads",
+)  # fmt: skip
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/floor.c needs a C compiler")
+needs_stub = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None or importlib.util.find_spec("numba_cuda") is None,
+    reason="launches against the driver stub need Linux, a C compiler and numba-cuda",
+)
 
 
 @pytest.fixture
@@ -60,6 +67,15 @@ def test_the_plot_is_that_of_the_same_run(perf, tmp_path):
         pytest.skip(f"the title was looked at; it was drawn by another matplotlib than {installed}")
     perf("plot").draw(file, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text(encoding="utf-8") == text, f"python perf/plot.py {file} -o {shown}"
+
+
+def test_the_tables_of_launches_are_those_of_the_run_they_name(perf):
+    table = perf("cuda_table")
+    text = table.README.read_text(encoding="utf-8")
+    file = table.file_in(text)
+    assert file.parent == PERF / "results"
+    shown = text.split(table.BEGIN)[1].split(table.END)[0]
+    assert table.table(file) == shown, f"python perf/cuda_table.py {file.relative_to(ROOT)} --write"
 
 
 # ---- what is made of samples -----------------------------------------------------------------------------------------
@@ -182,3 +198,98 @@ def test_processes_say_what_they_measured(tmp_path):
     assert all(row["label"] and row["median_ns"] > 0 for row in keys.values())
     assert set(document["seconds"]) == {"import", "threads"}
     assert document["machine"]["packages"]["fastexchange"] and "not measured" in done.stdout
+
+
+@needs_stub
+def test_every_row_of_launches_runs_on_the_driver_stub(perf, monkeypatch, tmp_path):
+    """The command itself, in a new process: the stub has to be there before the packages are imported."""
+    file = tmp_path / "run.json"
+    command = [sys.executable, str(PERF / "cuda_launches.py"), "--stub", "--rounds", "1", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "CuPy, Triton, PyTorch: their rows need a GPU." in done.stdout
+    document = json.loads(file.read_text())
+    rows = {row["key"]: row for row in document["results"]}
+    assert document["machine"]["device"]["driver"] == "driver stub"
+    assert all(row["label"] and (row["median_ns"] > 0 or key.endswith("/loop")) for key, row in rows.items())
+    for package in ("numba-cuda", "numba-cuda-mlir"):
+        if importlib.util.find_spec(package.replace("-", "_")) is None:
+            assert f"{package} is not installed" in done.stdout
+            continue
+        for case in ("1", "3", "26", "axpy", "none", "array/16", "scalar/256"):
+            assert {f"{package}/{case}/{who}" for who in ("fast", "bound", "c", "raw", "released", "device")} <= set(rows)
+        named = [target for target in document["targets"] if target["call"].startswith(package + ":")]
+        assert len(named) >= 19 and all(target["met"] is not None for target in named)
+    table = perf("cuda_table")
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    assert "| 26 tensors |" in table.table(file)
+
+
+SAME_LAUNCH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import cuda_places
+place = cuda_places.place(True)
+import cuda_rows
+
+launches = 0
+for package in cuda_places.PACKAGES:
+    try:
+        rows = cuda_rows.Rows(package, place)
+    except ImportError:
+        continue
+    cases = {"tensors": rows.tensors(3), "axpy": {"a": 2.5, **rows.tensors(2)}, "scalars": {"a": cuda_rows.np.float32(1.5)}}
+    for signature, values in cases.items():
+        plain, kernel = rows.kernel(values)
+        ours = rows.launched(kernel[3, 32], values)
+        by_hand = rows.by_hand(plain, signature, values, 3, 32)
+        place._tensor.streams[0] = 0x1
+        place.stub.clear()
+        ours(*values.values())
+        by_hand(*values.values())
+        place._tensor.streams[0] = 0
+        rows.limit.raw(by_hand, 1, False)
+        rows.limit.raw(by_hand, 1, True)
+        found = [launch._replace(thread=0) for launch in place.stub.launches]
+        assert len(found) == 4 and found[0] == found[1], found
+        assert [launch._replace(stream=0) for launch in found[1:]] == [found[0]._replace(stream=0)] * 3, found
+        assert found[0].stream == (0 if signature == "scalars" else 1)
+        launches += len(found)
+    x = rows.tensors(1)["x0"]
+    plain, kernel = rows.kernel(["x"])
+    rows.launched(kernel[1, 1], {"x": x})
+    by_hand = rows.by_hand(plain, "tensors", {"x": x}, 1, 1)
+    tensor = place._tensor
+    for bad in (tensor((4,), "float64"), tensor((2, 2)), tensor((4,), strides=(2,)), tensor((4,), device_type=1), 3, None):
+        try:
+            by_hand(bad)
+        except (TypeError, AttributeError):
+            continue
+        raise AssertionError(bad)
+    try:
+        by_hand(x, place.tensor(1))
+    except TypeError as error:
+        assert "another device" in str(error)
+    else:
+        raise AssertionError("two devices")
+print(launches)
+"""
+
+
+@needs_stub
+def test_hand_written_c_launches_what_ours_does(tmp_path):
+    """Byte for byte, as the stub recorded it; and it refuses what it was not written for."""
+    script = tmp_path / "same.py"
+    script.write_text(SAME_LAUNCH)
+    done = subprocess.run([sys.executable, "-W", "ignore", str(script), str(PERF)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) in (12, 24)
+
+
+@needs_stub
+def test_the_checks_for_a_gpu_run_against_the_driver_stub_as_far_as_they_can():
+    only = [word for name in ("shared_memory", "errors", "streams") for word in ("--only", name)]
+    command = [sys.executable, str(PERF / "cuda_check.py"), "--stub", *only]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAILED" not in done.stdout and "shared_memory  passed" in done.stdout and "streams        skipped" in done.stdout

@@ -21,6 +21,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from forked import needs_fork, run_forked  # noqa: E402
 from interpreter import run_python  # noqa: E402
 from made_producers import Dunder, Ledger  # noqa: E402
 
@@ -461,16 +462,15 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
     )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-def test_the_layout_is_found_whatever_the_default_dtype(dtype):
-    run_python(
-        f"""
-        import torch
-        torch.set_default_dtype(torch.{dtype})
-        from fastexchange.producers.torch_layout import guard
-        assert guard().knows_all
-        """
-    )
+@needs_fork
+def test_the_layout_is_found_whatever_the_default_dtype(tmp_path):
+    prelude = "import torch\nfrom fastexchange.producers.torch_layout import guard\n"
+    scenes = {dtype: f"torch.set_default_dtype(torch.{dtype})\nassert guard().knows_all" for dtype in DEFAULTS}
+    for end in run_forked(tmp_path, prelude, scenes).values():
+        end.check()
+
+
+DEFAULTS = ["float64", "float16", "bfloat16"]
 
 
 class Tenfold(torch.Tensor):
@@ -632,3 +632,34 @@ def test_modes_of_the_caller_do_not_see_what_holds_a_storage():
         with mode():
             assert kernel(tensor) == 3
         assert not tensor.untyped_storage().resizable()
+
+
+# ---- tensors on a GPU ----------------------------------------------------------------------------------------------
+
+
+def test_keys_of_tensors_on_a_gpu_are_plain():
+    """As far as that can be seen without one: the keys by name, and none that makes a tensor odd."""
+    from fastexchange.producers.torch_layout import guard
+
+    def named(name):
+        return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+
+    if not guard().knows_all:
+        pytest.skip("PyTorch is asked about each tensor")
+    odd = guard().native.odd_keys
+    assert odd & named("CUDA") == odd & named("AutocastCUDA") == 0
+    odd_names = "Conjugate Negative SparseCUDA SparseCsrCUDA QuantizedCUDA NestedTensorCUDA Python ZeroTensor"
+    for name in odd_names.split():
+        assert odd & named(name), name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_tensors_on_a_gpu_are_told_apart():
+    from fastexchange.producers.torch_layout import guard, keys_of
+
+    if not guard().knows_all:
+        pytest.skip("PyTorch is asked about each tensor")
+    x, z = torch.ones(3, device="cuda"), torch.ones(3, dtype=torch.complex64, device="cuda")
+    odd = guard().native.odd_keys
+    assert not any(keys_of(tensor) & odd for tensor in (x, x[1:], z, x.requires_grad_(), x * 2))
+    assert all(keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))

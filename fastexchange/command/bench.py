@@ -3,16 +3,16 @@
 import argparse
 import importlib.util
 import os
-import platform
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from .. import __version__
+from ..measuring import files
 from ..measuring.tables import Row, progress, show
+from ..measuring.timing import Statement, time_statements
 from . import CommandError
+from .probe import OnlyDunder
 
 __all__ = ["run"]
 
@@ -40,19 +40,6 @@ class _Kind(NamedTuple):
 def _add(x, y, out):
     for i in range(out.shape[0]):
         out[i] = x[i] + y[i]
-
-
-class _OnlyDunder:
-    """A producer with the two methods of the DLPack protocol for Python, and no faster way."""
-
-    def __init__(self, array):
-        self._array = array
-
-    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
-
-    def __dlpack_device__(self):
-        return self._array.__dlpack_device__()
 
 
 def _peer(name: str, package: str, notes: list[str]) -> ModuleType | None:
@@ -86,7 +73,7 @@ def _kinds(notes: list[str]) -> list[_Kind]:
     values: dict[tuple[str, str], list[Any]] = {("numpy", "NumPy arrays"): arrays}
     if torch is not None:
         values["torch", "PyTorch tensors (CPU)"] = [torch.ones(1) for _ in _PARAMETERS]
-    values["dunder", "objects with only __dlpack__"] = [_OnlyDunder(array) for array in arrays]
+    values["dunder", "objects with only __dlpack__"] = [OnlyDunder(array) for array in arrays]
 
     kinds = []
     for (short, name), arguments in values.items():
@@ -153,20 +140,8 @@ def _noise(kinds: list[_Kind], times) -> str:
     return f"Noise: fastexchange's call timed as two rows, the second against the first: {listed}."
 
 
-def _versions() -> str:
-    found = [f"Python {platform.python_version()}"]
-    for package in ("numba", "numpy", "torch", "apache-tvm-ffi"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            pass
-    return f"fastexchange {__version__}; {', '.join(found)}; {platform.machine()}, {os.cpu_count()} cores"
-
-
 def _write(path: Path, kinds: list[_Kind], rounds: int, times) -> None:
     """Everything measured, in a file as ``measuring.files`` has them."""
-    from ..measuring import files
-
     results = []
     for kind in kinds:
         calls = {call.key.rpartition("/")[2]: call for call in (*kind.calls, *kind.control)}
@@ -196,8 +171,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         _writable(options.json)
     progress("importing …")
-    from ..measuring.timing import Statement, time_statements
-
     notes: list[str] = []
     kinds = _kinds(notes)
     progress("compiling …")
@@ -208,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
         statements, rounds=rounds, progress=lambda done, of: progress(f"measuring: round {done} of {of}")
     )
     progress("")
-    print(_versions())
+    print(files.headline(files.machine()))
     print("\nWhat it costs to call a compiled kernel with tensors of one element: the overhead, as there is no work.\n")
     _show_table(kinds, times)
     print(f"\nMedian and interquartile range (±) of {rounds} interleaved rounds in one process.")

@@ -169,11 +169,10 @@ def _environment() -> Iterator[Finding]:
 
 def _cuda() -> Iterator[Finding]:
     section = "CUDA"
-    yield Finding(section, "kernels", NOTHING, "this package has CPU kernels only: a tensor on a CUDA device is refused")
     library = ctypes.util.find_library("cuda") or ctypes.util.find_library("nvcuda")
     yield Finding(section, "driver", NOTHING, f"library {library} found" if library else "no driver library found")
     if importlib.util.find_spec("cupy") is not None:
-        yield Finding(section, "cupy", NOTHING, "installed, and not looked at: its arrays are refused")
+        yield Finding(section, "cupy", NOTHING, "installed, and not looked at: its arrays are for kernels made by cuda.jit")
 
 
 # ---- probes --------------------------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
-__all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "WRONG", "Finding"]
+__all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "WRONG", "Finding", "OnlyDunder"]
 
 OK, SLOW, WRONG, NOTHING = "ok", "slow", "wrong", "-"
 FRAMEWORKS = {
     "torch": "PyTorch", "jax": "JAX", "tvm_ffi": "apache-tvm-ffi", "pyarrow": "pyarrow", "ml_dtypes": "ml_dtypes",
+    "numba_cuda": "numba-cuda", "numba_cuda_mlir": "numba-cuda-mlir",
 }  # fmt: skip
 """Modules that are imported, and what people call them."""
 CALLS = 20  # so many that the compiled entry for the types, made after sixteen, is called as well
@@ -89,12 +90,14 @@ def _native() -> Iterator[Finding]:
     yield from _disk_cache()
 
 
-class _OnlyDunder:
+class OnlyDunder:
+    """A producer with the two methods of the DLPack protocol for Python, and no faster way."""
+
     def __init__(self, array):
         self._array = array
 
-    def __dlpack__(self, **options):
-        return self._array.__dlpack__(**options)
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self._array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self):
         return self._array.__dlpack_device__()
@@ -145,7 +148,7 @@ def _plain_examples() -> Iterator[_Example]:
     yield _Example("tuple of arrays", (x, x), ("tuple",), _double_all)
     yield _Example("list of arrays", [x, x], ("list",), _double_all)
     yield _Example("array.array", array.array("d", x), _ANY)
-    yield _Example("only __dlpack__", _OnlyDunder(x), _ANY)
+    yield _Example("only __dlpack__", OnlyDunder(x), _ANY)
 
 
 def _examples(section: str, examples: Iterator[_Example]) -> Iterator[Finding]:
@@ -254,8 +257,8 @@ def _torch(torch) -> Iterator[Finding]:
     elif not torch.cuda.is_available():
         yield Finding(cuda, "torch.cuda", NOTHING, f"built for CUDA {torch.version.cuda}; no device can be used")
     else:
-        text = f"{torch.cuda.device_count()} devices: their tensors are refused, with a BufferError that says so"
-        yield Finding(cuda, "torch.cuda", NOTHING, text, "pass tensor.cpu()")
+        text = f"{torch.cuda.device_count()} devices: their tensors are for kernels made by cuda.jit, others refuse them"
+        yield Finding(cuda, "torch.cuda", OK, text)
 
 
 def _refused(section: str, what: str, tensor) -> Iterator[Finding]:
@@ -298,7 +301,52 @@ def _ml_dtypes(ml_dtypes) -> Iterator[Finding]:
     yield from _examples("frameworks", iter([_Example("array of bfloat16", bits, reasons, expected=expected)]))
 
 
-_CHECKS = {"torch": _torch, "jax": _jax, "tvm_ffi": _tvm_ffi, "pyarrow": _pyarrow, "ml_dtypes": _ml_dtypes}
+def _numba_cuda(_package) -> Iterator[Finding]:
+    yield from _cuda("numba.cuda")
+
+
+def _numba_cuda_mlir(_package) -> Iterator[Finding]:
+    yield from _cuda("numba_cuda_mlir.cuda")
+
+
+def _cuda(module: str) -> Iterator[Finding]:
+    """Whether kernels for CUDA can be launched, and are right."""
+    import numpy as np
+
+    from .. import CudaError, fast_args
+    from ..cuda.driver import driver
+
+    section = "CUDA"
+    cuda = import_module(module)
+    try:
+        devices = driver().device_count
+    except CudaError as error:
+        yield Finding(section, module, NOTHING, one_line(error))
+        return
+
+    @fast_args
+    @cuda.jit
+    def double(x, out):
+        i = cuda.grid(1)
+        if i < out.shape[0]:
+            out[i] = 2 * x[i]
+
+    x, out = cuda.to_device(np.arange(4.0)), cuda.to_device(np.empty(4))
+    for _ in range(CALLS):
+        double[1, 32](x, out)
+    result = out.copy_to_host().tolist()
+    if result != [0.0, 2.0, 4.0, 6.0]:
+        yield Finding(section, module, WRONG, f"a kernel wrote {result}, not the doubles of 0 to 3", _REPORT)
+    elif double.stats().fast == 0:
+        yield Finding(section, module, SLOW, f"{devices} devices, {CALLS} launches are right, but none was native", _REPORT)
+    else:
+        yield Finding(section, module, OK, f"{devices} devices, {CALLS} launches are right")
+
+
+_CHECKS = {
+    "torch": _torch, "jax": _jax, "tvm_ffi": _tvm_ffi, "pyarrow": _pyarrow, "ml_dtypes": _ml_dtypes,
+    "numba_cuda": _numba_cuda, "numba_cuda_mlir": _numba_cuda_mlir,
+}  # fmt: skip
 
 
 def _framework(module: str) -> Iterator[Finding]:

@@ -39,9 +39,10 @@ def bind(context, frame, args, nargs, kwnames):
         store(bound + 8 * i, load(args + 8 * (nargs + k)))
     for i in range(nargs, count):
         if load(bound + 8 * i) == 0:
-            if load(context.has_default + 8 * i) == 0:
+            default = load(context.defaults + 8 * i)
+            if default == 0:
                 return layout.STATUS_ARITY
-            store(bound + 8 * i, context.omitted)
+            store(bound + 8 * i, default)
     return layout.STATUS_OK
 
 

@@ -7,6 +7,7 @@ from numba.core import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from .._abi import ffi
+from ..dlpack import DLDeviceType
 from ..native import address_of
 from ..once import forkable_lock
 from ..producers.ndarray import dtype_of
@@ -18,7 +19,7 @@ from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
 from .signature import lists_in
 from .state import runtime
 
-_METHODS = ("_call_slowly", "_call_numba", "_plan_call", "_refused", "_call_with_outputs")
+_METHODS = ("_call_slowly", "_call_numba", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
 _TUPLES = (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
 _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
@@ -68,6 +69,8 @@ class KernelContext:
     Nothing of it moves or goes away while the kernel lives: a call in progress may still look at what has been replaced.
     """
 
+    _MAX_PLANNED = DEFAULT_KEYS  # a fast entry takes whichever frame is free
+
     def __init__(
         self, parameters, name: str, release_gil: bool, allows_grad: bool, returns: type | int | None = None, outputs=None
     ):
@@ -76,15 +79,14 @@ class KernelContext:
         self._kept = name, returns
         self._strings = [sys.intern(name) for name in (*names, *_METHODS)]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
-        may_be_omitted = [int(parameters.may_be_omitted(i)) for i in range(len(names))]
-        self._has_default = ffi.new("int64_t[]", may_be_omitted or [0])
+        stand_ins = [id(OMITTED) if parameters.may_be_omitted(i) else 0 for i in range(len(names))]
+        self._defaults = ffi.new("intptr_t[]", stand_ins or [0])
         self._lock = forkable_lock()
         buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = [buckets]
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         # Stands for the last call before there was one.
         self._nothing = ffi.new("fx_overload *")
-        self._nothing.fast_entry = self.runtime.native.vectorcall_any
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
         native.last = address_of(self._nothing)
@@ -94,10 +96,11 @@ class KernelContext:
         native.plain_count = len(names) if not native.variadic and parameters.positional == len(names) else -1
         native.positional_only, native.positional_count = parameters.positional_only, parameters.positional
         native.names = address_of(self._names)
-        native.has_default = address_of(self._has_default)
+        native.defaults = address_of(self._defaults)
         native.omitted = id(OMITTED)
         methods = map(id, self._strings[len(names) :])
-        native.slow_name, native.numba_name, native.plan_name, native.refused_name, native.outputs_name = methods
+        native.slow_name, native.numba_name, native.plan_name, native.refused_name, native.outputs_name, error_name = methods
+        native.driver_error_name = error_name
         if outputs is not None:
             native.output_count = len(outputs)
             if outputs.program is not None:
@@ -107,7 +110,14 @@ class KernelContext:
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0
         native.returns_position = returns if isinstance(returns, int) else -1
-        native.raise_error = boxing.raise_error()
+        self._prepare()
+        self._nothing.fast_entry = native.vectorcall_any
+
+    def _prepare(self) -> None:
+        """Fill in what depends on where the kernel runs: here on the CPU."""
+        self.native.device_type = DLDeviceType.kDLCPU
+        self.native.vectorcall_any, self.native.run = self.runtime.native.vectorcall_any, self.runtime.native.run
+        self.native.raise_error = boxing.raise_error()
 
     @property
     def address(self) -> int:
@@ -186,7 +196,7 @@ class KernelContext:
         if code.boxes == BOXES_ARRAYS:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
             overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
-        overload.fast_entry = self.runtime.native.vectorcall_any
+        overload.fast_entry = self.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))
         self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists], [])
@@ -214,12 +224,15 @@ class KernelContext:
         try:
             if nodes is not None:
                 overload.given_count = _given_count(bound)
-                overload.fast_entry = entry.fast_entry(code.given, code.taken, nodes, overload.given_count, code.boxes)
+                overload.fast_entry = self._fast_entry(code, nodes, overload.given_count)
         finally:  # also if it could not be compiled: nobody shall try again at every call
             with self._lock:
                 variants.append(_Variant(overload, plan, compiled_for, held))
                 overload.variant, first.variant = first.variant, address_of(overload)
                 first.variant_count += 1
+
+    def _fast_entry(self, code: "_Code", nodes: tuple[entry.Node, ...], count: int) -> int:
+        return entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
 
     def forget(self) -> None:
         """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
@@ -272,7 +285,7 @@ class KernelContext:
             return None
         count = _given_count(bound)
         values = tuple(self._with_items(bound[:count]))
-        if len(keys) != len(values) + len(bound) - count or len(keys) > DEFAULT_KEYS:
+        if len(keys) != len(values) + len(bound) - count or len(keys) > self._MAX_PLANNED:
             return None
         types_of_values = entry.with_items(given[:count])
         nodes = []
@@ -324,6 +337,7 @@ class KernelContext:
             record.origin = layout.ORIGIN_VIEW
             record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
+            record.stream = fields["stream"]
 
 
 def _given_count(bound: tuple) -> int:

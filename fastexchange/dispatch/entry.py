@@ -10,6 +10,7 @@ return codes and its error values are taken from it, not restated here.
 
 import functools
 import platform
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from llvmlite import ir
@@ -154,21 +155,11 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     builder.cbranch(builder.icmp_signed("!=", frame, _WORD(0)), entered, differs)
     builder.position_at_end(entered)
     arrays, records = plan.arrays_of.call(unit, [frame]), plan.plan_of.call(unit, [overload])
-    used_words = used_arrays = 0
-    position = -1  # of the argument
-    pending = [(args, 0, count)]  # where the items of a tuple are, how many have been read, and how many there are
+    used_arrays = 0
     views = sum(node.kind == layout.KIND_EXCHANGE for node in nodes)
-    for index, node in enumerate(nodes):
-        while pending[-1][1] == pending[-1][2]:
-            pending.pop()
-        items, item, of = pending.pop()
-        pending.append((items, item + 1, of))
-        position += len(pending) == 1
-        ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
-        record = builder.add(records, _WORD(layout.PLAN_SIZE * index))
-        array = builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays))
-        word = builder.gep(first, [_INT32(used_words)])
-        values = [ob, record, array, word]
+    for leaf in leaves_of(unit, nodes, args, records, first, count):
+        node = leaf.node
+        values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
         if node.kind == layout.KIND_EXCHANGE and views > MAX_INLINED_VIEWS:
             outcome = builder.call(_view_reader(unit, node), values, cconv=READER_CONVENTION)
         else:
@@ -176,14 +167,10 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
         agrees = unit.function.append_basic_block("agrees")
         if node.kind == layout.KIND_EXCHANGE:
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
-                builder.ret(plan.fail.call(unit, [own, frame, callable_, _WORD(position)]))
+                builder.ret(plan.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
         builder.cbranch(builder.icmp_signed(">", outcome, _WORD(0)), agrees, differs)
         builder.position_at_end(agrees)
-        if node.items >= 0:
-            pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
-        else:
-            used_words += len(context.call_conv._get_arg_packer((node.numba_type,)).argument_types)
-            used_arrays += node.kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
+        used_arrays += node.kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
     if any(node.guard for node in nodes):
         unset = unit.function.append_basic_block("unset")
         builder.cbranch(builder.icmp_signed("!=", plan.was_error_set.call(unit, []), _WORD(0)), differs, unset)
@@ -243,6 +230,49 @@ def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     builder.ret(launch.leave.call(unit, ending))
     unit.linked.append(rtsys.library)
     return unit.finish()
+
+
+class Leaf(NamedTuple):
+    """Where a fast entry finds what it reads next, and where it has to write it, LLVM values."""
+
+    node: Node
+    position: int
+    """Of the argument."""
+    ob: Any
+    record: Any
+    """The ``fx_plan``."""
+    word: Any
+    """Its first word."""
+
+
+def _words_of(numba_type) -> int:
+    """How many words a leaf of this type has."""
+    return len(target_context().call_conv._get_arg_packer((numba_type,)).argument_types)
+
+
+def leaves_of(unit, nodes: tuple[Node, ...], args, records, first, count: int, words_of: Callable[[Any], int] = _words_of):
+    """Emit the loads of what a call with `count` arguments gives, in the order of the nodes, items of tuples among it.
+
+    Each leaf has to be read, and the code positioned where it agrees, before the next one is asked for. `words_of`: how many
+    words a leaf of a type has.
+    """
+    builder = unit.builder
+    used_words = 0
+    position = -1
+    pending = [(args, 0, count)]  # where the items of a tuple are, how many have been read, and how many there are
+    for index, node in enumerate(nodes):
+        while pending[-1][1] == pending[-1][2]:
+            pending.pop()
+        items, item, of = pending.pop()
+        pending.append((items, item + 1, of))
+        position += len(pending) == 1
+        ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
+        record = builder.add(records, _WORD(layout.PLAN_SIZE * index))
+        yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]))
+        if node.items >= 0:
+            pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
+        else:
+            used_words += words_of(node.numba_type)
 
 
 def _read(unit, node: Node, values: list):

@@ -15,7 +15,7 @@ from .entries import Py_TYPE, find
 from .frame import EXPORT_BYTES, drop
 from .guard import guard_of, is_odd
 from .lists import may_hold_arrays, open_list
-from .walk import COMPLEX, FLAG_LOOK, FLAG_OWN, FLAG_TRUSTED
+from .walk import COMPLEX, CPU, FLAG_LOOK, FLAG_OWN, FLAG_TRUSTED
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
@@ -73,7 +73,8 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             storage = 0
             if guard != 0 and is_own_memory and (asks or owns):  # PyTorch's exports do not hold it
                 storage = storage_of(layout.guard_at(guard), ob)
-                if owns and storage != 0 and flags & FLAG_LOOK == 0 and is_movable(layout.guard_at(guard), storage):
+                is_read_later = owns and flags & FLAG_LOOK == 0 and context.device_type == CPU
+                if is_read_later and storage != 0 and is_movable(layout.guard_at(guard), storage):
                     forbid_moving(layout.guard_at(guard), storage)
             store(out, 0)
             failed = call_int(export_function, (ob, out)) != 0

@@ -11,7 +11,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction, part
 from ..cpython import CALLABLE_CONTEXT
-from ..native import call_word, cstring, global_address, load, native, stack, store
+from ..native import call_word, cstring, global_address, load, native, native_inline, stack, store
 from . import layout
 from .frame import (
     ARRAY_BYTES,
@@ -30,6 +30,12 @@ from .walk import FLAG_OWN
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def hold(context_address, args, nargs, flags, report_address):
+    """:func:`hold_by` of a kernel for the CPU."""
+    return hold_by(read, context_address, args, nargs, flags, report_address)
+
+
+@native_inline
+def hold_by(read, context_address, args, nargs, flags, report_address):
     """Read the arguments of a call, in parameter order, into a frame, which is the caller's from then on.
 
     What became of it is in the fx_report. STATUS_OK: it has the frame and the overload. Else nothing is held; with

@@ -63,7 +63,11 @@ typedef struct {
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
     int64_t takes_all;          /* whether tensors of this type can be readonly and have negative strides */
     int64_t allocator;          /* managed_tensor_allocator, or 0 */
-    int64_t reserved[6];
+    int64_t stream;             /* current_work_stream, or 0 */
+    int64_t asks_python;        /* whether exports are made by Python code, which has to be told of a stream */
+    int64_t is_by_object;       /* whether objects of this type have entries of their own, with … */
+    int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
+    int64_t reserved[2];
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -77,9 +81,10 @@ typedef struct {
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release_both;       /* NRT destructor: both of these */
     int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
-    int64_t run;                /* the functions of the shim, by its names */
-    int64_t refuse;             /* PyObject *(PyObject *callable, Py_ssize_t position) */
+    int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `shim.run`, for the CPU */
+    int64_t refuse;             /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
+    int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_planned_result, box_array, finish_array, delete_result;     /* of results, by its names */
     int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
@@ -98,6 +103,7 @@ typedef struct {
     int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t items;              /* tuple: how many, whose records follow; else -1 */
+    int64_t stream;             /* view: current_work_stream */
 } fx_plan;
 
 /* One compiled signature of one kernel. */
@@ -119,6 +125,12 @@ typedef struct {
     int64_t plan_count;
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* positional arguments of a call that it makes itself */
+    int64_t loaded;             /* CUDA: fx_loaded[MAX_DEVICES] */
+    int64_t parameters;         /* CUDA: int64_t[parameter_count], where the kernel's parameters are: see `cuda.layout` */
+    int64_t parameter_count;
+    int64_t conversions;        /* CUDA: int64_t[conversion_count], words that a declared signature has in another type */
+    int64_t conversion_count;
+    int64_t is_cooperative;     /* CUDA: all blocks of a launch have to run at the same time */
 } fx_overload;
 
 /* One per kernel. */
@@ -128,13 +140,13 @@ typedef struct {
     int64_t buckets;            /* fx_overload *[1 + size]; the first word: size - 1 */
     int64_t parameter_count;    /* without *args */
     int64_t plain_count;        /* the same, or -1 for a kernel with *args or keyword-only parameters */
-    int64_t has_default;        /* int64_t[parameter_count], 1 for a parameter that may be omitted */
+    int64_t defaults;           /* PyObject *[parameter_count], what stands for a parameter that is omitted; 0: it may not be */
     int64_t positional_count;   /* how many may be given without a name */
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
     int64_t names;              /* PyObject *[parameter_count], interned */
     int64_t allows_grad;        /* whether autograd has no say (fast_args(grad="allow")) */
-    int64_t omitted;            /* the object that stands for an omitted default */
+    int64_t omitted;            /* PyObject *, what stands for an output that is omitted */
     int64_t name;               /* PyObject *, the kernel's qualified name */
     int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: … */
     int64_t returns_position;   /* … that of the argument here, -1: of the first tensor in the call */
@@ -149,6 +161,11 @@ typedef struct {
     int64_t owns;               /* other code may run before the kernel has returned, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */
     int64_t calls;              /* calls that reached a kernel without Python */
+    int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
+    int64_t run;                /* what that reads and makes the call with: the runtime's, or one for CUDA */
+    int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
+    int64_t elsewhere;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
+    int64_t driver_error_name;  /* CUDA: PyObject *, name of the method that raises the driver's error */
 } fx_context;
 
 /* An array argument of the call in progress. */
@@ -185,6 +202,9 @@ struct fx_frame {
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
     int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
     int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
+    int64_t device, managed_device;     /* CUDA: of the tensors, and of managed memory, which other devices read too; -1: none */
+    int64_t stream, other_stream;       /* CUDA: current_work_stream of the producers, 0: none, or no other */
+    int64_t code;               /* CUDA: CUresult of a launch that failed */
 };
 
 /* What `attempt` tells Python. */
@@ -197,6 +217,8 @@ typedef struct {
     int64_t keys;               /* int64_t[key_capacity], the caller's */
     int64_t tensor[8];
     int64_t frame, overload;    /* of `hold`: what a bound launch uses */
+    int64_t launcher;           /* CUDA, the caller's: fx_launcher * */
+    int64_t code, device, managed_device, stream, other_stream;     /* CUDA: the frame's */
 } fx_report;
 
 /* A bound launch: a frame that holds its arguments. */
@@ -234,6 +256,7 @@ KIND_NUMPY_COMPLEX64 = 24
 KIND_NUMPY_COMPLEX128 = 25
 KIND_NUMBA = 26  # only Numba's own dispatcher reads it
 KIND_DTYPE = 27  # a NumPy dtype object, not a type
+KIND_VIEW = 28  # a device array, not a type: its entry shows it
 
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
 FLAGS_SHIFT = 40
@@ -259,6 +282,12 @@ STATUS_ARITY = 10  # wrong number of arguments, or an unknown keyword
 STATUS_BIG_INT = 11  # an int beyond uint64
 STATUS_MOVABLE = 12  # a tensor's memory could be freed under a kernel that runs without the GIL
 STATUS_MIXED = 13  # the arrays of a list differ in element type or rank
+STATUS_DEVICES = 14  # tensors are on different devices
+STATUS_STREAM = 15  # an export is made by Python code that has to be told of the stream
+STATUS_STREAMS = 16  # the tensors' producers work on different streams
+STATUS_UNBOUND = 17  # the kernel is not loaded on the tensors' device
+STATUS_DRIVER = 18  # CUDA's driver has refused the launch
+STATUS_RANGE = 19  # a number does not fit into the parameter that a signature declares
 STATUS_NULL_DATA = dltensor.NULL_DATA
 STATUS_DEVICE = dltensor.DEVICE
 STATUS_DTYPE = dltensor.DTYPE
@@ -267,12 +296,14 @@ STATUS_SHAPE = dltensor.SHAPE
 STATUS_OVERFLOW = dltensor.OVERFLOW
 STATUS_VERSION = dltensor.VERSION
 STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
+STATUS_MISALIGNED = 40  # elements are not where a device can read them
 
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_VARIANTS = 8  # plans of one overload
 CALLS_PER_PLAN = 16  # calls without a plan until one is made: it takes a compilation of some milliseconds
 MAX_TUPLE_DEPTH = 8
 RESULT_BYTES = 4096
+MAX_DEVICES = 64
 
 ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
 

@@ -100,6 +100,41 @@ def pack_tensor(at, ndim, field, words):
     return flags, layout.STATUS_OK
 
 
+@native_inline
+def pack_contiguous(at, ndim, field, words):
+    """:func:`pack_tensor` of a tensor that is expected to be C-contiguous and aligned, as most are: fewer steps.
+
+    False where it is not, or where something is to be looked at exactly: then the words are not to be used.
+    """
+    tensor = dl_tensor_at(at)
+    itemsize = field >> 11
+    offset = types.intp(tensor.byte_offset)
+    data = tensor.data + offset
+    shape = tensor.shape
+    given_strides = tensor.strides
+    count = 1
+    odd = offset >> 40  # nonzero: negative or large numbers, or strides that are not those of C order
+    for j in range(ndim):
+        i = ndim - 1 - j
+        extent = load(shape + 8 * i)
+        odd |= (extent | count) >> 31
+        elements = count
+        if given_strides != 0:
+            elements = load(given_strides + 8 * i)
+            odd |= (elements ^ count) if extent != 1 else 0
+        count *= extent
+        put(words, layout.ARRAY_HEAD_WORDS + i, extent)
+        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, elements * itemsize)
+    odd |= count >> 31
+    alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize
+    odd |= data & (alignment - 1)
+    put(words, 1, 0)
+    put(words, 2, count)
+    put(words, 3, itemsize)
+    put(words, 4, data)
+    return odd == 0 and (count == 0 or not is_nowhere(tensor))
+
+
 @native
 def is_f_contiguous(tensor):
     """Whether a DLTensor's strides are those of Fortran order; extents of 1 do not count, as in NumPy."""

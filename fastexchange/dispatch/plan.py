@@ -17,6 +17,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import part
 from ..cpython import PyErr_Occurred
+from ..dlpack import DLDeviceType
 from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at
 from ..native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
 from ..producers.ndarray import ndarray_at
@@ -24,9 +25,10 @@ from . import layout
 from .entries import Py_TYPE
 from .frame import is_anything_kept, put_back
 from .guard import is_odd_there, is_short_there
-from .leaves import pack_ndarray, pack_tensor
+from .leaves import pack_contiguous, pack_ndarray, pack_tensor
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
+CPU = int(DLDeviceType.kDLCPU)
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
 ARGUMENTS_MASK = 0x7FFFFFFFFFFFFFFF  # all but PY_VECTORCALL_ARGUMENTS_OFFSET
@@ -114,7 +116,7 @@ def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
         put_back(runtime, frame_address)
         if PyErr_Occurred() != 0:
             c.PyErr_Clear()
-    return call_word(runtime.vectorcall_any, (callable_, args, nargsf, kwnames))
+    return call_word(layout.context_at(context_address).vectorcall_any, (callable_, args, nargsf, kwnames))
 
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD))
@@ -122,7 +124,7 @@ def fail(context_address, frame_address, callable_, position):
     """The producer of the argument at `position` has set an exception: the call ends."""
     runtime = layout.runtime_at(layout.context_at(context_address).runtime)
     put_back(runtime, frame_address)
-    return call_word(runtime.refuse, (callable_, position))
+    return call_word(runtime.refuse, (context_address, callable_, position))
 
 
 @part(PART_SIGNATURE)
@@ -144,8 +146,11 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
 
 
 @native_inline
-def borrow(ob, plan, array_address, words, ndim, is_known):
-    """The borrowed view of a tensor that has passed its guard, if there is one.
+def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous):
+    """The borrowed view of a tensor on a device of this type that has passed its guard, if there is one.
+
+    Returns AGREES plus the device's number; or DIFFERS, or FAILED. The first word is the caller's to fill.
+    `is_contiguous`: whether the plan is for a tensor that is C-contiguous, aligned and writable.
 
     A producer that returns success may have set an exception all the same. After one that is known not to (`is_known`), that
     is looked at once a call (:data:`was_error_set`); after any other at once, so that the next is not entered with it.
@@ -158,16 +163,36 @@ def borrow(ob, plan, array_address, words, ndim, is_known):
     if failed:
         return DIFFERS  # a known producer fails once more on the general way, which has the words
     tensor = dl_tensor_at(view)
-    if tensor.device.device_type != 1 or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
+    if tensor.device.device_type != device_type or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
         return DIFFERS  # is_plain(), for the rank that is compiled in
     # One by one, as they were stored: a load of both bytes would wait for both stores to leave the pipeline.
     if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
         return DIFFERS
-    flags, _ = pack_tensor(view, ndim, plan.dtype, words)
-    if flags | layout.WRITEABLE != plan.flags:
+    if is_contiguous:
+        if not pack_contiguous(view, ndim, plan.dtype, words):
+            return DIFFERS
+    else:
+        flags, _ = pack_tensor(view, ndim, plan.dtype, words)
+        if flags | layout.WRITEABLE != plan.flags:
+            return DIFFERS
+    if device_type == CPU:
+        return AGREES
+    number = types.intp(tensor.device.device_id)
+    return AGREES + number if number >= 0 and number < layout.MAX_DEVICES else DIFFERS
+
+
+@native_inline
+def borrow_guarded(
+    ob, plan, words, ndim, device_type, is_contiguous, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+):
+    """:func:`borrow` of a tensor whose type has a guard, with offsets that the compiler knows: loading them takes time."""
+    if is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
         return DIFFERS
-    put(words, 0, layout.array_at(array_address).meminfo)
-    return AGREES
+    outcome = borrow(ob, plan, words, ndim, True, device_type, is_contiguous)
+    if outcome >= AGREES and words[2] != 0:
+        if is_short_there(ob, object_, storage, storage_data, storage_size, end_of_array(words, ndim)):
+            return DIFFERS
+    return outcome
 
 
 @part(PART_SIGNATURE)
@@ -176,7 +201,8 @@ def read_view(ob, plan_address, array_address, words, ndim):
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
-    return borrow(ob, plan, array_address, words, ndim, False)
+    put(words, 0, layout.array_at(array_address).meminfo)
+    return borrow(ob, plan, words, ndim, False, CPU, False)
 
 
 @native_inline
@@ -198,14 +224,12 @@ def read_guarded_view(
 ):
     """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them takes time."""
     plan = layout.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type or is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
+    if Py_TYPE(ob) != plan.type:
         return DIFFERS
-    outcome = borrow(ob, plan, array_address, words, ndim, True)
-    if outcome != AGREES:
-        return outcome
-    if is_short_there(ob, object_, storage, storage_data, storage_size, end_of_array(words, ndim)) and words[2] != 0:
-        return DIFFERS
-    return AGREES
+    put(words, 0, layout.array_at(array_address).meminfo)
+    return borrow_guarded(
+        ob, plan, words, ndim, CPU, False, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+    )
 
 
 @part(types.intp())

@@ -12,7 +12,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction
 from ..dltensor import DL_TENSOR_WORDS
-from ..native import call_int, call_word, global_address, load, native, stack, store
+from ..native import call_int, call_word, global_address, load, native, native_inline, stack, store
 from . import layout
 from .binding import bind_into
 from .entries import GOLDEN, Py_TYPE
@@ -132,6 +132,12 @@ def launch(context_address, frame_address, overload_address, args):
 
 @native
 def read(context, runtime, frame_address, args, nargs, flags):
+    """:func:`read_by` of a kernel for the CPU."""
+    return read_by(walk, context, runtime, frame_address, args, nargs, flags)
+
+
+@native_inline
+def read_by(walk, context, runtime, frame_address, args, nargs, flags):
     """Read a call's arguments into a frame, which is replaced if it is too small. Returns (STATUS_*, frame, arguments)."""
     frame = layout.frame_at(frame_address)
     status = walk(context, runtime, frame, args, nargs, flags)
@@ -159,13 +165,13 @@ def read(context, runtime, frame_address, args, nargs, flags):
     return status, frame_address, args
 
 
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def run(context_address, args, nargs, flags, state):
+@native_inline
+def run_by(read, launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order. Returns a STATUS_*.
 
-    `state`: three words, the frame, which is replaced if it is too small; the result; whether it is time to plan such
-    calls. What the call took is released, whatever happened. If the status is STATUS_OK the result is a new reference, or
-    0 with an exception set.
+    `state`: four words, the frame, which is replaced if it is too small; the result; whether it is time to plan such
+    calls; the ``fx_launcher`` of a kernel for CUDA. What the call took is released, whatever happened. If the status is
+    STATUS_OK the result is a new reference, or 0 with an exception set.
     """
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
@@ -182,12 +188,24 @@ def run(context_address, args, nargs, flags, state):
         else:
             chosen = choose_variant(context, at, args) if frame.export_count == 0 else at
             wants_plan = chosen == 0
-            result = launch(context_address, frame_address, at, args)
+            status, result = launch(context_address, frame_address, at, args, load(state + 24))
     release(runtime, frame)
     store(state, frame_address)
     store(state + 8, result)
-    store(state + 16, types.intp(wants_plan and result != 0))
+    store(state + 16, types.intp(wants_plan and result != 0 and status == layout.STATUS_OK))
     return status
+
+
+@native
+def launch_here(context_address, frame_address, overload_address, args, launcher):
+    """:func:`launch`, as :func:`run_by` has it."""
+    return layout.STATUS_OK, launch(context_address, frame_address, overload_address, args)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def run(context_address, args, nargs, flags, state):
+    """:func:`run_by` of a kernel for the CPU: ``fx_context.run``."""
+    return run_by(read, launch_here, context_address, args, nargs, flags, state)
 
 
 @native
@@ -214,6 +232,28 @@ def call_method(name, callable_, args, nargsf, kwnames):
 
 
 @native
+def call_object(callable_, args, nargsf, kwnames):
+    """Call an object of this package with the call's arguments, through its vectorcall: a new reference, or 0."""
+    return call_word(load(callable_ + c.CALLABLE_VECTORCALL), (callable_, args, nargsf, kwnames))
+
+
+@native
+def refuse_launch(context, callable_, code):
+    """CUDA's driver has refused a launch: let Python say so. Returns 0."""
+    arguments = stack(2)
+    number = c.PyLong_FromSsize_t(code)
+    if number == 0:
+        return 0
+    store(arguments, callable_)
+    store(arguments + 8, number)
+    result = c.PyObject_VectorcallMethod(context.driver_error_name, arguments, 2, 0)
+    c.Py_DecRef(number)
+    if result != 0:
+        c.Py_DecRef(result)
+    return 0
+
+
+@native
 def refuse(context, callable_, position):
     """A producer set an exception: let Python name the argument (``kernel._refused(position, exception)``). Returns 0."""
     error = stack(3)
@@ -237,10 +277,9 @@ def refuse(context, callable_, position):
     return 0
 
 
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def vectorcall_any(callable_, args, nargsf, kwnames):
+@native
+def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
     """Any call, with keywords, with defaults, with ``*args``, of arguments that have never been seen: the general way."""
-    context_address = load(callable_ + CALLABLE_CONTEXT)
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
     frame_address = take_frame(runtime)
@@ -254,12 +293,14 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
             items = layout.frame_at(frame_address).bound
             nargs = context.parameter_count
-    state = stack(3)
+    state = stack(4)
     store(state, frame_address)
+    store(state + 24, launcher)
     if status == layout.STATUS_OK:
-        status = call_word(runtime.run, (context_address, items, nargs, 0, state))
+        status = call_word(context.run, (context_address, items, nargs, 0, state))
     frame = load(state)
     position = layout.frame_at(frame).position
+    code = layout.frame_at(frame).code
     give_frame(runtime, frame)
     if status == layout.STATUS_OK:
         context.calls += 1
@@ -273,14 +314,24 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
         return result
     if status == layout.STATUS_ERROR:
         return refuse(context, callable_, position)
+    if status == layout.STATUS_DRIVER:
+        return refuse_launch(context, callable_, code)
+    if status == layout.STATUS_DEVICE and context.elsewhere != 0:
+        return call_object(context.elsewhere, args, nargsf, kwnames)
     method = context.numba_name if status == layout.STATUS_NUMBA else context.slow_name
     return call_method(method, callable_, args, nargsf, kwnames)
 
 
-@cfunction(types.intp, types.intp, types.intp)
-def refuse_argument(callable_, position):
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_any(callable_, args, nargsf, kwnames):
+    """:func:`call_any` of a kernel for the CPU."""
+    return call_any(load(callable_ + CALLABLE_CONTEXT), 0, callable_, args, nargsf, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp)
+def refuse_argument(context_address, callable_, position):
     """End a call by the exception that the producer of the argument at `position` set. Returns 0."""
-    return refuse(layout.context_at(load(callable_ + CALLABLE_CONTEXT)), callable_, position)
+    return refuse(layout.context_at(context_address), callable_, position)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
@@ -311,9 +362,12 @@ def tell(report, frame, status):
     report.position = frame.position
     report.object = frame.object
     report.key_count = frame.key_count
+    report.code = frame.code
+    report.device, report.managed_device = frame.device, frame.managed_device
+    report.stream, report.other_stream = frame.stream, frame.other_stream
     for i in range(DL_TENSOR_WORDS):
         report.tensor[i] = frame.tensor[i]
-    if status == layout.STATUS_UNKNOWN_SHAPE:
+    if status == layout.STATUS_UNKNOWN_SHAPE or status == layout.STATUS_UNBOUND or status == layout.STATUS_RANGE:
         if frame.key_count > report.key_capacity:
             status = layout.STATUS_NUMBA
         else:
@@ -335,9 +389,10 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    state = stack(3)
+    state = stack(4)
     store(state, frame_address)
-    status = call_word(runtime.run, (context_address, args, nargs, flags, state))
+    store(state + 24, report.launcher)
+    status = call_word(context.run, (context_address, args, nargs, flags, state))
     frame_address = load(state)
     frame = layout.frame_at(frame_address)
     result = load(state + 8)

@@ -39,24 +39,25 @@ class UnknownDtype(Exception):
         self.position, self.field = position, field
 
 
-def numba_types(keys, defaults: dict[int, object], serials) -> tuple:
+def numba_types(keys, defaults: dict[int, object], serials, element=field_to_numba) -> tuple:
     """The Numba types of a call's arguments, ``*args`` folded into one tuple type, as Numba's dispatcher folds them.
 
     `keys`: the key sequence. `defaults`: by parameter index, what an omitted argument stands for. `serials`: from serial
-    number to a function that returns the named tuple class, or the Numba type of a constant.
+    number to a function that returns the named tuple class, or the Numba type of a constant. `element`: from a dtype field to
+    the type of an array's elements.
     """
     stream = iter(keys)
     decoded: list[object] = []
     for key in stream:
         position = len(decoded)
-        decoded.append(_decode(key, stream, position, defaults, serials))
+        decoded.append(_decode(key, stream, position, defaults, serials, element))
     return tuple(decoded)
 
 
-def _decode(key: int, stream, position: int, defaults, serials):
+def _decode(key: int, stream, position: int, defaults, serials, element):
     kind = key & 0xFF
     if kind == KIND_ARRAY:
-        return _array_type(key, position)
+        return _array_type(key, position, element)
     if kind == KIND_SCALAR:
         return field_to_numba(_known_field(key, position))
     if kind == KIND_NONE:
@@ -67,10 +68,10 @@ def _decode(key: int, stream, position: int, defaults, serials):
         number = key >> SERIAL_SHIFT
         cls = serials[number]() if kind == KIND_NAMED_TUPLE else None
         length = len(cls._fields) if cls is not None else number
-        items = [_decode(next(stream), stream, position, defaults, serials) for _ in range(length)]
+        items = [_decode(next(stream), stream, position, defaults, serials, element) for _ in range(length)]
         return types.BaseTuple.from_types(items, cls)
     if kind == KIND_LIST:
-        return types.List(_array_type(next(stream), position), reflected=True)
+        return types.List(_array_type(next(stream), position, element), reflected=True)
     if kind == KIND_CONSTANT:
         return serials[key >> SERIAL_SHIFT]()
     raise AssertionError(f"key {key:#x} of an unknown kind")
@@ -96,10 +97,10 @@ def _known_field(key: int, position: int) -> int:
     return field
 
 
-def _array_type(key: int, position: int):
+def _array_type(key: int, position: int, element_of):
     flags = key >> FLAGS_SHIFT
     cls = CLASSES[key >> CLASS_SHIFT]
-    element, ndim = field_to_numba(_known_field(key, position)), (key >> NDIM_SHIFT) & 0xFF
+    element, ndim = element_of(_known_field(key, position)), (key >> NDIM_SHIFT) & 0xFF
     order: Literal["C", "F", "A"] = "C" if flags & C_ORDER else "F" if flags & F_ORDER else "A"
     readonly = not flags & WRITEABLE
     if cls is types.Array:

@@ -8,7 +8,7 @@ from numba import types
 
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
-from ..dlpack import DLDataTypeCode
+from ..dlpack import DLDataTypeCode, DLDeviceType
 from ..dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -35,6 +35,9 @@ from .lists import fold, may_hold_arrays, open_list
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
 COMPLEX = int(DLDataTypeCode.kDLComplex)
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = map(
+    int, (DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
+)
 PENDING_BYTES = 40  # of one level: the items left of the parent; of a list also where its keys, words and arrays begin
 PENDING_WORDS = PENDING_BYTES // 8 * layout.MAX_TUPLE_DEPTH
 
@@ -49,6 +52,49 @@ FLAG_LOOK = 2  # stop before the kernel: only the keys are wanted
 FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
 
 
+@native
+def may_be_on_device(entry):
+    """Whether a launch on a device can read what an ``fx_entry`` is about without Python."""
+    kind = entry.kind
+    if kind == layout.KIND_MANAGED:
+        return entry.asks_python == 0
+    return (
+        kind == layout.KIND_EXCHANGE or kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE
+        or (layout.KIND_FLOAT <= kind and kind <= layout.KIND_NUMPY_COMPLEX128)
+    )  # fmt: skip
+
+
+@native
+def place(frame, tensor, stream):
+    """Note where a tensor is that a launch on a device reads, and by which function its producer tells of its stream.
+
+    Returns a STATUS_*. Pinned memory is read by every device, managed memory by every device that has to.
+    """
+    if types.intp(tensor.dtype.lanes) != 1:
+        return layout.STATUS_DTYPE
+    if tensor.ndim < 0 or tensor.ndim > layout.MAX_NDIM:
+        return layout.STATUS_NDIM
+    if tensor.ndim > 0 and tensor.shape == 0:
+        return layout.STATUS_SHAPE
+    device = types.intp(tensor.device.device_type)
+    number = types.intp(tensor.device.device_id)
+    if device != CUDA_HOST and (number < 0 or number >= layout.MAX_DEVICES):
+        return layout.STATUS_DEVICE
+    if device == CUDA:
+        if frame.device >= 0 and frame.device != number:
+            return layout.STATUS_DEVICES
+        frame.device = number
+    elif device == CUDA_MANAGED:
+        frame.managed_device = number
+    elif device != CUDA_HOST:
+        return layout.STATUS_DEVICE
+    if frame.stream == 0:
+        frame.stream = stream
+    elif stream != 0 and stream != frame.stream:
+        frame.other_stream = stream
+    return layout.STATUS_OK
+
+
 @native_inline
 def is_writeable(flags, guard):
     """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
@@ -57,7 +103,19 @@ def is_writeable(flags, guard):
 
 @native
 def walk(context, runtime, frame, args, nargs, flags):
-    """Read all arguments into `frame`: words, keys, arrays. Returns a STATUS_*.
+    """Read all arguments of a kernel for the CPU into `frame`: words, keys, arrays. Returns a STATUS_*."""
+    return read_arguments(context, runtime, frame, args, nargs, flags, False)
+
+
+@native
+def walk_for_device(context, runtime, frame, args, nargs, flags):
+    """:func:`walk` of a kernel for CUDA: where the tensors are is noted, too."""
+    return read_arguments(context, runtime, frame, args, nargs, flags, True)
+
+
+@native_inline
+def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
+    """:func:`walk` and :func:`walk_for_device`, which are compiled apart: what one of them needs costs the other nothing.
 
     One loop for everything: a tuple pushes what remains of its parent and goes on with its own items.
     """
@@ -85,6 +143,9 @@ def walk(context, runtime, frame, args, nargs, flags):
     ob = 0
     key = 0
     owns = context.owns != 0 or flags & FLAG_OWN != 0
+    if is_cuda:
+        frame.device, frame.managed_device = -1, -1
+        frame.stream, frame.other_stream = 0, 0
     while True:
         if left == 0:
             if depth > 0:
@@ -127,6 +188,11 @@ def walk(context, runtime, frame, args, nargs, flags):
                 break
             last_type = ob_type
             kind = layout.entry_at(entry_address).kind
+            if is_cuda and layout.entry_at(entry_address).is_by_object != 0:
+                kind = layout.KIND_VIEW
+            elif is_cuda and not may_be_on_device(layout.entry_at(entry_address)):
+                status = layout.STATUS_STREAM if layout.entry_at(entry_address).asks_python != 0 else layout.STATUS_NUMBA
+                break
         if kind == layout.KIND_NDARRAY:
             descr = ndarray_at(ob).descr
             if descr != last_descr:
@@ -148,15 +214,24 @@ def walk(context, runtime, frame, args, nargs, flags):
             store(word, array.meminfo)
             array_address += ARRAY_BYTES
             word += 8 * (layout.ARRAY_HEAD_WORDS + 2 * ndim)
-        elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED:
+        elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED or kind == layout.KIND_VIEW:
             entry = layout.entry_at(entry_address)
             class_key = entry.key
             is_own_memory = entry.borrow != 0
             guard = guard_of(context, entry)  # the entry may move while foreign code runs
+            stream = entry.stream
             origin = ob + layout.ORIGIN_VIEW
             storage = 0
             writeable = True
-            if kind == layout.KIND_MANAGED or owns:
+            if kind == layout.KIND_VIEW:
+                known = find(runtime, ob)
+                if known == 0:
+                    status = layout.STATUS_STREAM
+                    break
+                managed = layout.entry_at(known).shown
+                writeable = is_writeable(managed_at(managed).flags, 0)
+                tensor = managed + DL_TENSOR
+            elif kind == layout.KIND_MANAGED or owns:
                 if exports == frame.export_count:
                     status = layout.STATUS_EXPORT
                     break
@@ -187,7 +262,10 @@ def walk(context, runtime, frame, args, nargs, flags):
                         status = layout.STATUS_CHECK
                     break
             dl_tensor = dl_tensor_at(tensor)
-            status = layout.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
+            if is_cuda:
+                status = place(frame, dl_tensor, stream)
+            else:
+                status = layout.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break
@@ -208,10 +286,14 @@ def walk(context, runtime, frame, args, nargs, flags):
                     status = layout.STATUS_NULL_DATA if storage == 0 else layout.STATUS_CHANGED
                     if flags & FLAG_TRUSTED == 0:
                         status = layout.STATUS_CHECK
+                elif is_cuda:
+                    pass  # `cuda.bound` sees to it that a launch finds the memory where it was
                 elif owns and storage == 0:
                     status = layout.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
                 elif owns and flags & FLAG_LOOK == 0 and is_movable(layout.guard_at(guard), storage):
                     status = layout.STATUS_MOVABLE
+            if status == layout.STATUS_OK and is_cuda and key_flags & layout.ALIGNED == 0:
+                status = layout.STATUS_MISALIGNED
             if status != layout.STATUS_OK:
                 keep_tensor(frame, tensor)
                 break

@@ -18,7 +18,7 @@ from ..dispatch import layout
 from ..dispatch.state import runtime
 from ..dlpack import VERSION
 from ..dltensor import DL_TENSOR_WORDS, delete_managed
-from ..native import address_of, call_int, load, native, stack
+from ..native import address_of, call_int, load, native, sizeof, stack, store
 from ..producers import forwarded
 from ..producers.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
 from .timing import Statement
@@ -27,7 +27,7 @@ __all__ = ["statements_of"]
 
 _BORROW, _OWN, _BUFFER = 0, 1, 2
 _LEAF_BYTES = 24  # three words: what to do, with which object, by which function
-_PY_BUFFER_WORDS = 10
+_BUFFER_WORDS = sizeof("fx_buffer") // 8
 _CALLS = 2_000
 """Exports in one statement at most: so many that the call of the loop itself, about 0.3 µs, does not count."""
 _LOOP_NS = 100_000
@@ -42,11 +42,14 @@ def _export(leaf):
         failed = call_int(load(leaf + 16), (load(leaf + 8), stack(DL_TENSOR_WORDS)))
     elif kind == _OWN:
         out = stack(1)
+        store(out, 0)
         failed = call_int(load(leaf + 16), (load(leaf + 8), out))
-        if failed == 0:
+        if load(out) == 0:
+            failed = 1
+        elif failed == 0:
             delete_managed(load(out))
     else:
-        buffer = stack(_PY_BUFFER_WORDS)
+        buffer = stack(_BUFFER_WORDS)
         failed = types.intp(PyObject_GetBuffer(load(leaf + 8), buffer, PyBUF_STRIDED_RO_FORMAT))
         if failed == 0:
             PyBuffer_Release(buffer)
@@ -87,7 +90,7 @@ def _leaf(tensor, owns: bool) -> "_Leaf | None":
         return _Leaf(_BUFFER, tensor, 0)
     function = fields.get("managed", 0)
     if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # what the wrapper wraps is the producer
-        found = forwarded._resolve(tensor)
+        found = forwarded.resolve(tensor)
         return _Leaf(_OWN, *found) if found else None
     if discover(cls, tensor).path == PATH_DUNDER:
         return None

@@ -10,14 +10,13 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
 from ..kernel import FastKernel
-from .overhead import measured
+from .overhead import ROUNDS, measured
 from .report import OverheadReport
 
 __all__ = ["FastArgsMagics"]
 
 _USAGE = "%fastargs [-r ROUNDS] [-a] [-q] [-o] kernel(x, y, out=z)"
 _NAME = "_fastargs_kernel_"
-_ROUNDS = 25
 
 
 @magics_class
@@ -49,7 +48,7 @@ class FastArgsMagics(Magics):
         """
         options, rest = self.parse_options(line, "r:aqo", posix=False, preserve_non_opts=True)
         try:
-            rounds = int(options.r) if "r" in options else _ROUNDS
+            rounds = int(options.r) if "r" in options else ROUNDS
         except ValueError:
             raise UsageError(f"%fastargs: -r takes a number of rounds, not {options.r!r}") from None
         if rounds < 1:

@@ -22,14 +22,16 @@ from .timing import Samples, Statement, Timings, clock_tick, time_statements
 from .trial import Call, Trial, timed, try_out
 from .twins import empty_kernel, returning_twin, twin
 
-__all__ = ["measure", "measured"]
+__all__ = ["ROUNDS", "measure", "measured"]
 
+ROUNDS = 25
+"""How often everything is timed, unless one says otherwise."""
 _BUDGET_NS = 5_000_000_000
 """For a slow kernel; twice as much for all else."""
 _COPIED_IN_EACH_ROUND = 1 << 24  # bytes
 
 
-def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int = 25, **kwargs) -> OverheadReport:
+def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int = ROUNDS, **kwargs) -> OverheadReport:
     """What each argument of ``kernel(*args, **kwargs)`` costs, by which path, and what the alternatives would cost.
 
     Parameters
@@ -76,8 +78,8 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     Warns (RuntimeWarning, also in the report's ``warnings``) where the numbers are unfit: noise, a clock that is too coarse, a
     machine whose speed changes, a kernel that changes its arguments with every call, or is slow.
 
-    Raises TypeError for what is no kernel of this package, and for arguments that do not fit it; ValueError for `rounds`; and
-    what the call raises.
+    Raises TypeError for what is no kernel of this package for the CPU, and for arguments that do not fit; ValueError for
+    `rounds`; and what the call raises.
 
     >>> import numpy as np
     >>> from fastexchange import fast_args
@@ -85,6 +87,8 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     >>> [argument.path for argument in report.arguments]
     ['ndarray']
     """
+    if getattr(kernel, "target", None) is not None or hasattr(kernel, "configuration"):
+        raise TypeError("measure() times calls of kernels for the CPU; what a launch costs, perf/cuda_launches.py measures")
     if not isinstance(kernel, FastKernel):
         hint = "; decorate it with @fast_args" if callable(kernel) else ""
         if numba.config.DISABLE_JIT:

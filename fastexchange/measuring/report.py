@@ -160,7 +160,7 @@ class OverheadReport:
             lines.append(_HTML_ROW.format(
                 label=_escaped(row.label), what=_escaped(row.what), path=_escaped(row.path), note=note,
                 bar=_bar(producer / most, _PRODUCER_COLOUR) + _bar(here / most, _OWN_COLOUR),
-                split="" if row.producer is None else f"{producer:.1f} + {here:.1f}",
+                split="" if row.producer is None else f"{row.producer.median:.1f} + {(row.time - row.producer).median:.1f}",
             ))  # fmt: skip
         others = []
         known = [way.overhead.median for way in self.alternatives if way.overhead is not None]

@@ -3,9 +3,9 @@
 The method. Every statement is compiled into a loop of its own, ``for _ in repeat(None, n): statement``, with its names
 as local variables. A round times every statement, in an order shuffled anew, so that drift of the machine's speed falls
 on all of them alike; the same loop with nothing in it is timed in every round and subtracted. A time is the least of
-three short runs one after the other, which drops those that another process interrupted. The garbage collector is off.
-What is reported is the median over the rounds, and the interquartile range as the spread. Ratios and differences of two
-statements are taken round by round, before the median.
+three short runs one after the other, which drops those that another process interrupted; of one run, where a call is long.
+The garbage collector is off. What is reported is the median over the rounds, and the interquartile range as the spread.
+Ratios and differences of two statements are taken round by round, before the median.
 """
 
 import gc

@@ -17,14 +17,13 @@ from .timing import Statement
 
 __all__ = ["Call", "Trial", "timed", "try_out"]
 
-SLOW_NS = 20_000_000
+_SLOW_NS = 20_000_000
 """A kernel that takes longer is timed call by call."""
 _SURELY_SLOW_NS = 1_000_000_000
 """A first call that takes so long is slow, whatever it has learned and loaded; of a shorter one the second tells."""
-
-
-COPIES = 4
-MOST_EXTENDED = 6
+_COPIES = 4
+"""How often an argument is added to a call to see what one costs."""
+_MOST_EXTENDED = 6
 """In calls with more arguments each is looked at on its own: a longer call may take a step that this one does not."""
 _SLOWER = ("dunder", "buffer", "list")
 """Paths that make a call go the general native way."""
@@ -49,9 +48,8 @@ class Call:
         self.kernel = kernel
         self.bound = kernel._parameters.bind(*args, **kwargs)
         self.explanation = kernel.explain(*args, **kwargs)
-        self.given = [(i, value) for i, value in enumerate(self.bound) if value is not OMITTED]
-        """The arguments that are there, in the order of the parameters, with their positions."""
-        self.by_parameter = {kernel._parameters.name_of(i): value for i, value in self.given}
+        given = [(i, value) for i, value in enumerate(self.bound) if value is not OMITTED]
+        self.by_parameter = {kernel._parameters.name_of(i): value for i, value in given}
         self.names = {f"a{i}": value for i, value in enumerate(args)} | {f"k_{name}": value for name, value in kwargs.items()}
         self.has_keywords = bool(kwargs)
         self.arguments = ", ".join([f"a{i}" for i in range(len(args))] + [f"{name}=k_{name}" for name in kwargs])
@@ -59,8 +57,8 @@ class Call:
         made = {o.position for o in outputs if self.bound[o.position] is OMITTED or self.bound[o.position] is None}
         self.allocates = bool(made)
         """Whether it has outputs made for it."""
-        self.read = [(i, value) for i, value in self.given if i not in made]
-        """The arguments that something reads."""
+        self.read = [(i, value) for i, value in given if i not in made]
+        """The arguments that something reads, in the order of the parameters, with their positions."""
         numba_types = {name: numba_type for name, _, numba_type in self.explanation.arguments}
         self.types = tuple(
             f"{type_name(type(value))} as {numba_types[kernel._parameters.name_of(i)]}" for i, value in self.read
@@ -76,13 +74,13 @@ class Call:
         slow = [at for at in everything if explain(self.read[at][1]).path in _SLOWER]
         steps = []
         for at in everything:
-            is_short = len(self.read) <= MOST_EXTENDED or self.is_for_numba
+            is_short = len(self.read) <= _MOST_EXTENDED or self.is_for_numba
             rest = tuple(other for other in (everything if is_short else slow[:1]) if other != at)
             if _has_list(self.read[at][1]):
                 steps.append(Step((*rest, at), rest))
                 continue
-            fewer = tuple(sorted((*rest, *(at,) * (1 if is_short else COPIES))))
-            steps.append(Step((*fewer, *(at,) * COPIES), fewer))
+            fewer = tuple(sorted((*rest, *(at,) * (1 if is_short else _COPIES))))
+            steps.append(Step((*fewer, *(at,) * _COPIES), fewer))
         return steps
 
     def of(self, function: Callable, prepare: Callable[[], object] | None = None) -> Statement:
@@ -136,4 +134,4 @@ def try_out(call: Call, before: Snapshot) -> Trial:
     result, ns = timed(call)
     is_numba = call.kernel.stats().slow > slow_calls
     drifts = [name for name, digest in before.digests().items() if digest != after[name]]
-    return Trial(result, ns, ns > SLOW_NS, changes, drifts, is_numba)
+    return Trial(result, ns, ns > _SLOW_NS, changes, drifts, is_numba)

@@ -41,7 +41,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     return types.int32(failed)
 
 
-def _resolve(wrapper):
+def resolve(wrapper):
     """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
     if torch.is_tensor_type(type(wrapper)):
         torch.check_storage(wrapper)
@@ -76,4 +76,4 @@ def __getattr__(name):
     """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item is compiled then)."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _resolve, dunder.managed_tensor_from_py_object_no_sync.address
+    return resolve, dunder.managed_tensor_from_py_object_no_sync.address

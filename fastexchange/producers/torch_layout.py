@@ -117,6 +117,7 @@ class Guard:
         if any(keys_of(tensor) & ~allowed == 0 for tensor in odd):
             self.why["keys"] = "there are odd tensors that have no dispatch key which plain ones lack"
             return False
+        allowed |= _keys_of_cuda(keys_of(plain[0]))
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
         return True
 
@@ -306,6 +307,25 @@ def keys_of(tensor) -> int:
     import torch
 
     return ctypes.c_ssize_t(torch._C._dispatch_keys(tensor).raw_repr()).value
+
+
+def _keys_of_cuda(plain: int) -> int:
+    """The keys that plain tensors on a GPU have beside those of the CPU's: the backend, and what autocast may do there.
+
+    There need not be a GPU to make such a tensor, so PyTorch is asked for the keys by name, and for the CPU's, which the
+    word of a `plain` tensor on the CPU has to have. 0 where that is not so: then tensors on a GPU are asked about, one by one.
+    """
+    import torch
+
+    def named(*names: str) -> int:
+        keys = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
+        return ctypes.c_ssize_t(functools.reduce(int.__or__, keys)).value
+
+    try:
+        ours, theirs = named("CPU", "AutocastCPU"), named("CUDA", "AutocastCUDA")
+    except Exception:  # a PyTorch with other private functions
+        return 0
+    return theirs if ours & plain == ours else 0
 
 
 def _plain_tensors() -> list:

@@ -1,0 +1,168 @@
+"""``launcher.bind``: a launch whose parameters are packed once."""
+
+import contextlib
+import ctypes
+import sys
+
+from .._abi import ffi
+from ..cpython import NativeCallable, enable_vectorcall
+from ..dispatch import launch
+from ..dispatch import layout as dispatch
+from ..dispatch.state import runtime
+from ..naming import type_name
+from ..native import address_of
+from . import launching, views
+from .slow_path import call, device_of, load, settle
+
+__all__ = ["BoundCudaLaunch"]
+
+_PACK = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_void_p] * 4)
+_LET_GO = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class BoundCudaLaunch(NativeCallable):
+    """A launch with fixed arguments, made by ``kernel[grid, block].bind(...)``. Calling it without any launches the kernel.
+
+    Ownership: it holds an owning export of every tensor, and the arguments, so that their memory lives as long as it
+    does. Of PyTorch tensors each call looks whether their storage still is where it was: if not (``resize_()``), the
+    call is an ordinary one, and so are all further calls. What else becomes of a tensor does not concern it: after a
+    ``set_()`` it goes on with the old memory. Scalars have the values that they had. What is refused for its state (a
+    tensor that requires grad …) is refused when it is bound.
+
+    Attributes
+    ----------
+    launcher : the :class:`~fastexchange.cuda.launcher.CudaLauncher`.
+    arguments : the arguments, in the order of the kernel's parameters, as they were bound.
+    """
+
+    __slots__ = ("__dict__", "__weakref__")
+
+    def __init__(self, launcher, bound: tuple):
+        self.launcher = launcher
+        self._what = f"{launcher.kernel.__qualname__}()"
+        self._held: _Held | None = None
+        self._alive: list[_Held] = []
+        self._take(_Held(launcher, bound))
+        self._vectorcall = launching.vectorcall_bound.address
+
+    def __repr__(self):
+        return f"<{self.launcher!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
+
+    def __reduce__(self):
+        raise TypeError("a bound launch holds memory of this process: it cannot be pickled or copied; pickle the kernel")
+
+    def rebind(self, /, **arguments) -> "BoundCudaLaunch":
+        """Replace arguments, by name, with others of the same types. Returns the launch itself.
+
+        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state,
+        and what binding it raises; then the launch is as before. Other threads may be launching it: what has begun, and
+        what has been launched, keeps the arguments that it had.
+        """
+        names = self.launcher.kernel._parameters.names
+        unknown = [name for name in arguments if name not in names]
+        if unknown:
+            raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
+        held = _Held(self.launcher, tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=True)))
+        assert self._held is not None
+        if held.overload != self._held.overload:
+            given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
+            raise TypeError(f"{self._what}: rebind({given}) would be another signature; bind anew")
+        self._take(held)
+        return self
+
+    def _take(self, held: "_Held") -> None:
+        self._alive = [*self._alive, held]  # Ctrl-C may come between any two steps: whichever is used then has to live
+        self._context = address_of(held.launch)  # in one step: other threads may launch
+        self.arguments, self._held = held.bound, held
+        # A launch that has begun with others, and waits for the driver without the GIL, is counted in theirs.
+        self._alive = [each for each in self._alive if each is held or each.launch.running]
+
+    def _call_slowly(self, /, *args, **kwargs) -> None:
+        if args or kwargs:
+            raise TypeError(
+                f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
+            )
+        call(self.launcher, self.arguments)
+
+    def _driver_error(self, code: int):
+        self.launcher._driver_error(code)
+
+
+enable_vectorcall(BoundCudaLaunch)
+
+
+class _Held:
+    """The frame of a bound launch, with the exports of its tensors, and its parameters, until this object dies."""
+
+    def __init__(self, launcher, bound: tuple):
+        self.frame = 0
+        self.bound = bound
+        self.kernel = kernel = launcher.kernel
+        self.native = launcher._native
+        self._stack = contextlib.ExitStack()
+        looks = views.look_at(kernel, bound)
+        if launcher.why_not or views.is_for_package(looks):
+            raise TypeError(
+                f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself; explain() says why"
+            )
+        has_stream = launcher.configuration.stream is not None
+        self.arguments, _, streams = self._stack.enter_context(views.exported(launcher, looks))
+        is_exported = views.are_exported(looks)
+        if is_exported and not has_stream:
+            self.native = launcher.on_stream(streams[0])
+        report = settle(launcher, self.arguments, self.native, function=launching.hold)
+        if report.status != dispatch.STATUS_OK:
+            raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
+        self.frame, self.overload = report.held
+        frame, overload = ffi.cast("fx_frame *", self.frame), ffi.cast("fx_overload *", self.overload)
+        self.device = frame.device if frame.device >= 0 else frame.managed_device
+        self.stream = frame.stream
+        if len(streams) > 1 or (not has_stream and (frame.other_stream or (is_exported and frame.stream))):
+            # The streams may be others in each launch, and then be ordered otherwise: an ordinary launch looks.
+            raise TypeError(
+                f"{kernel.__qualname__}(): the tensors' producers may work on different streams: such a launch cannot be bound, "
+                "but where it is given a stream, kernel[grid, block, stream].bind(...)"
+            )
+        load(kernel, self.overload, device_of(kernel, report), self.native)
+        self.pointers = ffi.new("intptr_t[]", overload.parameter_count + 1)
+        self._zero = ffi.new("int64_t *")
+        if _PACK(launching.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
+            raise OverflowError(f"{kernel.__qualname__}(): a number does not fit into the declared signature")
+        watched = list(self._storages(frame))
+        self.watched = ffi.new("int64_t[]", [word for pair in watched for word in pair] or [0])
+        self._name = sys.intern("_call_slowly")
+        native = self.launch = ffi.new("fx_bound_launch *")
+        native.launcher, native.overload, native.slow_name = address_of(self.native), self.overload, id(self._name)
+        native.device, native.stream = self.device, self.stream
+        native.pointers, native.watched = address_of(self.pointers), address_of(self.watched)
+        native.watched_count = len(watched)
+
+    def _storages(self, frame):
+        """(address, word) of what tells where the storages of PyTorch tensors are, and how large; (…, 0) if nothing does."""
+        exports = ffi.cast("fx_export *", frame.exports)
+        for index in range(frame.export_count):
+            address = runtime().entries.fields(_type_at(exports[index].object)).get("guard", 0)
+            if not address:
+                continue
+            guard = ffi.cast("fx_guard *", address)
+            if not guard.storage or not exports[index].storage:
+                yield address_of(self._zero), 1  # never so: all calls are ordinary ones
+                continue
+            implementation = _word(exports[index].object + guard.object)
+            storage = _word(implementation + guard.storage)
+            for offset in (guard.storage_data, guard.storage_size):
+                if offset:
+                    yield storage + offset, _word(storage + offset)
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        if self.frame and not is_finalizing():
+            _LET_GO(launch.let_go.address)(self.kernel._native.runtime.address, self.frame)
+        self._stack.close()
+
+
+def _word(address: int) -> int:
+    return ctypes.c_ssize_t.from_address(address).value
+
+
+def _type_at(address: int) -> type:
+    return type(ctypes.cast(address, ctypes.py_object).value)

@@ -1,0 +1,155 @@
+"""A kernel's native memory: what ``dispatch.context`` has, and what launches need, parameters, conversions, functions."""
+
+from typing import Any, NamedTuple
+
+from .._abi import ffi
+from ..dispatch import context as dispatch
+from ..dispatch.layout import MAX_DEVICES
+from ..dlpack import DLDeviceType
+from ..native import address_of
+from . import entry, launching, layout
+from .driver import driver
+from .targets import Compiled, Parameter
+
+__all__ = ["CudaContext", "Launchable", "Unconvertible", "conversions"]
+
+
+class Unconvertible(Exception):
+    """An argument that has no place in a declared signature. `index`: of its leaf; `given`, `taken`: the types."""
+
+    def __init__(self, index: int, given, taken):
+        super().__init__(index, given, taken)
+        self.index, self.given, self.taken = index, given, taken
+
+
+class Launchable(NamedTuple):
+    """What is filed for one signature beside its ``fx_overload``."""
+
+    compiled: Compiled
+    parameters: list[Parameter]
+    conversions: list[int]
+
+
+class CudaContext(dispatch.KernelContext):
+    """See ``dispatch.context.KernelContext``.
+
+    An omitted argument is its default itself: a kernel for CUDA has no other way.
+    """
+
+    _MAX_PLANNED = 512  # no frame limits it, but what is compiled becomes long
+
+    def __init__(self, parameters, name: str, allows_grad: bool):
+        super().__init__(parameters, name, False, allows_grad)
+        self.why_own: dict[tuple[int, ...], str] = {}
+        """Why launches with these keys are the package's own."""
+        self._values = parameters.defaults
+        for index, value in parameters.defaults.items():
+            self._defaults[index] = id(value)
+
+    def _prepare(self) -> None:
+        self.native.device_type = DLDeviceType.kDLCUDA
+        self.native.vectorcall_any, self.native.run = launching.vectorcall_any.address, launching.run.address
+
+    def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, edition: object) -> None:
+        """File what launches a kernel for calls with these keys."""
+        self._file(keys, dispatch._Code(trampoline=1, given=given, taken=launchable.compiled.taken, compiled=launchable), edition)
+
+    def _file_new(self, keys: tuple[int, ...], code) -> None:
+        super()._file_new(keys, code)
+        if not code.trampoline:
+            return
+        overload, _, kept, _ = self._overloads[keys]
+        loaded = ffi.new("fx_loaded[]", MAX_DEVICES)
+        parameters = ffi.new("int64_t[]", [parameter.code for parameter in code.compiled.parameters] or [0])
+        changes = ffi.new("int64_t[]", code.compiled.conversions or [0])
+        kept += [loaded, parameters, changes]
+        overload.loaded, overload.parameters, overload.conversions = map(address_of, (loaded, parameters, changes))
+        overload.parameter_count, overload.conversion_count = len(code.compiled.parameters), len(code.compiled.conversions)
+        overload.is_cooperative = code.compiled.compiled.is_cooperative
+
+    def load(self, overload: int, device: int, launcher) -> None:
+        """Load the kernel on a device, the package's current one, for launches like that of `launcher`.
+
+        `launcher`: an ``fx_launcher``. `overload`: the address of an ``fx_overload``.
+        """
+        launchable = self._code_of(overload).compiled
+        if launchable is None:  # forgotten meanwhile: it will be compiled again
+            return
+        loaded = ffi.cast("fx_loaded *", ffi.cast("fx_overload *", overload).loaded)[device]
+        cuda = driver()
+        function = loaded.function or launchable.compiled.function()
+        shared = cuda.attribute(function, "SHARED_SIZE_BYTES")
+        loaded.shared_limit = max(loaded.shared_limit, layout.SHARED_WITHOUT_ASKING - shared)
+        if launcher.shared > loaded.shared_limit:
+            cuda.set_attribute(function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launcher.shared)
+            loaded.shared_limit = launcher.shared
+        if launcher.tasks >= 0 and not launcher.block[0]:
+            best = cuda.best_block(function, launcher.shared)
+            loaded.block = 0  # other threads may launch between any two of these
+            loaded.block_shared = launcher.shared
+            loaded.block = best
+        loaded.function = function  # last: native code may look at any moment
+
+    def overload_for(self, keys: tuple[int, ...]) -> int:
+        """The address of the ``fx_overload`` for these keys; 0 if it has been forgotten."""
+        filed = self._overloads.get(keys)
+        return 0 if filed is None else address_of(filed.overload)
+
+    def _fast_entry(self, code, nodes, count: int) -> int:
+        launchable = code.compiled
+        words = sum(map(entry.words_of, _leaves(code.given)))
+        parameters = tuple(parameter.code for parameter in launchable.parameters)
+        return entry.fast_entry(nodes, count, words, parameters, tuple(launchable.conversions))
+
+    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple):
+        if sum(map(entry.words_of, _leaves(given))) > entry.MAX_WORDS:
+            return None
+        streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
+        return super()._nodes(keys, bound, given) if len(streams) < 2 else None
+
+
+# ---- declared signatures -------------------------------------------------------------------------------------------
+
+
+def conversions(given: tuple, taken: tuple) -> list[int] | None:
+    """The conversions from words for arguments of the types `given` to those that a kernel compiled for `taken` has.
+
+    None for those that native code does not make. Raises Unconvertible for those that nobody should.
+    """
+    codes: list[int] = []
+    word = 0
+    for source, target in zip(_leaves(given), _leaves(taken), strict=True):
+        kind = type(target).__name__
+        if str(source) != str(target) and kind != "Array":
+            code = _conversion(word, source, target)
+            if code is None:
+                return None
+            codes.append(code)
+        word += entry.words_of(source)
+    return codes
+
+
+def _leaves(types: tuple) -> list[Any]:
+    found: list[Any] = []
+    for each in types:
+        found += _leaves(tuple(each)) if hasattr(each, "__len__") and hasattr(each, "types") else [each]
+    return found
+
+
+def _conversion(word: int, given, taken) -> int | None:
+    source, target = _number(given), _number(taken)
+    if type(taken).__name__ == "Complex" and type(given).__name__ in ("Float", "Integer", "Complex"):
+        return None
+    if source is None or target is None or type(taken).__name__ == "Boolean" or source[0] == layout.FLOAT != target[0]:
+        raise Unconvertible(word, given, taken)
+    return layout.conversion(word, source, target)
+
+
+def _number(numba_type) -> tuple[int, int] | None:
+    """(kind, bits) of a type of numbers, of whichever package; None for anything else."""
+    name = type(numba_type).__name__
+    if name == "Integer":
+        return (layout.SIGNED if numba_type.signed else layout.UNSIGNED), numba_type.bitwidth
+    if name == "Boolean":
+        return layout.UNSIGNED, 8
+    return (layout.FLOAT, numba_type.bitwidth) if name == "Float" else None

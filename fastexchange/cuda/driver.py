@@ -1,0 +1,261 @@
+"""CUDA's driver: the functions that native code calls, the devices' primary contexts, and its errors in words.
+
+All through ``cuda.bindings``, NVIDIA's Python bindings, which both packages of kernels need themselves.
+
+Source: CUDA Driver API 13.
+"""
+
+import contextlib
+import functools
+import os
+from typing import Any, NamedTuple
+
+from .._abi import ffi
+from ..dispatch.layout import MAX_DEVICES
+from ..dispatch.state import runtime
+from ..native import address_of
+from ..once import once
+
+__all__ = ["CudaError", "Driver", "driver"]
+
+_FUNCTIONS = {
+    "launch": "cuLaunchKernel",
+    "launch_extended": "cuLaunchKernelEx",
+    "get_current": "cuCtxGetCurrent",
+    "push_current": "cuCtxPushCurrent",
+    "pop_current": "cuCtxPopCurrent",
+    "get_device": "cuCtxGetDevice",
+}
+_SIGNATURES_OF = 12000
+"""The version of CUDA with whose signatures these are called: a newer driver has others (``cuCtxGetDevice``, 13.0)."""
+_STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911))
+"""Errors after which a context is lost, and with it the process, says the driver's documentation."""
+_ABSENT = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED
+_ADVICE = {
+    1: "the grid, the block or the shared memory is beyond the device's limits, or empty",
+    2: "the device has no memory left",
+    209: "the kernel was compiled for another architecture than this device's",
+    701: "a block needs more registers than the device has: use fewer threads, or cuda.jit(max_registers=...)",
+    720: "more blocks than can run at the same time, as a cooperative launch needs it",
+}
+
+
+class CudaError(RuntimeError):
+    """CUDA's driver has refused a launch, or something that a launch needs.
+
+    Attributes
+    ----------
+    code : the ``CUresult``, a number.
+    name : its name, for example ``"CUDA_ERROR_INVALID_VALUE"``.
+    is_sticky : whether the context is lost, so that all further calls fail: the process has to be started anew.
+    """
+
+    def __init__(self, message: str, code: int = 999, name: str = "CUDA_ERROR_UNKNOWN", is_sticky: bool = False):
+        super().__init__(message)
+        self.code, self.name, self.is_sticky = code, name, is_sticky
+
+    def __reduce__(self):
+        return type(self), (str(self), self.code, self.name, self.is_sticky)
+
+
+class Memory(NamedTuple):
+    """What an address is one of."""
+
+    device: int
+    is_managed: bool
+    is_on_device: bool
+    """And not the host's."""
+
+
+class Driver:
+    """CUDA's driver in this process, and what native code knows of it, an ``fx_cuda``."""
+
+    def __init__(self):
+        try:
+            from cuda.bindings import driver as bindings
+        except ImportError as error:
+            raise ImportError(f"kernels for CUDA need the package cuda-bindings, which cannot be imported: {error}") from error
+        self.bindings: Any = bindings
+        self._process = os.getpid()
+        self.native = ffi.new("fx_cuda *")
+        try:
+            self.call("cuInit", 0)
+            self.device_count = self.call("cuDeviceGetCount")
+        except CudaError:
+            raise
+        except Exception as error:  # no libcuda.so.1, says cuda-bindings
+            raise CudaError(f"CUDA's driver cannot be used: {error}", 35, "CUDA_ERROR_INSUFFICIENT_DRIVER") from error
+        if self.device_count == 0:
+            raise CudaError("there is no CUDA device: CUDA_ERROR_NO_DEVICE", 100, "CUDA_ERROR_NO_DEVICE")
+        version = min(self.call("cuDriverGetVersion"), _SIGNATURES_OF)
+        for field, name in _FUNCTIONS.items():
+            setattr(self.native, field, int(self.call("cuGetProcAddress", name.encode(), version, 0)[0]))
+        get_attribute = int(self.call("cuGetProcAddress", b"cuPointerGetAttribute", version, 0)[0])
+        self._get_attribute = ffi.cast("int (*)(void *, int, uint64_t)", get_attribute)
+        self._get_current = ffi.cast("int (*)(void **)", self.native.get_current)
+        which = bindings.CUpointer_attribute
+        self._pointer_attributes = [
+            int(each) for each in (
+                which.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, which.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+                which.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            )
+        ]  # fmt: skip
+        runtime().native.cuda = address_of(self.native)
+
+    def call(self, name: str, *args):
+        """What a function of the driver returns. Raises CudaError for anything but success."""
+        code, *results = getattr(self.bindings, name)(*args)
+        if int(code):
+            raise self.error(int(code), name)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def name_of(self, code: int) -> str:
+        """The name of a ``CUresult``."""
+        result = self._result(code)
+        found, name = self.bindings.cuGetErrorName(result)
+        if not int(found) and name and int(result) == code:
+            return name.decode()
+        return result.name if int(result) == code else f"CUresult {code}"  # the bindings may be newer than the driver
+
+    def _result(self, code: int):
+        try:
+            return self.bindings.CUresult(code)
+        except ValueError:  # newer than these bindings
+            return self.bindings.CUresult.CUDA_ERROR_UNKNOWN
+
+    def error(self, code: int, what: str) -> CudaError:
+        """The exception for a ``CUresult`` of `what`."""
+        name = self.name_of(code)
+        _, text = self.bindings.cuGetErrorString(self._result(code))
+        message = f"{what}: {name}"
+        if text:
+            message += f", {text.decode()}"
+        if os.getpid() != self._process:
+            message += " (CUDA was used before this process was forked, and cannot be used here: start processes by spawn)"
+        elif code in _ADVICE:
+            message += f" ({_ADVICE[code]})"
+        is_sticky = code in _STICKY
+        if is_sticky:
+            message += (
+                "; this error is sticky: a kernel that ran before, not necessarily this one, has broken the context, and all "
+                "further calls will fail: start the process anew, and look for the kernel with compute-sanitizer"
+            )
+        return CudaError(message, code, name, is_sticky)
+
+    def has(self, device: int) -> bool:
+        """Whether there is a device of this number."""
+        return 0 <= device < min(self.device_count, MAX_DEVICES)
+
+    def context(self, device: int) -> int:
+        """The address of a device's primary context, which stays retained: it is made current for launches."""
+        if not self.has(device):
+            raise BufferError(f"there is no CUDA device {device}: this process sees {self.device_count}")
+        if not self.native.contexts[device]:
+            found = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", device))
+            self.native.contexts[device] = int(found)
+        return self.native.contexts[device]
+
+    def current_device(self) -> int:
+        """The device of the thread's current context; the default device if it has none."""
+        current = self.call("cuCtxGetCurrent")
+        return int(self.call("cuCtxGetDevice")) if int(current) else self.native.default_device
+
+    @contextlib.contextmanager
+    def on(self, device: int):
+        """Make a device's primary context current meanwhile."""
+        self.call("cuCtxPushCurrent", self.bindings.CUcontext(self.context(device)))
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent")
+
+    @contextlib.contextmanager
+    def as_before(self):
+        """See to it that the thread's current context is the same afterwards.
+
+        A package that uses a device for the first time makes its context current in place of another.
+        """
+        before = self.call("cuCtxGetCurrent")
+        try:
+            yield
+        finally:
+            if int(self.call("cuCtxGetCurrent")) != int(before):
+                self.call("cuCtxSetCurrent", before)
+
+    @contextlib.contextmanager
+    def somewhere(self):
+        """Make a context current meanwhile, for what asks for any, if the thread has none."""
+        current = ffi.new("void **")
+        code = self._get_current(current)
+        if code:
+            raise self.error(code, "cuCtxGetCurrent")
+        if current[0] != ffi.NULL:
+            yield
+            return
+        with self.on(self.native.default_device):
+            yield
+
+    def memory_at(self, pointer: int) -> Memory:
+        """Of which device the memory at an address is. Called for each array of a launch: straight, not through the bindings."""
+        found = []
+        with self.somewhere():
+            for attribute in self._pointer_attributes:
+                word = ffi.new("int *")  # and not one for all: the call gives up the GIL
+                code = self._get_attribute(word, attribute, pointer)
+                if code:
+                    raise self.error(code, "cuPointerGetAttribute")
+                found.append(word[0])
+        number, is_managed, kind = found
+        return Memory(number, bool(is_managed), kind == int(self.bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE))
+
+    def parameters_of(self, function: int) -> tuple[tuple[int, int], ...] | None:
+        """(offset, size) in bytes of each parameter of a ``CUfunction``; None where this driver cannot say.
+
+        Raises CudaError where it should be able to.
+        """
+        if not hasattr(self.bindings, "cuFuncGetParamInfo"):
+            return None
+        found: list[tuple[int, int]] = []
+        while True:
+            try:
+                code, *info = self.bindings.cuFuncGetParamInfo(self.bindings.CUfunction(function), len(found))
+            except RuntimeError:  # the bindings have it, and the driver, before 12.4, has not
+                return None
+            if int(code) in _ABSENT:
+                return None
+            if int(code) and int(code) != 1:  # CUDA_ERROR_INVALID_VALUE: there is no such parameter
+                raise self.error(int(code), "cuFuncGetParamInfo")
+            if int(code):
+                return tuple(found)
+            found.append((int(info[0]), int(info[1])))
+
+    @functools.cached_property
+    def attributes(self):
+        """``CUfunction_attribute``."""
+        return self.bindings.CUfunction_attribute
+
+    def attribute(self, function: int, name: str) -> int:
+        """An attribute of a ``CUfunction``, for example ``"SHARED_SIZE_BYTES"``."""
+        which = getattr(self.attributes, f"CU_FUNC_ATTRIBUTE_{name}")
+        return int(self.call("cuFuncGetAttribute", which, self.bindings.CUfunction(function)))
+
+    def set_attribute(self, function: int, name: str, value: int) -> None:
+        """Set an attribute of a ``CUfunction``."""
+        which = getattr(self.attributes, f"CU_FUNC_ATTRIBUTE_{name}")
+        if value >= 2**31:  # it is an int there
+            raise self.error(1, "cuFuncSetAttribute")
+        self.call("cuFuncSetAttribute", self.bindings.CUfunction(function), which, value)
+
+    def best_block(self, function: int, shared: int) -> int:
+        """The number of threads in a block with which most threads of a ``CUfunction`` run at the same time."""
+        block_size_limit = 1024
+        _, block = self.call(
+            "cuOccupancyMaxPotentialBlockSize", self.bindings.CUfunction(function), None, shared, block_size_limit
+        )
+        return int(block)
+
+
+@once
+def driver() -> Driver:
+    """The process's driver. Raises CudaError where there is none, or no device."""
+    return Driver()

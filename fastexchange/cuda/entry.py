@@ -1,0 +1,273 @@
+"""The fast entries of planned launches: as ``dispatch.entry``, but they end in the driver.
+
+The words that the parts read stay in memory, one behind the other, for the driver reads them there; what it gets is a
+pointer to each parameter. No frame is needed: nothing of the call outlives it.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core.compiler_lock import global_compiler_lock
+
+from .. import cpython as c
+from ..compiled import CodeUnit, code_cache, part
+from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..dispatch import entry, plan
+from ..dispatch import layout as dispatch
+from ..dispatch.boxing import target_context
+from ..dispatch.entries import Py_TYPE
+from ..dispatch.plan import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
+from ..dispatch.shim import refuse_launch
+from ..dispatch.walk import CUDA
+from ..native import WORDS, call_word, global_address, load, stack
+from . import layout
+from .launching import convert, start
+
+__all__ = ["MAX_WORDS", "fast_entry", "words_of"]
+
+_INT32, _WORD = ir.IntType(32), ir.IntType(64)
+MAX_WORDS = 1024
+"""Of a launch that a fast entry makes: they are on its stack."""
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@part(types.intp(types.intp, types.intp, types.intp))
+def is_such_a_call(nargsf, kwnames, count):
+    """Whether a call has `count` positional arguments, and no other."""
+    return types.intp(kwnames == 0 and nargsf & plan.ARGUMENTS_MASK == count)
+
+
+_VIEW = types.intp(types.intp, types.intp, WORDS, types.intp)
+
+
+@part(_VIEW)
+def read_view(ob, plan_address, words, ndim):
+    """A tensor on a device: AGREES plus its number, or another outcome."""
+    record = dispatch.plan_at(plan_address)
+    if Py_TYPE(ob) != record.type:
+        return DIFFERS
+    return borrow(ob, record, words, ndim, False, CUDA, False)
+
+
+@part(_VIEW)
+def read_contiguous_view(ob, plan_address, words, ndim):
+    """:data:`read_view` of a tensor that the plan knows as contiguous."""
+    record = dispatch.plan_at(plan_address)
+    if Py_TYPE(ob) != record.type:
+        return DIFFERS
+    return borrow(ob, record, words, ndim, False, CUDA, True)
+
+
+_GUARDED_VIEW = types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS))
+
+
+@part(_GUARDED_VIEW)
+def read_guarded_view(
+    ob, plan_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+):
+    """:data:`read_view` of a tensor whose type has a guard."""
+    record = dispatch.plan_at(plan_address)
+    if Py_TYPE(ob) != record.type:
+        return DIFFERS
+    return borrow_guarded(
+        ob, record, words, ndim, CUDA, False, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+    )
+
+
+@part(_GUARDED_VIEW)
+def read_guarded_contiguous_view(
+    ob, plan_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+):
+    """:data:`read_contiguous_view` of a tensor whose type has a guard."""
+    record = dispatch.plan_at(plan_address)
+    if Py_TYPE(ob) != record.type:
+        return DIFFERS
+    return borrow_guarded(
+        ob, record, words, ndim, CUDA, True, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+    )
+
+
+@part(types.intp(types.intp))
+def stream_of(plan_address):
+    """The ``current_work_stream`` of a tensor's producer."""
+    return dispatch.plan_at(plan_address).stream
+
+
+@part(types.intp(types.intp, types.intp))
+def convert_word(at, code):
+    """``launching.convert``."""
+    return types.intp(convert(at, code))
+
+
+@part(types.intp(*[types.intp] * 6))
+def launch(context_address, callable_, overload_address, device, stream_function, pointers):
+    """Launch the kernel: what vectorcall returns, or -1 for a launch that the general way has to make."""
+    context = dispatch.context_at(context_address)
+    launcher = layout.launcher_at(load(callable_ + CALLABLE_CONTEXT))
+    cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+    code = stack(1)
+    status = start(cuda, launcher, dispatch.overload_at(overload_address), device, stream_function, pointers, code)
+    if status == dispatch.STATUS_OK:
+        context.calls += 1
+        none = global_address("_Py_NoneStruct")
+        c.incref(none)
+        return none
+    if status == dispatch.STATUS_DRIVER:
+        return refuse_launch(context, callable_, load(code))
+    return -1
+
+
+@part(types.intp(*[types.intp] * 5))
+def differ(context_address, callable_, args, nargsf, kwnames):
+    """The call is not the planned one: leave it to the general way, which finds again whatever exception is set."""
+    if PyErr_Occurred() != 0:
+        c.PyErr_Clear()
+    return call_word(dispatch.context_at(context_address).vectorcall_any, (callable_, args, nargsf, kwnames))
+
+
+@part(types.intp(types.intp, types.intp, types.intp))
+def fail(context_address, callable_, position):
+    """The producer of the argument at `position` has set an exception: the call ends."""
+    runtime = dispatch.runtime_at(dispatch.context_at(context_address).runtime)
+    return call_word(runtime.refuse, (context_address, callable_, position))
+
+
+# ---- stringing them together -----------------------------------------------------------------------------------------
+
+
+def words_of(numba_type) -> int:
+    """How many words a leaf of this type has, a type of Numba's or of a package's: the CPU has no float16, say."""
+    name = type(numba_type).__name__
+    return dispatch.ARRAY_HEAD_WORDS + 2 * numba_type.ndim if name == "Array" else 2 if name == "Complex" else 1
+
+
+@global_compiler_lock
+def fast_entry(
+    nodes: tuple[entry.Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]
+) -> int:
+    """The address of a vectorcall function with two more arguments, as ``dispatch.entry.fast_entry``.
+
+    `words`: how many the arguments have. `parameters`, `changes`: ``cuda.layout.parameter`` and ``conversion`` of each.
+    """
+    read = tuple((node.kind, node.guard, node.rank, node.items, _is_contiguous(node)) for node in nodes)
+    key = ("cuda-fast-entry", read, count, words, parameters, changes)
+    return code_cache.get(key, lambda: _build(nodes, count, words, parameters, changes))[0]
+
+
+def _build(nodes, count, word_count, parameters, changes):
+    unit = CodeUnit(target_context(), "cuda_fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
+    callable_, args, nargsf, kwnames, own, overload = unit.function.args
+    builder = unit.builder
+    words = unit.stack_slot(ir.ArrayType(_WORD, word_count + 1))  # and one that is 0
+    pointers = unit.stack_slot(ir.ArrayType(_WORD, len(parameters) + 1))
+    differs = unit.function.append_basic_block("differs")
+    _go_on_if(unit, is_such_a_call.call(unit, [nargsf, kwnames, _WORD(count)]), differs)
+    first = builder.bitcast(words, _WORD.as_pointer())
+    records = plan.plan_of.call(unit, [overload])
+    views = sum(node.kind == dispatch.KIND_EXCHANGE for node in nodes)
+    device, stream = _WORD(-1), _WORD(0)
+    for leaf in entry.leaves_of(unit, nodes, args, records, first, count, words_of):
+        if leaf.node.kind != dispatch.KIND_EXCHANGE:
+            values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(leaf.node.rank)]
+            _go_on_if(unit, plan.PARTS[leaf.node.kind].call(unit, values), differs)
+            continue
+        values = [leaf.ob, leaf.record, leaf.word]
+        if views > entry.MAX_INLINED_VIEWS:
+            outcome = builder.call(_view_reader(unit, leaf.node), values, cconv=entry.READER_CONVENTION)
+        else:
+            outcome = _read(unit, leaf.node, values)
+        with builder.if_then(builder.icmp_signed("<", outcome, _WORD(DIFFERS)), likely=False):
+            builder.ret(fail.call(unit, [own, callable_, _WORD(leaf.position)]))
+        is_there = builder.icmp_signed(">", outcome, _WORD(DIFFERS))
+        number = builder.sub(outcome, _WORD(AGREES))
+        if stream.__class__ is ir.Constant:
+            stream = stream_of.call(unit, [leaf.record])
+            device = number
+        else:
+            is_there = builder.and_(is_there, builder.icmp_signed("==", number, device))
+        _go_on_if(unit, is_there, differs)
+    if any(node.guard for node in nodes):
+        _go_on_if(unit, builder.icmp_signed("==", plan.was_error_set.call(unit, []), _WORD(0)), differs)
+    for code in changes:
+        at = builder.ptrtoint(builder.gep(first, [_INT32(code & 0xFFFFFF)]), _WORD)
+        _go_on_if(unit, convert_word.call(unit, [at, _WORD(code)]), differs)
+    _point_at_parameters(builder, first, pointers, word_count, parameters)
+    result = launch.call(unit, [own, callable_, overload, device, stream, builder.ptrtoint(pointers, _WORD)])
+    _go_on_if(unit, builder.icmp_signed("!=", result, _WORD(-1)), differs)
+    builder.ret(result)
+    builder.position_at_end(differs)
+    builder.ret(differ.call(unit, [own, callable_, args, nargsf, kwnames]))
+    return unit.finish()
+
+
+def _go_on_if(unit, condition, otherwise) -> None:
+    """Emit a branch to the block `otherwise` unless `condition`, a word or a bit, is true."""
+    builder = unit.builder
+    if condition.type == _WORD:
+        condition = builder.icmp_signed("!=", condition, _WORD(0))
+    following = unit.function.append_basic_block("so_far")
+    builder.cbranch(condition, following, otherwise)
+    builder.position_at_end(following)
+
+
+def _is_contiguous(node) -> bool:
+    """Whether a node stands for tensors that are C-contiguous, aligned and writable."""
+    array = node.numba_type
+    return node.kind == dispatch.KIND_EXCHANGE and array.layout == "C" and array.aligned and array.mutable
+
+
+def _read(unit, node, values: list):
+    if node.guard:
+        reader = read_guarded_contiguous_view if _is_contiguous(node) else read_guarded_view
+        return reader.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
+    reader = read_contiguous_view if _is_contiguous(node) else read_view
+    return reader.call(unit, [*values, _WORD(node.rank)])
+
+
+def _view_reader(unit, node):
+    """The part for views of this rank as a function of its own."""
+    kind = f"{'guarded' if node.guard else 'plain'}.{'contiguous' if _is_contiguous(node) else 'any'}"
+    name = f"{unit.symbol}.view{node.rank}.{kind}"
+    if name not in unit.module.globals:
+        function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD.as_pointer()]), name)
+        function.linkage = "internal"
+        function.calling_convention = entry.READER_CONVENTION
+        for attribute in ("noinline", "noimplicitfloat"):
+            function.attributes.add(attribute)
+        outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
+        unit.builder.ret(_read(unit, node, list(function.args)))
+        unit.builder = outer
+    return unit.module.globals[name]
+
+
+_LANES = 4
+
+
+def _point_at_parameters(builder, first, pointers, zero: int, parameters) -> None:
+    """Emit ``launching.point_at_parameters`` for parameters that the compiler knows.
+
+    `zero`: the index of a word that is to be 0. All pointers are at a fixed distance from `first`: they are stored
+    several at a time.
+    """
+    builder.store(_WORD(0), builder.gep(first, [_INT32(zero)]))
+    offsets = []
+    for code in parameters:
+        word = code >> layout.PARAMETER_WORD_SHIFT & 0xFFFFFF
+        at = builder.gep(first, [_INT32(word)])
+        if code & 0xFF == layout.ELEMENTS:
+            builder.store(builder.sdiv(builder.load(at), _WORD(code >> layout.PARAMETER_SIZE_SHIFT), flags=("exact",)), at)
+        elif code & 0xFF == layout.JOINED:
+            low = builder.and_(builder.load(at), _WORD(0xFFFFFFFF))
+            high = builder.shl(builder.load(builder.gep(at, [_INT32(1)])), _WORD(32))
+            builder.store(builder.or_(low, high), at)
+        offsets.append(8 * (zero if code & 0xFF == layout.ZERO else word))
+    base = builder.ptrtoint(first, _WORD)
+    for begin in range(0, len(offsets), _LANES):
+        some = offsets[begin : begin + _LANES]
+        vector = ir.VectorType(_WORD, len(some))
+        bases = ir.Constant(vector, ir.Undefined)
+        for lane in range(len(some)):
+            bases = builder.insert_element(bases, base, _INT32(lane))
+        place = builder.bitcast(builder.gep(pointers, [_INT32(0), _INT32(begin)]), vector.as_pointer())
+        builder.store(builder.add(bases, ir.Constant(vector, some)), place, align=8)

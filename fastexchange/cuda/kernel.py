@@ -1,0 +1,174 @@
+"""``CudaKernel``: what ``fast_args`` makes of a ``@cuda.jit`` dispatcher."""
+
+import functools
+import operator
+from typing import Any
+
+from ..kernel import FastKernel, KernelStats, _Manner
+from ..naming import shown
+from ..once import forkable_lock
+from ..parameters import Parameters
+from .context import CudaContext
+from .driver import driver
+from .launcher import Configuration, CudaLauncher
+from .streams import handle_of
+from .targets import Target
+
+__all__ = ["CudaKernel"]
+
+_MAX_LAUNCHERS = 4096
+_MAX_DIMENSION = 2**32 - 1
+_MAX_TASKS = 2**41  # of as many threads as there can be in a block, as many blocks as there can be in a grid
+
+
+class CudaKernel(FastKernel):
+    """A ``@cuda.jit`` kernel that takes tensors of any framework. Made by :func:`~fastexchange.fast_args`.
+
+    ``kernel[grid, block, stream, shared]`` is a :class:`CudaLauncher`; calling that launches the kernel.
+
+    - `grid`, `block`: an int, or a tuple of up to three: blocks in the grid, threads in a block.
+    - `stream`: None for the stream on which the tensors' framework works, as it says (``current_work_stream``); else a
+      stream of any package (numba, PyTorch, CuPy, cuda.core: anything with ``__cuda_stream__``) or the ``CUstream`` as
+      an int.
+    - `shared`: bytes of dynamic shared memory for each block.
+    - `cluster`: blocks in a cluster, as `grid`, for numba-cuda-mlir.
+
+    A launch does not wait for the kernel. Its order is that of its stream: tensors have to live, and their memory has
+    to stay theirs, until the stream has come so far, as with every launch of CUDA. What frameworks allocate in the
+    order of their streams, as PyTorch does, may be dropped at once if the launch is on that stream.
+
+    Attributes
+    ----------
+    dispatcher : the ``@cuda.jit`` dispatcher.
+    py_func : the Python function.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, dispatcher: Any, manner: "_Manner | None", target: Target):
+        functools.update_wrapper(self, dispatcher.py_func)
+        self.dispatcher = dispatcher
+        self.py_func = dispatcher.py_func
+        self.target = target
+        self._slow_calls = 0
+        self._manner = manner = manner or _Manner()
+        if manner != _Manner(manner.allows_grad):
+            raise TypeError("fast_args(): a kernel for CUDA returns nothing, and has no returns=, out= or cuda=")
+        self.allows_grad = manner.allows_grad
+        self.returns = self.out = self.cuda = self._elsewhere = None
+        self._parameters, self._outputs = Parameters(self.py_func), None
+        if self._parameters.variadic is not None:
+            parameter = f"*{self._parameters.variadic}"
+            raise TypeError(f"fast_args(): {self.__qualname__}() has {parameter}: a kernel for CUDA has no such parameter")
+        self._native = CudaContext(self._parameters, self.__qualname__, manner.allows_grad)
+        self._context = self._native.address
+        self._vectorcall = 0  # calls are made by launchers
+        self._launchers: dict[tuple, CudaLauncher] = {}
+        self._lock = forkable_lock()
+        self.why_not = target.why_not(dispatcher)
+        """Why all its launches are the package's own; nothing if they are not."""
+
+    def __call__(self, /, *args, **kwargs):
+        name = self.__qualname__
+        raise ValueError(f"{name}() is a kernel for CUDA: say how to launch it, {name}[grid, block](...)")
+
+    def __getitem__(self, configuration) -> CudaLauncher:
+        """The launcher for ``[grid, block, stream, shared, cluster]``, of which all but two may be left out."""
+        try:
+            return self._launchers[configuration]
+        except (KeyError, TypeError):
+            pass
+        if type(configuration) is not tuple or not 2 <= len(configuration) <= 5:
+            raise ValueError(
+                f"{self.__qualname__}[...] takes [grid, block], [grid, block, stream], [grid, block, stream, shared] or "
+                f"[grid, block, stream, shared, cluster], not {shown(configuration)}"
+            )
+        return self._remember(configuration, self._make(*configuration))
+
+    def configure(self, griddim, blockdim, stream=None, sharedmem: int = 0, cluster=None) -> CudaLauncher:
+        """``self[griddim, blockdim, stream, sharedmem, cluster]``."""
+        return self[griddim, blockdim, stream, sharedmem, cluster]
+
+    def forall(self, ntasks: int, tpb: int = 0, stream=None, sharedmem: int = 0) -> CudaLauncher:
+        """A launcher for `ntasks` tasks, a thread each, in blocks of `tpb` threads.
+
+        0: so many that most run at the same time, as the driver says for the kernel. The kernel has to look whether its
+        ``cuda.grid(1)`` is less than `ntasks`. No task: nothing is launched.
+        """
+        name = f"{self.__qualname__}.forall()"
+        tasks, threads = _index(name, "ntasks", ntasks), _index(name, "tpb", tpb)
+        if tasks < 0 or threads < 0:
+            raise ValueError(f"{name}: ntasks and tpb are numbers of tasks and threads, not {tasks} and {threads}")
+        if tasks > _MAX_TASKS or threads > _MAX_DIMENSION:
+            raise ValueError(f"{name}: no grid has a thread for each of {tasks} tasks, {threads} in a block")
+        key = ("forall", tasks, threads, stream, sharedmem)
+        try:
+            return self._launchers[key]
+        except (KeyError, TypeError):
+            pass
+        return self._remember(key, self._make((1, 1, 1), (threads, 1, 1), stream, sharedmem, tasks=tasks))
+
+    def _make(self, grid, block, stream=None, shared=0, cluster=None, tasks: int = -1) -> CudaLauncher:
+        name = f"{self.__qualname__}[...]"
+        bytes_shared = _index(name, "shared", 0 if shared is None else shared)
+        if not 0 <= bytes_shared <= _MAX_DIMENSION:
+            raise ValueError(f"{name}: shared is a number of bytes, not {bytes_shared}")
+        return CudaLauncher(self, Configuration(
+            _dimensions(name, "grid", grid), _dimensions(name, "block", block),
+            None if stream is None else handle_of(name, stream), bytes_shared,
+            None if cluster is None else _dimensions(name, "cluster", cluster), tasks,
+        ), stream)  # fmt: skip
+
+    def _remember(self, key: tuple, launcher: CudaLauncher) -> CudaLauncher:
+        try:
+            hash(key)
+        except TypeError:  # a list of dimensions, a stream without a hash
+            return launcher
+        with self._lock:
+            if len(self._launchers) >= _MAX_LAUNCHERS:
+                del self._launchers[next(iter(self._launchers))]
+            return self._launchers.setdefault(key, launcher)
+
+    def stats(self) -> KernelStats:
+        """Counts: launches on the fast path, launches through the slow path, and signatures compiled."""
+        return KernelStats(self._native.native.calls, self._slow_calls, len(self.dispatcher.overloads))
+
+    def bind(self, /, *args, **kwargs):
+        """A bound launch has a launch configuration: ``kernel[grid, block].bind(...)``."""
+        raise TypeError(f"{self.__qualname__}.bind(): say how to launch it first, {self.__qualname__}[grid, block].bind(...)")
+
+    def explain(self, /, *args, **kwargs):
+        """What a launch with these arguments would do, whatever its configuration. See :meth:`CudaLauncher.explain`."""
+        return self[1, 1].explain(*args, **kwargs)
+
+    def bound_arguments(self, args: tuple, kwargs: dict) -> tuple:
+        """The arguments of a call in the order of the parameters, defaults filled in."""
+        bound = self._parameters.bind(*args, **kwargs)
+        defaults = self._parameters.defaults
+        if not defaults:
+            return bound
+        from ..producers.omitted import OMITTED
+
+        return tuple(defaults[i] if value is OMITTED else value for i, value in enumerate(bound))
+
+    def default_device(self) -> int:
+        """The device of a launch without tensors."""
+        return driver().current_device()
+
+
+def _index(name: str, what: str, value) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: {what} is an int, not {shown(value)}") from None
+
+
+def _dimensions(name: str, what: str, value) -> tuple[int, int, int]:
+    """Up to three numbers, as three."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    if not 1 <= len(given) <= 3:
+        raise ValueError(f"{name}: {what} has one to three dimensions, not {len(given)}")
+    numbers = [_index(name, what, each) for each in given] + [1, 1]
+    if any(not 0 <= number <= _MAX_DIMENSION for number in numbers):
+        raise ValueError(f"{name}: {what} is made of numbers from 0 to {_MAX_DIMENSION}, not {shown(value)}")
+    return numbers[0], numbers[1], numbers[2]

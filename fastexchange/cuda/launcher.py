@@ -1,0 +1,158 @@
+"""``CudaLauncher``: a kernel for CUDA with a launch configuration, whose calls are native; what is new comes back to it."""
+
+from typing import Any, NamedTuple
+
+from .._abi import ffi
+from ..cpython import NativeCallable, enable_vectorcall
+from ..native import address_of
+from . import launching, layout
+
+__all__ = ["Configuration", "CudaLauncher"]
+
+
+class Configuration(NamedTuple):
+    """How a kernel is launched."""
+
+    grid: tuple[int, int, int]
+    """Blocks in the grid; of a launch for tasks that says nothing."""
+    block: tuple[int, int, int]
+    """Threads in a block; 0 in a launch for tasks: as many as is best."""
+    stream: int | None
+    """The ``CUstream``; None for that of the tensors' producer."""
+    shared: int
+    """Bytes of dynamic shared memory for each block."""
+    cluster: tuple[int, int, int] | None
+    """Blocks in a cluster."""
+    tasks: int
+    """A thread for each of so many tasks; -1: as grid and block say."""
+
+    def __str__(self):
+        size = f"for {self.tasks} tasks" if self.tasks >= 0 else f"grid {self.grid}"
+        if any(self.block):
+            size += f", block {self.block}"
+        stream = "that of the tensors' framework" if self.stream is None else f"{self.stream:#x}"
+        cluster = f", cluster {self.cluster}" if self.cluster else ""
+        return f"{size}, stream {stream}, {self.shared} bytes of dynamic shared memory{cluster}"
+
+
+class CudaLauncher(NativeCallable):
+    """A kernel for CUDA with a launch configuration, ``kernel[grid, block, stream, shared]``; calling it launches it.
+
+    It returns None as soon as the driver has taken the launch. Raises TypeError for arguments that do not fit,
+    BufferError for tensors that the kernel must not get (on the CPU, on different devices, what autograd watches …),
+    OverflowError for a number that a declared parameter cannot hold, :class:`~fastexchange.CudaError` for what the
+    driver refuses; then nothing has been launched.
+
+    Attributes
+    ----------
+    kernel : the :class:`~fastexchange.CudaKernel`.
+    configuration : the :class:`Configuration`.
+    """
+
+    __slots__ = ("__dict__", "__weakref__")
+
+    def __init__(self, kernel, configuration: Configuration, stream: Any = None):
+        self.kernel = kernel
+        self.configuration = configuration
+        self._stream = stream  # which lives as long as its handle is used
+        self._native = ffi.new("fx_launcher *")
+        self._fill(self._native)
+        self._context = address_of(self._native)
+        self._vectorcall = (launching.vectorcall_own if kernel.why_not else launching.vectorcall).address
+        self._callbacks: list | None = None
+
+    def _fill(self, native) -> None:
+        grid, block, stream, shared, cluster, tasks = self.configuration
+        native.context = self.kernel._native.address
+        native.grid, native.block = grid, block
+        native.stream = layout.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
+        native.default_stream = self.kernel.target.default_stream()
+        native.shared, native.tasks = shared, tasks
+        native.cluster = cluster or (0, 0, 0)
+
+    def on_stream(self, stream: int):
+        """A copy of the native configuration for one launch, on this stream, whose order among others has been seen to."""
+        native = ffi.new("fx_launcher *", self._native[0])
+        native.stream, native.is_mixed = stream, 1
+        return native
+
+    def __repr__(self):
+        return f"<{self.kernel!r}[{self.configuration}]>"
+
+    def __reduce__(self):
+        if self.configuration.stream is not None:
+            raise TypeError("a launcher with a stream cannot be pickled or copied: the stream is one of this process")
+        return _again, (self.kernel, self.configuration)
+
+    @property
+    def pre_launch_callbacks(self) -> list:
+        """Functions ``(kernel, configuration)`` that the package of the kernel calls before each launch (numba-cuda).
+
+        Who asks for the list has all launches of this launcher made by the package: only it knows what to call them
+        with.
+        """
+        if self._callbacks is None:
+            from .slow_path import own_launch
+
+            if not hasattr(own_launch(self, self.configuration.stream), "pre_launch_callbacks"):
+                raise AttributeError(f"launches by {self.kernel.target.name} call nothing before")
+            self._callbacks = []
+            self._vectorcall = launching.vectorcall_own.address
+        return self._callbacks
+
+    @property
+    def why_not(self) -> str:
+        """Why all its launches are the package's own; nothing if they are not."""
+        return self.kernel.why_not or ("" if self._callbacks is None else "it has functions that are called before each launch")
+
+    def bind(self, /, *args, **kwargs):
+        """A launch with these arguments, whose parameters are packed once: a :class:`~fastexchange.BoundCudaLaunch`."""
+        from .bound import BoundCudaLaunch
+
+        return BoundCudaLaunch(self, self.kernel.bound_arguments(args, kwargs))
+
+    def explain(self, /, *args, **kwargs):
+        """What a launch with these arguments would do, without making it. Returns a ``CallExplanation``; print it."""
+        from .slow_path import explain_launch
+
+        return explain_launch(self, self.kernel.bound_arguments(args, kwargs))
+
+    # ---- what native code calls
+
+    def _call_slowly(self, /, *args, **kwargs) -> None:
+        """A launch that is not known: learn it, and make it."""
+        from .slow_path import call
+
+        bound = self.kernel.bound_arguments(args, kwargs)
+        self.kernel._slow_calls += 1
+        call(self, bound)
+
+    def _call_numba(self, /, *args, **kwargs) -> None:
+        """A launch with an argument that native code does not read, or one that is known to be the package's own."""
+        from .slow_path import call_otherwise
+
+        bound = self.kernel.bound_arguments(args, kwargs)
+        self.kernel._slow_calls += 1
+        call_otherwise(self, bound)
+
+    def _plan_call(self, /, *args, **kwargs) -> None:
+        """After a launch like others before: make such launches faster."""
+        from ..slow_path import plan
+
+        plan(self.kernel, self.kernel.bound_arguments(args, kwargs))
+
+    def _refused(self, position: int, error: BaseException):
+        self.kernel._refused(position, error)
+
+    def _driver_error(self, code: int):
+        """The driver has refused a launch: raise what it says."""
+        from .driver import driver
+
+        raise driver().error(code, f"{self.kernel.__qualname__}() was not launched ({self.configuration})")
+
+
+def _again(kernel, configuration: Configuration) -> CudaLauncher:
+    return CudaLauncher(kernel, configuration)
+
+
+enable_vectorcall(CudaLauncher)

@@ -1,0 +1,385 @@
+"""From the words of a call to a launch: parameters pointed at, device and stream found, the driver called.
+
+The driver gets pointers to the parameters (``cuLaunchKernel``'s ``kernelParams``), which are the very words that
+reading the arguments has written; it copies them before it returns.
+
+The GIL is given up for the driver's call: that waits when the device's queue is full, perhaps for a kernel or a
+callback that another thread, waiting for the GIL, has yet to launch. The tensors' memory is not read meanwhile: what
+happens to it later is ordered by the stream, as with every launch.
+
+Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWorkStream``.
+"""
+
+from numba import types
+
+from .. import cpython as c
+from ..compiled import cfunction
+from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..dispatch import layout as dispatch
+from ..dispatch.launch import hold_by
+from ..dispatch.plan import ARGUMENTS_MASK
+from ..dispatch.shim import call_any, call_method, read_by, refuse_launch, run_by
+from ..dispatch.walk import CUDA, walk_for_device
+from ..native import bits_of, call_int, call_word, float_of, global_address, load, native, native_inline, stack, store
+from . import layout
+
+CONFIG_WORDS = layout.CONFIG_WORDS
+ATTRIBUTE_WORDS = 2 * layout.ATTRIBUTE_SIZE // 8
+MAX_PARAMETERS = layout.MAX_PARAMETERS
+
+
+@native
+def device_of_context(cuda, context):
+    """The number of the device of a thread's context: the default one if it has none; -1 for one beyond those that are known.
+
+    A context that is not primary says of which device it is; the launch is in that device's primary one all the same.
+    """
+    if context == 0:
+        return cuda.default_device
+    for i in range(dispatch.MAX_DEVICES):
+        if cuda.contexts[i] == context:
+            return i
+    number = stack(1)
+    store(number, 0)
+    if call_int(cuda.get_device, (number,)) != 0:
+        return cuda.default_device
+    device = load(number) & 0xFFFFFFFF
+    return device if device < dispatch.MAX_DEVICES else -1
+
+
+@native_inline
+def block_for(launcher, loaded):
+    """How many threads are in a block of a launch for a number of tasks; 0: Python has to ask for the best."""
+    if launcher.block[0] != 0:
+        return launcher.block[0]
+    return loaded.block if loaded.block_shared == launcher.shared else 0
+
+
+@native
+def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_cooperative):
+    """``cuLaunchKernel``, or ``cuLaunchKernelEx`` for what that cannot say. Returns the ``CUresult``."""
+    if is_cooperative == 0 and launcher.cluster[0] == 0:
+        grid, block = launcher.grid, launcher.block
+        return call_int(
+            cuda.launch,
+            (function, blocks, grid[1], grid[2], threads, block[1], block[2], launcher.shared, stream, pointers, 0),
+        )
+    at = stack(CONFIG_WORDS)
+    attributes = stack(ATTRIBUTE_WORDS)
+    config = layout.config_at(at)
+    count = 0
+    if is_cooperative != 0:
+        attribute = layout.attribute_at(attributes)
+        attribute.id = layout.COOPERATIVE
+        attribute.value[0] = 1
+        count += 1
+    if launcher.cluster[0] != 0:
+        attribute = layout.attribute_at(attributes + layout.ATTRIBUTE_SIZE * count)
+        attribute.id = layout.CLUSTER_DIMENSION
+        for i in range(3):
+            attribute.value[i] = launcher.cluster[i]
+        count += 1
+    for i in range(3):
+        config.grid[i] = launcher.grid[i]
+        config.block[i] = launcher.block[i]
+    config.grid[0] = blocks
+    config.block[0] = threads
+    config.shared = launcher.shared
+    config.stream = stream
+    config.attributes = attributes
+    config.attribute_count = count
+    return call_int(cuda.launch_extended, (at, function, pointers, 0))
+
+
+@native
+def start(cuda, launcher, overload, device, stream_of, pointers, code):
+    """Launch a kernel whose parameters are where `pointers` point.
+
+    Returns a STATUS_*; of STATUS_DRIVER the code is stored at `code`.
+    `device`: the tensors' device, -1 for a launch without tensors. `stream_of`: their producers'
+    ``current_work_stream``, or 0.
+    """
+    current = stack(1)
+    store(current, 0)
+    status = 0
+    is_known = device < 0
+    if is_known:
+        status = call_int(cuda.get_current, (current,))
+        device = device_of_context(cuda, load(current))
+    if device < 0 or cuda.contexts[device] == 0:
+        return dispatch.STATUS_UNBOUND
+    loaded = layout.loaded_at(overload.loaded + layout.LOADED_SIZE * device)
+    if loaded.function == 0 or launcher.shared > loaded.shared_limit:
+        return dispatch.STATUS_UNBOUND
+    blocks, threads = launcher.grid[0], launcher.block[0]
+    if launcher.tasks >= 0:
+        threads = block_for(launcher, loaded)
+        if threads == 0:
+            return dispatch.STATUS_UNBOUND
+        blocks = (launcher.tasks + threads - 1) // threads
+        if blocks == 0:
+            return dispatch.STATUS_OK
+        if blocks > layout.MAX_BLOCKS:  # of which the driver would only get the lower 32 bits
+            store(code, layout.INVALID_VALUE)
+            return dispatch.STATUS_DRIVER
+    stream = launcher.stream
+    if stream == layout.LAUNCHER_STREAM_OF_PRODUCERS:
+        stream = launcher.default_stream
+        if stream_of != 0:
+            word = stack(1)
+            is_known = False
+            store(word, 0)
+            failed = call_int(stream_of, (CUDA, device, word)) != 0
+            if PyErr_Occurred() != 0:
+                return dispatch.STATUS_ERROR
+            if failed:
+                return dispatch.STATUS_NO_ERROR_SET
+            stream = load(word)
+    if not is_known:
+        store(current, 0)
+        status = call_int(cuda.get_current, (current,))
+    context = cuda.contexts[device]
+    is_other = load(current) != context
+    if status == 0 and is_other:
+        status = call_int(cuda.push_current, (context,))
+    if status == 0:
+        thread = c.PyEval_SaveThread()
+        status = call_driver(cuda, launcher, loaded.function, blocks, threads, stream, pointers, overload.is_cooperative)
+        c.PyEval_RestoreThread(thread)
+        if is_other:
+            call_int(cuda.pop_current, (current,))
+    if status == 0:
+        return dispatch.STATUS_OK
+    store(code, status)
+    return dispatch.STATUS_DRIVER
+
+
+# ---- the general way -----------------------------------------------------------------------------------------------
+
+
+@native
+def is_in_range(value, is_big, kind, bits):
+    """Whether an integer parameter of `kind` and so many `bits` holds a word; `is_big`: the word is a uint64."""
+    if kind == layout.UNSIGNED:
+        if bits == 64:
+            return is_big or value >= 0
+        return value >= 0 and value >> bits == 0
+    if is_big and value < 0:
+        return False
+    return bits == 64 or (value >= -(1 << (bits - 1)) and value < 1 << (bits - 1))
+
+
+@native
+def double_of_half(half):
+    """The float64 that the float16 with these bits is."""
+    exponent, fraction = half >> 10 & 31, half & 1023
+    if exponent == 0:
+        bits = bits_of(types.float64(fraction) * 2.0**-24)
+    elif exponent == 31:
+        bits = 0x7FF << 52 | fraction << 42
+    else:
+        bits = (exponent + 1008) << 52 | fraction << 42
+    return float_of(bits | (half >> 15 & 1) << 63, 64)
+
+
+@native
+def half_of_double(number):
+    """The bits of the float16 that is next to a float64, that with an even last bit of two as near."""
+    bits = bits_of(number)
+    sign = bits >> 48 & 0x8000
+    bits &= 0x7FFFFFFFFFFFFFFF
+    if bits > 0x7FF << 52:  # no number
+        return sign | 0x7E00 | bits >> 42 & 0x1FF
+    exponent = (bits >> 52) - 1023
+    if exponent > 15:
+        return sign | 0x7C00
+    if exponent < -25:
+        return sign
+    shift = 42
+    if exponent < -14:  # a small one, whose leading 1 is not implied
+        bits = bits & (1 << 52) - 1 | 1 << 52
+        shift = 28 - exponent
+    else:
+        bits -= 1008 << 52
+    half = bits >> shift
+    rest, middle = bits & (1 << shift) - 1, 1 << (shift - 1)
+    return sign | half + types.intp(rest > middle or (rest == middle and half & 1 != 0))
+
+
+@native
+def convert(at, code):
+    """Make of the word at `at` what a conversion says. False for a number that the parameter cannot hold."""
+    given, given_bits = code >> layout.FROM_KIND_SHIFT & 15, code >> layout.FROM_BITS_SHIFT & 255
+    taken, taken_bits = code >> layout.TO_KIND_SHIFT & 15, code >> layout.TO_BITS_SHIFT & 255
+    word = load(at)
+    if given == layout.FLOAT:
+        if given_bits == 16:
+            number = double_of_half(word)
+        else:
+            number = float_of(word, 64) if given_bits == 64 else types.float64(float_of(word, 32))
+    else:
+        if given_bits < 64:  # the word was loaded from less memory than it has
+            word <<= 64 - given_bits
+            word = word >> (64 - given_bits) if given == layout.SIGNED else (word >> (64 - given_bits)) & ((1 << given_bits) - 1)
+        if taken != layout.FLOAT:
+            store(at, word)
+            return is_in_range(word, given == layout.UNSIGNED and given_bits == 64, taken, taken_bits)
+        number = types.float64(types.uint64(word)) if given == layout.UNSIGNED else types.float64(word)
+    if taken_bits == 16:
+        store(at, half_of_double(number))
+    else:
+        store(at, bits_of(number) if taken_bits == 64 else bits_of(types.float32(number)))
+    return True
+
+
+@native
+def point_at_parameters(overload, words, pointers, zero):
+    """Store where each parameter of the kernel is, among the words of a call or at `zero`, a word that is 0."""
+    for i in range(overload.parameter_count):
+        code = load(overload.parameters + 8 * i)
+        kind = code & 255
+        at = words + 8 * (code >> layout.PARAMETER_WORD_SHIFT & 0xFFFFFF)
+        if kind == layout.ZERO:
+            at = zero
+        elif kind == layout.ELEMENTS:
+            store(at, load(at) // (code >> layout.PARAMETER_SIZE_SHIFT))
+        elif kind == layout.JOINED:
+            store(at, load(at) & 0xFFFFFFFF | load(at + 8) << 32)
+        store(pointers + 8 * i, at)
+
+
+@native
+def convert_words(frame, overload):
+    """Make of the words in a frame what a declared signature has there.
+
+    False for a number that a parameter cannot hold.
+    """
+    for i in range(overload.conversion_count):
+        code = load(overload.conversions + 8 * i)
+        if not convert(frame.words + 8 * (code & 0xFFFFFF), code):
+            return False
+    return True
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def pack(frame_address, overload_address, pointers, zero):
+    """Make parameters of the words in a frame, once, and store where they are. Returns a STATUS_*."""
+    frame = dispatch.frame_at(frame_address)
+    overload = dispatch.overload_at(overload_address)
+    if not convert_words(frame, overload):
+        return dispatch.STATUS_RANGE
+    point_at_parameters(overload, frame.words, pointers, zero)
+    return dispatch.STATUS_OK
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_bound(callable_, args, nargsf, kwnames):
+    """The vectorcall of a bound launch: straight to the driver."""
+    bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
+    launcher = layout.launcher_at(bound.launcher)
+    context = dispatch.context_at(launcher.context)
+    is_other = nargsf & ARGUMENTS_MASK != 0 or kwnames != 0
+    for i in range(bound.watched_count):
+        is_other |= load(load(bound.watched + 16 * i)) != load(bound.watched + 16 * i + 8)
+    if not is_other:
+        code = stack(1)
+        cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+        overload = dispatch.overload_at(bound.overload)
+        bound.running += 1
+        status = start(cuda, launcher, overload, bound.device, bound.stream, bound.pointers, code)
+        bound.running -= 1
+        if status == dispatch.STATUS_OK:
+            context.calls += 1
+            none = global_address("_Py_NoneStruct")
+            c.incref(none)
+            return none
+        if status == dispatch.STATUS_DRIVER:
+            return refuse_launch(context, callable_, load(code))
+        if status == dispatch.STATUS_ERROR:
+            return 0
+    return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
+
+
+@native
+def launch_on_device(context_address, frame_address, overload_address, args, launcher_address):
+    """Launch the kernel with the words that a call has in its frame. Returns (STATUS_*, a new reference to None, or 0)."""
+    status = launch_words(context_address, frame_address, overload_address, launcher_address)
+    if status != dispatch.STATUS_OK:
+        return status, 0
+    none = global_address("_Py_NoneStruct")
+    c.incref(none)
+    return status, none
+
+
+@native
+def launch_words(context_address, frame_address, overload_address, launcher_address):
+    """Launch the kernel with the words that a call has in its frame. Returns a STATUS_*."""
+    context = dispatch.context_at(context_address)
+    frame = dispatch.frame_at(frame_address)
+    overload = dispatch.overload_at(overload_address)
+    launcher = layout.launcher_at(launcher_address)
+    if launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
+        return dispatch.STATUS_STREAMS
+    if not convert_words(frame, overload):
+        return dispatch.STATUS_RANGE
+    room = stack(MAX_PARAMETERS)
+    zero = stack(1)
+    result = stack(1)
+    store(zero, 0)
+    store(result, 0)
+    pointers = room
+    if overload.parameter_count > MAX_PARAMETERS:
+        pointers = c.PyMem_RawMalloc(8 * overload.parameter_count)
+        if pointers == 0:
+            c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+            return dispatch.STATUS_ERROR
+    point_at_parameters(overload, frame.words, pointers, zero)
+    device = frame.device if frame.device >= 0 else frame.managed_device
+    cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+    status = start(cuda, launcher, overload, device, frame.stream, pointers, result)
+    if pointers != room:
+        c.PyMem_RawFree(pointers)
+    frame.code = load(result)
+    frame.position = -1  # of no argument, should it be the stream that failed
+    return status
+
+
+@native
+def read(context, runtime, frame_address, args, nargs, flags):
+    """``dispatch.shim.read_by`` of a kernel for CUDA."""
+    return read_by(walk_for_device, context, runtime, frame_address, args, nargs, flags)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def run(context_address, args, nargs, flags, state):
+    """``dispatch.shim.run_by`` of a kernel for CUDA: ``fx_context.run``."""
+    return run_by(read, launch_on_device, context_address, args, nargs, flags, state)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def hold(context_address, args, nargs, flags, report_address):
+    """``dispatch.launch.hold_by`` of a kernel for CUDA."""
+    return hold_by(read, context_address, args, nargs, flags, report_address)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_any(callable_, args, nargsf, kwnames):
+    """``dispatch.shim.call_any`` of a launcher."""
+    launcher = load(callable_ + CALLABLE_CONTEXT)
+    return call_any(layout.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_own(callable_, args, nargsf, kwnames):
+    """The vectorcall of a launcher whose launches are all the package's own."""
+    context = dispatch.context_at(layout.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
+    return call_method(context.numba_name, callable_, args, nargsf, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall(callable_, args, nargsf, kwnames):
+    """The vectorcall of a launcher: straight into the fast entry of the last planned call, as ``dispatch.shim.vectorcall``."""
+    context_address = layout.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
+    last = dispatch.context_at(context_address).last
+    fast_entry = dispatch.overload_at(last).fast_entry
+    return call_word(fast_entry, (callable_, args, nargsf, kwnames, context_address, last))

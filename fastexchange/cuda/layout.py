@@ -1,0 +1,100 @@
+"""The structs that launches read, and the codes of a kernel's parameters and of conversions.
+
+A *parameter* is where one parameter of a compiled kernel is found among the words that ``dispatch.walk`` writes:
+
+=====  ==================================================================
+bits   meaning
+=====  ==================================================================
+0-7    ``WORD``: in the word. ``ZERO``: it is 0. ``ELEMENTS``: in the word, which has bytes where the kernel has elements
+       ``JOINED``: in the low halves of the word and the next one
+8-31   the word
+32-63  ``ELEMENTS``: bytes of an element
+=====  ==================================================================
+
+A *conversion* makes of a word what a declared signature has there: bits 0-23 the word; from 24 on the kind (4 bits) and
+the size (8 bits) of what it holds, from 36 on those of what it has to hold.
+"""
+
+from ..native import sizeof, struct_at
+
+CDEF = """
+/* CUDA's driver, as native code calls it. One per process. */
+typedef struct {
+    int64_t launch, launch_extended;                            /* cuLaunchKernel, cuLaunchKernelEx */
+    int64_t get_current, push_current, pop_current;             /* cuCtxGetCurrent … */
+    int64_t get_device;                                         /* cuCtxGetDevice */
+    int64_t contexts[64];       /* CUcontext, the primary one of each device; 0: not known yet */
+    int64_t default_device;     /* of a launch without tensors, by a thread without a context */
+} fx_cuda;
+
+/* A compiled kernel on one device. */
+typedef struct {
+    int64_t function;           /* CUfunction; 0: it is not loaded yet */
+    int64_t block;              /* threads in a block, where a launch leaves that to us; 0: not known yet */
+    int64_t block_shared;       /* the bytes of dynamic shared memory for which that is best */
+    int64_t shared_limit;       /* bytes of dynamic shared memory that launches may have without asking for more */
+} fx_loaded;
+
+/* A launch configuration of one kernel. */
+typedef struct {
+    int64_t context;            /* fx_context * of the kernel */
+    int64_t grid[3], block[3];
+    int64_t shared;             /* bytes of dynamic shared memory */
+    int64_t stream;             /* CUstream; -1: the one on which the tensors' producers work */
+    int64_t default_stream;     /* CUstream, where no producer has one */
+    int64_t tasks;              /* a thread for each of so many tasks, in blocks of the best size; -1: grid and block say it */
+    int64_t cluster[3];         /* blocks in a cluster; 0: none */
+    int64_t is_mixed;           /* the caller has ordered the streams of the tensors' producers */
+} fx_launcher;
+
+/* A bound launch. */
+typedef struct {
+    int64_t launcher, overload;         /* fx_launcher *, fx_overload * */
+    int64_t device, stream;             /* as a launch finds them: -1, current_work_stream or 0 */
+    int64_t pointers;                   /* to the parameters */
+    int64_t watched, watched_count;     /* { address, word }[]: with another word there the tensors have to be looked at again */
+    int64_t slow_name;                  /* PyObject *, name of the method for calls that are not as they should be */
+    int64_t running;                    /* how many threads are launching with these parameters: they must not be freed */
+} fx_bound_launch;
+
+/* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
+typedef struct { int32_t id; char pad[4]; int32_t value[16]; } fx_launch_attribute;
+typedef struct {
+    uint32_t grid[3], block[3], shared;
+    int64_t stream, attributes;
+    uint32_t attribute_count;
+} fx_launch_config;
+"""
+
+LAUNCHER_STREAM_OF_PRODUCERS = -1
+COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
+SHARED_WITHOUT_ASKING = 48 * 1024  # bytes in a block, static and dynamic: CUDA C++ Programming Guide, 16.8.3 and before
+MAX_BLOCKS = 2**31 - 1  # in a grid's first dimension, of every device
+INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
+MAX_PARAMETERS = 1024  # of a launch whose pointers to them are on the stack
+
+WORD, ZERO, ELEMENTS, JOINED = 0, 1, 2, 3
+PARAMETER_WORD_SHIFT, PARAMETER_SIZE_SHIFT = 8, 32
+SIGNED, UNSIGNED, FLOAT = 1, 2, 3
+FROM_KIND_SHIFT, FROM_BITS_SHIFT, TO_KIND_SHIFT, TO_BITS_SHIFT = 24, 28, 36, 40
+
+cuda_at = struct_at("fx_cuda")
+loaded_at = struct_at("fx_loaded")
+LOADED_SIZE = sizeof("fx_loaded")
+launcher_at = struct_at("fx_launcher")
+attribute_at = struct_at("fx_launch_attribute")
+ATTRIBUTE_SIZE = sizeof("fx_launch_attribute")
+config_at = struct_at("fx_launch_config")
+bound_at = struct_at("fx_bound_launch")
+CONFIG_WORDS = (sizeof("fx_launch_config") + 7) // 8
+
+
+def parameter(kind: int, word: int = 0, size: int = 0) -> int:
+    """The code of a parameter."""
+    return kind | word << PARAMETER_WORD_SHIFT | size << PARAMETER_SIZE_SHIFT
+
+
+def conversion(word: int, given: tuple[int, int], taken: tuple[int, int]) -> int:
+    """The code of a conversion; `given` and `taken` are (kind, bits)."""
+    code = word | given[0] << FROM_KIND_SHIFT | given[1] << FROM_BITS_SHIFT
+    return code | taken[0] << TO_KIND_SHIFT | taken[1] << TO_BITS_SHIFT

@@ -1,0 +1,78 @@
+"""Streams: which one a launch is on, and how work on others is ordered before and after it.
+
+A launch without a stream of its own is on the stream on which the tensors' producer works. Where producers work on
+different streams, the launch is on that of the first, and events order it: it waits for what the others have been given
+to do, and they wait for it.
+
+Source: DLPack 1.3, ``DLPackCurrentWorkStream``; CUDA Array Interface, version 3, "Synchronization"; the
+``__cuda_stream__`` protocol.
+"""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from .._abi import ffi
+from ..naming import shown
+from ..native import address_of
+from .driver import Driver, driver
+
+__all__ = ["handle_of", "order", "stream_of_producer"]
+
+_CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
+KDL_CUDA = 2
+_LEGACY = (0, 1)  # CUstream: both are the default stream, of which 1, CU_STREAM_LEGACY, says expressly which it is
+
+
+def handle_of(name: str, stream: Any) -> int:
+    """The ``CUstream`` of a stream of any package, for the function `name`."""
+    if isinstance(stream, bool):
+        raise TypeError(f"{name}: stream is a stream, its handle or None, not {shown(stream)}")
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        found = protocol() if callable(protocol) else protocol
+        try:
+            version, handle = found
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}: __cuda_stream__ of {shown(stream)} is {shown(found)}, not (0, handle)") from None
+        if version != 0:
+            raise TypeError(f"{name}: {shown(stream)} has __cuda_stream__ of version {version}, only version 0 is known")
+    else:
+        handle = stream
+        for attribute in ("cuda_stream", "handle", "ptr"):  # PyTorch's, numba's, CuPy's
+            if hasattr(stream, attribute):
+                handle = getattr(stream, attribute)
+                break
+        handle = getattr(handle, "value", handle)
+        handle = 0 if handle is None else handle
+    is_number = hasattr(type(handle), "__index__") or type(handle).__name__ == "CUstream"
+    if not is_number or isinstance(handle, (bool, np.bool_)):
+        raise TypeError(f"{name}: stream is a stream, its handle or None, not {shown(stream)}")
+    number = int(handle)
+    if not 0 <= number < 2**63:
+        raise ValueError(f"{name}: {number} is no handle of a stream")
+    return number
+
+
+def stream_of_producer(function: int, device: int) -> int:
+    """What a producer's ``current_work_stream``, at the address `function`, says for a CUDA device."""
+    out = ffi.new("void **")
+    if _CURRENT_WORK_STREAM(function)(KDL_CUDA, device, address_of(out)):
+        raise BufferError(f"a producer's current_work_stream failed for CUDA device {device} and did not say why")
+    return int(ffi.cast("intptr_t", out[0]))
+
+
+def order(device: int, later: int, earlier: int) -> None:
+    """Let what is given to the stream `later` from now on wait for what has been given to the stream `earlier`."""
+    if later == earlier or (later in _LEGACY and earlier in _LEGACY):
+        return
+    cuda: Driver = driver()
+    with cuda.on(device):
+        flags = cuda.bindings.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        event = cuda.call("cuEventCreate", int(flags))
+        try:
+            cuda.call("cuEventRecord", event, cuda.bindings.CUstream(earlier))
+            cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(later), event, 0)
+        finally:
+            cuda.call("cuEventDestroy", event)  # which the driver does when it is no longer waited for

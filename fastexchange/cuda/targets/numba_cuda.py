@@ -1,0 +1,156 @@
+"""numba-cuda: ``numba.cuda``.
+
+A kernel's parameters are 8 bytes each for an array (memory block and parent, both 0; number of items, item size, data,
+extents, strides in bytes), scalars have their own size, a complex number is two floats, tuples are their items.
+
+Source: numba-cuda 0.30, ``numba.cuda.dispatcher``; held against the driver's own account of the parameters when a
+kernel is loaded.
+"""
+
+import functools
+from typing import Any
+
+from numba.core import types
+
+from ...dispatch.layout import ARRAY_HEAD_WORDS
+from ...dtypes import field_to_numba
+from .. import layout
+from . import BFLOAT16, Parameter
+
+__all__ = ["NumbaCuda", "target"]
+
+
+class NumbaCuda:
+    """See :class:`~fastexchange.cuda.targets.Target`."""
+
+    name = "numba-cuda"
+
+    def __init__(self):
+        from numba import cuda
+
+        if not hasattr(cuda, "HAS_NUMBA"):  # numba-cuda says so of its numba.cuda
+            raise TypeError(
+                "fast_args(): this @cuda.jit is the one in Numba itself, which is no longer developed; install numba-cuda, which "
+                "takes the place of numba.cuda, or numba-cuda-mlir"
+            )
+        self.cuda: Any = cuda
+
+    def on_device(self, device: int):
+        return self.cuda.gpus[device]
+
+    def default_stream(self) -> int:
+        from numba.cuda.core import config
+
+        return 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
+
+    def element_of(self, field: int):
+        return self.cuda.types.bfloat16 if field == BFLOAT16 else field_to_numba(field)
+
+    def type_of(self, numba_type):
+        return numba_type
+
+    def why_not(self, dispatcher) -> str:
+        options = dispatcher.targetoptions
+        if options.get("debug"):
+            return "it is compiled with debug=True: errors of the kernel are read back after each launch"
+        if options.get("extensions"):
+            return "it has extensions, which see its arguments in each launch"
+        return ""
+
+    def type_of_value(self, dispatcher, value):
+        return dispatcher.typeof_pyval(value)
+
+    def signatures(self, dispatcher) -> list[tuple]:
+        """The types of the parameters in each signature."""
+        return list(dispatcher.overloads)
+
+    def compile(self, dispatcher, given: tuple) -> "CompiledKernel | None":
+        taken = given
+        if not dispatcher._can_compile:
+            found = self._declared(dispatcher, given)
+            if found is None:
+                return None
+            taken = found
+        kernel = dispatcher.overloads.get(taken) or dispatcher.compile(taken)
+        kernel.bind()
+        return CompiledKernel(kernel, taken)
+
+    def _declared(self, dispatcher, given: tuple) -> tuple | None:
+        if given in dispatcher.overloads:
+            return given
+        cases = [kernel.signature for kernel in dispatcher.overloads.values()]
+        chosen = dispatcher.typingctx.resolve_overload(
+            dispatcher.py_func, cases, given, {}, allow_ambiguous=False, unsafe_casting=True
+        )
+        return tuple(chosen.args) if chosen is not None else None
+
+    def own_launch(self, dispatcher, configuration):
+        grid, block, stream, shared, cluster = configuration
+        if cluster is not None:
+            raise TypeError(f"{self.name} launches no clusters; numba-cuda-mlir does")
+        return dispatcher[grid, block, self._stream(stream), shared]
+
+    def own_forall(self, dispatcher, tasks: int, threads: int, stream: int | None, shared: int):
+        return dispatcher.forall(tasks, threads, self._stream(stream), shared)
+
+    def _stream(self, handle: int | None):
+        return self.cuda.external_stream(handle) if handle else 0
+
+
+class CompiledKernel:
+    """See :class:`~fastexchange.cuda.targets.Compiled`."""
+
+    def __init__(self, kernel, taken: tuple):
+        self._kernel = kernel
+        self.taken = taken
+        self.is_cooperative = bool(kernel.cooperative)
+
+    def why_not(self) -> str:
+        if self._kernel.debug:
+            return "it is compiled with debug=True: errors of the kernel are read back after each launch"
+        if self._kernel.extensions:
+            return "it has extensions, which see its arguments in each launch"
+        if getattr(self._kernel, "launch_config_sensitive", False):
+            return "its code depends on the launch configuration"
+        return ""
+
+    def function(self) -> int:
+        from ..driver import driver
+
+        self._kernel.bind()
+        bindings = driver().bindings
+        kernel = bindings.CUkernel(int(self._kernel.library.get_cufunc().handle))
+        return int(driver().call("cuKernelGetFunction", kernel))
+
+    def parameters(self) -> list[Parameter]:
+        found: list[Parameter] = []
+        word = 0
+        for each in self.taken:
+            word = _add(each, word, found)
+        return found
+
+
+def _add(numba_type, word: int, found: list[Parameter]) -> int:
+    """Add the parameters of one argument, whose words begin at `word`. Returns where the next ones begin."""
+    if isinstance(numba_type, types.Array):
+        words = ARRAY_HEAD_WORDS + 2 * numba_type.ndim
+        found += [Parameter(layout.parameter(layout.ZERO), 8)] * 2
+        found += [Parameter(layout.parameter(layout.WORD, word + i), 8) for i in range(2, words)]
+        return word + words
+    if isinstance(numba_type, types.BaseTuple):
+        for item in numba_type.types:  # type: ignore[attr-defined]
+            word = _add(item, word, found)
+        return word
+    if isinstance(numba_type, types.Complex):
+        size = numba_type.bitwidth // 16
+        found += [Parameter(layout.parameter(layout.WORD, word + i), size) for i in range(2)]
+        return word + 2
+    size = 1 if isinstance(numba_type, types.Boolean) else numba_type.bitwidth // 8
+    found.append(Parameter(layout.parameter(layout.WORD, word), size))
+    return word + 1
+
+
+@functools.cache
+def target() -> NumbaCuda:
+    """The one of this process."""
+    return NumbaCuda()

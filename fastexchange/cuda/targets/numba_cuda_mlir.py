@@ -1,0 +1,180 @@
+"""numba-cuda-mlir: ``numba_cuda_mlir.cuda``, which has types and a launcher of its own.
+
+A kernel's parameters are 8 bytes each for an array (pointer, pointer, offset, extents, strides in elements), scalars
+have their own size, a complex number is one of two floats, tuples are their items.
+
+Source: numba-cuda-mlir 0.6, ``numba_cuda_mlir.descriptor``; held against the driver's own account of the parameters
+when a kernel is loaded.
+"""
+
+import functools
+from typing import Any
+
+from numba.core import types
+
+from ...dispatch.layout import ARRAY_HEAD_WORDS
+from ...dtypes import field_to_numba
+from .. import layout
+from . import BFLOAT16, Parameter
+
+__all__ = ["NumbaCudaMlir", "target"]
+
+
+class NumbaCudaMlir:
+    """See :class:`~fastexchange.cuda.targets.Target`."""
+
+    name = "numba-cuda-mlir"
+
+    def __init__(self):
+        from numba_cuda_mlir import cuda
+        from numba_cuda_mlir import types as own_types
+
+        self.cuda: Any = cuda
+        self.types: Any = own_types
+
+    def on_device(self, device: int):
+        return self.cuda.gpus[device]
+
+    def default_stream(self) -> int:
+        from numba_cuda_mlir.numba_cuda.core import config
+
+        return 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
+
+    def element_of(self, field: int):
+        return self.cuda.types.bfloat16 if field == BFLOAT16 else field_to_numba(field)
+
+    def type_of(self, numba_type):
+        if isinstance(numba_type, types.Array):
+            dtype, readonly = self.type_of(numba_type.dtype), not numba_type.mutable
+            return self.types.Array(dtype, numba_type.ndim, numba_type.layout, readonly=readonly, aligned=numba_type.aligned)
+        if isinstance(numba_type, types.BaseTuple):
+            items = [self.type_of(item) for item in numba_type.types]
+            return self.types.BaseTuple.from_types(items, getattr(numba_type, "instance_class", None))
+        if isinstance(numba_type, types.Boolean):
+            return self.types.boolean
+        return getattr(self.types, str(numba_type)) if isinstance(numba_type, types.Number) else numba_type
+
+    def why_not(self, dispatcher) -> str:
+        if dispatcher.targetoptions.get("debug"):
+            return "it is compiled with debug=True: errors of the kernel are read back after each launch"
+        if dispatcher.extensions:
+            return "it has extensions, which see its arguments in each launch"
+        if dispatcher._module_setup_callbacks or dispatcher._module_teardown_callbacks:
+            return "it links code that wants to know when it is loaded"
+        return ""
+
+    def type_of_value(self, dispatcher, value):
+        from numba_cuda_mlir.descriptor import typeof
+
+        return typeof(value)
+
+    def signatures(self, dispatcher) -> list[tuple]:
+        """The types of the parameters in each signature."""
+        return list(dispatcher.overloads)
+
+    def compile(self, dispatcher, given: tuple) -> "CompiledKernel | None":
+        taken = given
+        if given not in dispatcher.overloads and not dispatcher._can_compile:
+            found = self._declared(dispatcher, given)
+            if found is None:
+                return None
+            taken = found
+        return CompiledKernel(dispatcher, dispatcher.compile(taken), tuple(taken))
+
+    def _declared(self, dispatcher, given: tuple) -> tuple | None:
+        """The signature for arguments of these types, rated as the package does.
+
+        But it would take arrays of any layout, and readonly ones, for those that a signature declares, and booleans for
+        nothing else.
+        """
+        rated = []
+        for taken in dispatcher.overloads:
+            if len(taken) == len(given) and all(map(_fits, taken, given)):
+                pairs = zip(taken, given, strict=True)
+                numbers = tuple(self.types.int8 if _is_flag(each) and not _is_flag(wanted) else each for wanted, each in pairs)
+                rating = dispatcher._rate_overload(taken, numbers)
+                if rating is not None:
+                    rated.append((rating, taken))
+        best = min((rating for rating, _ in rated), default=None)
+        tied = [taken for rating, taken in rated if rating == best]
+        if len(tied) > 1:
+            dispatcher._raise_ambiguous(given, tied)
+        return tied[0] if tied else None
+
+    def own_launch(self, dispatcher, configuration):
+        grid, block, stream, shared, cluster = configuration
+        given = (grid, block, stream or 0, shared)
+        return dispatcher[given if cluster is None else (*given, cluster)]
+
+    def own_forall(self, dispatcher, tasks: int, threads: int, stream: int | None, shared: int):
+        return dispatcher.forall(tasks, threads, stream or 0, shared)
+
+
+def _is_flag(own_type) -> bool:
+    return type(own_type).__name__ == "Boolean"
+
+
+def _fits(taken: Any, given: Any) -> bool:
+    """Whether arrays, of an argument or among its items, have the layout that is declared, and may be written if so declared."""
+    if type(taken).__name__ == type(given).__name__ == "Array":
+        return taken.layout in ("A", given.layout) and (given.mutable or not taken.mutable)
+    if hasattr(taken, "types") and hasattr(given, "types"):
+        return len(taken.types) == len(given.types) and all(map(_fits, taken.types, given.types))
+    return True
+
+
+class CompiledKernel:
+    """See :class:`~fastexchange.cuda.targets.Compiled`."""
+
+    def __init__(self, dispatcher, result, taken: tuple):
+        self._dispatcher, self._result = dispatcher, result
+        self.taken = taken
+        self.is_cooperative = bool(result.metadata.get("use_cooperative", False))
+
+    def why_not(self) -> str:
+        if self._dispatcher._requires_launch_config or self._dispatcher._literal_arg_positions:
+            return "its code depends on the launch configuration, or on the value of an argument"
+        if self._result.metadata.get("required_dynamic_shared_memory", 0):
+            return "its code asks for dynamic shared memory of its own"
+        return NumbaCudaMlir.why_not(target(), self._dispatcher)  # a callback may have come with what it links
+
+    def function(self) -> int:
+        self._dispatcher._apply_shared_memory_carveout(self._result)
+        return int(self._result._codelibrary.get_cufunc().handle)
+
+    def parameters(self) -> list[Parameter]:
+        found: list[Parameter] = []
+        word = 0
+        for each in self.taken:
+            word = _add(each, word, found)
+        return found
+
+
+def _add(own_type: Any, word: int, found: list[Parameter]) -> int:
+    """Add the parameters of one argument, whose words begin at `word`. Returns where the next ones begin."""
+    kind = type(own_type).__name__
+    if kind == "Array":
+        ndim, size = own_type.ndim, getattr(own_type.dtype, "bitwidth", 8) // 8  # booleans do not say it
+        extents = word + ARRAY_HEAD_WORDS
+        found += [Parameter(layout.parameter(layout.WORD, word + 4), 8)] * 2
+        found.append(Parameter(layout.parameter(layout.ZERO), 8))
+        found += [Parameter(layout.parameter(layout.WORD, extents + i), 8) for i in range(ndim)]
+        found += [Parameter(layout.parameter(layout.ELEMENTS, extents + ndim + i, size), 8) for i in range(ndim)]
+        return extents + 2 * ndim
+    if hasattr(own_type, "types") and hasattr(own_type, "__len__"):
+        for item in own_type.types:
+            word = _add(item, word, found)
+        return word
+    if kind == "Complex":
+        how = layout.JOINED if own_type.bitwidth == 64 else layout.WORD
+        found.append(Parameter(layout.parameter(how, word), own_type.bitwidth // 8))
+        return word + 2
+    size = 1 if kind == "Boolean" else own_type.bitwidth // 8
+    found.append(Parameter(layout.parameter(layout.WORD, word), size))
+    return word + 1
+
+
+@functools.cache
+def target() -> NumbaCudaMlir:
+    """The one of this process."""
+    return NumbaCudaMlir()

@@ -1,0 +1,160 @@
+"""Where launches are measured: on a GPU, or against the tests' driver stub, which counts launches and runs none.
+
+A place is chosen before any CUDA package is imported, for the stub has to be in the process first.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(_ROOT), str(_ROOT / "tests")]
+
+import cuda_stub  # noqa: E402
+import floor  # noqa: E402
+
+PACKAGES = {"numba-cuda": "numba.cuda", "numba-cuda-mlir": "numba_cuda_mlir.cuda"}
+"""What compiles kernels for CUDA, and the module that users import."""
+SIZE = 128  # elements of a tensor
+
+
+class OnlyDunder:
+    """A tensor of which only ``__dlpack__`` and ``__dlpack_device__`` can be seen."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self._tensor.__dlpack__(stream=stream, max_version=max_version)
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+
+class Interface:
+    """An array of numbers on a device, with ``__cuda_array_interface__`` and nothing else."""
+
+    __slots__ = ("__cuda_array_interface__",)
+
+    def __init__(self, data: int):
+        interface = {"shape": (SIZE,), "typestr": "<f4", "data": (data, False), "strides": None, "version": 3}
+        self.__cuda_array_interface__ = interface
+
+
+class Stub:
+    """The driver stub, with tensors whose type has an exchange table, as PyTorch's has, and ``__dlpack__``.
+
+    Attributes
+    ----------
+    stub : the ``cuda_stub.Stub``.
+    prepare : what has to be done before a statement is timed: nothing.
+    """
+
+    name = "driver stub"
+    is_gpu = False
+    tensor_name = "torch-like tensor"
+    prepare = None
+    device_count = 2
+
+    def __init__(self):
+        sources = b"".join((cuda_stub.HERE / name).read_bytes() for name in ("libcuda.c", "record.h"))
+        directory = floor.cache_directory() / f"stub-{hashlib.sha256(sources).hexdigest()[:16]}"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.stub = cuda_stub.load(directory, force=True)
+        self.stub.set_devices(self.device_count)
+        from cuda_tensors import DeviceTensor, first_stream
+
+        capsule = floor.load_cuda().capsule
+
+        class Tensor(DeviceTensor, stream=first_stream):
+            """With an exchange table of its own. PyTorch's ``__dlpack__`` is a method in Python, too, which does more."""
+
+            __slots__ = ()
+
+            def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+                return capsule(self._context, max_version is not None)
+
+        self._tensor = Tensor
+
+    def tensor(self, device: int = 0):
+        """A tensor of float32."""
+        return self._tensor((SIZE,), strides=(1,), device=device, data=self.stub.allocate(4 * SIZE, device))
+
+    def interface(self):
+        """An array with only ``__cuda_array_interface__``."""
+        return Interface(self.stub.allocate(4 * SIZE))
+
+    def described(self) -> dict[str, Any]:
+        """For the results' file: what the device is."""
+        return {"driver": self.name, "devices": self.device_count, "note": "no kernel runs: host time of launches alone"}
+
+    def begin(self) -> None:
+        """From now on launches are only counted."""
+        self.stub.set_fast(True)
+
+
+class Gpu:
+    """A GPU, with PyTorch's tensors. As :class:`Stub`."""
+
+    name = "GPU"
+    is_gpu = True
+    tensor_name = "torch tensor"
+    stub = None
+
+    def __init__(self, torch):
+        self._torch = torch
+        torch.cuda.init()
+        self.device_count = torch.cuda.device_count()
+        self.prepare = torch.cuda.synchronize  # the queue of launches is empty when a statement's time begins
+        self._kept: list = []
+
+    def tensor(self, device: int = 0):
+        return self._torch.ones(SIZE, device=f"cuda:{device}")
+
+    def interface(self):
+        tensor = self.tensor()
+        self._kept.append(tensor)
+        return Interface(tensor.data_ptr())
+
+    def described(self) -> dict[str, Any]:
+        torch, properties = self._torch, self._torch.cuda.get_device_properties(0)
+        from fastexchange.cuda.driver import driver
+
+        return {
+            "driver": driver().call("cuDriverGetVersion"),
+            "devices": self.device_count,
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "torch_cuda": torch.version.cuda,
+        }
+
+    def begin(self) -> None:
+        self._torch.cuda.synchronize()
+
+
+def place(wants_stub: bool = False) -> Stub | Gpu:
+    """The GPU if PyTorch sees one, else the stub. Raises SystemExit, with the reason, where neither can be had.
+
+    `wants_stub`: the stub, even where there is a GPU.
+    """
+    if not wants_stub and cuda_stub.real_driver():
+        try:
+            import torch
+        except ImportError:
+            raise SystemExit("There is a CUDA driver, but no PyTorch to make tensors with; --stub measures without.") from None
+        if not torch.cuda.is_available():
+            raise SystemExit(f"PyTorch {torch.__version__} sees no GPU, though there is a driver; --stub measures without.")
+        return Gpu(torch)
+    if sys.platform != "linux":
+        raise SystemExit("The driver stub needs Linux.")
+    try:
+        return Stub()
+    except FileNotFoundError:
+        raise SystemExit("The driver stub is written in C, and there is no C compiler; set CC.") from None
+    except cuda_stub.StubRefused as error:
+        raise SystemExit(f"The driver stub cannot be used: {error}.") from None

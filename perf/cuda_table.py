@@ -1,0 +1,110 @@
+"""``python perf/cuda_table.py FILE.json``: the tables of launches, from a run's file; ``--write`` puts them into this README.
+
+Ratios are taken round by round, as the run's own are.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
+
+import report
+from cuda_places import PACKAGES
+from table import duration, times_as_much
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "perf" / "README.md"
+BEGIN, END = "<!-- cuda: begin -->\n", "<!-- cuda: end -->\n"
+COLUMNS = {
+    "c": "hand-written C", "bound": "bound", "device": "its own, device arrays",
+    "interface": "its own, `__cuda_array_interface__`", "tensor": "its own, these tensors",
+}  # fmt: skip
+CASES = {
+    "1": "1 tensor", "3": "3 tensors", "axpy": "a float, 2 tensors", "26": "26 tensors", "none": "nothing, declared",
+    "array/1": "1 tensor, declared", "array/16": "16 tensors, declared", "scalar/16": "16 float32 scalars, declared",
+    "scalar/256": "256 float32 scalars, declared",
+}  # fmt: skip
+TURNS = {
+    "kernels": "8 kernels in turn", "grids": "8 configurations in turn", "item": "`kernel[grid, block](…)`, looked up each time",
+    "forall": "`kernel.forall(n)(…)`, looked up each time", "held": "`kernel.forall(n)`, held", "keywords": "all by keyword",
+}  # fmt: skip
+OTHERS = {"change/turn": "2 tensors and a float, an int in turn", "device/fast": "3 tensors on the other device"}
+
+
+def table(path: Path) -> str:
+    """What stands between the README's markers, of the run in the file at `path`."""
+    machine, times = report.read_json(path)
+    name, device = path.resolve().relative_to(ROOT).as_posix(), machine["device"]
+    where = f"{device.get('name') or 'driver stub'}: {device.get('note') or 'driver ' + str(device['driver'])}"
+    packages = ("numba-cuda", "numba-cuda-mlir", "cuda-core", "torch")
+    versions = ", ".join(f"{each} {machine['packages'].get(each)}" for each in packages)
+    lines = [
+        f"All rows of one run, [{path.name}](results/{path.name}): `python perf/cuda_launches.py --json {name}`; {where}; "
+        f"CPython {machine['python']} on {machine['cores']} cores, {machine['cpu']}; {versions}; {machine['date'][:10]}. In "
+        "brackets: how many times as long as fastexchange's.",
+    ]
+    for package in PACKAGES:
+        if f"{package}/3/fast" in times:
+            lines += ["", *_of_package(package, times)]
+    return "\n".join([*lines, ""])
+
+
+def _of_package(package: str, times: dict) -> list[str]:
+    def beside(key: str, ours: str) -> str:
+        if key not in times:
+            return "-"
+        return f"{duration(times[key].median)} ({times_as_much((times[key] / times[ours]).median)})"
+
+    lines = [f"| {package} | fastexchange | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for case, label in CASES.items():
+        ours = f"{package}/{case}/fast"
+        cells = [beside(f"{package}/{case}/{who}", ours) for who in COLUMNS]
+        lines.append(f"| {label} | {duration(times[ours].median)} | {' | '.join(cells)} |")
+    for case, label in TURNS.items():
+        ours = f"{package}/turn/{case}"
+        cells = {"c": beside(f"{ours}/c", ours), "device": beside(f"{ours}/own", ours)}
+        lines.append(f"| 3 tensors, {label} | {duration(times[ours].median)} | {_cells(cells)} |")
+    for case, label in OTHERS.items():
+        ours, key = f"{package}/{case}", f"{package}/{case.partition('/')[0]}/"
+        if ours in times:
+            cells = {"c": beside(key + "c", ours), "device": beside(key + "own", ours)}
+            lines.append(f"| {label} | {duration(times[ours].median)} | {_cells(cells)} |")
+    raw, released = (duration(times[f"{package}/3/{who}"].median) for who in ("raw", "released"))
+    fallback = {"device": "device arrays", "interface": "`__cuda_array_interface__`", "dunder": "only `__dlpack__`"}
+    found = ", ".join(f"{label} {duration(times[f'{package}/3/fallback/{who}'].median)}" for who, label in fallback.items())
+    each = duration(((times[f"{package}/26/fast"] - times[f"{package}/1/fast"]) / 25).median)
+    by_hand = duration(((times[f"{package}/26/c"] - times[f"{package}/1/c"]) / 25).median)
+    return [
+        *lines, "",
+        f"`cuLaunchKernel` alone, from C, for 3 tensors: {raw}; giving up the GIL for it: {released}. Each further tensor: "
+        f"{each}, in C {by_hand}. Three arguments without an exchange table, through fastexchange: {found}.",
+    ]  # fmt: skip
+
+
+def _cells(cells: dict[str, str]) -> str:
+    return " | ".join(cells.get(who, "-") for who in COLUMNS)
+
+
+def file_in(text: str) -> Path:
+    """The run that the README's tables are of."""
+    return README.parent / text.split(BEGIN)[1].split("](")[1].split(")")[0]
+
+
+def main() -> int:
+    """Print the tables, or write them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, help="what `cuda_launches.py --json` wrote, in perf/results/")
+    parser.add_argument("--write", action="store_true", help="put them into perf/README.md")
+    options = parser.parse_args()
+    made = table(options.file.resolve())
+    if not options.write:
+        print(made, end="")
+        return 0
+    head, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    README.write_text(head + BEGIN + made + END + rest.split(END)[1], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

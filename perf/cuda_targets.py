@@ -1,0 +1,54 @@
+"""What launches of CUDA kernels are to cost, each promise with what was measured. Ratios and differences are of one run."""
+
+from book import Book, Target
+
+from fastexchange.measuring.timing import Samples
+
+_CASES = {"1": "1 tensor", "3": "3 tensors", "axpy": "a float, 2 tensors", "26": "26 tensors"}
+_DECLARED = {
+    "none": "no argument", "array/1": "1 array", "array/16": "16 arrays", "scalar/16": "16 scalars", "scalar/256": "256 scalars",
+}  # fmt: skip
+
+
+def targets(times: dict[str, Samples], is_gpu: bool) -> list[Target]:
+    """Every promise, for a run on a GPU or against the driver stub."""
+    book = Book(times)
+    for package in ("numba-cuda", "numba-cuda-mlir"):
+        if f"{package}/3/fast" in times:
+            (_on_gpu if is_gpu else _on_stub)(book, package)
+            _always(book, package)
+    return book.targets
+
+
+def _faster(book: Book, package: str, case: str, than: str, label: str, factor: float, who: str) -> None:
+    ours, theirs = f"{package}/{case}/fast", f"{package}/{case}/{than}"
+    name = f"{package}: {label}"
+    book.add(name, f"≥ {factor} x faster than {who}", lambda t: t[theirs] / t[ours], factor, "x faster")
+
+
+def _on_stub(book: Book, package: str) -> None:
+    key = package + "/{}/fast"
+    each = lambda t: (t[key.format(26)] - t[key.format(1)]) / 25  # noqa: E731
+    book.add(f"{package}: a tensor argument", "≤ 60 ns", each, 60, "ns")
+    for case, label in {**_CASES, **_DECLARED}.items():
+        ratio = lambda t, k=f"{package}/{case}/": t[k + "fast"] / t[k + "c"]  # noqa: E731
+        book.add(f"{package}: {label}", "≤ 1.15 x hand-written C", ratio, 1.15, "x")
+    if package == "numba-cuda":
+        _faster(book, package, "3", "tensor", "3 torch-like tensors", 50, "its own launch")
+
+
+def _on_gpu(book: Book, package: str) -> None:
+    key = f"{package}/3/"
+    book.add(f"{package}: 3 torch tensors", "≤ raw + 300 ns", lambda t: t[key + "fast"] - t[key + "raw"], 300, "ns")
+    if package == "numba-cuda":
+        _faster(book, package, "3", "tensor", "3 torch tensors", 5, "its own launch")
+        _faster(book, package, "26", "tensor", "26 torch tensors", 10, "its own launch")
+
+
+def _always(book: Book, package: str) -> None:
+    for case, label in {**_CASES, **_DECLARED}.items():
+        more = lambda t, k=f"{package}/{case}/": t[k + "bound"] - t[k + "raw"]  # noqa: E731
+        book.add(f"{package}: {label}, bound", "≤ raw + 100 ns", more, 100, "ns")
+    if package == "numba-cuda-mlir":
+        for case, label in _DECLARED.items():
+            _faster(book, package, case, "device", label, 2, "its own launch of device arrays")

@@ -1,0 +1,99 @@
+"""What the tests of kernels for CUDA run on: the driver stub, loaded into this process before any package asks for a driver.
+
+Where there is a real driver with a device they run on that, and there is no stub: what reads the stub's record is
+skipped there, and what is marked ``gpu`` runs only there.
+"""
+
+import importlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import cuda_stub
+import pytest
+
+DEVICES = 3
+PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
+"""What users import, and the package that has it."""
+
+_COUNT_DEVICES = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+raise SystemExit(cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0)
+"""
+
+
+def _has_device() -> bool:
+    """Whether this machine has a driver with a device; asked in a process of its own."""
+    return cuda_stub.real_driver() and not subprocess.run([sys.executable, "-S", "-c", _COUNT_DEVICES]).returncode
+
+
+def _load() -> tuple[cuda_stub.Stub | None, str]:
+    """The stub, None where there is a device; and why nothing can be tested, if nothing can."""
+    if _has_device():
+        return None, ""
+    if sys.platform != "linux" or shutil.which("cc") is None:
+        return None, "there is no CUDA device, and the driver stub needs Linux and a C compiler"
+    with tempfile.TemporaryDirectory() as directory:  # what is loaded needs no file any more
+        try:
+            stub = cuda_stub.load(directory, force=True)
+        except cuda_stub.StubRefused as error:
+            return None, f"there is no CUDA device, and the driver stub is not loaded: {error}"
+    stub.set_devices(DEVICES)
+    return stub, ""
+
+
+STUB, WHY_NOT = _load()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        is_here = item.path.is_relative_to(Path(__file__).parent)  # this is called once, with the whole suite's
+        if is_here and WHY_NOT:
+            item.add_marker(pytest.mark.skip(reason=WHY_NOT))
+        elif is_here and STUB is not None and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+
+
+@pytest.fixture
+def stub():
+    """The driver stub, with an empty record and no errors to inject. Tests that use it are skipped on a real driver."""
+    if STUB is None:
+        pytest.skip("it reads the record of the driver stub, and there is a real driver")
+    STUB.reset()
+    STUB.clear()
+    yield STUB
+    STUB.set_trace(False)
+    STUB.set_hook(None)
+    STUB.reset()
+
+
+def _import(module: str):
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        pytest.skip(f"{PACKAGES[module]} is not installed: {error}")
+    if not hasattr(found, "jit") or (module == "numba.cuda" and "numba_cuda" not in found.__file__):
+        pytest.skip(f"{PACKAGES[module]} is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found.current_context()
+    return found
+
+
+@pytest.fixture(scope="module", params=PACKAGES, ids=PACKAGES.values())
+def package(request):
+    """Each package that compiles kernels for CUDA: ``numba.cuda`` and ``numba_cuda_mlir.cuda``."""
+    return _import(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_packages():
+    """Grids as small as those of tests are warned of otherwise, and arrays of the host."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*under-utilization.*")
+        warnings.filterwarnings("ignore", ".*Host array used in CUDA kernel.*")
+        yield

@@ -1,0 +1,164 @@
+"""Producers of tensors on CUDA devices that have no exchange table of their own, and what tests of launches share.
+
+All of their memory is the driver stub's. What they export is entered in a ``Ledger`` and crossed out by its deleter.
+"""
+
+import contextlib
+
+import numpy as np
+from cuda_tensors import DeviceTensor, OtherTensor, _Tensor
+from made_producers import Ledger, capsule, export_legacy, export_versioned
+from numba import types
+
+from fastexchange import cpython, fast_args
+from fastexchange.compiled import cfunction
+from fastexchange.dlpack import DLDeviceType
+from fastexchange.native import global_address, load, static_array, store
+
+CUDA, HOST, MANAGED = DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged
+_SETS_IN_VAIN, _SETS, _IS_MUTE = 3, 2, 1
+
+
+@cfunction(types.int32, types.int32, types.int32, types.intp)
+def failing_stream(device_type, device, out):
+    """A ``current_work_stream`` that fails as the word at its address for device -1 says."""
+    how = static_array("failing_stream", 1)
+    store(out, how if device < 0 else 0)
+    if device < 0 or load(how) == 0:
+        return types.int32(0)
+    if load(how) != _IS_MUTE:
+        cpython.PyErr_SetNone(global_address("PyExc_MemoryError"))
+    return types.int32(0) if load(how) == _SETS_IN_VAIN else types.int32(-1)
+
+
+class FailingTensor(_Tensor, stream=failing_stream):
+    """Of a framework whose ``current_work_stream`` fails as ``FailingTensor.streams[0]`` says: 0, or one of ``FAILURES``."""
+
+    __slots__ = ()
+
+
+FAILURES = {"mute": _IS_MUTE, "raises": _SETS, "raises and returns 0": _SETS_IN_VAIN}
+
+
+class ArrayInterface:
+    """An array with ``__cuda_array_interface__``; keywords replace what it says, None among them, ``...`` leaves it out."""
+
+    def __init__(self, stub, shape=(4,), typestr="<f4", device=0, data=None, readonly=False, **lies):
+        self.asked = 0
+        pointer = stub.allocate(4096, device) if data is None else data
+        said = {"shape": shape, "typestr": typestr, "data": (pointer, readonly), "version": 3, "strides": None, **lies}
+        self.said = {name: value for name, value in said.items() if value is not ...}
+
+    @property
+    def __cuda_array_interface__(self):
+        self.asked += 1
+        return self.said
+
+
+class Exports:
+    """A tensor with ``__dlpack__`` and ``__dlpack_device__``, which counts its exports in `ledger`.
+
+    Lies are those of ``made_producers.fill``; `told` is the stream of each export.
+    """
+
+    def __init__(self, ledger: Ledger, device=0, device_type=CUDA, array=None, **lies):
+        self.ledger, self.device = ledger, (device_type, device)
+        self.array = np.zeros(4, np.float32) if array is None else array
+        self.lies = {"device_type": int(device_type), "device_id": device, **lies}
+        self.told: list = []
+
+    def __dlpack_device__(self):
+        return self.device
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        self.told.append(stream)
+        if max_version is None:
+            return capsule(export_legacy(self.ledger, self.array, **self.lies), b"dltensor")
+        return capsule(export_versioned(self.ledger, self.array, **self.lies), b"dltensor_versioned")
+
+
+class ExportsLegacy(Exports):
+    """The same, without ``max_version``, in capsules of DLPack before 1.0."""
+
+    def __dlpack__(self, *, stream=None):
+        self.told.append(stream)
+        return capsule(export_legacy(self.ledger, self.array, **self.lies), b"dltensor")
+
+
+class Wrapper:
+    """Stands for a tensor of a type with an exchange table."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @property
+    def __dlpack_c_exchange_api__(self):
+        return self.inner
+
+
+# ---- fixtures --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def default_streams():
+    """Let all frameworks work on the default streams, now and afterwards."""
+
+    def reset():
+        for cls in (DeviceTensor, OtherTensor):
+            for device in range(8):
+                cls.streams[device] = 0
+        FailingTensor.streams[0] = 0
+
+    reset()
+    yield
+    reset()
+
+
+def kernels_of(package):
+    """Kernels without code that take one to three arguments, and one that takes none: ``kernels[3]``."""
+    def none():
+        pass
+
+    def one(x):
+        pass
+
+    def two(x, y):
+        pass
+
+    def three(x, y, z):
+        pass
+
+    return [fast_args(package.jit(function)) for function in (none, one, two, three)]
+
+
+def new_stream(device: int = 0, flags: int = 1) -> int:
+    """The handle of a new stream of a device, in its primary context; not blocking unless `flags` is 0."""
+    from fastexchange.cuda.driver import driver  # which needs cuda.bindings
+
+    with driver().on(device):
+        return int(driver().call("cuStreamCreate", flags))
+
+
+def both_ways(launch, times: int = 40) -> None:
+    """Launch so often that the last ones are made by the fast entry, where there is one."""
+    for _ in range(times):
+        launch()
+
+
+def log_of(stub) -> list[tuple[str, int, int]]:
+    """(function, stream, event) of all work in the log; events are numbered in the order in which they appear."""
+    numbers: dict[int, int] = {}
+    return [(each.api, each.stream, numbers.setdefault(each.event, len(numbers)) if each.event else -1) for each in stub.log]
+
+
+@contextlib.contextmanager
+def traced(stub):
+    """The names of the driver's functions that are called meanwhile; filled at the end."""
+    names: list[str] = []
+    stub.clear()
+    stub.set_trace(True)
+    try:
+        yield names
+    finally:
+        stub.set_trace(False)
+        names += stub.trace

@@ -1,0 +1,149 @@
+"""What the tests of launches share: kernels without code, memory, arrays of the packages' own, and proofs of the fast entry."""
+
+import contextlib
+import ctypes
+import functools
+
+import numpy as np
+from cuda_tensors import _kept, _Tensor, first_stream
+
+from fastexchange import fast_args
+from fastexchange._abi import ffi
+
+WARM = 24
+"""Launches after which one with the same types of arguments has its fast entry: the 17th asks for it."""
+
+
+
+class ExportedTensor(_Tensor, stream=first_stream):
+    """Of a framework whose table lends no tensors, and only exports them; its exports tell whether they are readonly."""
+
+    __slots__ = ()
+
+
+_kept[-1].dltensor_from_py_object_no_sync = ffi.NULL
+
+
+@functools.cache
+def function_of(count: int, body: str = "pass"):
+    """A function with parameters ``a0, a1 …``."""
+    namespace: dict = {}
+    exec(f"def kernel({', '.join(f'a{i}' for i in range(count))}): {body}", namespace)
+    return namespace["kernel"]
+
+
+def dispatcher_of(package, count: int, body: str = "pass", signature=None, **options):
+    """A new dispatcher for an empty kernel with so many parameters."""
+    jit = package.jit(**options) if signature is None else package.jit(signature, **options)
+    return jit(function_of(count, body))
+
+
+def kernel_of(package, count: int, body: str = "pass", signature=None, **options):
+    """The same, a kernel."""
+    return fast_args(dispatcher_of(package, count, body, signature, **options))
+
+
+@functools.cache
+def _memory(package):
+    return package.device_array(1 << 20, np.uint8)
+
+
+def address(package, offset: int = 1 << 19) -> int:
+    """An address in the middle of memory on device 0."""
+    return _memory(package).__cuda_array_interface__["data"][0] + offset
+
+
+class Interface:
+    """An array with ``__cuda_array_interface__`` and nothing else."""
+
+    def __init__(self, tensor, readonly=None):
+        size = tensor.dtype.itemsize
+        strides = tensor._strides and tuple(size * tensor._strides[i] for i in range(len(tensor.shape)))
+        is_readonly = bool(tensor._managed.flags) if readonly is None else readonly
+        self.dtype = tensor.dtype  # for what has no letter in `typestr`: bfloat16
+        self.shape = tensor.shape
+        self.__cuda_array_interface__ = {
+            "typestr": tensor.dtype.str, "shape": tensor.shape, "strides": strides, "data": (tensor.data, is_readonly),
+            "version": 3,
+        }  # fmt: skip
+
+
+def device_array(package, tensor):
+    """A device array of the package's own with the memory of `tensor`."""
+    size, shape = tensor.dtype.itemsize, tensor.shape
+    if tensor._strides:
+        strides = tuple(size * tensor._strides[i] for i in range(len(shape)))
+    else:
+        strides = tuple(size * int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+    from_interface = package.from_cuda_array_interface
+    array = from_interface({"typestr": "|u1", "shape": (1,), "strides": None, "data": (tensor.data, False), "version": 3})
+    return type(array)(shape, strides, tensor.dtype, gpu_data=array.gpu_data)
+
+
+def on_their_side(package, value, array):
+    """An argument, or a tuple, as the package's own launch takes it: `array` makes its arrays."""
+    if isinstance(value, _Tensor):
+        return array(value)
+    if isinstance(value, tuple):
+        items = [on_their_side(package, item, array) for item in value]
+        return value._make(items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+# ---- which way a launch goes -----------------------------------------------------------------------------------------
+
+_VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
+
+
+@contextlib.contextmanager
+def general_launches(kernel):
+    """The list of the launches, 1 each, that the fast entries leave to the general way; no kernel is to be planned meanwhile.
+
+    What has no fast entry is not counted.
+    """
+    native, left = kernel._native.native, []
+    original = native.vectorcall_any
+
+    def counted(*words):
+        left.append(1)
+        return _VECTORCALL(original)(*words)
+
+    function = _VECTORCALL(counted)
+    native.vectorcall_any = ctypes.cast(function, ctypes.c_void_p).value
+    try:
+        yield left
+    finally:
+        native.vectorcall_any = original
+
+
+def has_fast_entry(kernel) -> bool:
+    """Whether the next launch goes to a fast entry."""
+    native = kernel._native.native
+    return ffi.cast("fx_overload *", native.last).fast_entry != native.vectorcall_any
+
+
+def launch_fast(launcher, *arguments) -> None:
+    """Make a launch by a fast entry, after as many before it as that takes. Fails if that leaves it to the general way."""
+    kernel = launcher.kernel
+    for _ in range(WARM):
+        launcher(*arguments)
+    assert has_fast_entry(kernel), "no fast entry was made"
+    before = kernel.stats()
+    with general_launches(kernel) as left:
+        launcher(*arguments)
+    assert not left, "the fast entry left the launch to the general way"
+    after = kernel.stats()
+    assert (after.fast, after.slow) == (before.fast + 1, before.slow)
+
+
+def is_refused(function, kind, *texts: str) -> str:
+    """What an exception says that has to be of this very type; `texts` are in it."""
+    try:
+        function()
+    except BaseException as error:
+        assert type(error) is kind, f"{type(error).__name__}: {error}"
+        said = str(error)
+        for text in texts:
+            assert text in said, said
+        return said
+    raise AssertionError("nothing was raised")

@@ -1,0 +1,416 @@
+"""Bound launches, and CPU and GPU under one name."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from cuda_tensors import DeviceTensor, OtherTensor
+from frameworks import torch
+from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, is_refused, kernel_of, launch_fast
+
+from fastexchange import BoundCudaLaunch, CudaError, fast_args
+
+
+def tensor(package, shape=(3,), dtype="float32", strides=None, cls=DeviceTensor, **options):
+    return cls(shape, dtype, strides, data=address(package), **options)
+
+
+def held(*tensors) -> list[int]:
+    """How many exports of each have not been given back."""
+    return [each.exported - each.deleted for each in tensors]
+
+
+# ---- bound launches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [DeviceTensor, ExportedTensor])
+def test_a_bound_launch_is_the_launch(stub, package, cls):
+    x, y = tensor(package, (3, 4), strides=(8, 2), cls=cls), tensor(package, (5,), "complex128", cls=cls)
+    arguments = (2.5, x, True, (y, np.int8(3)), 1j)
+    launcher = kernel_of(package, 5)[(4, 2), 64, None, 100]
+    launcher(*arguments)
+    launch = launcher.bind(*arguments)
+    assert type(launch) is BoundCudaLaunch and launch.launcher is launcher and launch.arguments == arguments
+    before = launcher.kernel.stats()
+    for _ in range(5):
+        assert launch() is None
+    assert launcher.kernel.stats() == (before.fast + 5, before.slow, 1)
+    first, *others = stub.launches
+    for record in others:
+        assert record._replace(api="", thread=0) == first._replace(api="", thread=0)
+    assert len(others) == 5 and held(x, y) == [1, 1]
+    del launch
+    gc.collect()
+    assert held(x, y) == [0, 0]
+
+
+def test_binding_makes_no_launch_and_compiles_what_is_new(stub, package):
+    x = tensor(package)
+    kernel = kernel_of(package, 2)
+    launch = kernel[1, 32].bind(a1=x, a0=1)
+    assert stub.launches == [] and kernel.stats().compiled == 1
+    launch()
+    assert len(stub.launches) == 1 and "bound to int, cuda_tensors.DeviceTensor" in repr(launch)
+    is_refused(lambda: launch(1), TypeError, "takes no arguments, 1 given")
+    is_refused(lambda: launch(a0=1), TypeError, "takes no arguments, 1 given")
+    for copied in (copy.copy, pickle.dumps):
+        is_refused(lambda copied=copied: copied(launch), TypeError, "cannot be pickled or copied")
+    assert len(stub.launches) == 1
+
+
+def test_what_holds_the_arguments(package):
+    class Mine(DeviceTensor):
+        __slots__ = ()
+
+    x = Mine((3,), data=address(package))
+    launch = kernel_of(package, 1)[1, 32].bind(x)
+    reference = weakref.ref(x)
+    del x
+    gc.collect()
+    assert reference() is not None
+    launch()
+    del launch
+    gc.collect()
+    assert reference() is None
+
+
+def test_rebind(stub, package):
+    x, y, z = tensor(package), DeviceTensor((7,), data=address(package) + 512), tensor(package, dtype="float64")
+    launcher = kernel_of(package, 2)[1, 32]
+    launch = launcher.bind(1, x)
+    launch()
+    assert launch.rebind(a1=y) is launch and held(x, y) == [0, 1]
+    launch()
+    launcher(1, y)
+    assert stub.launches[1].packed == stub.launches[2].packed != stub.launches[0].packed
+    launch.rebind(a0=5)
+    launch()
+    assert stub.launches[3].parameters[0] == (5).to_bytes(8, "little") and launch.arguments == (5, y)
+    launch.rebind()
+    for bad in ({"a1": z}, {"a0": 1.5}, {"a1": tensor(package, (3, 3))}, {"a1": tensor(package, strides=(2,))}, {"a0": x}):
+        is_refused(lambda bad=bad: launch.rebind(**bad), TypeError, "would be another signature; bind anew")
+    is_refused(lambda: launch.rebind(b=1), TypeError, "'b', which is no parameter")
+    is_refused(lambda: launch.rebind(a1=np.zeros(3)), TypeError, "cannot be bound")
+    is_refused(lambda: launch.rebind(a1=tensor(package, device_type=1)), BufferError, "kDLCPU:0")
+    assert held(x, y, z) == [0, 1, 0]
+    launch()
+    assert stub.launches[-1].packed == stub.launches[3].packed
+    launch = bad = None
+    gc.collect()
+    assert held(x, y, z) == [0, 0, 0] and y.exported == y.deleted > 0
+
+
+REFUSED = {
+    "CPU": ({"device_type": 1}, BufferError),
+    "NULL": ({"data": 0}, BufferError),
+    "misaligned": ({"data": 0x7F0000000002}, BufferError),
+    "another device": ({"device": 1}, BufferError),
+    "no device": ({"device": 7}, BufferError),
+}
+
+
+@pytest.mark.parametrize("position", range(3))
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_held_after_a_refusal(stub, package, name, position):
+    options, kind = REFUSED[name]
+    culprit = DeviceTensor((3,), **{"data": address(package), **options})
+    good = [tensor(package), tensor(package, cls=ExportedTensor)]
+    arguments = [*good[:position], culprit, *good[position:]]
+    launcher = kernel_of(package, 3)[1, 32]
+    for attempt in (launcher, launcher.bind, launcher.explain, launcher):
+        if attempt == launcher.explain:
+            assert kind.__name__ in str(attempt(*arguments))
+        else:
+            is_refused(lambda attempt=attempt: attempt(*arguments), kind)
+        gc.collect()
+        assert held(culprit, *good) == [0, 0, 0]
+    assert stub.launches == []
+    fine = [*good[:position], tensor(package), *good[position:]]
+    launcher(*fine)
+    is_refused(lambda: launcher.bind(*fine).rebind(**{f"a{position}": culprit}), kind)
+    gc.collect()
+    assert held(culprit, *fine) == [0] * 4
+
+
+def test_what_cannot_be_bound(stub, package):
+    kernel = kernel_of(package, 1)
+    for value in (np.zeros(3), b"1", package.In(np.zeros(3))):
+        with pytest.raises((TypeError, BufferError)):
+            kernel[1, 32].bind(value)
+    is_refused(lambda: kernel[1, 32].bind(), TypeError, "missing")
+    is_refused(lambda: kernel[1, 32].bind(1, 2), TypeError, "takes 1")
+    DeviceTensor.streams[0], OtherTensor.streams[0] = (int(package.stream().handle) for _ in range(2))
+    try:
+        mixed = tensor(package), tensor(package, cls=OtherTensor)
+        is_refused(lambda: kernel_of(package, 2)[1, 32].bind(*mixed), TypeError, "different streams")
+        assert held(*mixed) == [0, 0]
+    finally:
+        DeviceTensor.streams[0] = OtherTensor.streams[0] = 0
+
+
+def test_arrays_with_an_interface_are_bound(stub, package):
+    x = tensor(package)
+    launcher = kernel_of(package, 2)[1, 32]
+    for make in (Interface, lambda tensor: device_array(package, tensor)):
+        each = make(x)
+        launcher(each, 1)
+        launch = launcher.bind(each, 1)
+        launch()
+        launch()
+        assert len({record.packed for record in stub.launches}) == 1
+        reference = weakref.ref(each)
+        del each
+        gc.collect()
+        assert reference() is not None
+        del launch
+        gc.collect()
+        assert reference() is None
+        stub.clear()
+
+
+def test_the_stream_is_asked_for_in_each_launch(stub, package):
+    launch = kernel_of(package, 1)[1, 32].bind(tensor(package))
+    streams = [package.stream() for _ in range(2)]
+    try:
+        for stream in [*streams, *streams]:
+            DeviceTensor.streams[0] = int(stream.handle)
+            launch()
+            assert stub.launches[-1].stream == int(stream.handle)
+    finally:
+        DeviceTensor.streams[0] = 0
+    launch()
+    assert stub.launches[-1].stream == 0
+
+
+def test_declared_signatures_are_converted_when_bound(stub, package):
+    x = tensor(package)
+    launcher = kernel_of(package, 3, signature="void(float32, int32, float32[:])")[1, 32]
+    launch = launcher.bind(1, True, x)
+    for _ in range(3):
+        launch()
+    launcher(1, True, x)
+    assert len({record.packed for record in stub.launches}) == 1
+    launch.rebind(a0=2)
+    launch()
+    assert stub.launches[-1].parameters[0] == np.float32(2).tobytes()
+    exported = x.exported
+    is_refused(lambda: launcher.bind(1, 2**31, x), OverflowError)
+    is_refused(lambda: launcher.bind(1, 1.5, x), TypeError)
+    is_refused(lambda: launch.rebind(a1=2**31), OverflowError)
+    gc.collect()
+    assert x.exported > exported and held(x) == [1]
+    launch()
+    assert stub.launches[-1].parameters[:2] == (np.float32(2).tobytes(), np.int32(1).tobytes())
+
+
+def test_errors_of_the_driver(stub, package):
+    x = tensor(package)
+    launcher = kernel_of(package, 1)[1, 32]
+    launch = launcher.bind(x)
+    for call in (launch, lambda: launcher(x), lambda: launch_fast(launcher, x)):
+        call()
+        stub.fail("cuLaunchKernel", 719)
+        is_refused(call, CudaError, "CUDA_ERROR_LAUNCH_FAILED", "kernel()", "grid (1, 1, 1)")
+        call()
+    assert held(x) == [1]
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads(stub, package, threads):
+    x, times = tensor(package), 200
+    launcher = kernel_of(package, 2)[1, 32]
+    launch = launcher.bind(1, x)
+    failed = []
+
+    def run():
+        try:
+            for _ in range(times):
+                launch()
+                launcher(1, x)
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=run) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for _ in range(20):
+        launch.rebind(a0=1)
+    for worker in workers:
+        worker.join()
+    assert failed == [] and len(stub.launches) == 2 * times * threads
+    launch.rebind(a0=1)  # which lets go of what was bound while it was launched
+    assert len({record.packed for record in stub.launches}) == 1 and held(x) == [1]
+
+
+def test_rebinding_while_it_is_launched(stub, package):
+    """The driver's call runs without the GIL: parameters that it reads stay where they are, until the next ``rebind``."""
+    x = tensor(package)
+    launch = kernel_of(package, 1)[1, 32].bind(x)
+    launch()
+    said = []
+
+    def hook(record):
+        launch.rebind(a0=x)
+        launch.rebind(a0=x)
+        said.append(held(x))
+
+    stub.set_hook(hook)
+    launch()
+    stub.set_hook(None)
+    assert said == [[2]]  # what is launched, and what is bound
+    launch.rebind(a0=x)
+    launch()
+    assert held(x) == [1] and len({record.packed for record in stub.launches}) == 1
+
+
+def test_streams_that_may_part_are_not_bound(stub, package):
+    """They are the same when the launch is bound: an ordinary launch would order them when they are not."""
+    x, y = DeviceTensor((4,)), OtherTensor((4,))
+    array = Interface(DeviceTensor((4,), data=address(package, 16)))
+    for arguments in ((x, y), (x, array)):
+        launcher = kernel_of(package, 2)[1, 32]
+        launcher(*arguments)
+        is_refused(lambda: launcher.bind(*arguments), TypeError, "different streams", "kernel[grid, block, stream]")  # noqa: B023
+        kernel_of(package, 2)[1, 32, 0].bind(*arguments)()
+        assert stub.launches[-1].stream == 0
+    assert (x.exported, y.exported) == (x.deleted, y.deleted)
+
+
+# ---- CPU and GPU under one name --------------------------------------------------------------------------------------
+
+
+
+
+def both_of_two(package, launch):
+    def on_cpu(a0, a1):
+        for i in range(a1.shape[0]):
+            a1[i] += a0
+
+    return fast_args(cuda=dispatcher_of(package, 2), launch=launch)(on_cpu)
+
+
+CPU_ARRAYS = [np.zeros] if torch is None else [np.zeros, torch.zeros]
+
+
+def test_tensors_decide(stub, package):
+    kernel = both_of_two(package, (4, 32, None, 64))
+    x = tensor(package)
+    for _ in range(30):
+        for make in CPU_ARRAYS:
+            array = make(3)
+            kernel(2.0, array)
+            assert array.tolist() == [2.0] * 3
+        assert stub.launches == []
+        for there in (x, Interface(x), device_array(package, x)):
+            kernel(2.0, there)
+            kernel(a1=there, a0=2.0)
+        assert len(stub.launches) == 6 and len({record.packed for record in stub.launches}) == 1
+        assert stub.launches[-1].grid == (4, 1, 1) and stub.launches[-1].shared == 64
+        stub.clear()
+    assert held(x) == [0]
+
+
+@pytest.mark.parametrize("make", CPU_ARRAYS, ids=["numpy", "torch"][: len(CPU_ARRAYS)])
+def test_tensors_of_both_kinds_are_refused(stub, package, make):
+    kernel = both_of_two(package, (1, 32))
+    x, array = tensor(package), make(3)
+    # Arrays of NumPy the package copies to the device, in its own launch, if it can tell what stands beside them.
+    refusals = BufferError if type(array) is not np.ndarray else (BufferError, TypeError, ValueError)
+    for _ in range(3):
+        for arguments in ((x, array), (array, x)):
+            with pytest.raises(refusals):
+                kernel(*arguments)
+    assert stub.launches == [] and array.tolist() == [0.0] * 3 and held(x) == [0]
+
+
+def test_a_chosen_configuration(stub, package):
+    asked = []
+
+    def launch(a0, a1):
+        asked.append((a0, a1))
+        return (a1.shape[0], 32)
+
+    kernel = both_of_two(package, launch)
+    for length in (3, 5, 3, 3):
+        x = tensor(package, (length,))
+        kernel(1.0, x)
+        assert asked.pop() == (1.0, x) and stub.launches[-1].grid == (length, 1, 1)
+    kernel(1.0, np.zeros(3))
+    assert asked == []
+    tasks = both_of_two(package, lambda a0, a1: a1.shape[0])
+    stub.set_occupancy(10, 128)
+    tasks(1.0, tensor(package, (1000,)))
+    stub.set_occupancy(264, 256)
+    assert (stub.launches[-1].grid, stub.launches[-1].block) == ((8, 1, 1), (128, 1, 1))
+    for chosen, kind in ((None, TypeError), ("4", TypeError), ((1,), ValueError), (-1, ValueError)):
+        bad = both_of_two(package, lambda a0, a1, chosen=chosen: chosen)
+        is_refused(lambda bad=bad: bad(1.0, x), kind)
+
+    def failing(a0, a1):
+        raise LookupError("no configuration")
+
+    is_refused(lambda: both_of_two(package, failing)(1.0, x), LookupError, "no configuration")
+    assert len(stub.launches) == 5
+
+
+def test_the_kernel_for_cuda_by_itself(stub, package):
+    kernel = both_of_two(package, (1, 32))
+    assert kernel[7, 64] is kernel.cuda[7, 64] and type(kernel.cuda).__name__ == "CudaKernel"
+    kernel[7, 64](1.0, tensor(package))
+    assert stub.launches[-1].grid == (7, 1, 1)
+    is_refused(lambda: fast_args(lambda x: None)[1, 32], TypeError, "without a launch configuration")
+    assert fast_args(kernel) is kernel
+
+
+def test_bad_options(package):
+    def function(a0):
+        pass
+
+    cuda = dispatcher_of(package, 1)
+    is_refused(lambda: fast_args(function, cuda=cuda), TypeError, "needs launch=")
+    is_refused(lambda: fast_args(function, launch=(1, 1)), TypeError, "there is none")
+    is_refused(lambda: fast_args(function, cuda=function, launch=(1, 1)), TypeError, "@cuda.jit dispatcher")
+    is_refused(lambda: fast_args(function, cuda=fast_args(function), launch=(1, 1)), TypeError, "for the CPU")
+    is_refused(lambda: fast_args(function, cuda=dispatcher_of(package, 2), launch=(1, 1)), TypeError, "the same parameters")
+    is_refused(lambda: fast_args(function, cuda=cuda, launch=5), TypeError, "launch is (grid, block)")
+    is_refused(lambda: fast_args(function, cuda=cuda, launch=(1,)), ValueError)
+    is_refused(lambda: fast_args(function, cuda=cuda, launch=(1, 1), out="a0[n]"), TypeError, "no out=")
+    is_refused(lambda: fast_args(cuda, cuda=cuda, launch=(1, 1)), TypeError)
+
+
+def test_wrong_arguments_under_one_name(stub, package):
+    kernel = both_of_two(package, (1, 32))
+    x = tensor(package)
+    is_refused(lambda: kernel(1.0), TypeError, "missing")
+    is_refused(lambda: kernel(1.0, x, x), TypeError, "takes 2")
+    is_refused(lambda: kernel(1.0, b=x), TypeError, "unexpected keyword")
+    is_refused(lambda: kernel(1.0, tensor(package, device_type=4)), BufferError)
+    stub.fail("cuLaunchKernel", 700)
+    is_refused(lambda: kernel(1.0, x), CudaError, "ILLEGAL_ADDRESS")
+    kernel(1.0, x)
+    assert len(stub.launches) == 1
+
+
+def test_defaults_and_threads_under_one_name(stub, package):
+    function = {}
+    exec("def on_cpu(a0, a1=1.5):\n    a0[0] += a1\ndef on_gpu(a0, a1=1.5): pass", function)
+    kernel = fast_args(cuda=package.jit(function["on_gpu"]), launch=(1, 32))(function["on_cpu"])
+    x, array = tensor(package), np.zeros(3)
+
+    def run():
+        for _ in range(50):
+            kernel(x)
+            kernel(array)
+
+    workers = [threading.Thread(target=run) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert array[0] == 150.0 and len(stub.launches) == 100
+    assert len({record.packed for record in stub.launches}) == 1
+    assert stub.launches[0].parameters[-1] == np.float64(1.5).tobytes()

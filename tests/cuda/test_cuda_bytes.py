@@ -1,0 +1,355 @@
+"""Our launch and the package's own, byte for byte, as the driver stub has recorded them: configuration and parameters.
+
+Each case is launched for the first time, by the general native way and by a fast entry; the package launches a kernel of
+its own for the same arguments: device arrays, or objects with ``__cuda_array_interface__``, at the same addresses.
+
+Traps of the packages' own launches, which are not ours: numba-cuda-mlir's takes a kernel compiled for another scalar of
+the same Python type, so a new dispatcher makes each of its launches here; both type an array with explicit strides in its
+``__cuda_array_interface__`` as "A" even if it is contiguous, so Numba types are compared with those of device arrays. For
+what else is wrong there, see :func:`is_right_there`.
+"""
+
+import collections
+import enum
+
+import numpy as np
+import pytest
+from cuda_tensors import DeviceTensor
+from launches import (
+    ExportedTensor,
+    Interface,
+    address,
+    device_array,
+    dispatcher_of,
+    function_of,
+    has_fast_entry,
+    kernel_of,
+    launch_fast,
+    on_their_side,
+)
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+if ml_dtypes is not None:
+    DTYPES.append(ml_dtypes.bfloat16)
+
+Pair = collections.namedtuple("Pair", "first second")
+
+COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters")
+
+
+def what_is_launched(record) -> dict:
+    return {name: getattr(record, name) for name in COMPARED} | {"packed": record.packed}
+
+
+def check(stub, package, arguments, configuration=(3, 64), *, is_fast=True, array=None, types_of=device_array, **options):
+    """Compare our launch and the package's own.
+
+    `array` makes its arrays, `types_of` those with which types are compared; None: they are not.
+    """
+    count = len(arguments)
+    dispatcher = dispatcher_of(package, count, **options)
+    dispatcher[configuration](*[on_their_side(package, value, array or (lambda t: exact(package, t))) for value in arguments])
+    theirs = what_is_launched(stub.launches[-1])
+    kernel = kernel_of(package, count, **options)
+    launcher = kernel[configuration]
+    launcher(*arguments)
+    assert kernel.stats() == (0, 1, 1)
+    assert what_is_launched(stub.launches[-1]) == theirs, "the first launch"
+    launcher(*arguments)
+    assert kernel.stats() == (1, 1, 1)
+    assert what_is_launched(stub.launches[-1]) == theirs, "the general way"
+    if is_fast:
+        launch_fast(launcher, *arguments)
+        assert what_is_launched(stub.launches[-1]) == theirs, "the fast entry"
+    else:
+        for _ in range(40):
+            launcher(*arguments)
+        assert not has_fast_entry(kernel) and kernel.stats() == (41, 1, 1)
+        assert what_is_launched(stub.launches[-1]) == theirs, "the general way, again"
+    if types_of is not None:
+        again = dispatcher_of(package, count, **options)
+        again.compile(tuple(map(typeof(package), (on_their_side(package, v, lambda t: types_of(package, t)) for v in arguments))))
+        assert list(map(str, *kernel.dispatcher.overloads)) == list(map(str, *again.overloads))
+        assert list(kernel.dispatcher.overloads) == list(again.overloads)
+
+
+def exact(package, tensor):
+    """An array with the very address, shape and strides of `tensor`.
+
+    Of booleans with strides neither package can type the ``__cuda_array_interface__``, and bfloat16 has no name there.
+    """
+    return Interface(tensor) if tensor.dtype.kind not in "bV" or 0 in tensor.shape else device_array(package, tensor)
+
+
+def is_right_there(package, tensor) -> bool:
+    """Whether the package's own launch passes an array as the kernel reads it, or passes it at all.
+
+    numba-cuda takes strides of 0 for some of an array without elements that names none. numba-cuda-mlir doubles the strides
+    that complex numbers and bfloat16 have in elements: its kernels multiply them by the size of all of an element. Its device
+    arrays forget strides that mean nothing.
+    """
+    if package.__name__ == "numba.cuda":
+        return 0 not in tensor.shape or (len(tensor.shape) == 1 and tensor.dtype.kind != "V")
+    if tensor.dtype.kind == "V" and 0 in tensor.shape:
+        return False
+    return tensor.dtype.kind not in "bcV" or tensor._strides is None
+
+
+def words(package, tensor) -> list[int]:
+    """The parameters of an array."""
+    shape, size = tensor.shape, tensor.dtype.itemsize
+    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    if tensor._strides:
+        strides = list(tensor._strides)[: len(shape)]
+    if package.__name__ == "numba.cuda":
+        return [0, 0, int(np.prod(shape)), size, tensor.data, *shape, *[stride * size for stride in strides]]
+    return [tensor.data, tensor.data, 0, *shape, *strides]
+
+
+def typeof(package):
+    """The type that a package's own launch infers for an argument."""
+    if package.__name__ == "numba.cuda":
+        from numba.cuda.typing.typeof import Purpose, typeof
+
+        return lambda value: typeof(value, Purpose.argument)
+    from numba_cuda_mlir.descriptor import typeof
+
+    return typeof
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+# (shape, strides in elements)
+LAYOUTS = {
+    "0-d": ((), None),
+    "C": ((5,), None),
+    "strided": ((5,), (3,)),
+    "reversed": ((5,), (-1,)),
+    "broadcast": ((5,), (0,)),
+    "one": ((1,), None),
+    "none": ((0,), None),
+    "C-2": ((3, 4), None),
+    "C-2 with strides": ((3, 4), (4, 1)),
+    "F-2": ((3, 4), (1, 3)),
+    "strided-2": ((3, 4), (10, 2)),
+    "reversed-2": ((3, 4), (-4, -1)),
+    "one row": ((1, 4), (4, 1)),
+    "one column of F": ((4, 1), (1, 4)),
+    "no rows": ((0, 4), None),
+    "C-3": ((2, 3, 4), None),
+    "F-3": ((2, 3, 4), (1, 2, 6)),
+    "moved-3": ((2, 3, 4), (4, 8, 1)),
+    "ones-3": ((1, 1, 1), None),
+    "C-4": ((2, 3, 2, 2), None),
+    "F-4": ((2, 3, 2, 2), (1, 2, 6, 12)),
+    "strided-4": ((2, 3, 2, 2), (100, 20, -4, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_arrays(stub, package, dtype):
+    """All layouts of one element type in one launch; those that the package itself passes as it should also beside its own."""
+    arrays = [DeviceTensor(shape, dtype, strides, data=address(package)) for shape, strides in LAYOUTS.values()]
+    right = [array for array in arrays if is_right_there(package, array)]
+    assert len(right) >= 7
+    check(stub, package, right)
+    kernel = kernel_of(package, len(arrays))
+    expected = [word for array in arrays for word in words(package, array)]
+    for _ in range(2):
+        kernel[1, 32](*arrays)
+        assert [int.from_bytes(word, "little", signed=True) for word in stub.launches[-1].parameters] == expected
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_words_of_one_array(stub, package, name):
+    shape, strides = LAYOUTS[name]
+    array = DeviceTensor(shape, "float32", strides, data=address(package))
+    if is_right_there(package, array):
+        check(stub, package, [array])
+    kernel_of(package, 1)[1, 32](array)
+    assert [int.from_bytes(word, "little", signed=True) for word in stub.launches[-1].parameters] == words(package, array)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_readonly_arrays(stub, package, readonly):
+    """What a table only exports, in flags. Device arrays cannot be readonly: types are those of objects without strides."""
+    arrays = [ExportedTensor(shape, "float64", data=address(package), readonly=readonly) for shape in [(), (3,), (2, 3), (0,)]]
+    check(stub, package, arrays, array=Interface, types_of=lambda package, tensor: Interface(tensor), is_fast=False)
+    kernel = kernel_of(package, 1)
+    kernel[1, 1](arrays[1])
+    ((numba_type,),) = kernel.signatures
+    assert numba_type.mutable is not readonly
+    assert all(array.exported == array.deleted > 40 for array in arrays)
+
+
+# ---- scalars ---------------------------------------------------------------------------------------------------------
+
+
+class Number(enum.IntEnum):
+    three = 3
+
+
+INTS = [0, 1, -1, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)]
+BIG_INTS = [2**63, 2**64 - 1]
+FLOATS = [0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e300]
+COMPLEX = [1 + 2j, complex(-0.0, float("nan")), complex(float("inf"), -1)]
+NUMPY = [
+    *[np.dtype(name).type(value) for name in ("i1", "i2", "i4", "i8") for value in (-1, 5, np.iinfo(name).min)],
+    *[np.dtype(name).type(value) for name in ("u1", "u2", "u4", "u8") for value in (5, np.iinfo(name).max)],
+    *[np.dtype(name).type(value) for name in ("f2", "f4", "f8") for value in (-1.5, "inf", "-0.0")],
+    np.float32("nan"),
+    np.float64("nan"),
+    np.True_,
+    np.False_,
+]
+
+
+@pytest.mark.parametrize("value", [*INTS, *FLOATS, True, False, *NUMPY], ids=lambda value: f"{type(value).__name__}-{value}")
+def test_a_scalar(stub, package, value):
+    check(stub, package, [value])
+
+
+@pytest.mark.parametrize("value", BIG_INTS)
+def test_an_int_beyond_int64(stub, package, value):
+    """uint64, as numba-cuda has it; numba-cuda-mlir's own launch refuses it with OverflowError."""
+    if package.__name__ == "numba.cuda":
+        check(stub, package, [value], is_fast=False)
+    kernel = kernel_of(package, 1)
+    for _ in range(40):
+        kernel[1, 1](value)
+        assert stub.launches[-1].parameters == (value.to_bytes(8, "little"),)
+    ((numba_type,),) = kernel.signatures
+    assert str(numba_type) == "uint64"
+
+
+def test_a_float16_that_is_no_number_keeps_its_bits(stub, package):
+    """numba-cuda-mlir's own launch makes another one of it."""
+    kernel = kernel_of(package, 1)
+    for bits in (0x7E00, 0x7E01, 0xFE55):
+        kernel[1, 1](np.uint16(bits).view(np.float16))
+        assert stub.launches[-1].parameters == (bits.to_bytes(2, "little"),)
+
+
+NUMPY_COMPLEX = [np.complex64(1 - 2j), np.complex128(3 - 4j)]
+
+
+@pytest.mark.parametrize("value", [*COMPLEX, *NUMPY_COMPLEX], ids=lambda value: f"{type(value).__name__}-{value}")
+def test_a_complex_number(stub, package, value):
+    check(stub, package, [value], is_fast=False)
+
+
+def test_scalars_of_all_sizes_beside_each_other(stub, package):
+    """What is small lies close, what is large is aligned."""
+    sizes = [np.int8(1), 2.0, True, np.int16(3), np.float32(4), np.uint8(5), 6, np.bool_(1), np.float16(7), np.uint64(8)]
+    check(stub, package, sizes)
+    check(stub, package, [np.int8(1), 2 + 3j, np.int8(4), np.complex64(5 + 6j), np.int16(7)], is_fast=False)
+
+
+# ---- tuples ----------------------------------------------------------------------------------------------------------
+
+
+def tuples(package):
+    x = DeviceTensor((3, 4), "float32", (8, 1), data=address(package))
+    y = DeviceTensor((5,), "int64", data=address(package) + 256)
+    return {
+        "numbers": ((1, 2.5),),
+        "alike": ((1, 2, 3),),
+        "small": ((np.int8(1), np.int16(2), True), np.int8(3)),
+        "nested": (((1, 2.0), (np.float32(3), (4,))), 5),
+        "named": (Pair(1, 2.5), Pair(Pair(True, 2), (3,))),
+        "empty": ((), 1, ((),)),
+        "tensors": ((x, y), 1),
+        "tensors alike": ((y, y, y),),
+        "named tensors": (Pair(x, y), y, Pair((x, 2), 3.0)),
+        "complex": ((1j, 2), Pair(np.complex64(1), x)),
+    }
+
+
+TUPLES = [
+    "numbers", "alike", "small", "nested", "named", "empty", "tensors", "tensors alike", "named tensors", "complex",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TUPLES)
+def test_tuples(stub, package, name):
+    check(stub, package, tuples(package)[name], is_fast=name != "complex")
+
+
+# ---- many ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_argument(stub, package):
+    check(stub, package, [])
+
+
+def test_32_arguments(stub, package):
+    x = DeviceTensor((3, 4), "float32", data=address(package))
+    y = DeviceTensor((2, 2, 2), "float64", (1, 2, 4), data=address(package) + 1024)
+    check(stub, package, [x, 1, y, 2.5, True, np.int16(3), (x, 4), np.float32(5)] * 4)
+
+
+def test_26_tensors(stub, package):
+    check(stub, package, [DeviceTensor((4,), "float32", data=address(package) + 64 * i) for i in range(26)])
+
+
+def test_256_scalars(stub, package):
+    check(stub, package, [[7, 1.5, True, np.int16(-2)][i % 4] for i in range(256)])
+
+
+# ---- configurations --------------------------------------------------------------------------------------------------
+
+CONFIGURATIONS = [
+    (1, 1), (7, 32), ((7,), (32,)), ((7, 5), (32, 2)), ((7, 5, 3), (8, 4, 2)),
+    (2**31 - 1, 1024), ((1, 65535, 65535), (1, 1, 64)), (1, 32, 0, 1024), (1, 32, 0, 48 * 1024),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+def test_configurations(stub, package, configuration):
+    check(stub, package, [1, DeviceTensor((3,), data=address(package))], configuration, types_of=None)
+
+
+def test_numbers_of_other_types_and_lists(stub, package):
+    """The packages themselves want ints and tuples."""
+    kernel = kernel_of(package, 0)
+    kernel[[np.int32(7), 5], [np.uint8(32), True], None, np.int64(16)]()
+    record = stub.launches[-1]
+    assert (record.grid, record.block, record.shared) == ((7, 5, 1), (32, 1, 1), 16)
+
+
+def test_a_stream(stub, package):
+    stream = package.stream()
+    handle = int(stream.handle)
+    check(stub, package, [DeviceTensor((3,), data=address(package))], (1, 32, stream), types_of=None)
+    assert stub.launches[-1].stream == handle != 0
+    x = DeviceTensor((3,), data=address(package))
+    dispatcher, kernel = dispatcher_of(package, 1), kernel_of(package, 1)
+    dispatcher[1, 32, stream](Interface(x))
+    theirs = what_is_launched(stub.launches[-1])
+    DeviceTensor.streams[0] = handle
+    try:
+        launch_fast(kernel[1, 32], x)
+    finally:
+        DeviceTensor.streams[0] = 0
+    assert what_is_launched(stub.launches[-1]) == theirs
+
+
+def test_cooperative_launches(stub, package):
+    body = "g = cg.this_grid(); g.sync()"
+    function = function_of(1, body)
+    function.__globals__["cg"] = package.cg
+    check(stub, package, [1.0], (2, 32), body=body)
+    assert stub.launches[-1].cooperative
+
+
+def test_clusters(stub, package):
+    if package.__name__ == "numba.cuda":
+        pytest.skip("numba-cuda launches no clusters")
+    check(stub, package, [1.0], ((8, 2, 1), 32, 0, 0, (2, 2, 1)), types_of=None)
+    assert stub.launches[-1].cluster == (2, 2, 1)
+    check(stub, package, [1.0], (8, 32, 0, 0, 4), types_of=None)

@@ -1,0 +1,70 @@
+"""The fast entry's short way for contiguous tensors: what is not as expected goes the general way, with the same parameters."""
+
+import pytest
+from cuda_tensors import DeviceTensor
+
+from fastexchange import fast_args
+
+ADDRESS = 0x7F1234560000
+MATRICES = {
+    "the same": ((3, 4), (4, 1), ADDRESS, 0),
+    "without strides": ((3, 4), None, ADDRESS, 0),
+    "an extent of 1, whatever its stride": ((1, 4), (99, 1), ADDRESS, 0),
+    "a last extent of 1": ((4, 1), (1, 7), ADDRESS, 0),
+    "both of 1": ((1, 1), (-5, 1 << 40), ADDRESS, 0),
+    "no elements": ((0, 4), (4, 1), ADDRESS, 0),
+    "no elements, odd strides": ((3, 0), (7, 9), 0, 0),
+    "an offset": ((3, 4), (4, 1), ADDRESS, 64),
+    "a large offset": ((3, 4), (4, 1), ADDRESS, 1 << 41),
+    "strided": ((3, 4), (8, 2), ADDRESS, 0),
+    "transposed": ((3, 4), (1, 3), ADDRESS, 0),
+    "large": ((1 << 20, 1 << 20), (1 << 20, 1), ADDRESS, 0),
+    "very large": ((1 << 33, 2), (2, 1), ADDRESS, 0),
+}
+REFUSED = {
+    "misaligned": ((3, 4), (4, 1), ADDRESS + 2, 0),
+    "no memory": ((3, 4), (4, 1), 0, 0),
+    "hardly any memory": ((3, 4), (4, 1), 0, 4096),
+    "a negative extent": ((-3, 4), (4, 1), ADDRESS, 0),
+    "sizes that overflow": ((1 << 40, 1 << 40), (1 << 40, 1), ADDRESS, 0),
+}
+
+
+def made(shape, strides, data, offset):
+    tensor = DeviceTensor(shape, "float32", strides, data=data)
+    tensor._managed.dl_tensor.byte_offset = offset
+    return tensor
+
+
+@pytest.fixture(scope="module")
+def planned(package):
+    """A launcher that has been called often with a contiguous matrix. Calls by keyword go the general way all the same."""
+
+    def kernel(x, a):
+        pass
+
+    launcher = fast_args(package.jit(kernel))[2, 32]
+    for _ in range(60):
+        launcher(made(*MATRICES["the same"]), 1.5)
+    return launcher
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_parameters_are_those_of_the_general_way(planned, stub, case):
+    tensor = made(*MATRICES[case])
+    planned(x=tensor, a=2.5)
+    stub.clear()
+    planned(tensor, 2.5)
+    planned(x=tensor, a=2.5)
+    fast, general = stub.launches
+    assert fast == general  # the compiled kernel, too, which is another one for other layouts
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_as_by_the_general_way(planned, stub, case):
+    tensor, messages = made(*REFUSED[case]), []
+    for args, kwargs in (((tensor, 2.5), {}), ((), {"x": tensor, "a": 2.5})):
+        with pytest.raises(BufferError) as error:
+            planned(*args, **kwargs)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and not stub.launches

@@ -1,0 +1,399 @@
+"""Errors of the driver, and processes without one: what is raised, and that nothing is left behind."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cuda_producers import ArrayInterface, Exports, both_ways, default_streams, kernels_of, new_stream
+from cuda_stub import SONAME, real_driver, run_with_stub
+from cuda_tensors import DeviceTensor, OtherTensor
+from made_producers import Ledger
+
+from fastexchange import CudaError, fast_args
+from fastexchange.cuda.driver import driver
+
+STICKY = {700: "ILLEGAL_ADDRESS", 719: "LAUNCH_FAILED", 721: "TENSOR_MEMORY_LEAK", 226: "CONTAINED", 710: "ASSERT"}
+OTHERS = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 209: "NO_BINARY_FOR_GPU", 400: "INVALID_HANDLE", 701: "LAUNCH_OUT_OF_RESOURCES",
+          709: "CONTEXT_IS_DESTROYED", 720: "COOPERATIVE_LAUNCH_TOO_LARGE", 999: "UNKNOWN"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def kernels(package):
+    return kernels_of(package)
+
+
+@pytest.fixture(autouse=True)
+def _default_streams():
+    with default_streams():
+        yield
+
+
+@pytest.fixture(scope="module")
+def cooperative(package):
+    def synchronises(x):
+        package.cg.this_grid().sync()
+        x[0] = 1
+
+    return fast_args(package.jit(synchronises))
+
+
+# ---- what the driver refuses -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [*OTHERS, *STICKY])
+def test_a_launch_that_the_driver_refuses(stub, kernels, code):
+    x = DeviceTensor((4,))
+    bound = kernels[1][(2, 3), (8, 4), None, 64].bind(x)
+    ways = {
+        "fast": lambda: kernels[1][(2, 3), (8, 4), None, 64](x),
+        "general": lambda: kernels[1][(2, 3), (8, 4), None, 64](x=x),
+        "exported": lambda: kernels[1][(2, 3), (8, 4), None, 64](exports),
+        "bound": bound,
+    }
+    exports = Exports(Ledger())
+    for launch in ways.values():
+        both_ways(launch, 20)
+    stub.clear()
+    before = stub.current_context()
+    for launch in ways.values():
+        stub.fail("cuLaunchKernel", code)
+        with pytest.raises(CudaError) as caught:
+            launch()
+        error = caught.value
+        assert (error.code, error.name) == (code, f"CUDA_ERROR_{(STICKY | OTHERS)[code]}")
+        assert error.is_sticky == (code in STICKY) == ("sticky" in str(error))
+        assert str(error).startswith("kernels_of.<locals>.one() was not launched (grid (2, 3, 1), block (8, 4, 1), stream ")
+        assert error.name in str(error) and "64 bytes of dynamic shared memory" in str(error)
+        assert stub.current_context() == before
+        assert error.__cause__ is error.__context__ is None
+        del caught, error
+        launch()
+    assert len(stub.launches) == len(ways)
+    exports.ledger.check(22)
+
+
+def test_a_sticky_error_stays_until_the_process_ends(stub, kernels):
+    x = DeviceTensor((4,))
+    kernels[1][1, 32](x)
+    stub.clear()
+    stub.fail("cuLaunchKernel", 700, sticky=True)
+    for _ in range(3):
+        with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS.*sticky.*start the process anew") as caught:
+            kernels[1][1, 32](x)
+        assert caught.value.is_sticky
+    assert not stub.launches
+    stub.reset()
+    kernels[1][1, 32](x)
+
+
+def test_the_extended_launch(stub, cooperative):
+    x = DeviceTensor((4,))
+    cooperative[2, 32](x)
+    assert stub.launches[-1].cooperative and stub.launches[-1].api == "cuLaunchKernelEx"
+    stub.clear()
+    stub.fail("cuLaunchKernelEx", 720)
+    with pytest.raises(CudaError, match=r"synchronises\(\) was not launched .*COOPERATIVE_LAUNCH_TOO_LARGE.*same time"):
+        cooperative[2, 32](x)
+    cooperative[2, 32](x)
+    assert len(stub.launches) == 1
+
+
+@pytest.mark.parametrize("function", ["cuCtxGetCurrent", "cuCtxPushCurrent"])
+def test_contexts_that_fail(stub, kernels, function):
+    x = DeviceTensor((4,), device=1)
+    both_ways(lambda: kernels[1][1, 32](x))
+    bound = kernels[1][1, 32].bind(x)
+    current = stub.current_context()
+    stub.clear()
+    for launch in (lambda: kernels[1][1, 32](x), lambda: kernels[1][1, 32](x=x), bound):
+        stub.fail(function, 201)
+        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
+            launch()
+        assert stub.current_context() == current
+        launch()
+    assert len(stub.launches) == 3
+
+
+LEARNING = ["cuLibraryLoadData", "cuModuleLoadData", "cuLibraryGetKernel", "cuModuleGetFunction", "cuKernelGetFunction",
+            "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuOccupancyMaxPotentialBlockSize", "cuFuncSetAttribute"]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", LEARNING)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_first_launch_that_fails_leaves_nothing_behind(stub, package, function, device):
+    def empty(x):
+        pass
+
+    kernel = fast_args(package.jit(empty))
+    x = DeviceTensor((4,), device=device)
+    before = stub.current_context()
+    launch = kernel.forall(1000, 0, None, 60_000)
+    stub.fail(function, 2)
+    try:
+        launch(x)
+        failed = False
+    except Exception as error:
+        failed = True
+        assert "OUT_OF_MEMORY" in str(error) or "out of memory" in str(error).lower() or "[2]" in str(error), error
+        if isinstance(error, CudaError):
+            assert "empty() was not launched (for 1000 tasks" in str(error) and function in str(error)
+        del error
+    assert stub.current_context() == before
+    stub.reset()
+    stub.clear()
+    launch(x)
+    both_ways(lambda: launch(x), 20)
+    assert len(stub.launches) == 21 and {(each.device, each.shared) for each in stub.launches} == {(device, 60_000)}
+    others = {"numba.cuda": ("cuModule",), "numba_cuda_mlir.cuda": ("cuLibrary", "cuKernel")}[package.__name__]
+    assert failed != function.startswith(others)
+
+
+@pytest.mark.parametrize("function", ["cuEventCreate", "cuEventRecord", "cuStreamWaitEvent"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_events_that_fail(stub, kernels, function, after):
+    DeviceTensor.streams[0], OtherTensor.streams[0] = new_stream(), new_stream()
+    x, y = DeviceTensor((4,)), OtherTensor((4,))
+    kernels[2][1, 32](x, y)
+    before = stub.current_context()
+    stub.clear()
+    stub.set_trace(True)
+    stub.fail(function, 2, after=after)
+    said = "was not launched" if after == 0 else "was launched .*, but"
+    with pytest.raises(CudaError, match=rf"two\(\) {said}.*{function}: CUDA_ERROR_OUT_OF_MEMORY"):
+        kernels[2][1, 32](x, y)
+    stub.set_trace(False)
+    made = stub.trace.count("cuEventCreate") - (function == "cuEventCreate")
+    assert made == stub.trace.count("cuEventDestroy")
+    assert len(stub.launches) == after, "what could not be ordered before was not launched"
+    assert stub.current_context() == before
+    kernels[2][1, 32](x, y)
+    assert len(stub.launches) == after + 1
+
+
+def test_nothing_is_kept_by_launches_that_fail(stub, kernels):
+    x, exports, array = DeviceTensor((4,)), Exports(Ledger()), ArrayInterface(stub)
+    launches = [lambda: kernels[1][1, 32](x), lambda: kernels[2][1, 32](x, exports), lambda: kernels[2][1, 32](array, (x, x))]
+    for launch in launches:
+        both_ways(launch, 20)
+    gc.collect()
+    counts = [sys.getrefcount(each) for each in (x, exports, array)]
+    for _ in range(30):
+        for launch in launches:
+            stub.fail("cuLaunchKernel", 1)
+            with pytest.raises(CudaError):
+                launch()
+            stub.reset()
+    gc.collect()
+    assert [sys.getrefcount(each) for each in (x, exports, array)] == counts
+    exports.ledger.check(50)
+
+
+BEYOND = [
+    (0, 32), (1, 0), ((1, 0), 32), ((1, 1, 0), 32), (1, (32, 0)), (1, 2000), (1, (1, 1, 65)), (1, (1024, 2)), (2**31, 32),
+    ((1, 65536), 32), ((1, 1, 65536), 32), (1, 32, None, 232449), (1, 32, None, 2**32 - 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("configuration", BEYOND, ids=str)
+def test_configurations_beyond_the_limits(stub, kernels, configuration):
+    x = DeviceTensor((4,))
+    both_ways(lambda: kernels[1][1, 32](x))
+    for _ in range(2):
+        with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE") as caught:
+            kernels[1][configuration](x)
+        assert caught.value.code == 1 and not caught.value.is_sticky
+    kernels[1][1, 32](x)
+    assert len(stub.launches) == 41
+
+
+@pytest.mark.parametrize("tasks", [2**31, 2**31 + 5, 2**32, 2**32 + 5, 2**40, 2**41, 2**41 + 1, 2**63, 2**64 + 1])
+def test_more_tasks_than_a_grid_has_blocks(stub, kernels, tasks):
+    x = DeviceTensor((4,))
+    both_ways(lambda: kernels[1].forall(10, 1)(x), 30)
+    stub.clear()
+    with pytest.raises((CudaError, ValueError), match=r"CUDA_ERROR_INVALID_VALUE|no grid"):
+        kernels[1].forall(tasks, 1)(x)
+    assert not stub.launches
+    kernels[1].forall(2**31 - 1, 1)(x)
+    assert stub.launches[-1].grid == (2**31 - 1, 1, 1)
+
+
+def test_a_cuda_error_is_one_after_pickling():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(driver().error(700, "f()")))
+    assert (error.code, error.name, error.is_sticky) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS", True)
+    assert driver().error(12345, "f()").code == 12345
+
+
+# ---- parameters that are not as expected ----------------------------------------------------------------------------
+
+_ACCOUNT = """
+import importlib, warnings
+warnings.simplefilter("ignore")
+cuda = importlib.import_module({package!r})
+import numpy as np
+from cuda.bindings import driver as bindings
+from fastexchange import fast_args
+
+original = bindings.cuFuncGetParamInfo
+
+def other_sizes(function, i):
+    return (bindings.CUresult.CUDA_SUCCESS, 8 * i, 4) if i < 2 else (bindings.CUresult.CUDA_ERROR_INVALID_VALUE,)
+
+def absent(function, i):
+    raise RuntimeError("it is not found")
+
+def not_found(function, i):
+    return bindings.CUresult.CUDA_ERROR_NOT_FOUND,
+
+x = cuda.to_device(np.zeros(4, np.float32))
+for function in (other_sizes, absent, not_found, None, original):
+    if function is None:
+        del bindings.cuFuncGetParamInfo
+    else:
+        bindings.cuFuncGetParamInfo = function
+
+    def empty(x, a):
+        pass
+
+    stub.clear()
+    kernel = fast_args(cuda.jit(empty))
+    for _ in range(30):
+        kernel[2, 32](x, 1.5)
+    said = str(kernel.explain(x, 1.5))
+    print(len(stub.launches), kernel.stats().fast, "own launch: the driver's account" in said)
+"""
+
+
+def test_where_the_drivers_account_of_the_parameters_is_another(package, tmp_path):
+    """Such launches are the package's own, and ``explain`` says so."""
+    assert run_with_stub(_ACCOUNT.format(package=package.__name__), tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
+
+
+_BOTH = """
+import warnings
+warnings.simplefilter("ignore")
+from numba import cuda
+from numba_cuda_mlir import cuda as mlir
+from cuda_tensors import DeviceTensor
+from fastexchange import fast_args
+
+def empty(x):
+    pass
+
+x = DeviceTensor((4,))
+kernels = [fast_args(package.jit(empty)) for package in (cuda, mlir)]
+for _ in range(40):
+    for kernel in kernels:
+        kernel[2, 32](x)
+print(len(stub.launches), [kernel.stats().fast for kernel in kernels], [len(l.parameters) for l in stub.launches[-2:]])
+"""
+
+
+def test_both_packages_in_one_process(tmp_path):
+    pytest.importorskip("numba_cuda_mlir")
+    assert run_with_stub(_BOTH, tmp_path) == "80 [39, 39] [7, 5]\n"
+
+
+# ---- without a driver, without a device, after a fork ----------------------------------------------------------------
+
+_WITHOUT = """
+import sys
+import numpy as np
+import fastexchange
+kernel = fastexchange.fast_args(lambda x: x.sum())
+assert kernel(np.ones(3)) == 3.0 and kernel.bind(np.ones(3))() == 3.0
+str(kernel.explain(np.ones(3)))
+assert not [name for name in sys.modules if name.split(".")[0] in ("cuda", "numba_cuda", "numba_cuda_mlir")], "imported"
+assert not [name for name in sys.modules if name.startswith(("numba.cuda", "fastexchange.cuda"))], "imported"
+"""
+_NO_DRIVER = """
+import importlib, warnings
+warnings.simplefilter("ignore")
+import numpy as np
+from fastexchange import CudaError, fast_args
+cuda = importlib.import_module({package!r})
+
+def empty(x):
+    pass
+
+try:
+    kernel = fast_args(cuda.jit(empty))
+    for _ in range(2):
+        try:
+            kernel[1, 32](np.float32(2))
+        except Exception as error:
+            print(type(error).__name__, error)
+except Exception as error:
+    print("made:", type(error).__name__, error)
+assert fast_args(lambda x: x + 1)(1) == 2
+"""
+
+
+def _python(code: str) -> str:
+    here = Path(__file__).parents[1]
+    path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_of_cuda_is_imported_for_the_cpu():
+    assert _python(_WITHOUT) == ""
+
+
+@pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
+def test_without_a_driver(package):
+    said = _python(_NO_DRIVER.format(package=package.__name__)).splitlines()
+    assert said and len(set(said)) == 1, said
+    assert "CUDA" in said[0] and ("driver" in said[0] or "libcuda" in said[0]), said
+
+
+_NO_DEVICE = "stub.set_devices(0)\n" + _NO_DRIVER
+
+
+def test_without_a_device(package, tmp_path):
+    said = run_with_stub(_NO_DEVICE.format(package=package.__name__), tmp_path).splitlines()
+    assert said and "CUDA_ERROR_NO_DEVICE" in said[0], said
+
+
+_FORK = """
+import importlib, os, warnings
+warnings.simplefilter("ignore")
+import numpy as np
+from cuda_tensors import DeviceTensor
+from fastexchange import CudaError, fast_args
+cuda = importlib.import_module({package!r})
+
+def empty(x):
+    pass
+
+kernel, x = fast_args(cuda.jit(empty)), DeviceTensor((4,))
+for _ in range(40):
+    kernel[1, 32](x)
+bound = kernel[1, 32].bind(x)
+child = os.fork()
+if child == 0:
+    said = []
+    for launch in (lambda: kernel[1, 32](x), lambda: kernel[1, 2](x=x), bound, lambda: kernel[1, 32](2)):
+        try:
+            launch()
+            said.append("launched")
+        except Exception as error:
+            said.append("CUDA_ERROR_NOT_INITIALIZED" in str(error) and "before this process was forked" in str(error))
+    os.write(1, f"{{said}} {{fast_args(lambda x: x + 1)(1)}}\\n".encode())
+    os._exit(0)
+os.waitpid(child, 0)
+kernel[1, 32](x)
+os.write(1, f"{{len(stub.launches)}}\\n".encode())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_after_a_fork(package, tmp_path):
+    """CUDA cannot be used in a child of a process that has used it, and each launch there says so."""
+    assert run_with_stub(_FORK.format(package=package.__name__), tmp_path) == "[True, True, True, True] 2\n41\n"

@@ -1,0 +1,223 @@
+"""Ownership on every exit of a launch: each export is given back once, each reference is back, no frame is lost."""
+
+import contextlib
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from cuda_tensors import DeviceTensor
+from launches import ExportedTensor, Interface, address, device_array, kernel_of, launch_fast
+
+from fastexchange import CudaError
+from fastexchange._abi import ffi
+from fastexchange.dispatch.state import runtime
+
+SIZES = (1, 3, 8)
+
+
+def free_frames() -> int:
+    """How many frames wait for a call."""
+    count, at = 0, runtime().native.frames
+    while at:
+        count, at = count + 1, ffi.cast("fx_frame *", at).next
+    return count
+
+
+@contextlib.contextmanager
+def all_given_back(*things):
+    """After the block each of `things` has as many references as before, and no export of one is out."""
+    tensors = [each for each in things if hasattr(each, "exported")]
+    gc.collect()
+    before, frames = [sys.getrefcount(each) for each in things], free_frames()
+    yield
+    gc.collect()
+    assert [sys.getrefcount(each) for each in things] == before
+    assert free_frames() >= frames, "fewer than before: one is lost"
+    assert [each.exported - each.deleted for each in tensors] == [0] * len(tensors)
+
+
+def company(package, size: int) -> list:
+    """Arguments of every kind that native code reads."""
+    at = address(package)
+    makers = [
+        lambda i: DeviceTensor((3,), data=at + 64 * i), lambda i: ExportedTensor((3,), data=at + 64 * i), lambda i: 10.5 + i,
+        lambda i: (DeviceTensor((2, 2), data=at + 64 * i), 1000 + i), lambda i: 2**40 + i,
+        lambda i: Interface(DeviceTensor((3,), data=at + 64 * i)),
+        lambda i: device_array(package, DeviceTensor((3,), data=at + 64 * i)), lambda i: np.int16(300 + i),
+    ]  # fmt: skip
+    return [makers[i % len(makers)](i) for i in range(size)]
+
+
+def lenders(package, size: int) -> list:
+    """Arguments that fast entries read."""
+    return [(DeviceTensor((3,), data=address(package) + 64 * i), 300 + i)[i % 4 == 3] for i in range(size)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", [company, lenders])
+def test_launches(stub, package, kind, size):
+    arguments = kind(package, size)
+    kernel = kernel_of(package, size)
+    launcher = kernel[1, 32]
+    named = {f"a{i}": value for i, value in enumerate(arguments)}
+    launcher(*arguments)
+    if kind is lenders:
+        launch_fast(launcher, *arguments)
+    nones = sys.getrefcount(None)
+    with all_given_back(kernel, launcher, *arguments):
+        for _ in range(100):
+            launcher(*arguments)
+            launcher(**named)
+            launcher.explain(*arguments)
+    assert abs(sys.getrefcount(None) - nones) < 100, "of 200 that were returned; others use it, too"
+    fresh = kernel_of(package, size)[1, 32]
+    with all_given_back(*arguments):
+        fresh(*arguments)
+    with all_given_back(*arguments, launcher, kernel):
+        launch = launcher.bind(*arguments)
+        for _ in range(10):
+            launch()
+        launch.rebind(a0=arguments[0])
+        del launch
+
+
+REFUSALS = (BufferError, TypeError, ValueError, OverflowError, NotImplementedError)
+
+
+def culprits(package) -> dict:
+    at = address(package)
+    return {
+        "CPU": lambda: DeviceTensor((3,), data=at, device_type=1),
+        "exported from the CPU": lambda: ExportedTensor((3,), data=at, device_type=1),
+        "another device": lambda: DeviceTensor((3,), data=at, device=2),
+        "misaligned": lambda: DeviceTensor((3,), data=at + 1),
+        "of no memory": lambda: ExportedTensor((3,), data=0),
+        "too many dimensions": lambda: ExportedTensor((1,) * 65, data=at),
+        "no type": object,
+        "a big int": lambda: 2**70,
+        "in a tuple": lambda: (1, (DeviceTensor((3,), data=at, device_type=1), 2)),
+        "nothing of CUDA's": lambda: Interface(DeviceTensor((3,), data=12345)),
+    }
+
+
+@pytest.mark.parametrize("name", [
+    "CPU", "exported from the CPU", "another device", "misaligned", "of no memory", "too many dimensions", "no type", "a big int",
+    "in a tuple", "nothing of CUDA's",
+])  # fmt: skip
+@pytest.mark.parametrize("warm", [False, True])
+def test_refusals(stub, package, name, warm):
+    """Whichever argument is to blame, the first, the middle or the last one."""
+    for kind in (company, lenders):
+        size = 8
+        arguments = kind(package, size)
+        launcher = kernel_of(package, size)[1, 32]
+        if warm:
+            for _ in range(24):
+                launcher(*arguments)
+        stub.clear()
+        for position in (0, size // 2, size - 1):
+            culprit = culprits(package)[name]()
+            bad = [*arguments]
+            bad[position] = culprit
+            with all_given_back(launcher, culprit, *arguments, *bad):
+                for _ in range(3):
+                    with pytest.raises(REFUSALS):
+                        launcher(*bad)
+                    with pytest.raises(REFUSALS):
+                        launcher.bind(*bad)
+        assert stub.launches == []
+        launcher(*arguments)
+        assert len(stub.launches) == 1
+
+
+@pytest.mark.parametrize("kind", [company, lenders])
+def test_errors_of_the_driver(stub, package, kind):
+    arguments = kind(package, 8)
+    launcher = kernel_of(package, 8)[1, 32]
+    with all_given_back(*arguments):
+        stub.fail("cuLaunchKernel", 1)
+        with pytest.raises(CudaError, match="INVALID_VALUE"):
+            launcher(*arguments)
+    for _ in range(24):
+        launcher(*arguments)
+    launch = launcher.bind(*arguments)
+    out = [value.exported - value.deleted for value in arguments if hasattr(value, "exported")]
+    with_launch = [sys.getrefcount(value) for value in arguments]
+    for call in (lambda: launcher(*arguments), launch, lambda: launcher(**{f"a{i}": v for i, v in enumerate(arguments)})):
+        for failing in ("cuLaunchKernel", "cuCtxGetCurrent"):
+            stub.fail(failing, 700)
+            with pytest.raises(CudaError, match="ILLEGAL_ADDRESS"):
+                call()
+        call()
+    gc.collect()
+    assert [value.exported - value.deleted for value in arguments if hasattr(value, "exported")] == out
+    assert [sys.getrefcount(value) for value in arguments] == with_launch
+
+
+def test_wrong_numbers_of_arguments(package):
+    arguments = lenders(package, 3)
+    launcher = kernel_of(package, 3)[1, 32]
+    launch_fast(launcher, *arguments)
+    with all_given_back(launcher, *arguments):
+        for _ in range(20):
+            for bad in (arguments[:2], [*arguments, 1], []):
+                with pytest.raises(TypeError):
+                    launcher(*bad)
+            with pytest.raises(TypeError):
+                launcher(*arguments, a0=1)
+            with pytest.raises(TypeError):
+                launcher(*arguments[:2], b=1)
+
+
+@pytest.mark.filterwarnings("ignore:Could not find source")
+@pytest.mark.parametrize("own", ["host array", "debug"])
+def test_the_packages_own_launches(package, own):
+    arguments = [device_array(package, DeviceTensor((3,), data=address(package))), 2.5]
+    options = {"debug": True, "opt": False} if own == "debug" else {}
+    if own == "host array":
+        arguments.append(np.zeros(3))
+    launcher = kernel_of(package, len(arguments), **options)[1, 32]
+    for _ in range(3):
+        launcher(*arguments)
+    with all_given_back(launcher, *arguments):
+        for _ in range(10):
+            launcher(*arguments)
+
+
+def test_what_is_freed(package):
+    """Kernels, launchers, tensors and device arrays, after launches of every way; nothing knows them any more."""
+
+    class Mine(DeviceTensor):
+        __slots__ = ()
+
+    kernel = kernel_of(package, 2)
+    launcher = kernel[1, 32]
+    x, array = Mine((3,), data=address(package)), device_array(package, DeviceTensor((3,), data=address(package)))
+    launch_fast(launcher, x, 1)
+    launcher(array, 1)
+    launcher((x, array), 1)
+    launch = launcher.bind(x, array)
+    forall = kernel.forall(10)
+    forall(x, 1)
+    references = [weakref.ref(each) for each in (kernel, launcher, x, array, launch, forall, kernel.dispatcher, Mine)]
+    del kernel, launcher, x, array, launch, forall, Mine
+    gc.collect()
+    assert [reference() for reference in references[:6]] == [None] * 6
+
+
+def test_launchers_without_a_hold_on_streams_that_are_gone(stub, package):
+    """A launcher keeps its stream for as long as its handle is used."""
+    stream = package.stream()
+    kernel = kernel_of(package, 0)
+    launcher = kernel[1, 32, stream]
+    launcher()
+    reference = weakref.ref(stream)
+    del stream
+    gc.collect()
+    assert reference() is not None
+    launcher()
+    del launcher, kernel
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,413 @@
+"""Tensors without an exchange table, tensors that change between two launches, and producers that report nonsense."""
+
+import array as stdlib_array
+import gc
+import struct
+import sys
+
+import numpy as np
+import pytest
+from cuda_producers import (
+    CUDA,
+    HOST,
+    ArrayInterface,
+    Exports,
+    ExportsLegacy,
+    Wrapper,
+    both_ways,
+    default_streams,
+    kernels_of,
+    new_stream,
+)
+from cuda_tensors import DeviceTensor
+from frameworks import torch
+from made_producers import Ledger, capsule, export_versioned
+
+from fastexchange import CudaError, fast_args
+from fastexchange._abi import ffi
+
+
+@pytest.fixture(scope="module")
+def kernels(package):
+    return kernels_of(package)
+
+
+@pytest.fixture(autouse=True)
+def _default_streams():
+    with default_streams():
+        yield
+
+
+def words_of(launch) -> tuple[int, ...]:
+    """A launch's parameters of 8 bytes, as numbers."""
+    return struct.unpack(f"<{len(launch.packed) // 8}q", launch.packed)
+
+
+def launched(stub, kernel, *arguments):
+    stub.clear()
+    kernel[2, 32](*arguments)
+    (launch,) = stub.launches
+    return words_of(launch)
+
+
+def same_as(kernel, stub, value, **tensor) -> None:
+    """`value` becomes the parameters that a tensor with a table becomes."""
+    shape, data = tensor.pop("shape"), value.said["data"]
+    twin = DeviceTensor(shape, data=data[0], readonly=data[1], **tensor)
+    assert launched(stub, kernel, value) == launched(stub, kernel, twin)
+
+
+# ---- __cuda_array_interface__ ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typestr", ["<f4", "<f8", "<i1", "|i1", "<u8", "|b1", "<c8", "<c16", "<f2"])
+def test_element_types_of_an_array_interface(stub, kernels, typestr):
+    same_as(kernels[1], stub, ArrayInterface(stub, typestr=typestr), shape=(4,), dtype=typestr)
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        {"strides": None}, {"strides": ...}, {"strides": (4,)}, {"strides": (8,)}, {"strides": (-4,)}, {"strides": (0,)},
+        {"shape": (2, 3), "strides": (12, 4)}, {"shape": (2, 3), "strides": (4, 8)}, {"shape": (2, 3), "strides": (-12, 4)},
+        {"shape": [2, 3], "strides": [24, 8]}, {"shape": (), "strides": ()}, {"shape": (), "strides": None}, {"shape": (0, 3)},
+        {"shape": (1, 1, 1, 1)}, {"version": 2}, {"version": 0}, {"stream": ...}, {"mask": None}, {"descr": [("", "<f4")]},
+        {"readonly": True}, {"shape": (np.int64(2), np.int32(3))},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_array_interfaces(stub, kernels, lies):
+    value = ArrayInterface(stub, **lies)
+    strides = lies.get("strides")
+    elements = None if strides in (None, ...) else [stride // 4 for stride in strides]
+    same_as(kernels[1], stub, value, shape=tuple(lies.get("shape", (4,))), strides=elements)
+    asked = sys.getrefcount(value)
+    both_ways(lambda: kernels[1][2, 32](value), 20)
+    assert sys.getrefcount(value) == asked
+
+
+@pytest.mark.parametrize("stream", [None, 0, 1, 2, "new"])
+def test_the_stream_of_an_array_interface(stub, kernels, stream):
+    handle = new_stream() if stream == "new" else stream
+    kernels[1][1, 32](ArrayInterface(stub, stream=handle))
+    assert stub.launches[-1].stream == (handle or 0) and len(stub.log) == 1
+
+
+REFUSED = {
+    "a mask": {"mask": np.ones(4, bool)},
+    "a stride of another size": {"strides": (6,)},
+    "too few strides": {"shape": (4, 5), "strides": (20,)},
+    "too many strides": {"strides": (4, 4)},
+    "an unknown address": {"data": 0x1000},
+    "a negative address": {"data": -16},
+    "an address beyond": {"data": 2**64},
+    "no address": {"data": 0},
+    "a negative extent": {"shape": (-1,)},
+    "a long extent": {"shape": (2**63,)},
+    "a product beyond": {"shape": (2**40, 2**40)},
+    "a reach beyond": {"shape": (3, 3), "strides": (2**62, 4)},
+    "many dimensions": {"shape": (1,) * 65},
+    "not in place": {"offset": 1},
+    "a stream's name": {"stream": "x"},
+    "a negative stream": {"stream": -1},
+    "a stream beyond": {"stream": 2**64},
+    "a stream that is a bool": {"stream": True},
+}
+
+
+@pytest.mark.parametrize("lies", REFUSED.values(), ids=REFUSED)
+def test_array_interfaces_that_are_refused(stub, kernels, lies):
+    lies = dict(lies)
+    if "offset" in lies:
+        lies["data"] = stub.allocate(64) + lies.pop("offset")
+    value = ArrayInterface(stub, **lies)
+    for arguments in ((value, 1), (1, value), (DeviceTensor((4,)), (value, 2))):
+        with pytest.raises(BufferError, match=r"two\(\): argument '[xy]'") as caught:
+            kernels[2][1, 32](*arguments)
+        assert str(caught.value).count("argument '") == 1 and "_View" not in str(caught.value)
+    with pytest.raises(BufferError):
+        kernels[1][1, 32].bind(value)
+    assert not stub.launches
+    assert "refused" in str(kernels[1][1, 32].explain(value))
+
+
+@pytest.mark.parametrize(
+    "spoil", [{"shape": ...}, {"typestr": ...}, {"data": 5}, {"shape": None}, {"typestr": "nonsense"}], ids=str
+)
+def test_array_interfaces_that_are_none(stub, kernels, spoil):
+    value = ArrayInterface(stub)
+    value.said |= spoil
+    value.said = {name: said for name, said in value.said.items() if said is not ...}
+    with pytest.raises((TypeError, KeyError, BufferError)):
+        kernels[1][1, 32](value)
+    assert not stub.launches
+
+
+def test_an_array_without_elements_is_on_every_device(stub, kernels):
+    empty = ArrayInterface(stub, shape=(0,), data=0)
+    for device in (0, 1, 2):
+        kernels[2][1, 32](empty, DeviceTensor((4,), device=device))
+        kernels[2][1, 32](DeviceTensor((4,), device=device), (1, empty))
+        assert {each.device for each in stub.launches} == {device}
+        stub.clear()
+    kernels[1][1, 32](empty)
+    assert stub.launches[-1].device == 0
+
+
+def test_records_and_dates_go_the_packages_own_way(stub, kernels, package):
+    for host in (np.zeros(3, "M8[s]"), np.zeros(3, [("a", "<f4"), ("b", "<i4")])):
+        value = package.to_device(host)
+        stub.clear()
+        before = kernels[1].stats().fast
+        kernels[1][1, 32](value)
+        assert len(stub.launches) == 1 and kernels[1].stats().fast == before
+        assert "own launch" in str(kernels[1].explain(value))
+    cpu = fast_args(lambda x: None, cuda=kernels[1], launch=(1, 32))
+    stub.clear()
+    cpu(value)
+    assert len(stub.launches) == 1
+
+
+def test_device_arrays_of_both_packages(stub, kernels):
+    for module in ("numba.cuda", "numba_cuda_mlir.cuda"):
+        package = pytest.importorskip(module)
+        value = package.to_device(np.zeros((3, 4), np.float32))
+        for each in (value, value[::2], value[:, 1:3], value.T):
+            interface = each.__cuda_array_interface__
+            strides = interface["strides"] and [stride // 4 for stride in interface["strides"]]
+            twin = DeviceTensor(interface["shape"], strides=strides, data=interface["data"][0])
+            expected = launched(stub, kernels[1], twin)
+            for _ in range(30):
+                assert launched(stub, kernels[1], each) == expected
+        made = module.partition(".")[0]
+        del value, each, made
+        gc.collect()
+        again = [package.to_device(np.zeros(i + 1, np.int32)) for i in range(20)]
+        for i, each in enumerate(again):
+            assert i + 1 in launched(stub, kernels[1], each), "an array at the address of one that has died"
+
+
+def test_memory_of_the_host_that_a_package_maps(stub, kernels, package):
+    for value in (package.pinned_array(4, np.float32), package.mapped_array(4, np.float32)):
+        stub.clear()
+        kernels[1][1, 32](value)
+        assert len(stub.launches) == 1
+
+
+# ---- __dlpack__ ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [Exports, ExportsLegacy])
+@pytest.mark.parametrize("device_type", [CUDA, HOST])
+def test_exports_are_given_back(stub, kernels, cls, device_type):
+    value = cls(Ledger(), device_type=device_type)
+    both_ways(lambda: kernels[1][1, 32](value), 20)
+    both_ways(lambda: kernels[2][1, 32](3, (value, DeviceTensor((4,)))), 3)
+    assert value.told == [1 if device_type == CUDA else None] * 23
+    value.ledger.check(23)
+    for _ in range(3):
+        with pytest.raises(BufferError):
+            kernels[2][1, 32](value, DeviceTensor((4,), device_type=1))
+        stub.fail("cuLaunchKernel", 1)
+        with pytest.raises(CudaError):
+            kernels[1][1, 32](value)
+        with pytest.raises(BufferError):
+            kernels[2][1, 32](value, ArrayInterface(stub, strides=(6,)))
+    value.ledger.check(value.ledger.made)
+    bound = kernels[1][1, 32].bind(value)
+    assert value.ledger.out == 1
+    bound()
+    del bound
+    gc.collect()
+    value.ledger.check(value.ledger.made)
+
+
+class _Raises(Exports):
+    def __dlpack__(self, **options):
+        raise self.error
+
+
+class _Consumed(Exports):
+    def __dlpack__(self, **options):
+        return capsule(export_versioned(Ledger(), self.array, **self.lies), b"used_dltensor_versioned")
+
+
+class _Other(Exports):
+    def __dlpack__(self, **options):
+        return self.error
+
+
+class _Future(Exports):
+    def __dlpack__(self, **options):
+        return capsule(export_versioned(self.ledger, self.array, version=(2, 0), **self.lies), b"dltensor_versioned")
+
+
+class _LegacyRaises(ExportsLegacy):
+    """Exports, and then cannot be asked whether it is readonly."""
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.told:
+            raise ValueError("the array interface is not to be had")
+        return {"shape": (4,), "typestr": "<f4", "data": (4096, False), "version": 3}
+
+
+def test_exports_that_fail(stub, kernels):
+    class Own(Exception):
+        pass
+
+    made = []
+    for cls, error in ((_Raises, Own("no")), (_Raises, BufferError("no")), (_Raises, TypeError("no")), (_Raises, KeyError("no")),
+                       (_Consumed, None), (_Other, None), (_Other, 5), (_Other, "capsule"), (_Future, None)):  # fmt: skip
+        value = cls(Ledger())
+        value.error = error
+        made.append(value)
+        good = Exports(value.ledger)
+        for arguments in ((value, 1), (good, value), (value, good)):
+            with pytest.raises(type(error) if cls is _Raises else BufferError) as caught:
+                kernels[2][1, 32](*arguments)
+            said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+            assert "two(): argument" in said or sys.version_info < (3, 11)
+            del caught
+        value.ledger.check(value.ledger.made)
+    assert not stub.launches
+
+
+def test_a_legacy_export_whose_interface_raises(stub, kernels):
+    value = _LegacyRaises(Ledger())
+    with pytest.raises(ValueError, match="array interface is not to be had"):
+        kernels[1][1, 32](value)
+    assert not stub.launches
+    assert value.ledger.made == 0 or value.ledger.out <= 1  # the capsule stayed the producer's: made without a destructor
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [{"ndim": -1}, {"ndim": 65}, {"shape": None}, {"shape": (-3,)}, {"lanes": 2}, {"lanes": 0}, {"bits": 7}, {"bits": 0},
+     {"data": 0}, {"byte_offset": 2**63}, {"byte_offset": 2**64 - 1}, {"byte_offset": 3}, {"shape": (2**62,)}, {"code": 99},
+     {"device_type": 99},
+     {"shape": (3,), "strides": (2**61,)}, {"device_id": -1}, {"device_id": 2**31 - 1}, {"code": 5, "bits": 255}],
+    ids=str,
+)  # fmt: skip
+def test_nonsense_is_refused(stub, kernels, lies):
+    """By __dlpack__, and by an exchange table, in the general way and where a fast entry is."""
+    exports = Exports(Ledger(), **lies)
+    with pytest.raises(BufferError):
+        kernels[1][1, 32](exports)
+    exports.ledger.check(exports.ledger.made)
+    x = DeviceTensor((4,))
+    both_ways(lambda: kernels[1][1, 32](x))
+    bad = DeviceTensor((4,))
+    ledger = Ledger()
+    lied = export_versioned(ledger, np.zeros(4, np.float32), **{"device_type": 2, **lies})
+    bad._managed.dl_tensor = lied.dl_tensor
+    stub.clear()
+    for arguments in ((bad,), ((bad, 1),), ((x, bad),)):
+        for _ in range(2):
+            with pytest.raises(BufferError):
+                kernels[1][1, 32](*arguments)
+    with pytest.raises(BufferError):
+        kernels[1][1, 32].bind(bad)
+    assert not stub.launches
+
+
+# ---- wrappers, buffers, tensors of PyTorch ---------------------------------------------------------------------------
+
+
+def test_wrappers(stub, kernels):
+    x = DeviceTensor((3, 4), device=1)
+    expected = launched(stub, kernels[1], x)
+    for value in (Wrapper(x), Wrapper(Wrapper(x)), Wrapper(Wrapper(Wrapper(x)))):
+        for _ in range(20):
+            assert launched(stub, kernels[1], value) == expected
+            assert stub.launches[0].device == 1
+    with pytest.raises(BufferError, match="kDLCPU"):
+        kernels[1][1, 32](Wrapper(DeviceTensor((4,), device_type=1)))
+    with pytest.raises((TypeError, BufferError)):
+        kernels[1][1, 32](Wrapper(3))
+    count = sys.getrefcount(x)
+    both_ways(lambda: kernels[1][1, 32](Wrapper(x)), 20)
+    assert sys.getrefcount(x) == count and x.deleted == 0
+
+
+@pytest.mark.parametrize("make", [lambda: stdlib_array.array("f", [1, 2]), lambda: memoryview(bytearray(8)), lambda: b"12"])
+def test_buffers_are_memory_of_the_host(stub, kernels, make):
+    """The packages take none either."""
+    with pytest.raises(BufferError, match="kDLCPU"):
+        kernels[1][1, 32](make())
+    assert not stub.launches
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@pytest.mark.parametrize("make", [
+    lambda: torch.ones(3), lambda: torch.ones(3, requires_grad=True), lambda: torch.nn.Parameter(torch.ones(3)),
+    lambda: torch.ones(3, device="meta"), lambda: torch.ones(3, dtype=torch.complex64).conj(), lambda: torch.ones(3).to_sparse(),
+    lambda: torch.ones(3, dtype=torch.complex64).conj().imag, lambda: torch.ones(3, device="meta", requires_grad=True),
+])  # fmt: skip
+def test_tensors_of_pytorch_that_are_no_memory_of_a_device(stub, kernels, make):
+    value, host = make(), np.ones(3, np.float32)
+    for arguments in ((value, 1), (1, (value, 2)), (host, value), (value, host), (DeviceTensor((4,)), value)):
+        for _ in range(2):
+            with pytest.raises(BufferError):
+                kernels[2][1, 32](*arguments)
+    assert not stub.launches
+
+
+# ---- what changes between two launches -------------------------------------------------------------------------------
+
+
+def test_a_tensor_that_changes(stub, kernels):
+    """Each launch has what the tensor is then, or is refused; after both, the fast entry is still right."""
+    x = DeviceTensor((4, 4))
+    tensor = x._managed.dl_tensor
+    both_ways(lambda: kernels[1][2, 32](x))
+    original = ffi.new("DLTensor *", tensor)
+    expected = launched(stub, kernels[1], x)
+    other = ffi.new("int64_t[]", [2, 8])
+    steps = ffi.new("int64_t[]", [1, 4])
+
+    def twin(**options):
+        return launched(stub, kernels[1], DeviceTensor(**{"shape": (4, 4), "data": x.data, **options}))
+
+    changes = [
+        (lambda: setattr(tensor, "shape", other), {"shape": (2, 8)}),
+        (lambda: setattr(tensor, "strides", steps), {"strides": (1, 4)}),
+        (lambda: setattr(tensor.dtype, "bits", 64), {"dtype": "float64"}),
+        (lambda: setattr(tensor.dtype, "code", 0), {"dtype": "int32"}),
+        (lambda: setattr(tensor, "ndim", 1), {"shape": (4,)}),
+        (lambda: setattr(tensor, "ndim", 0), {"shape": ()}),
+        (lambda: setattr(tensor.device, "device_id", 1), {"device": 1}),
+        (lambda: setattr(tensor.device, "device_type", 13), {}),
+        (lambda: setattr(tensor, "byte_offset", 64), {"data": x.data + 64}),
+        (lambda: setattr(tensor, "data", ffi.NULL), None),
+        (lambda: setattr(tensor, "byte_offset", 2), None),
+        (lambda: setattr(tensor.device, "device_type", 1), None),
+        (lambda: setattr(tensor.dtype, "lanes", 2), None),
+        (lambda: setattr(tensor, "shape", ffi.NULL), None),
+    ]
+    for change, options in changes:
+        change()
+        if options is None:
+            for _ in range(2):
+                with pytest.raises(BufferError):
+                    kernels[1][2, 32](x)
+        else:
+            wanted = twin(**options)
+            device = stub.launches[0].device
+            for _ in range(20):
+                assert launched(stub, kernels[1], x) == wanted and stub.launches[0].device == device
+        x._managed.dl_tensor = original[0]
+        for _ in range(20):
+            assert launched(stub, kernels[1], x) == expected
+
+
+def test_types_that_come_and_go(stub, kernels):
+    """A type at the address of one that has died is looked at anew."""
+    for i in range(60):
+        if i % 2:
+            made = type("Array", (ArrayInterface,), {})(stub, shape=(i + 1,))
+        else:
+            made = type("Export", (Exports,), {})(Ledger(), array=np.zeros(i + 1, np.float32))
+        assert i + 1 in launched(stub, kernels[1], made)
+        del made
+        gc.collect()

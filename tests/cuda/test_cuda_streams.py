@@ -1,0 +1,437 @@
+"""Streams: on which one a launch is, what orders it among those of several producers, and which calls a launch makes."""
+
+import ctypes
+import gc
+import importlib.util
+import weakref
+
+import numpy as np
+import pytest
+from cuda_producers import (
+    FAILURES,
+    ArrayInterface,
+    Exports,
+    FailingTensor,
+    Wrapper,
+    both_ways,
+    default_streams,
+    kernels_of,
+    new_stream,
+    traced,
+)
+from cuda_tensors import DeviceTensor, OtherTensor
+from made_producers import Ledger
+
+from fastexchange import fast_args
+from fastexchange.cuda.driver import driver
+
+
+@pytest.fixture(scope="module")
+def kernels(package):
+    return kernels_of(package)
+
+
+@pytest.fixture(autouse=True)
+def _default_streams():
+    with default_streams():
+        yield
+
+
+@pytest.fixture(scope="module")
+def streams(kernels):
+    """Handles of streams of device 0."""
+    kernels[1][1, 32](DeviceTensor((4,)))
+    return [new_stream() for _ in range(4)]
+
+
+# ---- which stream ----------------------------------------------------------------------------------------------------
+
+
+def test_the_producer_is_asked_in_each_launch(stub, kernels, streams):
+    launch, x = kernels[1][1, 32], DeviceTensor((4,))
+    expected = []
+    for i in range(60):
+        expected.append(DeviceTensor.streams.__setitem__(0, streams[i % 4]) or streams[i % 4])
+        launch(x)
+    assert [each.stream for each in stub.launches] == expected
+    assert kernels[1].stats().fast >= 60
+
+
+def test_the_producer_is_asked_for_the_device_of_the_tensors(stub, kernels, streams):
+    DeviceTensor.streams[0], DeviceTensor.streams[1] = streams[0], new_stream(1)
+    launch = kernels[1][1, 32]
+    for device in (0, 1, 0, 1, 1):
+        launch(DeviceTensor((4,), device=device))
+        assert (stub.launches[-1].device, stub.launches[-1].stream) == (device, DeviceTensor.streams[device])
+
+
+def test_a_bound_launch_asks_the_producer_too(stub, kernels, streams):
+    bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
+    for stream in streams:
+        DeviceTensor.streams[0] = stream
+        bound()
+    assert [each.stream for each in stub.launches] == streams
+
+
+def test_scalars_alone_are_launched_on_the_default_stream(stub, kernels):
+    kernels[1][1, 32](3)
+    kernels[0][1, 32]()
+    assert [each.stream for each in stub.launches] == [0, 0]
+
+
+class _Method:
+    def __init__(self, handle):
+        self.handle_of_it = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle_of_it
+
+
+class _Property(_Method):
+    __cuda_stream__ = property(lambda self: (0, self.handle_of_it))
+
+
+class _Torch:
+    def __init__(self, handle):
+        self.cuda_stream = handle
+
+
+class _Cupy:
+    def __init__(self, handle):
+        self.ptr = handle
+
+
+class _Handle:
+    def __init__(self, handle):
+        self.handle = handle
+
+
+def _core(handle):
+    return pytest.importorskip("cuda.core").Stream.from_handle(handle)
+
+
+def _other_package(handle):
+    return pytest.importorskip("numba_cuda_mlir.cuda").external_stream(handle)
+
+
+def _numba(handle):
+    if importlib.util.find_spec("numba_cuda") is None:  # the numba.cuda in Numba itself is another
+        pytest.skip("numba-cuda is not installed")
+    from numba import cuda
+
+    return cuda.external_stream(handle)
+
+
+KINDS = {
+    "__cuda_stream__": _Method,
+    "__cuda_stream__, a property": _Property,
+    "torch": _Torch,
+    "cupy": _Cupy,
+    "int": int,
+    "numpy int": np.int64,
+    "CUstream": lambda handle: driver().bindings.CUstream(handle),
+    "c_void_p": ctypes.c_void_p,
+    "handle, a c_void_p": lambda handle: _Handle(ctypes.c_void_p(handle)),
+    "cuda.core": _core,
+    "numba-cuda": _numba,
+    "numba-cuda-mlir": _other_package,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_stream_that_is_given_wins(stub, kernels, streams, kind):
+    DeviceTensor.streams[0] = OtherTensor.streams[0] = streams[0]
+    stream = kind(streams[1])
+    kernels[1][1, 32, stream](DeviceTensor((4,)))
+    both_ways(lambda: kernels[2][1, 32, stream](DeviceTensor((4,)), OtherTensor((4,))))
+    kernels[1].forall(5, 0, stream)(DeviceTensor((4,)))
+    kernels[1][1, 32, stream](7)
+    kernels[1][1, 32, stream].bind(DeviceTensor((4,)))()
+    assert {each.stream for each in stub.launches} == {streams[1]}
+    assert {each.api for each in stub.log} == {"cuLaunchKernel"}
+
+
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_default_streams_can_be_given(stub, kernels, streams, package, handle):
+    DeviceTensor.streams[0] = streams[0]
+    made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
+    for stream in (handle, made, _Torch(handle), _Method(handle)):
+        kernels[1][1, 32, stream](DeviceTensor((4,)))
+        assert stub.launches[-1].stream == handle
+    kernels[1][1, 32, ctypes.c_void_p(None)](DeviceTensor((4,)))
+    assert stub.launches[-1].stream == 0
+
+
+BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Method(-1), _Torch("x"), _Torch(1.0)]
+
+
+@pytest.mark.parametrize("stream", BAD, ids=lambda stream: type(stream).__name__)
+def test_what_is_no_stream_is_refused(stub, kernels, stream):
+    with pytest.raises((TypeError, ValueError), match=r"one\[\.\.\.\]: .*(stream|handle)"):
+        kernels[1][2, 32, stream]
+    assert not stub.launches
+
+
+def test_a_protocol_that_is_not_kept_is_refused(kernels):
+    class Newer(_Method):
+        def __cuda_stream__(self):
+            return 1, 0
+
+    class Nonsense(_Method):
+        def __cuda_stream__(self):
+            return 3
+
+    class Triple(_Method):
+        def __cuda_stream__(self):
+            return 0, 1, 2
+
+    with pytest.raises(TypeError, match="version 1, only version 0"):
+        kernels[1][1, 32, Newer(1)]
+    for cls in (Nonsense, Triple):
+        with pytest.raises(TypeError, match=r"is .*, not \(0, handle\)"):
+            kernels[1][1, 32, cls(1)]
+
+
+def test_a_stream_lives_as_long_as_its_launcher(package):
+    def empty():
+        pass
+
+    kernel = fast_args(package.jit(empty))
+    stream = _Method(2)
+    alive = weakref.ref(stream)
+    launcher = kernel[1, 32, stream]
+    del stream
+    gc.collect()
+    assert alive() is not None
+    del launcher, kernel
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_a_producer_that_cannot_tell_its_stream(stub, kernels, failure):
+    x = FailingTensor((4,))
+    both_ways(lambda: kernels[1][1, 32](x))
+    bound = kernels[1][1, 32].bind(x)
+    stub.clear()
+    FailingTensor.streams[0] = failure
+    for launch in (lambda: kernels[1][1, 32](x), bound, lambda: kernels[2][1, 32](1, x), lambda: kernels[1].forall(3)(x)):
+        with pytest.raises((MemoryError, BufferError)) as caught:
+            launch()
+        assert type(caught.value) is (BufferError if failure == FAILURES["mute"] else MemoryError)
+        said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert launch is bound or "the stream on which the tensors' producer works" in said
+    kernels[1][1, 32, 2](x)
+    assert [each.stream for each in stub.launches] == [2]
+    FailingTensor.streams[0] = 0
+    kernels[1][1, 32](x)
+    bound()
+    assert len(stub.launches) == 3
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+def _ordered(own: int, others: list[int]) -> list[tuple[str, int, int]]:
+    """The log of a launch on stream `own` that is ordered before and after the work on the others."""
+    expected, event = [], 0
+    for other in others:
+        expected += [("cuEventRecord", other, event), ("cuStreamWaitEvent", own, event)]
+        event += 1
+    expected.append(("cuLaunchKernel", own, -1))
+    for other in others:
+        expected += [("cuEventRecord", own, event), ("cuStreamWaitEvent", other, event)]
+        event += 1
+    return expected
+
+
+def _is_ordered(stub, own: int, others: list[int]) -> None:
+    log = [each._replace(event=0) for each in stub.log]
+    expected = _ordered(own, others)
+    assert [(each.api, each.stream) for each in log] == [entry[:2] for entry in expected]
+    pairs = [each.event for each in stub.log if each.event]
+    assert pairs[::2] == pairs[1::2], "each wait is for the event recorded just before"
+
+
+@pytest.mark.parametrize("times", [1, 40])
+def test_producers_on_different_streams_are_ordered_by_events(stub, kernels, streams, times):
+    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
+    x, y = DeviceTensor((4,)), OtherTensor((4,))
+    for _ in range(times):
+        stub.clear()
+        kernels[2][1, 32](x, y)
+        _is_ordered(stub, streams[0], [streams[1]])
+    stub.clear()
+    kernels[2][1, 32](y, x)
+    _is_ordered(stub, streams[1], [streams[0]])
+    OtherTensor.streams[0] = streams[0]
+    stub.clear()
+    kernels[2][1, 32](x, y)
+    kernels[2][1, 32, streams[2]](x, y)
+    assert [(each.api, each.stream) for each in stub.log] == [("cuLaunchKernel", streams[0]), ("cuLaunchKernel", streams[2])]
+
+
+def test_events_are_destroyed(stub, kernels, streams):
+    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
+    kernels[2][1, 32](DeviceTensor((4,)), OtherTensor((4,)))
+    with traced(stub) as calls:
+        kernels[2][1, 32](DeviceTensor((4,)), OtherTensor((4,)))
+    assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
+
+
+def test_three_producers(stub, kernels, streams):
+    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
+    x, y, z = DeviceTensor((4,)), OtherTensor((4,)), ArrayInterface(stub, stream=streams[2])
+    for arguments, order in (((x, y, z), (0, 1, 2)), ((z, x, y), (2, 0, 1)), ((y, z, x), (1, 2, 0))):
+        stub.clear()
+        kernels[3][1, 32](*arguments)
+        own, *others = (streams[i] for i in order)
+        _is_ordered(stub, own, others)
+    stub.clear()
+    kernels[1][1, 32]((x, y, z))
+    _is_ordered(stub, streams[0], streams[1:3])
+
+
+def test_an_array_interface_is_waited_for_by_a_given_stream_too(stub, kernels, streams):
+    DeviceTensor.streams[0] = streams[0]
+    arguments = DeviceTensor((4,)), ArrayInterface(stub, stream=streams[1]), ArrayInterface(stub, stream=streams[1])
+    kernels[3][1, 32, streams[2]](*arguments)
+    _is_ordered(stub, streams[2], [streams[1]])
+    stub.clear()
+    kernels[3][1, 32, streams[1]](*arguments)
+    _is_ordered(stub, streams[1], [])
+
+
+def test_both_names_of_the_default_stream_are_one(stub, kernels):
+    kernels[2][1, 32](DeviceTensor((4,)), ArrayInterface(stub, stream=1))
+    assert [each.api for each in stub.log] == ["cuLaunchKernel"]
+
+
+def test_dlpack_is_told_the_stream_of_the_launch(stub, kernels, streams):
+    exports = Exports(Ledger())
+    DeviceTensor.streams[0] = streams[0]
+    kernels[1][1, 32](exports)
+    kernels[2][1, 32](exports, DeviceTensor((4,)))
+    kernels[1][1, 32, streams[1]](exports)
+    kernels[1][1, 32, 2](exports)
+    kernels[2][1, 32](exports, ArrayInterface(stub, stream=streams[2]))
+    assert exports.told == [1, streams[0], streams[1], 2, streams[2]]
+    assert [each.stream for each in stub.launches] == [0, streams[0], streams[1], 2, streams[2]]
+    exports.ledger.check(5)
+
+
+def test_a_wrapper_is_on_the_stream_of_what_it_leads_to(stub, kernels, streams):
+    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
+    kernels[1][1, 32](Wrapper(DeviceTensor((4,))))
+    kernels[1][1, 32]((3, Wrapper(Wrapper(DeviceTensor((4,))))))
+    assert [each.stream for each in stub.launches] == [streams[0]] * 2
+    stub.clear()
+    kernels[2][1, 32](Wrapper(DeviceTensor((4,))), OtherTensor((4,)))
+    _is_ordered(stub, streams[0], [streams[1]])
+
+
+class _First(DeviceTensor):
+    """A tensor that the packages themselves understand, too."""
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data, False), "version": 3}
+
+
+class _Second(OtherTensor):
+    __cuda_array_interface__ = _First.__cuda_array_interface__
+
+
+def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, streams, package):
+    dates = package.to_device(np.zeros(4, "M8[s]"))
+    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
+    x, y = (cls((4,), data=stub.allocate(16)) for cls in (_First, _Second))
+    kernels[2][1, 32](dates, x)
+    assert [each.stream for each in stub.launches] == [streams[0]]
+    kernels[2][1, 32, streams[3]](dates, x)
+    assert [each.stream for each in stub.launches] == [streams[0], streams[3]]
+    for arguments, others in (((dates, x, y), 2), ((dates, y, ArrayInterface(stub, stream=streams[2])), 3)):
+        stub.clear()
+        kernels[3][1, 32](*arguments)
+        own, other = (streams[0], streams[1]) if others == 2 else (streams[1], streams[2])
+        assert [each.stream for each in stub.launches] == [own]
+        done = iter([("launch" if each.launch >= 0 else each.api, each.stream) for each in stub.log])
+        for api, stream, _ in _ordered(own, [other]):  # the package adds events of its own
+            assert ("launch" if "Launch" in api else api, stream) in done
+
+
+# ---- capture, and the calls of a launch ------------------------------------------------------------------------------
+
+
+def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels, streams):
+    bindings = driver().bindings
+    DeviceTensor.streams[0] = streams[0]
+    x = DeviceTensor((4,))
+    both_ways(lambda: kernels[1][1, 32](x))
+    bound = kernels[1][1, 32].bind(x)
+    with driver().on(0):
+        driver().call("cuStreamBeginCapture", bindings.CUstream(streams[0]), bindings.CUstreamCaptureMode(0))
+        with traced(stub) as calls:
+            kernels[1][1, 32](x)
+            kernels[1].forall(100)(x)
+            bound()
+        launches = stub.launches
+        driver().call("cuStreamEndCapture", bindings.CUstream(streams[0]))
+    assert len(launches) == 3 and all(each.graph for each in launches) and len({each.graph for each in launches}) == 1
+    assert set(calls) <= {"cuCtxGetCurrent", "cuLaunchKernel", "cuOccupancyMaxPotentialBlockSize", "cuFuncGetAttribute",
+                          "cuCtxPushCurrent", "cuCtxPopCurrent"}  # fmt: skip
+    kernels[1][1, 32](x)
+    assert not stub.launches[-1].graph
+
+
+STEADY = {
+    "general": lambda kernel, x: (lambda: kernel[1, 32](x=x)),
+    "fast": lambda kernel, x: (lambda: kernel[1, 32](x)),
+    "given": lambda kernel, x: (lambda: kernel[1, 32, 2](x)),
+    "forall": lambda kernel, x: (lambda: kernel.forall(1000)(x)),
+    "bound": lambda kernel, x: kernel[1, 32].bind(x),
+    "large shared": lambda kernel, x: (lambda: kernel[1, 32, None, 100_000](x)),
+}
+
+
+@pytest.mark.parametrize("way", STEADY.values(), ids=STEADY)
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_launch_makes_no_call_but_those_that_it_needs(stub, kernels, way, device):
+    launch = way(kernels[1], DeviceTensor((4,), device=device))
+    both_ways(launch)
+    with driver().on(0), traced(stub) as calls:
+        launch()
+    if device == 0:
+        assert calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
+    else:
+        assert calls == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
+
+
+def test_a_launch_without_tensors_makes_no_other_calls(stub, kernels):
+    for launch in (kernels[0][1, 32], lambda: kernels[1][1, 32](2.0)):
+        both_ways(launch)
+        with driver().on(0), traced(stub) as calls:
+            launch()
+        assert calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
+
+
+def test_the_stream_of_a_pinned_array_is_ordered(stub, package, kernels):
+    """Its memory is everywhere, but who fills it does so on a stream."""
+    pinned, stream = package.pinned_array(4, np.float32), package.stream()
+
+    class Pinned:
+        @property
+        def __cuda_array_interface__(self):
+            data, handle = (pinned.ctypes.data, False), int(stream.handle)
+            return {"typestr": "<f4", "shape": (4,), "strides": None, "data": data, "version": 3, "stream": handle}
+
+    x = DeviceTensor((4,))
+    for launch, own in ((lambda: kernels[2][1, 32](x, Pinned()), 0), (lambda: kernels[2][1, 32, 2](x, Pinned()), 2)):
+        stub.clear()
+        launch()
+        waited = [(entry.api, entry.stream) for entry in stub.log]
+        assert ("cuEventRecord", int(stream.handle)) in waited and ("cuStreamWaitEvent", int(stream.handle)) in waited
+        assert stub.launches[-1].stream == own
+    stub.clear()
+    kernels[1][1, 32](Pinned())
+    assert stub.launches[-1].stream == int(stream.handle)

@@ -1,0 +1,314 @@
+"""A driver stub: a ``libcuda.so.1`` with which CUDA packages compile, bind and "launch" on a machine without a GPU.
+
+Load it before any CUDA package is imported; what they launch is recorded, none of it runs::
+
+    stub = cuda_stub.load(directory)
+    from numba import cuda
+    ...
+    assert stub.launches[-1].grid == (4, 1, 1)
+
+The packages keep the driver for the life of the process, so tests run their code by `run_with_stub`, in a fresh one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import cffi
+
+HERE = Path(__file__).parent
+SONAME = "libcuda.so.1"
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wstrict-prototypes", "-Werror"]
+
+
+class StubRefused(RuntimeError):
+    """The stub is not loaded: a real driver is there, or a package has looked for one already."""
+
+
+class Launch(NamedTuple):
+    """One launch of a kernel as the driver got it."""
+
+    api: str
+    function: int  # the handle given: a CUfunction or a CUkernel
+    name: str
+    context: int
+    device: int
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]  # zeros: none given
+    shared: int
+    stream: int
+    cooperative: bool
+    graph: int  # of the capture that took it; 0: not captured
+    offsets: tuple[int, ...]
+    parameters: tuple[bytes, ...]
+    packed: bytes  # all parameters at their offsets, the holes zero
+    thread: int
+
+
+class Entry(NamedTuple):
+    """One line of the log: work given to a stream, or a wait."""
+
+    api: str
+    context: int
+    stream: int
+    event: int
+    destination: int
+    source: int
+    size: int
+    launch: int  # index in `Stub.launches`; -1: no launch
+    graph: int
+    thread: int
+
+
+def _number(pointer) -> int:
+    return int(_ffi().cast("uintptr_t", pointer))
+
+
+@functools.cache
+def _ffi() -> cffi.FFI:
+    ffi = cffi.FFI()
+    ffi.cdef((HERE / "record.h").read_text())
+    return ffi
+
+
+def _triple(values) -> tuple[int, int, int]:
+    return values[0], values[1], values[2]
+
+
+def _launch(record) -> Launch:
+    ffi = _ffi()
+    packed = ffi.buffer(record.bytes, record.size)[:]
+    spans = [(record.parameters[i].offset, record.parameters[i].size) for i in range(record.parameter_count)]
+    return Launch(
+        ffi.string(record.api).decode(), _number(record.function), ffi.string(record.name).decode(),
+        _number(record.context), record.device, _triple(record.grid), _triple(record.block), _triple(record.cluster),
+        record.shared, _number(record.stream), bool(record.cooperative), _number(record.graph),
+        tuple(offset for offset, _ in spans), tuple(packed[offset : offset + size] for offset, size in spans), packed,
+        record.thread,
+    )
+
+
+class Stub:
+    """The loaded stub: what it recorded, and how it behaves."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        self._lib = _ffi().dlopen(str(path))
+        self._hook = None
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The launches since the start or `clear`."""
+        return [_launch(self._lib.stub_launch_at(i)) for i in range(self._lib.stub_launch_count())]
+
+    @property
+    def log(self) -> list[Entry]:
+        """Launches, copies, fills, records, waits and synchronisations, in the order of the calls that succeeded."""
+        entries = [self._lib.stub_entry_at(i) for i in range(self._lib.stub_entry_count())]
+        return [
+            Entry(
+                _ffi().string(e.api).decode(), _number(e.context), _number(e.stream), _number(e.event), e.destination,
+                e.source, e.size, e.launch, _number(e.graph), e.thread,
+            )
+            for e in entries
+        ]
+
+    @property
+    def trace(self) -> list[str]:
+        """The names of all functions called while `set_trace` was on, without their versions."""
+        names = [_ffi().string(self._lib.stub_trace_at(i)).decode() for i in range(self._lib.stub_trace_count())]
+        return [re.sub(r"_v\d+$", "", name) for name in names]
+
+    @property
+    def missing(self) -> list[str]:
+        """The functions that were asked for and that the stub does not have."""
+        return [_ffi().string(self._lib.stub_missing_at(i)).decode() for i in range(self._lib.stub_missing_count())]
+
+    @property
+    def fast_count(self) -> int:
+        """The launches counted by `set_fast`."""
+        return self._lib.stub_fast_count()
+
+    def clear(self) -> None:
+        """Empty `launches`, `log`, `trace` and `fast_count`."""
+        self._lib.stub_clear()
+
+    def fail(self, name: str, code: int, after: int = 0, sticky: bool = False) -> None:
+        """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
+        self._lib.stub_fail(name.encode(), code, after, sticky)
+
+    def reset(self) -> None:
+        """Take back every `fail`."""
+        self._lib.stub_reset()
+
+    def set_fast(self, on: bool) -> None:
+        """Launches are only counted: nothing is checked or recorded."""
+        self._lib.stub_set_fast(on)
+
+    def set_trace(self, on: bool) -> None:
+        """Keep the name of every function called."""
+        self._lib.stub_set_trace(on)
+
+    def set_devices(self, count: int) -> None:
+        """Set the number of devices: before the first use of the driver."""
+        if not self._lib.stub_set_devices(count):
+            raise ValueError(f"{count} devices: at most 8, and before cuInit")
+
+    def set_capability(self, device: int, major: int, minor: int) -> None:
+        """Set the compute capability of a device: before the first use of the driver."""
+        if not self._lib.stub_set_capability(device, major, minor):
+            raise ValueError(f"device {device}: at most 7, and before cuInit")
+
+    def set_occupancy(self, grid: int, block: int) -> None:
+        """Set what cuOccupancyMaxPotentialBlockSize answers."""
+        self._lib.stub_set_occupancy(grid, block)
+
+    def set_hook(self, function) -> None:
+        """Call `function(launch)` at each launch, after it is recorded; None: no more."""
+        ffi = _ffi()
+        hook = ffi.NULL if function is None else ffi.callback(
+            "void(const stub_launch *)", lambda record: function(_launch(record)))
+        self._lib.stub_set_hook(hook)
+        self._hook = hook
+
+    def allocate(self, size: int, device: int = 0) -> int:
+        """Return the address of new memory of `device`, in its primary context; the driver must be initialised."""
+        pointer = self._lib.stub_allocate(device, size)
+        if not pointer:
+            raise MemoryError(f"{size} bytes on device {device}")
+        return pointer
+
+    def free(self, pointer: int) -> None:
+        """Free what `allocate` or the driver allocated."""
+        if not self._lib.stub_free(pointer):
+            raise ValueError(f"no allocation begins at {pointer:#x}")
+
+    def allocations(self, device: int = 0) -> int:
+        """Return the number of live allocations of `device`."""
+        return self._lib.stub_allocation_count(device)
+
+    def current_context(self) -> int:
+        """Return the context current to the calling thread; 0: none."""
+        return _number(self._lib.stub_current_context())
+
+    def primary_context(self, device: int = 0) -> int:
+        """Return the primary context of `device`, retained or not."""
+        return _number(self._lib.stub_primary_context(device))
+
+    def address(self, name: str) -> int:
+        """Return the address of a function of the stub: ``cuLaunchKernel``, ``cuMemAlloc_v2``."""
+        return ctypes.cast(getattr(self._global, name), ctypes.c_void_p).value
+
+
+_loaded: Stub | None = None
+
+
+@functools.cache
+def real_driver() -> bool:
+    """Return whether the dynamic loader finds a driver on this machine; asked in a process of its own."""
+    code = f"import ctypes; ctypes.CDLL({SONAME!r})"
+    return subprocess.run([sys.executable, "-S", "-c", code], capture_output=True).returncode == 0
+
+
+def build(directory: str | os.PathLike[str]) -> Path:
+    """Build the stub in `directory`, unless it is there already, and return its path."""
+    path = Path(directory) / SONAME
+    if path.exists():
+        return path
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        made = Path(scratch) / SONAME
+        subprocess.run(
+            [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
+             f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
+            check=True, capture_output=True, text=True,
+        )
+        made.replace(path)
+    return path
+
+
+def load(directory: str | os.PathLike[str], force: bool = False) -> Stub:
+    """Build and load the stub for this process; with `force` even where there is a real driver.
+
+    Raises `StubRefused` where a real driver is installed, or where one could have been looked for already.
+    """
+    global _loaded
+    if _loaded is not None:
+        return _loaded
+    # Importing cuda.bindings, as PyTorch does, asks for no driver: its first call does, and what that loads is seen below.
+    early = [name for name in ("numba.cuda.cudadrv.driver", "numba_cuda_mlir") if name in sys.modules]
+    if early:
+        raise StubRefused(f"{', '.join(early)}: imported already; load the stub first")
+    try:
+        ctypes.CDLL(SONAME, mode=getattr(os, "RTLD_NOLOAD", 4))
+    except OSError:
+        pass
+    else:
+        raise StubRefused(f"a {SONAME} is loaded already")
+    if not force and real_driver():
+        raise StubRefused(f"this machine has a {SONAME} of its own")
+    _loaded = Stub(build(directory))
+    return _loaded
+
+
+def run_with_stub(code: str, directory: str | os.PathLike[str], environment: dict[str, str] | None = None) -> str:
+    """Run `code` in a fresh process, where the name ``stub`` is the loaded stub, and return what it prints.
+
+    A process that fails raises `AssertionError` with its output.
+    """
+    build(directory)
+    begin = f"import cuda_stub\nstub = cuda_stub.load({os.fspath(directory)!r}, force=True)\n"
+    path = os.pathsep.join(filter(None, [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryDirectory() as scratch:
+        script = Path(scratch) / "script.py"  # a file, so that a traceback shows its lines
+        script.write_text(begin + textwrap.dedent(code))
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, cwd=scratch, timeout=240,
+            env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+        )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def make_cubin(kernels: dict[str, list[tuple[int, int]]], shared: int = 0, registers: int = 16) -> bytes:
+    """Return a cubin without code, for the stub: its kernels by name, each with (offset, size) per parameter."""
+    sections: list[tuple[str, int, bytes, int]] = []  # name, type, content, size
+    names = list(kernels)
+    strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
+    symbols = bytes(24)
+    for i, name in enumerate(names):
+        at = strings.index(b"\0" + name.encode() + b"\0") + 1
+        symbols += struct.pack("<IBBHQQ", at, 0x12, 0x10, 1 + i, 0, 8)  # a global function, an entry
+        sections.append((f".text.{name}", 1, bytes(8), 8))
+    info = b"".join(struct.pack("<BBHII", 4, 0x2F, 8, 1 + i, registers) for i in range(len(names)))
+    sections.append((".nv.info", 0x70000000, info, len(info)))
+    for name, parameters in kernels.items():
+        info = b"".join(
+            struct.pack("<BBHIHHI", 4, 0x17, 12, 0, i, offset, size << 18)
+            for i, (offset, size) in enumerate(parameters)
+        )
+        sections.append((f".nv.info.{name}", 0x70000000, info, len(info)))
+        sections.append((f".nv.shared.{name}", 8, b"", shared))
+    link = 1 + len(sections)
+    sections += [(".strtab", 3, strings, len(strings)), (".symtab", 2, symbols, len(symbols))]
+    titles = b"\0" + b"".join(name.encode() + b"\0" for name, *_ in sections) + b".shstrtab\0"
+    sections.append((".shstrtab", 3, titles, len(titles)))
+    body, headers = b"", bytes(64)
+    for name, kind, content, size in sections:
+        at = titles.index(b"\0" + name.encode() + b"\0") + 1
+        headers += struct.pack("<IIQQQQIIQQ", at, kind, 0, 0, 64 + len(body), size, link if kind == 2 else 0, 0, 8, 0)
+        body += content + bytes(-len(content) % 8)
+    start = b"\x7fELF\2\1\1" + bytes(9)
+    fields = (2, 190, 1, 0, 0, 64 + len(body), 90, 64, 0, 0, 64, len(sections) + 1, len(sections))
+    return start + struct.pack("<HHIQQQIHHHHHH", *fields) + body + headers
