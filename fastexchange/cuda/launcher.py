@@ -6,6 +6,7 @@ from .._abi import ffi
 from ..cpython import NativeCallable, enable_vectorcall
 from ..native import address_of
 from . import launching, layout
+from .streams import default_stream
 
 __all__ = ["Configuration", "CudaLauncher"]
 
@@ -66,7 +67,7 @@ class CudaLauncher(NativeCallable):
         native.context = self.kernel._native.address
         native.grid, native.block = grid, block
         native.stream = layout.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
-        native.default_stream = self.kernel.target.default_stream()
+        native.default_stream = default_stream()
         native.shared, native.tasks = shared, tasks
         native.cluster = cluster or (0, 0, 0)
 

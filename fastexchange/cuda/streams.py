@@ -9,6 +9,8 @@ Source: DLPack 1.3, ``DLPackCurrentWorkStream``; CUDA Array Interface, version 3
 """
 
 import ctypes
+import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -18,17 +20,37 @@ from ..naming import shown
 from ..native import address_of
 from .driver import Driver, driver
 
-__all__ = ["handle_of", "order", "stream_of_producer"]
+__all__ = ["default_stream", "expressly", "handle_of", "order", "stream_of_producer"]
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
 KDL_CUDA = 2
-_LEGACY = (0, 1)  # CUstream: both are the default stream, of which 1, CU_STREAM_LEGACY, says expressly which it is
+_LEGACY = (0, 1)  # CUstream: to the driver both are the legacy default stream, of which 1, CU_STREAM_LEGACY, says so expressly
+_PER_THREAD = 2  # CU_STREAM_PER_THREAD
+
+
+@functools.cache
+def default_stream() -> int:
+    """The ``CUstream`` of what is given to no stream, or to 0.
+
+    The legacy one; or that of each thread, as CUDA Python and the packages have it, where the process was started with
+    ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1``.
+    """
+    return _PER_THREAD if int(os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM") or 0) else 0
+
+
+def expressly(stream: int) -> int:
+    """A ``CUstream`` for those to whom 0 is the :func:`default_stream`. To the driver, which we call, it is the legacy one."""
+    return _LEGACY[1] if stream == 0 and default_stream() else stream
 
 
 def handle_of(name: str, stream: Any) -> int:
-    """The ``CUstream`` of a stream of any package, for the function `name`."""
+    """The ``CUstream`` of a stream of any package, for the function `name`.
+
+    The number 0 is the :func:`default_stream`; of an object that says 0, as PyTorch's, the legacy one.
+    """
     if isinstance(stream, bool):
         raise TypeError(f"{name}: stream is a stream, its handle or None, not {shown(stream)}")
+    says_which = False
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         found = protocol() if callable(protocol) else protocol
@@ -36,13 +58,14 @@ def handle_of(name: str, stream: Any) -> int:
             version, handle = found
         except (TypeError, ValueError):
             raise TypeError(f"{name}: __cuda_stream__ of {shown(stream)} is {shown(found)}, not (0, handle)") from None
+        says_which = True
         if version != 0:
             raise TypeError(f"{name}: {shown(stream)} has __cuda_stream__ of version {version}, only version 0 is known")
     else:
         handle = stream
         for attribute in ("cuda_stream", "handle", "ptr"):  # PyTorch's, numba's, CuPy's
             if hasattr(stream, attribute):
-                handle = getattr(stream, attribute)
+                handle, says_which = getattr(stream, attribute), True
                 break
         handle = getattr(handle, "value", handle)
         handle = 0 if handle is None else handle
@@ -52,7 +75,7 @@ def handle_of(name: str, stream: Any) -> int:
     number = int(handle)
     if not 0 <= number < 2**63:
         raise ValueError(f"{name}: {number} is no handle of a stream")
-    return number
+    return number if number or says_which else default_stream()
 
 
 def stream_of_producer(function: int, device: int) -> int:
@@ -72,7 +95,7 @@ def order(device: int, later: int, earlier: int) -> None:
         flags = cuda.bindings.CUevent_flags.CU_EVENT_DISABLE_TIMING
         event = cuda.call("cuEventCreate", int(flags))
         try:
-            cuda.call("cuEventRecord", event, cuda.bindings.CUstream(earlier))
-            cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(later), event, 0)
+            cuda.call("cuEventRecord", event, cuda.bindings.CUstream(expressly(earlier)))
+            cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(expressly(later)), event, 0)
         finally:
             cuda.call("cuEventDestroy", event)  # which the driver does when it is no longer waited for

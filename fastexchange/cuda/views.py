@@ -29,7 +29,7 @@ from ..producers import forwarded, torch
 from ..refusal import check_tensors, device_name, refuse_device, refuse_value, refused
 from ..registry import key_of
 from .driver import CudaError, driver
-from .streams import stream_of_producer
+from .streams import default_stream, stream_of_producer
 from .targets import is_device_array
 
 __all__ = [
@@ -329,7 +329,7 @@ def exported(launcher, looks: list[Look]):
     if own is not None:  # arrays with an interface have to be waited for all the same
         others = [look.stream for look in _leaves(looks) if look.stream is not None and look.stream != own]
         streams = [own, *dict.fromkeys(others)]
-    streams = streams or [kernel.target.default_stream()]
+    streams = streams or [default_stream()]
     with contextlib.ExitStack() as stack:
         arguments = tuple([_export(kernel, look, streams[0], stack) for look in looks])
         yield arguments, kernel.default_device() if device is None else device, streams

@@ -19,6 +19,7 @@ from cuda_producers import (
     new_stream,
     traced,
 )
+from cuda_stub import run_with_stub
 from cuda_tensors import DeviceTensor, OtherTensor
 from made_producers import Ledger
 
@@ -160,6 +161,57 @@ def test_default_streams_can_be_given(stub, kernels, streams, package, handle):
         assert stub.launches[-1].stream == handle
     kernels[1][1, 32, ctypes.c_void_p(None)](DeviceTensor((4,)))
     assert stub.launches[-1].stream == 0
+
+
+_PER_THREAD = """
+import warnings
+warnings.simplefilter("ignore")
+import {package} as package
+from cuda_stub import run_with_stub
+from cuda_tensors import DeviceTensor, OtherTensor
+from fastexchange import fast_args
+
+class Framework:
+    cuda_stream = 0
+
+def empty(x):
+    pass
+
+def two(x, y):
+    pass
+
+x, mine, other = package.device_array(3), DeviceTensor((4,)), OtherTensor((4,))
+own, kernel = package.jit(empty), fast_args(package.jit(empty))
+
+def streams(launch):
+    stub.clear()
+    for _ in range(30):
+        launch()
+    return sorted({{each.stream for each in stub.launches}})
+
+print(streams(lambda: kernel[1, 32](x)), streams(lambda: kernel[1, 32](7)), streams(lambda: kernel[1, 32, 0](mine)))
+print(streams(lambda: kernel[1, 32](mine)), streams(lambda: kernel[1, 32, Framework()](mine)), streams(lambda: kernel[1, 32, 1](mine)))
+if package.__name__ == "numba.cuda":  # the other's own launcher does not ask
+    debug = fast_args(package.jit(debug=True, opt=False)(empty))
+    print(streams(lambda: own[1, 32](x)), streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
+stub.clear()
+OtherTensor.streams[0] = 2
+fast_args(package.jit(two))[1, 32](mine, other)
+for each in stub.log:
+    if each.api in ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel"):
+        print(each.api, each.stream)
+"""
+
+
+def test_where_each_thread_has_a_default_stream_of_its_own(package, tmp_path):
+    """Then it is that of launches without a producer's, and of the number 0; a framework's 0 still is the legacy one."""
+    said = run_with_stub(
+        _PER_THREAD.format(package=package.__name__), tmp_path, {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
+    )
+    lines = said.splitlines()
+    assert lines[:2] == ["[2] [2] [2]", "[0] [0] [1]"]
+    assert package.__name__ != "numba.cuda" or lines.pop(2) == "[2] [2] [1]"
+    assert lines[2:] == ["cuEventRecord 2", "cuStreamWaitEvent 1", "cuLaunchKernel 0", "cuEventRecord 1", "cuStreamWaitEvent 2"]
 
 
 BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Method(-1), _Torch("x"), _Torch(1.0)]

@@ -2704,6 +2704,47 @@ EXPORT CUresult cuProfilerStop(void)
     LEAVE(SUCCESS);
 }
 
+/* To these the stream 0 is that of each thread, CU_STREAM_PER_THREAD. */
+
+static void *of_thread(void *stream)
+{
+    return stream ? stream : (void *)2;
+}
+
+static CUresult launch_of_thread(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                                 unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **values,
+                                 void **extra)
+{
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, of_thread(stream), values,
+                          extra);
+}
+
+static CUresult launch_extended_of_thread(const LaunchConfig *config, void *function, void **values, void **extra)
+{
+    if (!config)
+        return INVALID_VALUE;
+    LaunchConfig copy = *config;
+    copy.stream = of_thread(copy.stream);
+    return cuLaunchKernelEx(&copy, function, values, extra);
+}
+
+static CUresult record_of_thread(void *event, void *stream)
+{
+    return cuEventRecord(event, of_thread(stream));
+}
+
+static CUresult wait_of_thread(void *stream, void *event, unsigned flags)
+{
+    return cuStreamWaitEvent(of_thread(stream), event, flags);
+}
+
+static const struct { Function function, of_thread; } of_threads[] = {
+    {(Function)cuLaunchKernel, (Function)launch_of_thread},
+    {(Function)cuLaunchKernelEx, (Function)launch_extended_of_thread},
+    {(Function)cuEventRecord, (Function)record_of_thread},
+    {(Function)cuStreamWaitEvent, (Function)wait_of_thread},
+};
+
 /* The table of functions, by name and by the driver version that brought them: the latest that the caller knows. */
 
 EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags,
@@ -2769,7 +2810,6 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
                                     int *status)
 {
     ENTER_WITH(1);
-    (void)flags; /* per-thread default streams: the same functions */
     CHECK(name && function, INVALID_VALUE);
     const struct Entry *best = NULL;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
@@ -2787,6 +2827,10 @@ EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int versi
         LEAVE(NOT_FOUND);
     }
     memcpy(function, &best->function, sizeof *function);
+    if (flags & 2) /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+        for (size_t i = 0; i < sizeof of_threads / sizeof *of_threads; i++)
+            if (best->function == of_threads[i].function)
+                memcpy(function, &of_threads[i].of_thread, sizeof *function);
     LEAVE(SUCCESS);
 }
 

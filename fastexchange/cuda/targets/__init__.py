@@ -32,9 +32,6 @@ class Target(Protocol):
     def on_device(self, device: int):
         """A context manager: the package's current device."""
 
-    def default_stream(self) -> int:
-        """The ``CUstream`` on which the package launches where none is said."""
-
     def element_of(self, field: int):
         """The package's type, or Numba's, for an array's elements of this dtype field (``dtypes.dtype_field``)."""
 

@@ -15,6 +15,7 @@ from numba.core import types
 from ...dispatch.layout import ARRAY_HEAD_WORDS
 from ...dtypes import field_to_numba
 from .. import layout
+from ..streams import expressly
 from . import BFLOAT16, Parameter
 
 __all__ = ["NumbaCuda", "target"]
@@ -37,11 +38,6 @@ class NumbaCuda:
 
     def on_device(self, device: int):
         return self.cuda.gpus[device]
-
-    def default_stream(self) -> int:
-        from numba.cuda.core import config
-
-        return 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
 
     def element_of(self, field: int):
         return self.cuda.types.bfloat16 if field == BFLOAT16 else field_to_numba(field)
@@ -94,7 +90,7 @@ class NumbaCuda:
         return dispatcher.forall(tasks, threads, self._stream(stream), shared)
 
     def _stream(self, handle: int | None):
-        return self.cuda.external_stream(handle) if handle else 0
+        return self.cuda.external_stream(expressly(handle)) if handle is not None and expressly(handle) else 0
 
 
 class CompiledKernel:

@@ -15,6 +15,7 @@ from numba.core import types
 from ...dispatch.layout import ARRAY_HEAD_WORDS
 from ...dtypes import field_to_numba
 from .. import layout
+from ..streams import expressly
 from . import BFLOAT16, Parameter
 
 __all__ = ["NumbaCudaMlir", "target"]
@@ -34,11 +35,6 @@ class NumbaCudaMlir:
 
     def on_device(self, device: int):
         return self.cuda.gpus[device]
-
-    def default_stream(self) -> int:
-        from numba_cuda_mlir.numba_cuda.core import config
-
-        return 2 if getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) else 0
 
     def element_of(self, field: int):
         return self.cuda.types.bfloat16 if field == BFLOAT16 else field_to_numba(field)
@@ -103,11 +99,15 @@ class NumbaCudaMlir:
 
     def own_launch(self, dispatcher, configuration):
         grid, block, stream, shared, cluster = configuration
-        given = (grid, block, stream or 0, shared)
+        given = (grid, block, _stream(stream), shared)
         return dispatcher[given if cluster is None else (*given, cluster)]
 
     def own_forall(self, dispatcher, tasks: int, threads: int, stream: int | None, shared: int):
-        return dispatcher.forall(tasks, threads, stream or 0, shared)
+        return dispatcher.forall(tasks, threads, _stream(stream), shared)
+
+
+def _stream(handle: int | None) -> int:
+    return 0 if handle is None else expressly(handle)
 
 
 def _is_flag(own_type) -> bool:
