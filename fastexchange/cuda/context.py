@@ -85,9 +85,10 @@ class CudaContext(dispatch.KernelContext):
             loaded.shared_limit = launcher.shared
         if launcher.tasks >= 0 and not launcher.block[0]:
             best = cuda.best_block(function, launcher.shared)
-            loaded.block = 0  # other threads may launch between any two of these
-            loaded.block_shared = launcher.shared
-            loaded.block = best
+            free = next((i for i, block in enumerate(loaded.blocks) if not block), launcher.shared % layout.MAX_BEST_BLOCKS)
+            loaded.blocks[free] = 0  # other threads may launch between any two of these
+            loaded.blocks_shared[free] = launcher.shared
+            loaded.blocks[free] = best
         loaded.function = function  # last: native code may look at any moment
 
     def overload_for(self, keys: tuple[int, ...]) -> int:

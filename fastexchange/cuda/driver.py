@@ -252,6 +252,9 @@ class Driver:
         _, block = self.call(
             "cuOccupancyMaxPotentialBlockSize", self.bindings.CUfunction(function), None, shared, block_size_limit
         )
+        if not block:
+            what = f"no block with {shared} bytes of dynamic shared memory can run (cuOccupancyMaxPotentialBlockSize)"
+            raise self.error(701, what)
         return int(block)
 
 

@@ -52,7 +52,10 @@ def block_for(launcher, loaded):
     """How many threads are in a block of a launch for a number of tasks; 0: Python has to ask for the best."""
     if launcher.block[0] != 0:
         return launcher.block[0]
-    return loaded.block if loaded.block_shared == launcher.shared else 0
+    for i in range(layout.MAX_BEST_BLOCKS):
+        if loaded.blocks_shared[i] == launcher.shared and loaded.blocks[i] != 0:
+            return loaded.blocks[i]
+    return 0
 
 
 @native

@@ -30,8 +30,8 @@ typedef struct {
 /* A compiled kernel on one device. */
 typedef struct {
     int64_t function;           /* CUfunction; 0: it is not loaded yet */
-    int64_t block;              /* threads in a block, where a launch leaves that to us; 0: not known yet */
-    int64_t block_shared;       /* the bytes of dynamic shared memory for which that is best */
+    int64_t blocks[4];          /* threads in a block, where a launch leaves that to us; 0: not known yet */
+    int64_t blocks_shared[4];   /* the bytes of dynamic shared memory for which that is best */
     int64_t shared_limit;       /* bytes of dynamic shared memory that launches may have without asking for more */
 } fx_loaded;
 
@@ -69,6 +69,7 @@ typedef struct {
 LAUNCHER_STREAM_OF_PRODUCERS = -1
 COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes in a block, static and dynamic: CUDA C++ Programming Guide, 16.8.3 and before
+MAX_BEST_BLOCKS = 4  # that are known at a time, for different amounts of shared memory
 MAX_BLOCKS = 2**31 - 1  # in a grid's first dimension, of every device
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 MAX_PARAMETERS = 1024  # of a launch whose pointers to them are on the stack

@@ -26,6 +26,7 @@ from launches import (
 )
 
 from fastexchange import CudaError, fast_args
+from fastexchange.cuda.driver import driver
 
 INT_MAX = 2**31 - 1
 
@@ -652,7 +653,7 @@ def test_kernels_and_launchers_are_freed(package, x):
 
 
 def test_the_best_block_is_that_for_the_shared_memory(stub, package):
-    """The driver is asked again where a launch for tasks has another amount of it."""
+    """The driver is asked once for each amount of it that launches for tasks have, if they are not too many."""
 
     def empty(x):
         pass
@@ -661,10 +662,34 @@ def test_the_best_block_is_that_for_the_shared_memory(stub, package):
     stub.clear()
     stub.set_trace(True)
     try:
-        for shared in (0, 0, 1024, 1024, 0):
+        few = [0, 1024, 512, 2048] * 10
+        for shared in few:
             kernel.forall(1000, 0, None, shared)(x)
-        asked = stub.trace.count("cuOccupancyMaxPotentialBlockSize")
+        assert stub.trace.count("cuOccupancyMaxPotentialBlockSize") == 4
+        many = [64 * i for i in range(10)] * 3
+        for shared in many:
+            kernel.forall(1000, 0, None, shared)(x)
     finally:
         stub.set_trace(False)
-    assert asked == 3
-    assert [launch.shared for launch in stub.launches] == [0, 0, 1024, 1024, 0]
+    assert [launch.shared for launch in stub.launches] == few + many
+
+
+@pytest.mark.parametrize("shared", [0, 1024])
+def test_where_no_block_can_run(stub, package, x, monkeypatch, shared):
+    kernel = kernel_of(package, 1)
+    asked = []
+
+    def none(*args):
+        asked.append(args)
+        return driver().bindings.CUresult.CUDA_SUCCESS, 0, 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver().bindings, "cuOccupancyMaxPotentialBlockSize", none)
+        for _ in range(3):
+            is_refused(
+                lambda: kernel.forall(1000, 0, None, shared)(x), CudaError, "kernel() was not launched (for 1000 tasks",
+                f"no block with {shared} bytes", "LAUNCH_OUT_OF_RESOURCES",
+            )  # fmt: skip
+    assert len(asked) == 3 and stub.launches == []
+    kernel.forall(1000, 0, None, shared)(x)
+    assert len(stub.launches) == 1

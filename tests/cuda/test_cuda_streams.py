@@ -190,7 +190,8 @@ def streams(launch):
     return sorted({{each.stream for each in stub.launches}})
 
 print(streams(lambda: kernel[1, 32](x)), streams(lambda: kernel[1, 32](7)), streams(lambda: kernel[1, 32, 0](mine)))
-print(streams(lambda: kernel[1, 32](mine)), streams(lambda: kernel[1, 32, Framework()](mine)), streams(lambda: kernel[1, 32, 1](mine)))
+framework = Framework()
+print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in (None, framework, 1)])
 if package.__name__ == "numba.cuda":  # the other's own launcher does not ask
     debug = fast_args(package.jit(debug=True, opt=False)(empty))
     print(streams(lambda: own[1, 32](x)), streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
