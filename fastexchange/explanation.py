@@ -28,6 +28,9 @@ _MEANING = {
     "tuple": "its items are read one by one",
     "list": "its tensors are read one by one; a list of anything else goes through Numba's own dispatcher",
     "numba": "Numba's own dispatcher makes the call",
+    "device-array": "its memory and shape are remembered as long as it lives",
+    "cuda-interface": "its __cuda_array_interface__ is read in every launch",
+    "package": "only the kernel's own package takes it, and with it the whole launch",
 }
 
 
@@ -37,7 +40,10 @@ class Explanation:
 
     type: str
     path: str
-    """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``list`` or ``numba``."""
+    """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``list`` or ``numba``.
+
+    Of kernels for CUDA also ``device-array``, ``cuda-interface`` and ``package``.
+    """
     reasons: tuple[str, ...] = ()
     """Why no faster path is taken."""
 
@@ -154,12 +160,19 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     return explained(kernel, bound, outcome, numba_names)
 
 
-def explained(kernel, bound: tuple, outcome: str, numba_names: list[str]) -> CallExplanation:
-    """The explanation of a call with this outcome."""
+def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths: dict[int, str] | None = None) -> CallExplanation:
+    """The explanation of a call with this outcome.
+
+    `paths`: those of arguments that come in otherwise than into a kernel for the CPU, by their positions.
+    """
+
+    def how(position: int, value) -> Explanation:
+        return Explanation(type_name(type(value)), paths[position]) if paths and position in paths else explain(value)
+
     arguments = tuple(
         (
             kernel._parameters.name_of(position),
-            None if value is OMITTED else explain(value),
+            None if value is OMITTED else how(position, value),
             _numba_name(numba_names, position, value),
         )
         for position, value in enumerate(bound)
@@ -203,4 +216,6 @@ def _numba_name(names: list[str], position: int, value) -> str:
     try:
         return str(numba.typeof(value))
     except Exception as error:
+        if explain(value).path in ("c-exchange", "dunder"):
+            return "an array, of a type that is not looked at here"
         return f"(no Numba type: {error})".splitlines()[0]

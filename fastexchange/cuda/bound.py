@@ -12,7 +12,7 @@ from ..dispatch.state import runtime
 from ..naming import type_name
 from ..native import address_of
 from . import launching, views
-from .slow_path import call, device_of, load, settle
+from .slow_path import call, check_device, device_of, load, raise_out_of_range, settle
 
 __all__ = ["BoundCudaLaunch"]
 
@@ -123,11 +123,12 @@ class _Held:
                 f"{kernel.__qualname__}(): the tensors' producers may work on different streams: such a launch cannot be bound, "
                 "but where it is given a stream, kernel[grid, block, stream].bind(...)"
             )
+        check_device(kernel, device_of(kernel, report), bound)
         load(kernel, self.overload, device_of(kernel, report), self.native)
         self.pointers = ffi.new("intptr_t[]", overload.parameter_count + 1)
         self._zero = ffi.new("int64_t *")
         if _PACK(launching.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
-            raise OverflowError(f"{kernel.__qualname__}(): a number does not fit into the declared signature")
+            raise_out_of_range(kernel, bound, kernel._native.types_taken(self.overload))
         watched = list(self._storages(frame))
         self.watched = ffi.new("int64_t[]", [word for pair in watched for word in pair] or [0])
         self._name = sys.intern("_call_slowly")

@@ -91,6 +91,11 @@ class CudaContext(dispatch.KernelContext):
             loaded.blocks[free] = best
         loaded.function = function  # last: native code may look at any moment
 
+    def types_taken(self, overload: int) -> tuple:
+        """The types of the parameters of what is launched, as the package has them; none if it has been forgotten."""
+        launchable = self._code_of(overload).compiled if overload else None
+        return () if launchable is None else tuple(launchable.compiled.taken)
+
     def overload_for(self, keys: tuple[int, ...]) -> int:
         """The address of the ``fx_overload`` for these keys; 0 if it has been forgotten."""
         filed = self._overloads.get(keys)

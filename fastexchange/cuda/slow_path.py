@@ -1,13 +1,14 @@
 """What a launcher does with a launch that native code does not know, and with those that it does not make."""
 
 import contextlib
-from typing import Any
+from typing import Any, NoReturn
 
 from ..discovery import learn
 from ..dispatch import layout
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from ..explanation import CallExplanation, explained, fate_of
+from ..naming import type_name
 from ..native import address_of
 from ..refusal import advice, argument, check_tensors, dtype_name, refuse, refuse_device, refused, wording
 from ..slow_path import MAX_LOOKS, Report, attempt, leaves
@@ -54,6 +55,8 @@ def _settle(launcher, bound: tuple, native, flags: int, function) -> Report:
     given = {} if function is None else {"function": function}
     for _ in range(MAX_LOOKS + 2 * leaves(bound)):
         status = attempt(kernel, bound, flags, report, **given)
+        if status in (layout.STATUS_UNKNOWN_SHAPE, layout.STATUS_UNBOUND):
+            check_device(kernel, device_of(kernel, report), bound)
         if status == layout.STATUS_OK or status in _OTHERWISE:
             return report
         if status == layout.STATUS_UNKNOWN_SHAPE and flags & FLAG_LOOK:
@@ -89,11 +92,17 @@ def raise_for(kernel, report: Report, bound: tuple, status: int) -> None:
     if report.position < 0 and status == layout.STATUS_NO_ERROR_SET:
         raise BufferError(f"{argument(kernel, -1)} is not known: that failed and did not say why")
     if status == layout.STATUS_RANGE:
-        code = kernel._native._overloads[report.keys].code
-        raise OverflowError(f"{kernel.__qualname__}(): a number does not fit into the signature {code.taken}, given {code.given}")
+        raise_out_of_range(kernel, bound, kernel._native.types_taken(kernel._native.overload_for(report.keys)))
     if status == layout.STATUS_BIG_INT:
         raise OverflowError(f"{argument(kernel, report.position)}: an int that neither int64 nor uint64 holds")
     refuse(kernel, report.position, bound, wording(status, report.tensor, is_for_cuda=True))
+
+
+def raise_out_of_range(kernel, bound: tuple, taken: tuple) -> NoReturn:
+    """Raise OverflowError for the number, among these arguments, that is beyond what the types `taken` hold."""
+    for position, (value, each) in enumerate(zip(bound, taken, strict=False)):
+        _check_range(kernel, position, value, each)
+    raise OverflowError(f"{kernel.__qualname__}(): a number does not fit into the signature {taken}")
 
 
 def device_of(kernel, report: Report) -> int:
@@ -122,7 +131,7 @@ def specialise(kernel, report: Report, bound: tuple) -> bool:
         why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
         refuse(kernel, error.position, views.originals(bound), why)
     device = device_of(kernel, report)
-    need_device(kernel, device)
+    driver().context(device)
     with driver().as_before(), target.on_device(device):
         compiled, changes = compiled_for(kernel, given)
         parameters = compiled.parameters()
@@ -165,17 +174,15 @@ def is_as_driver_says(compiled, parameters) -> bool:
 
 def load(kernel, overload: int, device: int, native) -> None:
     """Load the kernel on a device, for launches like that of the ``fx_launcher`` `native`."""
-    need_device(kernel, device)
+    driver().context(device)
     with driver().as_before(), kernel.target.on_device(device):
         kernel._native.load(overload, device, native)
 
 
-def need_device(kernel, device: int) -> None:
-    """Have a device's primary context ready. Raises BufferError if there is no such device."""
-    try:
-        driver().context(device)
-    except BufferError as error:
-        raise BufferError(f"{kernel.__qualname__}(): {error}") from None
+def check_device(kernel, device: int, bound: tuple) -> None:
+    """Raise BufferError for the argument that is on this device, if there is no such one."""
+    if not driver().has(device):
+        views.whereabouts(kernel, views.look_at(kernel, views.originals(bound)))
 
 
 # ---- launches that are not native from end to end --------------------------------------------------------------------
@@ -206,7 +213,32 @@ def call_own(launcher, looks: list[views.Look]) -> None:
         if not kernel.dispatcher._can_compile and not kernel.why_not:
             check_declared(kernel, arguments)
         with in_order(launcher, kernel.default_device() if device is None else device, streams):
-            _call_with_callbacks(launcher, own_launch(launcher, streams[0] if streams else None), arguments)
+            own = own_launch(launcher, streams[0] if streams else None)
+            try:
+                _call_with_callbacks(launcher, own, arguments)
+            except (TypeError, ValueError, LookupError, NotImplementedError) as error:
+                why = why_not_even_own(launcher, looks, True)
+                if why:
+                    raise TypeError(f"{why}: {type(error).__name__}: {error}") from error
+                raise
+
+
+def why_not_even_own(launcher, looks: list[views.Look], has_failed: bool) -> str:
+    """Why the package cannot make a launch that only it could make, as far as that is known; nothing if it is not."""
+    kernel = launcher.kernel
+    only = views.only_for_package(looks)
+    if has_failed and only and type(only[0].value).__module__ == "builtins":
+        return f"{argument(kernel, only[0].position)}: no kernel for CUDA takes a {type_name(type(only[0].value))}"
+    unknown = views.unknown_to_package(kernel, looks)
+    if unknown is None:
+        return ""
+    reason = launcher.why_not
+    if only:
+        reason = f"only it takes {argument(kernel, only[0].position).partition(': ')[2]}, a {type_name(type(only[0].value))}"
+    return (
+        f"{argument(kernel, unknown.position)}: {kernel.target.name} cannot take a {type_name(type(unknown.value))}, and has to "
+        f"make this launch itself{reason and ': '}{reason}"
+    )
 
 
 def _call_with_callbacks(launcher, own: Any, arguments: tuple) -> None:
@@ -279,12 +311,15 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
     """See :meth:`CudaLauncher.explain`."""
     kernel = launcher.kernel
     outcome, names = "", ["?"] * len(bound)
+    looks: list[views.Look] = []
     own = f"{kernel.target.name}'s own launch, which copies arrays of the host to the device and back"
     try:
-        if launcher.why_not:
-            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not}"
-        elif views.is_for_package(looks := views.look_at(kernel, bound)):
-            outcome = own
+        looks = views.look_at(kernel, bound)
+        if launcher.why_not or views.is_for_package(looks):
+            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not}" if launcher.why_not else own
+            refusal = why_not_even_own(launcher, looks, False)
+            if refusal:
+                outcome = f"refused with TypeError: {refusal}"
         else:
             with views.exported(launcher, looks) as (arguments, _, streams):
                 report = settle(launcher, arguments, launcher.on_stream(streams[0]), FLAG_LOOK)
@@ -298,4 +333,4 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
                         outcome += "; the producers work on different streams, which events order in every launch"
     except Exception as error:
         outcome = f"refused with {type(error).__name__}: {error}"
-    return explained(kernel, bound, outcome, names)
+    return explained(kernel, bound, outcome, names, views.paths(looks))

@@ -33,7 +33,8 @@ from .streams import default_stream, stream_of_producer
 from .targets import is_device_array
 
 __all__ = [
-    "Look", "are_exported", "exported", "for_package", "has_interface", "is_for_package", "look_at", "originals", "whereabouts",
+    "Look", "are_exported", "exported", "for_package", "has_interface", "is_for_package", "look_at", "only_for_package",
+    "originals", "paths", "unknown_to_package", "whereabouts",
 ]  # fmt: skip
 
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -219,9 +220,32 @@ def has_interface(value) -> bool:
     return runtime().entries.fields(type(value))["kind"] == layout.KIND_NUMBA
 
 
+def paths(looks: list[Look]) -> dict[int, str]:
+    """How arguments come in that a kernel for the CPU would get otherwise, by their positions: see ``Explanation.path``."""
+    names = {_ARRAY: "device-array", _INTERFACE: "cuda-interface", _PACKAGE: "package"}
+    return {look.position: names[look.kind] for look in looks if look.kind in names}
+
+
+def unknown_to_package(kernel, looks: list[Look]) -> Look | None:
+    """A tensor that the kernel's own package has no type for: it has no ``__cuda_array_interface__``, say."""
+    for look in _leaves(looks):
+        if look.kind in (_TABLE, _DLPACK):
+            try:
+                kernel.target.type_of_value(kernel.dispatcher, for_package(look))
+            except Exception:
+                return look
+    return None
+
+
+def only_for_package(looks: list[Look]) -> list[Look]:
+    """What only the kernel's own package understands, the built-in types of Python first, which it likely does not either."""
+    found = [look for look in _leaves(looks) if look.kind == _PACKAGE]
+    return sorted(found, key=lambda look: type(look.value).__module__ != "builtins")
+
+
 def is_for_package(looks: list[Look]) -> bool:
     """Whether there is an argument that only the kernel's own package understands: of the host, a record, a hint …"""
-    return any(look.kind == _PACKAGE for look in _leaves(looks))
+    return bool(only_for_package(looks))
 
 
 def are_exported(looks: list[Look]) -> bool:

@@ -85,7 +85,8 @@ def place(frame, tensor, stream):
             return layout.STATUS_DEVICES
         frame.device = number
     elif device == CUDA_MANAGED:
-        frame.managed_device = number
+        if frame.managed_device < 0:
+            frame.managed_device = number
     elif device != CUDA_HOST:
         return layout.STATUS_DEVICE
     if frame.stream == 0:

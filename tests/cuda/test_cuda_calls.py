@@ -693,3 +693,16 @@ def test_where_no_block_can_run(stub, package, x, monkeypatch, shared):
     assert len(asked) == 3 and stub.launches == []
     kernel.forall(1000, 0, None, shared)(x)
     assert len(stub.launches) == 1
+
+
+@pytest.mark.parametrize("warm", [0, 30])
+def test_a_number_beyond_a_declared_parameter_is_named(stub, package, x, warm):
+    kernel = kernel_of(package, 3, signature="void(int8, float32[:], uint16)")
+    launcher = kernel[1, 32]
+    for _ in range(warm):
+        launcher(1, x, 2)
+    for arguments, name, number in (((300, x, 2), "a0", 300), ((1, x, -1), "a2", -1), ((1, x, np.int64(65536)), "a2", 65536)):
+        for launch in (launcher, launcher.bind):
+            launched = functools.partial(launch, *arguments)
+            is_refused(launched, OverflowError, f"argument {name!r}", f": {number} does not fit into")
+    launcher(1, x, 2)

@@ -2,10 +2,12 @@
 
 import gc
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cuda_producers import ArrayInterface, Exports, both_ways, default_streams, kernels_of, new_stream
 from cuda_stub import SONAME, real_driver, run_with_stub
@@ -272,6 +274,45 @@ for function in (other_sizes, absent, not_found, None, original):
 def test_where_the_drivers_account_of_the_parameters_is_another(package, tmp_path):
     """Such launches are the package's own, and ``explain`` says so."""
     assert run_with_stub(_ACCOUNT.format(package=package.__name__), tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
+
+
+# ---- what no package takes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["s", [1.0], None, {1: 2}], ids=lambda value: type(value).__name__)
+def test_what_no_kernel_takes(stub, package, kernels, value):
+    """Who is to blame is the argument, not a tensor that the package does not know."""
+    array = package.device_array(3, np.float32)
+    for arguments, position in (((array, value), 1), ((DeviceTensor((4,)), value), 1), (((value, 1), DeviceTensor((4,))), 0)):
+        name = f"two(): argument {'xy'[position]!r} (position {position}): no kernel for CUDA takes a {type(value).__name__}"
+        for _ in range(2):
+            with pytest.raises(TypeError, match=re.escape(name)):
+                kernels[2][1, 32](*arguments)
+    assert not stub.launches
+    kernels[2][1, 32](array, 1)
+
+
+def test_tensors_beside_what_only_the_package_takes(stub, package, kernels):
+    """It takes arrays of the host, but no tensor that has an exchange table alone."""
+    message = "argument 'x' (position 0): {} cannot take a cuda_tensors.DeviceTensor, and has to make this launch itself: {}"
+    names = {"numba.cuda": "numba-cuda", "numba_cuda_mlir.cuda": "numba-cuda-mlir"}
+    x, host = DeviceTensor((4,)), np.zeros(3)
+    said = message.format(names[package.__name__], "only it takes argument 'y' (position 1), a numpy.ndarray")
+    with pytest.raises(TypeError, match=re.escape(said)):
+        kernels[2][1, 32](x, host)
+    assert "refused with TypeError" in str(kernels[2].explain(x, host)) and said in str(kernels[2].explain(x, host))
+    array = package.device_array(3, np.float32)
+    assert "own launch" in str(kernels[2].explain(array, host)) and "path package" in str(kernels[2].explain(array, host))
+    assert "path device-array" in str(kernels[2].explain(array, 1))
+
+
+def test_a_tensor_on_a_device_that_there_is_not(stub, kernels):
+    for arguments, position in (((DeviceTensor((4,), device=9), 1), 0), ((1, (2, DeviceTensor((4,), device=9))), 1)):
+        name = re.escape(f"argument {'xy'[position]!r} (position {position})") + ".*kDLCUDA:9, which there is not"
+        for launch in (kernels[2][1, 32], kernels[2][1, 32].bind):
+            with pytest.raises(BufferError, match=name):
+                launch(*arguments)
+        assert "kDLCUDA:9, which there is not" in str(kernels[2].explain(*arguments))
 
 
 _BOTH = """
