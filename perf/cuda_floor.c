@@ -5,6 +5,9 @@
  * kernel where the driver reads them, asks the tensors' framework for its stream and the driver for the current context,
  * and launches without the GIL. raw() launches with parameters that were packed before, and does nothing else. floor.py
  * puts the DLPack declarations and floor_table.h in front.
+ *
+ * It trusts the tensors' framework; the signature "checked" does not, as fastexchange does not: no exception may have been set
+ * in spite of success, extents and offsets are of numbers that fit, memory is aligned.
  */
 #define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
 #include <numpy/arrayobject.h>
@@ -72,11 +75,13 @@ INLINE void add(Frame *frame, int64_t word)
     frame->count++;
 }
 
-INLINE int read_tensor(PyObject *object, Py_ssize_t position, Frame *frame, Package package)
+INLINE int read_tensor(PyObject *object, Py_ssize_t position, Frame *frame, Package package, int is_checked)
 {
     const DLPackExchangeAPI *api = api_of(object);
     DLTensor tensor;
     if (UNLIKELY(!api || api->dltensor_from_py_object_no_sync(object, &tensor)))
+        return -1;
+    if (is_checked && UNLIKELY(PyErr_Occurred() != NULL))
         return -1;
     if (UNLIKELY(tensor.device.device_type != kDLCUDA))
         return fail(position, "not on a CUDA device");
@@ -99,6 +104,8 @@ INLINE int read_tensor(PyObject *object, Py_ssize_t position, Frame *frame, Pack
     if (UNLIKELY(tensor.device.device_id != frame->device))
         return fail(position, "on another device than the first");
     int64_t data = (int64_t)(uintptr_t)tensor.data + (int64_t)tensor.byte_offset;
+    if (is_checked && UNLIKELY(items >> 31 || tensor.byte_offset >> 40 || data & 3))
+        return fail(position, "beyond 64 bits, or not aligned");
     if (package == NUMBA_CUDA) {
         add(frame, 0);
         add(frame, 0);
@@ -130,12 +137,13 @@ typedef struct {
     Frame *held; /* of raw() */
 } Launch;
 
-INLINE int read_each(PyObject *const *args, Py_ssize_t first, Py_ssize_t count, Frame *frame, Package package)
+INLINE int read_each(PyObject *const *args, Py_ssize_t first, Py_ssize_t count, Frame *frame, Package package,
+                     int is_checked)
 {
     if (UNLIKELY(count > MAX_WORDS / 7))
         return fail(MAX_WORDS / 7, "one too many");
     for (Py_ssize_t i = first; i < count; i++)
-        if (UNLIKELY(read_tensor(args[i], i, frame, package)))
+        if (UNLIKELY(read_tensor(args[i], i, frame, package, is_checked)))
             return -1;
     return 0;
 }
@@ -150,7 +158,7 @@ INLINE int read_float_and_each(PyObject *const *args, Py_ssize_t count, Frame *f
     int64_t word;
     memcpy(&word, &factor, sizeof word);
     add(frame, word);
-    return read_each(args, 1, count, frame, package);
+    return read_each(args, 1, count, frame, package, 0);
 }
 
 INLINE int read_float32s(PyObject *const *args, Py_ssize_t count, Frame *frame)
@@ -213,8 +221,10 @@ INLINE PyObject *start(Launch *launch, Frame *frame)
             return wrong(PyVectorcall_NARGS(nargsf), "by keyword");                                                    \
         return UNLIKELY(read_##name(args, PyVectorcall_NARGS(nargsf), &frame)) ? NULL : start((Launch *)self, &frame); \
     }
-LAUNCH(tensors, read_each(args, 0, count, frame, NUMBA_CUDA))
-LAUNCH(tensors_mlir, read_each(args, 0, count, frame, NUMBA_CUDA_MLIR))
+LAUNCH(tensors, read_each(args, 0, count, frame, NUMBA_CUDA, 0))
+LAUNCH(tensors_mlir, read_each(args, 0, count, frame, NUMBA_CUDA_MLIR, 0))
+LAUNCH(checked, read_each(args, 0, count, frame, NUMBA_CUDA, 1))
+LAUNCH(checked_mlir, read_each(args, 0, count, frame, NUMBA_CUDA_MLIR, 1))
 LAUNCH(axpy, read_float_and_each(args, count, frame, NUMBA_CUDA))
 LAUNCH(axpy_mlir, read_float_and_each(args, count, frame, NUMBA_CUDA_MLIR))
 LAUNCH(scalars, read_float32s(args, count, frame))
@@ -226,6 +236,8 @@ static const struct {
 } signatures[] = {
     {"tensors", "numba-cuda", launch_tensors, read_tensors},
     {"tensors", "numba-cuda-mlir", launch_tensors_mlir, read_tensors_mlir},
+    {"checked", "numba-cuda", launch_checked, read_checked},
+    {"checked", "numba-cuda-mlir", launch_checked_mlir, read_checked_mlir},
     {"axpy", "numba-cuda", launch_axpy, read_axpy},
     {"axpy", "numba-cuda-mlir", launch_axpy_mlir, read_axpy_mlir},
     {"scalars", "numba-cuda", launch_scalars, read_scalars},

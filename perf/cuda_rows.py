@@ -122,6 +122,9 @@ class Rows:
         made = self.by_hand(plain, signature, values, grid, block)
         reference = key + "fast"
         group.add(key + "c", C, call("f", values), {"f": made, **values}, reference)
+        if signature == "tensors":
+            checked = self.by_hand(plain, "checked", values, grid, block)
+            group.add(key + "checked", f"{C}, that checks as much", call("f", values), {"f": checked, **values}, reference)
         for who, label, released in (("raw", "", False), ("released", ", without the GIL", True)):
             names = {"f": self.limit.raw, "l": made, "n": _RAW, "r": released}
             group.add(key + who, f"cuLaunchKernel alone, from C{label}", "f(l, n, r)", names, reference, _RAW)

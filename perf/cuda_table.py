@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "perf" / "README.md"
 BEGIN, END = "<!-- cuda: begin -->\n", "<!-- cuda: end -->\n"
 COLUMNS = {
-    "c": "hand-written C", "bound": "bound", "device": "its own, device arrays",
+    "c": "hand-written C", "checked": "C that checks as much", "bound": "bound", "device": "its own, device arrays",
     "interface": "its own, `__cuda_array_interface__`", "tensor": "its own, these tensors",
 }  # fmt: skip
 CASES = {
@@ -74,11 +74,14 @@ def _of_package(package: str, times: dict) -> list[str]:
     fallback = {"device": "device arrays", "interface": "`__cuda_array_interface__`", "dunder": "only `__dlpack__`"}
     found = ", ".join(f"{label} {duration(times[f'{package}/3/fallback/{who}'].median)}" for who, label in fallback.items())
     each = duration(((times[f"{package}/26/fast"] - times[f"{package}/1/fast"]) / 25).median)
-    by_hand = duration(((times[f"{package}/26/c"] - times[f"{package}/1/c"]) / 25).median)
+    by_hand, checked = (
+        duration(((times[f"{package}/26/{who}"] - times[f"{package}/1/{who}"]) / 25).median) for who in ("c", "checked")
+    )
     return [
         *lines, "",
         f"`cuLaunchKernel` alone, from C, for 3 tensors: {raw}; giving up the GIL for it: {released}. Each further tensor: "
-        f"{each}, in C {by_hand}. Three arguments without an exchange table, through fastexchange: {found}.",
+        f"{each}, in C {by_hand}, in C that checks as much {checked}. Three arguments without an exchange table, through "
+        f"fastexchange: {found}.",
     ]  # fmt: skip
 
 

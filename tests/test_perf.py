@@ -238,7 +238,11 @@ for package in cuda_places.PACKAGES:
         rows = cuda_rows.Rows(package, place)
     except ImportError:
         continue
-    cases = {"tensors": rows.tensors(3), "axpy": {"a": 2.5, **rows.tensors(2)}, "scalars": {"a": cuda_rows.np.float32(1.5)}}
+    tensors = rows.tensors(3)
+    cases = {
+        "tensors": tensors, "checked": tensors, "axpy": {"a": 2.5, **rows.tensors(2)},
+        "scalars": {"a": cuda_rows.np.float32(1.5)},
+    }  # fmt: skip
     for signature, values in cases.items():
         plain, kernel = rows.kernel(values)
         ours = rows.launched(kernel[3, 32], values)

@@ -38,54 +38,34 @@ def is_such_a_call(nargsf, kwnames, count):
     return types.intp(kwnames == 0 and nargsf & plan.ARGUMENTS_MASK == count)
 
 
-_VIEW = types.intp(types.intp, types.intp, WORDS, types.intp)
+_VIEW = types.intp(types.intp, types.intp, WORDS, types.intp, types.intp, types.intp)
 
 
 @part(_VIEW)
-def read_view(ob, plan_address, words, ndim):
-    """A tensor on a device: AGREES plus its number, or another outcome."""
+def read_view(ob, plan_address, words, ndim, is_contiguous, in_elements):
+    """A tensor on a device: AGREES plus its number, or another outcome. The last four are constants where this is put in.
+
+    `is_contiguous`: whether the plan knows it as such; then its strides are in elements if `in_elements` says so.
+    """
     record = dispatch.plan_at(plan_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
-    return borrow(ob, record, words, ndim, False, CUDA, False)
+    return borrow(ob, record, words, ndim, False, CUDA, is_contiguous, in_elements)
 
 
-@part(_VIEW)
-def read_contiguous_view(ob, plan_address, words, ndim):
-    """:data:`read_view` of a tensor that the plan knows as contiguous."""
-    record = dispatch.plan_at(plan_address)
-    if Py_TYPE(ob) != record.type:
-        return DIFFERS
-    return borrow(ob, record, words, ndim, False, CUDA, True)
-
-
-_GUARDED_VIEW = types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS))
-
-
-@part(_GUARDED_VIEW)
+@part(types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
-    ob, plan_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
-):
+    ob, plan_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, autograd, storage, storage_data,
+    storage_size,
+):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard."""
     record = dispatch.plan_at(plan_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
     return borrow_guarded(
-        ob, record, words, ndim, CUDA, False, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
-    )
-
-
-@part(_GUARDED_VIEW)
-def read_guarded_contiguous_view(
-    ob, plan_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
-):
-    """:data:`read_contiguous_view` of a tensor whose type has a guard."""
-    record = dispatch.plan_at(plan_address)
-    if Py_TYPE(ob) != record.type:
-        return DIFFERS
-    return borrow_guarded(
-        ob, record, words, ndim, CUDA, True, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
-    )
+        ob, record, words, ndim, CUDA, is_contiguous, in_elements, object_, keys, odd_keys, autograd, storage, storage_data,
+        storage_size,
+    )  # fmt: skip
 
 
 @part(types.intp(types.intp))
@@ -166,17 +146,21 @@ def _build(nodes, count, word_count, parameters, changes):
     first = builder.bitcast(words, _WORD.as_pointer())
     records = plan.plan_of.call(unit, [overload])
     views = sum(node.kind == dispatch.KIND_EXCHANGE for node in nodes)
+    in_elements = any(code & 0xFF == layout.ELEMENTS for code in parameters)
+    counted: set[int] = set()  # the words of arrays whose strides are read in elements
     device, stream = _WORD(-1), _WORD(0)
     for leaf in entry.leaves_of(unit, nodes, args, records, first, count, words_of):
         if leaf.node.kind != dispatch.KIND_EXCHANGE:
             values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(leaf.node.rank)]
             _go_on_if(unit, plan.PARTS[leaf.node.kind].call(unit, values), differs)
             continue
+        if in_elements and _is_contiguous(leaf.node):
+            counted.update(range(leaf.first_word, leaf.first_word + words_of(leaf.node.numba_type)))
         values = [leaf.ob, leaf.record, leaf.word]
         if views > entry.MAX_INLINED_VIEWS:
-            outcome = builder.call(_view_reader(unit, leaf.node), values, cconv=entry.READER_CONVENTION)
+            outcome = builder.call(_view_reader(unit, leaf.node, in_elements), values, cconv=entry.READER_CONVENTION)
         else:
-            outcome = _read(unit, leaf.node, values)
+            outcome = _read(unit, leaf.node, values, in_elements)
         with builder.if_then(builder.icmp_signed("<", outcome, _WORD(DIFFERS)), likely=False):
             builder.ret(fail.call(unit, [own, callable_, _WORD(leaf.position)]))
         is_there = builder.icmp_signed(">", outcome, _WORD(DIFFERS))
@@ -192,7 +176,8 @@ def _build(nodes, count, word_count, parameters, changes):
     for code in changes:
         at = builder.ptrtoint(builder.gep(first, [_INT32(code & 0xFFFFFF)]), _WORD)
         _go_on_if(unit, convert_word.call(unit, [at, _WORD(code)]), differs)
-    _point_at_parameters(builder, first, pointers, word_count, parameters)
+    codes = [_as_word(code) if _word_of(code) in counted else code for code in parameters]
+    _point_at_parameters(builder, first, pointers, word_count, codes)
     result = launch.call(unit, [own, callable_, overload, device, stream, builder.ptrtoint(pointers, _WORD)])
     _go_on_if(unit, builder.icmp_signed("!=", result, _WORD(-1)), differs)
     builder.ret(result)
@@ -217,15 +202,13 @@ def _is_contiguous(node) -> bool:
     return node.kind == dispatch.KIND_EXCHANGE and array.layout == "C" and array.aligned and array.mutable
 
 
-def _read(unit, node, values: list):
-    if node.guard:
-        reader = read_guarded_contiguous_view if _is_contiguous(node) else read_guarded_view
-        return reader.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
-    reader = read_contiguous_view if _is_contiguous(node) else read_view
-    return reader.call(unit, [*values, _WORD(node.rank)])
+def _read(unit, node, values: list, in_elements: bool):
+    known = [_WORD(node.rank), _WORD(int(_is_contiguous(node))), _WORD(int(in_elements))]
+    reader = read_guarded_view if node.guard else read_view
+    return reader.call(unit, [*values, *known, *map(_WORD, node.guard)])
 
 
-def _view_reader(unit, node):
+def _view_reader(unit, node, in_elements: bool):
     """The part for views of this rank as a function of its own."""
     kind = f"{'guarded' if node.guard else 'plain'}.{'contiguous' if _is_contiguous(node) else 'any'}"
     name = f"{unit.symbol}.view{node.rank}.{kind}"
@@ -236,9 +219,18 @@ def _view_reader(unit, node):
         for attribute in ("noinline", "noimplicitfloat"):
             function.attributes.add(attribute)
         outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
-        unit.builder.ret(_read(unit, node, list(function.args)))
+        unit.builder.ret(_read(unit, node, list(function.args), in_elements))
         unit.builder = outer
     return unit.module.globals[name]
+
+
+def _word_of(code: int) -> int:
+    return code >> layout.PARAMETER_WORD_SHIFT & 0xFFFFFF
+
+
+def _as_word(code: int) -> int:
+    """The code of a parameter that has become as the kernel takes it."""
+    return layout.parameter(layout.WORD, _word_of(code)) if code & 0xFF == layout.ELEMENTS else code
 
 
 _LANES = 4
@@ -253,7 +245,7 @@ def _point_at_parameters(builder, first, pointers, zero: int, parameters) -> Non
     builder.store(_WORD(0), builder.gep(first, [_INT32(zero)]))
     offsets = []
     for code in parameters:
-        word = code >> layout.PARAMETER_WORD_SHIFT & 0xFFFFFF
+        word = _word_of(code)
         at = builder.gep(first, [_INT32(word)])
         if code & 0xFF == layout.ELEMENTS:
             builder.store(builder.sdiv(builder.load(at), _WORD(code >> layout.PARAMETER_SIZE_SHIFT), flags=("exact",)), at)

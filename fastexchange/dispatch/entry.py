@@ -243,6 +243,8 @@ class Leaf(NamedTuple):
     """The ``fx_plan``."""
     word: Any
     """Its first word."""
+    first_word: int
+    """Which one that is."""
 
 
 def _words_of(numba_type) -> int:
@@ -268,7 +270,7 @@ def leaves_of(unit, nodes: tuple[Node, ...], args, records, first, count: int, w
         position += len(pending) == 1
         ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
         record = builder.add(records, _WORD(layout.PLAN_SIZE * index))
-        yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]))
+        yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]), used_words)
         if node.items >= 0:
             pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
         else:

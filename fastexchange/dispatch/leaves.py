@@ -101,10 +101,11 @@ def pack_tensor(at, ndim, field, words):
 
 
 @native_inline
-def pack_contiguous(at, ndim, field, words):
+def pack_contiguous(at, ndim, field, words, in_elements):
     """:func:`pack_tensor` of a tensor that is expected to be C-contiguous and aligned, as most are: fewer steps.
 
-    False where it is not, or where something is to be looked at exactly: then the words are not to be used.
+    `in_elements`: whether strides are to be counted in elements, not in bytes. False where it is not, or where something is
+    to be looked at exactly: then the words are not to be used.
     """
     tensor = dl_tensor_at(at)
     itemsize = field >> 11
@@ -124,7 +125,7 @@ def pack_contiguous(at, ndim, field, words):
             odd |= (elements ^ count) if extent != 1 else 0
         count *= extent
         put(words, layout.ARRAY_HEAD_WORDS + i, extent)
-        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, elements * itemsize)
+        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, elements if in_elements else elements * itemsize)
     odd |= count >> 31
     alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize
     odd |= data & (alignment - 1)

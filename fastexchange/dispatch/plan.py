@@ -146,11 +146,12 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
 
 
 @native_inline
-def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous):
+def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_elements):
     """The borrowed view of a tensor on a device of this type that has passed its guard, if there is one.
 
     Returns AGREES plus the device's number; or DIFFERS, or FAILED. The first word is the caller's to fill.
-    `is_contiguous`: whether the plan is for a tensor that is C-contiguous, aligned and writable.
+    `is_contiguous`: whether the plan is for a tensor that is C-contiguous, aligned and writable; its strides then are
+    in elements if `in_elements` says so.
 
     A producer that returns success may have set an exception all the same. After one that is known not to (`is_known`), that
     is looked at once a call (:data:`was_error_set`); after any other at once, so that the next is not entered with it.
@@ -169,7 +170,7 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous):
     if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
         return DIFFERS
     if is_contiguous:
-        if not pack_contiguous(view, ndim, plan.dtype, words):
+        if not pack_contiguous(view, ndim, plan.dtype, words, in_elements):
             return DIFFERS
     else:
         flags, _ = pack_tensor(view, ndim, plan.dtype, words)
@@ -183,14 +184,16 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous):
 
 @native_inline
 def borrow_guarded(
-    ob, plan, words, ndim, device_type, is_contiguous, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+    ob, plan, words, ndim, device_type, is_contiguous, in_elements, object_, keys, odd_keys, autograd, storage, storage_data,
+    storage_size,
 ):
     """:func:`borrow` of a tensor whose type has a guard, with offsets that the compiler knows: loading them takes time."""
     if is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
         return DIFFERS
-    outcome = borrow(ob, plan, words, ndim, True, device_type, is_contiguous)
+    outcome = borrow(ob, plan, words, ndim, True, device_type, is_contiguous, in_elements)
     if outcome >= AGREES and words[2] != 0:
-        if is_short_there(ob, object_, storage, storage_data, storage_size, end_of_array(words, ndim)):
+        end = words[4] + words[2] * words[3] if is_contiguous else end_of_array(words, ndim)
+        if is_short_there(ob, object_, storage, storage_data, storage_size, end):
             return DIFFERS
     return outcome
 
@@ -202,7 +205,7 @@ def read_view(ob, plan_address, array_address, words, ndim):
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
     put(words, 0, layout.array_at(array_address).meminfo)
-    return borrow(ob, plan, words, ndim, False, CPU, False)
+    return borrow(ob, plan, words, ndim, False, CPU, False, False)
 
 
 @native_inline
@@ -228,7 +231,7 @@ def read_guarded_view(
         return DIFFERS
     put(words, 0, layout.array_at(array_address).meminfo)
     return borrow_guarded(
-        ob, plan, words, ndim, CPU, False, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
+        ob, plan, words, ndim, CPU, False, False, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
     )
 
 
