@@ -27,7 +27,8 @@ class BoundCudaLaunch(NativeCallable):
     does. Of PyTorch tensors each call looks whether their storage still is where it was: if not (``resize_()``), the
     call is an ordinary one, and so are all further calls. What else becomes of a tensor does not concern it: after a
     ``set_()`` it goes on with the old memory. Scalars have the values that they had. What is refused for its state (a
-    tensor that requires grad …) is refused when it is bound.
+    tensor that requires grad …) is refused when it is bound. It launches the code that the kernel had then, also when that
+    has been compiled anew since.
 
     Attributes
     ----------

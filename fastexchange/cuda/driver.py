@@ -36,6 +36,7 @@ _ADVICE = {
     2: "the device has no memory left",
     209: "the kernel was compiled for another architecture than this device's",
     701: "a block needs more registers than the device has: use fewer threads, or cuda.jit(max_registers=...)",
+    709: "it has been reset since, by cuda.close() perhaps: dispatchers and kernels have to be made anew",
     720: "more blocks than can run at the same time, as a cooperative launch needs it",
 }
 

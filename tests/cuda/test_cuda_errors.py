@@ -276,6 +276,46 @@ def test_where_the_drivers_account_of_the_parameters_is_another(package, tmp_pat
     assert run_with_stub(_ACCOUNT.format(package=package.__name__), tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
 
 
+_NOT_AS_EXPECTED = """
+import importlib, warnings
+warnings.simplefilter("ignore")
+cuda = importlib.import_module({package!r})
+from fastexchange import cpython, fast_args
+checks = dict(cpython.verify())
+cpython.verify = lambda: {{**checks, "object": False}}
+
+def empty(x):
+    pass
+
+dispatcher = cuda.jit(empty)
+for make in (lambda: fast_args(dispatcher), lambda: fast_args(cuda=dispatcher, launch=(1, 32))(empty)):
+    try:
+        make()
+    except TypeError as error:
+        print(error)
+assert fast_args(lambda x: x + 1)(2) == 3
+dispatcher[1, 32](3)
+print(len(stub.launches))
+"""
+
+
+def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package, tmp_path):
+    said = run_with_stub(_NOT_AS_EXPECTED.format(package=package.__name__), tmp_path)
+    assert said == 2 * "fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher\n" + (
+        "1\n"
+    )
+
+
+def test_a_context_that_has_been_reset(stub, kernels):
+    x = DeviceTensor((4,))
+    both_ways(lambda: kernels[1][1, 32](x))
+    stub.fail("cuLaunchKernel", 709)
+    with pytest.raises(CudaError, match=r"CONTEXT_IS_DESTROYED.*cuda\.close"):
+        kernels[1][1, 32](x)
+    stub.reset()
+    kernels[1][1, 32](x)
+
+
 # ---- what no package takes -------------------------------------------------------------------------------------------
 
 
