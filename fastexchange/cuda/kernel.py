@@ -64,6 +64,7 @@ class CudaKernel(FastKernel):
         self._context = self._native.address
         self._vectorcall = 0  # calls are made by launchers
         self._launchers: dict[tuple, CudaLauncher] = {}
+        self._for_tasks: dict[tuple, CudaLauncher] = {}
         self._lock = forkable_lock()
         self.why_not = target.why_not(dispatcher)
         """Why all its launches are the package's own; nothing if they are not."""
@@ -83,7 +84,7 @@ class CudaKernel(FastKernel):
                 f"{self.__qualname__}[...] takes [grid, block], [grid, block, stream], [grid, block, stream, shared] or "
                 f"[grid, block, stream, shared, cluster], not {shown(configuration)}"
             )
-        return self._remember(configuration, self._make(*configuration))
+        return self._remember(self._launchers, configuration, self._make(*configuration))
 
     def configure(self, griddim, blockdim, stream=None, sharedmem: int = 0, cluster=None) -> CudaLauncher:
         """``self[griddim, blockdim, stream, sharedmem, cluster]``."""
@@ -95,18 +96,20 @@ class CudaKernel(FastKernel):
         0: so many that most run at the same time, as the driver says for the kernel. The kernel has to look whether its
         ``cuda.grid(1)`` is less than `ntasks`. No task: nothing is launched.
         """
+        key = (ntasks, tpb, stream, sharedmem)
+        if type(ntasks) is type(tpb) is int:
+            try:
+                return self._for_tasks[key]
+            except (KeyError, TypeError):
+                pass
         name = f"{self.__qualname__}.forall()"
         tasks, threads = _index(name, "ntasks", ntasks), _index(name, "tpb", tpb)
         if tasks < 0 or threads < 0:
             raise ValueError(f"{name}: ntasks and tpb are numbers of tasks and threads, not {tasks} and {threads}")
         if tasks > _MAX_TASKS or threads > _MAX_DIMENSION:
             raise ValueError(f"{name}: no grid has a thread for each of {tasks} tasks, {threads} in a block")
-        key = ("forall", tasks, threads, stream, sharedmem)
-        try:
-            return self._launchers[key]
-        except (KeyError, TypeError):
-            pass
-        return self._remember(key, self._make((1, 1, 1), (threads, 1, 1), stream, sharedmem, tasks=tasks))
+        made = self._make((1, 1, 1), (threads, 1, 1), stream, sharedmem, tasks=tasks)
+        return self._remember(self._for_tasks, (tasks, threads, *key[2:]), made)
 
     def _make(self, grid, block, stream=None, shared=0, cluster=None, tasks: int = -1) -> CudaLauncher:
         name = f"{self.__qualname__}[...]"
@@ -119,15 +122,15 @@ class CudaKernel(FastKernel):
             None if cluster is None else _dimensions(name, "cluster", cluster), tasks,
         ), stream)  # fmt: skip
 
-    def _remember(self, key: tuple, launcher: CudaLauncher) -> CudaLauncher:
+    def _remember(self, launchers: dict[tuple, CudaLauncher], key: tuple, launcher: CudaLauncher) -> CudaLauncher:
         try:
             hash(key)
         except TypeError:  # a list of dimensions, a stream without a hash
             return launcher
         with self._lock:
-            if len(self._launchers) >= _MAX_LAUNCHERS:
-                del self._launchers[next(iter(self._launchers))]
-            return self._launchers.setdefault(key, launcher)
+            if len(launchers) >= _MAX_LAUNCHERS:
+                del launchers[next(iter(launchers))]
+            return launchers.setdefault(key, launcher)
 
     def stats(self) -> KernelStats:
         """Counts: launches on the fast path, launches through the slow path, and signatures compiled."""
