@@ -341,7 +341,8 @@ def test_launchers_are_remembered(package):
     assert kernel[[1], 32].configuration == kernel[1, 32].configuration
     for i in range(1, 5000):
         kernel[i, 32]
-    assert len(kernel._launchers) <= 4096
+        kernel.forall(i)
+    assert len(kernel._launchers) <= 4096 and len(kernel._for_tasks) <= 4096
 
 
 @pytest.mark.parametrize("configuration, kind", [
