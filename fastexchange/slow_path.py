@@ -32,6 +32,9 @@ _REPORT_KEYS = 4096
 _BY_NUMBA = (layout.STATUS_NUMBA, layout.STATUS_BIG_INT)
 
 
+_as_it_is = ffi.new_allocator(should_clear_after_alloc=False)
+
+
 class Report:
     """What native code says of an attempted call."""
 
@@ -41,7 +44,7 @@ class Report:
         self.unmade: tuple | None = None
         """Of a call that native code cannot make although its arguments are fit for that: the keys and the edition."""
         self._native = ffi.new("fx_report *")
-        self._keys = ffi.new("int64_t[]", _REPORT_KEYS)
+        self._keys = _as_it_is("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
         self.address = address_of(self._native)
 

@@ -31,6 +31,7 @@ _SIGNATURES_OF = 12000
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911))
 """Errors after which a context is lost, and with it the process, says the driver's documentation."""
 _ABSENT = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _ADVICE = {
     1: "the grid, the block or the shared memory is beyond the device's limits, or empty",
     2: "the device has no memory left",
@@ -93,7 +94,6 @@ class Driver:
             setattr(self.native, field, int(self.call("cuGetProcAddress", name.encode(), version, 0)[0]))
         get_attribute = int(self.call("cuGetProcAddress", b"cuPointerGetAttribute", version, 0)[0])
         self._get_attribute = ffi.cast("int (*)(void *, int, uint64_t)", get_attribute)
-        self._get_current = ffi.cast("int (*)(void **)", self.native.get_current)
         which = bindings.CUpointer_attribute
         self._pointer_attributes = [
             int(each) for each in (
@@ -101,6 +101,7 @@ class Driver:
                 which.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             )
         ]  # fmt: skip
+        self._kind_of_device = int(bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE)
         runtime().native.cuda = address_of(self.native)
 
     def call(self, name: str, *args):
@@ -183,31 +184,24 @@ class Driver:
             if int(self.call("cuCtxGetCurrent")) != int(before):
                 self.call("cuCtxSetCurrent", before)
 
-    @contextlib.contextmanager
-    def somewhere(self):
-        """Make a context current meanwhile, for what asks for any, if the thread has none."""
-        current = ffi.new("void **")
-        code = self._get_current(current)
-        if code:
-            raise self.error(code, "cuCtxGetCurrent")
-        if current[0] != ffi.NULL:
-            yield
-            return
-        with self.on(self.native.default_device):
-            yield
-
     def memory_at(self, pointer: int) -> Memory:
         """Of which device the memory at an address is. Called for each array of a launch: straight, not through the bindings."""
-        found = []
-        with self.somewhere():
-            for attribute in self._pointer_attributes:
-                word = ffi.new("int *")  # and not one for all: the call gives up the GIL
-                code = self._get_attribute(word, attribute, pointer)
-                if code:
-                    raise self.error(code, "cuPointerGetAttribute")
-                found.append(word[0])
-        number, is_managed, kind = found
-        return Memory(number, bool(is_managed), kind == int(self.bindings.CUmemorytype.CU_MEMORYTYPE_DEVICE))
+        words = ffi.new("int[3]")  # and not the same for all: the calls give up the GIL
+        code = self._attributes_of(pointer, words)
+        if code == _NO_CONTEXT:  # it wants any, and the thread has none
+            with self.on(self.native.default_device):
+                code = self._attributes_of(pointer, words)
+        if code:
+            raise self.error(code, "cuPointerGetAttribute")
+        number, is_managed, kind = words
+        return Memory(number, bool(is_managed), kind == self._kind_of_device)
+
+    def _attributes_of(self, pointer: int, words) -> int:
+        for index, attribute in enumerate(self._pointer_attributes):
+            code = self._get_attribute(words + index, attribute, pointer)
+            if code:
+                return code
+        return 0
 
     def parameters_of(self, function: int) -> tuple[tuple[int, int], ...] | None:
         """(offset, size) in bytes of each parameter of a ``CUfunction``; None where this driver cannot say.

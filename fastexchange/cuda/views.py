@@ -9,6 +9,7 @@ Source: DLPack 1.3, Python specification; CUDA Array Interface, version 3.
 
 import contextlib
 import ctypes
+import functools
 import operator
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from ..dlpack import VERSION, DLDeviceType, DLPackFlag
 from ..naming import shown
 from ..native import address_of, load, store
 from ..once import once
-from ..producers import forwarded, torch
+from ..producers import dunder, forwarded, torch
 from ..refusal import check_tensors, device_name, refuse_device, refuse_value, refused
 from ..registry import key_of
 from .driver import CudaError, driver
@@ -38,7 +39,7 @@ __all__ = [
 ]  # fmt: skip
 
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
-_DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+_deleter = functools.lru_cache(64)(ctypes.PYFUNCTYPE(None, ctypes.c_void_p))  # by its address: producers have few
 _IS_VALID = ctypes.pythonapi.PyCapsule_IsValid
 _GET_POINTER = ctypes.pythonapi.PyCapsule_GetPointer
 _SET_NAME = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(("PyCapsule_SetName", ctypes.pythonapi))
@@ -171,7 +172,7 @@ def _classified(position: int, value) -> Look:
     if kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED) and not fields.get("asks_python") and not fields.get("key"):
         return Look(position, value, _TABLE)
     if kind == layout.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
-        found = _wrapped(value)
+        found = _wrapped(value, fields)
         return Look(position, value, _DLPACK) if found is None else Look(position, found, _TABLE)
     if layout.KIND_FLOAT <= kind <= layout.KIND_NUMPY_COMPLEX128:
         return Look(position, value, _PLAIN)
@@ -192,8 +193,10 @@ def _interface(value) -> dict | None:
     return None if found is None or key_of(np.dtype(found["typestr"])) is None else found
 
 
-def _wrapped(value):
+def _wrapped(value, fields: dict[str, int]):
     """The tensor with an exchange table that `value` stands for; None if it stands for itself."""
+    if fields["managed"] == dunder.managed_tensor_from_py_object_no_sync.address:
+        return None
     found = forwarded.resolve(value)
     if found is None or found[0] is value:
         return None
@@ -401,7 +404,7 @@ def _from_dlpack(look: Look, stream: int, stack: contextlib.ExitStack) -> _View:
     is_versioned = name == b"dltensor_versioned"
     theirs = ffi.cast("DLManagedTensorVersioned *" if is_versioned else "DLManagedTensor *", pointer)
     if theirs.deleter != ffi.NULL:
-        stack.callback(_DELETER(int(ffi.cast("intptr_t", theirs.deleter))), pointer)
+        stack.callback(_deleter(int(ffi.cast("intptr_t", theirs.deleter))), pointer)
     if is_versioned and theirs.version.major != 1:
         raise BufferError("it was exported with a DLPack ABI of another major version than 1")
     return _own(theirs.dl_tensor, theirs.flags if is_versioned else flags_of_legacy, value)
@@ -433,7 +436,7 @@ def _from_interface(value, interface, place) -> _View:
     if interface.get("mask") is not None:
         raise BufferError("its array interface has a mask, which a kernel would not see")
     dtype, shape, strides = np.dtype(interface["typestr"]), tuple(interface["shape"]), interface.get("strides")
-    key = key_of(dtype)
+    key, itemsize = key_of(dtype), dtype.itemsize
     assert key is not None
     pointer, is_readonly = interface["data"]
     extents = _int64s("shape", shape)
@@ -441,9 +444,9 @@ def _from_interface(value, interface, place) -> _View:
     if strides is not None and len(strides) != len(shape):
         raise BufferError(f"its shape has {len(shape)} dimensions, its strides {len(strides)}")
     if strides is not None and shape:
-        if any(stride % dtype.itemsize for stride in strides):
+        if any(stride % itemsize for stride in strides):
             raise BufferError("its strides are no multiples of its item size")
-        steps = _int64s("strides", [stride // dtype.itemsize for stride in strides])
+        steps = _int64s("strides", [stride // itemsize for stride in strides])
     native = ffi.new("DLManagedTensorVersioned *")
     native.version.major, native.version.minor = VERSION
     native.flags = int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY) if is_readonly else 0

@@ -318,7 +318,9 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
         return refuse_launch(context, callable_, code)
     if status == layout.STATUS_DEVICE and context.elsewhere != 0:
         return call_object(context.elsewhere, args, nargsf, kwnames)
-    method = context.numba_name if status == layout.STATUS_NUMBA else context.slow_name
+    method = context.slow_name
+    if status == layout.STATUS_NUMBA or status == layout.STATUS_STREAM or status == layout.STATUS_STREAMS:
+        method = context.numba_name
     return call_method(method, callable_, args, nargsf, kwnames)
 
 
