@@ -25,6 +25,7 @@ _FUNCTIONS = {
     "push_current": "cuCtxPushCurrent",
     "pop_current": "cuCtxPopCurrent",
     "get_device": "cuCtxGetDevice",
+    "get_attribute": "cuPointerGetAttribute",
 }
 _SIGNATURES_OF = 12000
 """The version of CUDA with whose signatures these are called: a newer driver has others (``cuCtxGetDevice``, 13.0)."""
@@ -92,8 +93,7 @@ class Driver:
         version = min(self.call("cuDriverGetVersion"), _SIGNATURES_OF)
         for field, name in _FUNCTIONS.items():
             setattr(self.native, field, int(self.call("cuGetProcAddress", name.encode(), version, 0)[0]))
-        get_attribute = int(self.call("cuGetProcAddress", b"cuPointerGetAttribute", version, 0)[0])
-        self._get_attribute = ffi.cast("int (*)(void *, int, uint64_t)", get_attribute)
+        self._get_attribute = ffi.cast("int (*)(void *, int, uint64_t)", self.native.get_attribute)
         which = bindings.CUpointer_attribute
         self._pointer_attributes = [
             int(each) for each in (

@@ -87,7 +87,7 @@ def launch(context_address, callable_, overload_address, device, stream_function
     launcher = layout.launcher_at(load(callable_ + CALLABLE_CONTEXT))
     cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
     code = stack(1)
-    status = start(cuda, launcher, dispatch.overload_at(overload_address), device, stream_function, pointers, code)
+    status = start(cuda, launcher, dispatch.overload_at(overload_address), device, stream_function, 0, pointers, code)
     if status == dispatch.STATUS_OK:
         context.calls += 1
         none = global_address("_Py_NoneStruct")

@@ -95,12 +95,12 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
 
 
 @native
-def start(cuda, launcher, overload, device, stream_of, pointers, code):
+def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, code):
     """Launch a kernel whose parameters are where `pointers` point.
 
     Returns a STATUS_*; of STATUS_DRIVER the code is stored at `code`.
     `device`: the tensors' device, -1 for a launch without tensors. `stream_of`: their producers'
-    ``current_work_stream``, or 0.
+    ``current_work_stream``, or 0. `own_stream`: the ``CUstream`` that they name instead, or 0.
     """
     current = stack(1)
     store(current, 0)
@@ -127,7 +127,7 @@ def start(cuda, launcher, overload, device, stream_of, pointers, code):
             return dispatch.STATUS_DRIVER
     stream = launcher.stream
     if stream == layout.LAUNCHER_STREAM_OF_PRODUCERS:
-        stream = launcher.default_stream
+        stream = launcher.default_stream if own_stream == 0 else own_stream
         if stream_of != 0:
             word = stack(1)
             is_known = False
@@ -289,7 +289,7 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
         cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
         overload = dispatch.overload_at(bound.overload)
         bound.running += 1
-        status = start(cuda, launcher, overload, bound.device, bound.stream, bound.pointers, code)
+        status = start(cuda, launcher, overload, bound.device, bound.stream, 0, bound.pointers, code)
         bound.running -= 1
         if status == dispatch.STATUS_OK:
             context.calls += 1
@@ -315,6 +315,16 @@ def launch_on_device(context_address, frame_address, overload_address, args, lau
 
 
 @native
+def is_on_own_stream(frame, launcher):
+    """Whether a launch is on the one stream that its arrays' interfaces name, so that nothing has to be ordered."""
+    if frame.own_streams_differ != 0:
+        return False
+    if launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS:
+        return frame.stream == 0
+    return launcher.stream == frame.own_stream or (launcher.stream == 0 and frame.own_stream == layout.LEGACY_STREAM)
+
+
+@native
 def launch_words(context_address, frame_address, overload_address, launcher_address):
     """Launch the kernel with the words that a call has in its frame. Returns a STATUS_*."""
     context = dispatch.context_at(context_address)
@@ -322,6 +332,8 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     overload = dispatch.overload_at(overload_address)
     launcher = layout.launcher_at(launcher_address)
     if launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
+        return dispatch.STATUS_STREAMS
+    if frame.own_stream != 0 and not is_on_own_stream(frame, launcher):
         return dispatch.STATUS_STREAMS
     if not convert_words(frame, overload):
         return dispatch.STATUS_RANGE
@@ -339,7 +351,7 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     point_at_parameters(overload, frame.words, pointers, zero)
     device = frame.device if frame.device >= 0 else frame.managed_device
     cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
-    status = start(cuda, launcher, overload, device, frame.stream, pointers, result)
+    status = start(cuda, launcher, overload, device, frame.stream, frame.own_stream, pointers, result)
     if pointers != room:
         c.PyMem_RawFree(pointers)
     frame.code = load(result)

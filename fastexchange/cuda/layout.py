@@ -22,7 +22,7 @@ CDEF = """
 typedef struct {
     int64_t launch, launch_extended;                            /* cuLaunchKernel, cuLaunchKernelEx */
     int64_t get_current, push_current, pop_current;             /* cuCtxGetCurrent … */
-    int64_t get_device;                                         /* cuCtxGetDevice */
+    int64_t get_device, get_attribute;                          /* cuCtxGetDevice, cuPointerGetAttribute */
     int64_t contexts[64];       /* CUcontext, the primary one of each device; 0: not known yet */
     int64_t default_device;     /* of a launch without tensors, by a thread without a context */
 } fx_cuda;
@@ -67,6 +67,7 @@ typedef struct {
 """
 
 LAUNCHER_STREAM_OF_PRODUCERS = -1
+LEGACY_STREAM = 1  # CU_STREAM_LEGACY: the same stream as 0
 COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes in a block, static and dynamic: CUDA C++ Programming Guide, 16.8.3 and before
 MAX_BEST_BLOCKS = 4  # that are known at a time, for different amounts of shared memory

@@ -30,6 +30,7 @@ from ..producers import dunder, forwarded, torch
 from ..refusal import check_tensors, device_name, refuse_device, refuse_value, refused
 from ..registry import key_of
 from .driver import CudaError, driver
+from .interface import managed_tensor_of_interface
 from .streams import default_stream, stream_of_producer
 from .targets import is_device_array
 
@@ -171,6 +172,12 @@ def _classified(position: int, value) -> Look:
         return Look(position, value, _TUPLE)
     if kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED) and not fields.get("asks_python") and not fields.get("key"):
         return Look(position, value, _TABLE)
+    if kind == layout.KIND_MANAGED and fields["managed"] == dunder.managed_tensor_from_py_object_no_sync.address:
+        interface = None
+        with contextlib.suppress(Exception):
+            interface = _interface(value)
+        if interface is not None:  # rather than its __dlpack__, which has to be told of a stream, and takes longer
+            return _with_interface(position, value, interface)
     if kind == layout.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
         found = _wrapped(value, fields)
         return Look(position, value, _DLPACK) if found is None else Look(position, found, _TABLE)
@@ -181,10 +188,17 @@ def _classified(position: int, value) -> Look:
             return Look(position, value, _ARRAY)
         interface = _interface(value)
         if interface is not None:
-            look = Look(position, value, _INTERFACE)
-            look.interface = interface
-            return look
+            return _with_interface(position, value, interface)
     return Look(position, value, _PACKAGE)
+
+
+def _with_interface(position: int, value, interface: dict) -> Look:
+    look = Look(position, value, _INTERFACE)
+    look.interface = interface
+    entries = runtime().entries
+    if not entries.fields(type(value)).get("interface"):  # from now on native code reads what is as usual
+        entries.update(type(value), interface=managed_tensor_of_interface.address)
+    return look
 
 
 def _interface(value) -> dict | None:

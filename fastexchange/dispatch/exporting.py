@@ -55,6 +55,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             break
         entry = layout.entry_at(at)
         kind = entry.kind
+        is_interface = context.device_type != CPU and entry.interface != 0 and entry.is_by_object == 0
+        if is_interface:
+            kind = layout.KIND_MANAGED
         if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and owns):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1
@@ -62,7 +65,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             if frame.export_count == frame.export_capacity:
                 status = layout.STATUS_GROW
                 break
-            export_function = entry.managed  # the entry may move while Python code runs
+            export_function = entry.interface if is_interface else entry.managed  # the entry may move while Python code runs
             guard = guard_of(context, entry)
             is_buffer = entry.key != 0
             is_own_memory = entry.borrow != 0
@@ -84,6 +87,10 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 if storage != 0:
                     drop(storage)
                 status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+                if is_interface:
+                    if status == layout.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
+                        status = layout.STATUS_STREAM
+                    break
                 if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
                     if is_own_memory:
                         is_final = guard == 0  # the tensor's own __dlpack__ has better words

@@ -67,7 +67,8 @@ typedef struct {
     int64_t asks_python;        /* whether exports are made by Python code, which has to be told of a stream */
     int64_t is_by_object;       /* whether objects of this type have entries of their own, with … */
     int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
-    int64_t reserved[2];
+    int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
+    int64_t reserved;
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -204,6 +205,7 @@ struct fx_frame {
     int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
     int64_t device, managed_device;     /* CUDA: of the tensors, and of managed memory, which other devices read too; -1: none */
     int64_t stream, other_stream;       /* CUDA: current_work_stream of the producers, 0: none, or no other */
+    int64_t own_stream, own_streams_differ;     /* CUDA: CUstream in the arrays' interfaces, 0: none; whether there are several */
     int64_t code;               /* CUDA: CUresult of a launch that failed */
 };
 

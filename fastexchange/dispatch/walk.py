@@ -12,6 +12,7 @@ from ..dlpack import DLDataTypeCode, DLDeviceType
 from ..dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
+    INTERFACE_STREAM,
     READONLY,
     READONLY_IS_ASSUMED,
     dl_tensor_at,
@@ -96,6 +97,16 @@ def place(frame, tensor, stream):
     return layout.STATUS_OK
 
 
+@native
+def note_stream(frame, stream):
+    """Note the stream, or 0, that an array's ``__cuda_array_interface__`` names."""
+    if stream != 0:
+        if frame.own_stream == 0:
+            frame.own_stream = stream
+        elif frame.own_stream != stream:
+            frame.own_streams_differ = 1
+
+
 @native_inline
 def is_writeable(flags, guard):
     """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
@@ -147,6 +158,7 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
     if is_cuda:
         frame.device, frame.managed_device = -1, -1
         frame.stream, frame.other_stream = 0, 0
+        frame.own_stream, frame.own_streams_differ = 0, 0
     while True:
         if left == 0:
             if depth > 0:
@@ -191,6 +203,8 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
             kind = layout.entry_at(entry_address).kind
             if is_cuda and layout.entry_at(entry_address).is_by_object != 0:
                 kind = layout.KIND_VIEW
+            elif is_cuda and layout.entry_at(entry_address).interface != 0:
+                kind = layout.KIND_MANAGED
             elif is_cuda and not may_be_on_device(layout.entry_at(entry_address)):
                 status = layout.STATUS_STREAM if layout.entry_at(entry_address).asks_python != 0 else layout.STATUS_NUMBA
                 break
@@ -247,6 +261,8 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                     break
                 writeable = is_writeable(managed_at(managed).flags, guard)
                 tensor = managed + DL_TENSOR
+                if is_cuda and entry.interface != 0:
+                    note_stream(frame, load(managed + INTERFACE_STREAM))
                 storage = export.storage
                 origin = ob + layout.ORIGIN_EXPORT
             else:

@@ -75,8 +75,9 @@ def test_launches(stub, package, kind, size):
     fresh = kernel_of(package, size)[1, 32]
     with all_given_back(*arguments):
         fresh(*arguments)
-    with all_given_back(*arguments, launcher, kernel):
-        launch = launcher.bind(*arguments)
+    on_stream = kernel[1, 32, 0]  # tensors of several frameworks are bound on a stream that is given
+    with all_given_back(*arguments, on_stream, kernel):
+        launch = on_stream.bind(*arguments)
         for _ in range(10):
             launch()
         launch.rebind(a0=arguments[0])
@@ -142,7 +143,7 @@ def test_errors_of_the_driver(stub, package, kind):
             launcher(*arguments)
     for _ in range(24):
         launcher(*arguments)
-    launch = launcher.bind(*arguments)
+    launch = launcher.kernel[1, 32, 0].bind(*arguments)
     out = [value.exported - value.deleted for value in arguments if hasattr(value, "exported")]
     with_launch = [sys.getrefcount(value) for value in arguments]
     for call in (lambda: launcher(*arguments), launch, lambda: launcher(**{f"a{i}": v for i, v in enumerate(arguments)})):

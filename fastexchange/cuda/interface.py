@@ -1,0 +1,230 @@
+"""Arrays with ``__cuda_array_interface__``, read by native code: those of which all is as usual.
+
+What is not is left to ``cuda.views``, which knows all of the protocol and says what is wrong.
+
+Source: CUDA Array Interface, version 3.
+"""
+
+import sys
+
+from numba import types
+
+from .. import cpython as c
+from ..compiled import cfunction
+from ..cpython import OB_ITEM
+from ..dispatch.entries import Py_TYPE
+from ..dispatch.state import runtime
+from ..dlpack import DLDataTypeCode, DLDeviceType
+from ..dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
+from ..native import call_int, global_address, load, native, stack, store
+from ..producers.python_side import python_side
+from . import layout
+
+__all__ = ["managed_tensor_of_interface"]
+
+OB_SIZE = c.OB_SIZE
+_STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # then come the strides
+_EXTENT_BYTES = 8 * MAX_NDIM
+_NAMES = ("__cuda_array_interface__", "data", "typestr", "shape", "strides", "mask", "stream")
+_INTERFACE, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CUDA = (8 * i for i in range(len(_NAMES) + 1))
+_ORDINAL, _IS_MANAGED, _MEMORY_TYPE = 9, 8, 2  # CU_POINTER_ATTRIBUTE_…
+_ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
+_FLOAT, _INT, _UINT, _COMPLEX, _BOOL = map(int, (
+    DLDataTypeCode.kDLFloat, DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt, DLDataTypeCode.kDLComplex, DLDataTypeCode.kDLBool,
+))  # fmt: skip
+_CUDA_DEVICE, _CUDA_HOST, _CUDA_MANAGED = map(
+    int, (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
+)
+_LESS, _BAR, _EQUALS, _ZERO, _NINE = map(ord, "<|=09")
+_B, _C, _F, _I, _U = map(ord, "bcfiu")
+
+python_items = python_side("fastexchange.cuda.interface")
+
+
+@cfunction(types.void, types.intp)
+def delete_interface(managed):
+    """Deleter of what :data:`managed_tensor_of_interface` makes. Needs the GIL: it never leaves a call."""
+    c.Py_DecRef(load(managed + _OWNER))
+    c.PyMem_RawFree(managed)
+
+
+@native
+def is_int(ob, at):
+    """Whether `ob` is an int, exactly, that fits into 64 bits; it is stored at `at`."""
+    if Py_TYPE(ob) != global_address("PyLong_Type"):
+        return False
+    overflow = stack(1)
+    store(overflow, 0)
+    store(at, types.intp(c.PyLong_AsLongLongAndOverflow(ob, overflow)))
+    return load(overflow) & 0xFFFFFFFF == 0
+
+
+@native
+def are_ints(ob, at):
+    """How many ints are in `ob`, a tuple, exactly, of such; they are stored from `at` on. -1: it is something else."""
+    if Py_TYPE(ob) != global_address("PyTuple_Type"):
+        return -1
+    count = load(ob + OB_SIZE)
+    if count > MAX_NDIM:
+        return -1
+    for i in range(count):
+        if not is_int(load(ob + OB_ITEM + 8 * i), at + 8 * i):
+            return -1
+    return count
+
+
+@native
+def element_of(ob):
+    """Code and bits of the elements, ``code | bits << 8``, that a ``typestr`` names; -1 where that is not for us to say."""
+    if Py_TYPE(ob) != global_address("PyUnicode_Type"):
+        return -1
+    size = stack(1)
+    text = c.PyUnicode_AsUTF8AndSize(ob, size)
+    if text == 0 or text & 7 != 0 or load(size) < 3 or load(size) > 4:  # all of it in one word
+        return -1
+    word = load(text)
+    order, kind, itemsize = word & 0xFF, word >> 8 & 0xFF, (word >> 16 & 0xFF) - _ZERO
+    if load(size) == 4:
+        itemsize = 10 * itemsize + (word >> 24 & 0xFF) - _ZERO
+    if order != _LESS and order != _BAR and order != _EQUALS:
+        return -1
+    code = -1
+    if itemsize == 1 or itemsize == 2 or itemsize == 4 or itemsize == 8:
+        if kind == _I:
+            code = _INT
+        elif kind == _U:
+            code = _UINT
+        elif kind == _F and itemsize > 1:
+            code = _FLOAT
+        elif kind == _B and itemsize == 1:
+            code = _BOOL
+    if kind == _C and (itemsize == 8 or itemsize == 16):
+        code = _COMPLEX
+    return code | itemsize << 11 if code >= 0 else -1
+
+
+@native
+def find_place(cuda, tensor):
+    """Note in a DLTensor of which device its memory is. Whether the driver knows it."""
+    number, is_managed, kind = stack(1), stack(1), stack(1)
+    store(number, 0)
+    store(is_managed, 0)
+    store(kind, 0)
+    data = tensor.data
+    failed = call_int(cuda.get_attribute, (number, _ORDINAL, data)) != 0
+    failed |= call_int(cuda.get_attribute, (is_managed, _IS_MANAGED, data)) != 0
+    failed |= call_int(cuda.get_attribute, (kind, _MEMORY_TYPE, data)) != 0
+    tensor.device.device_id = load(number) & 0xFFFFFFFF
+    if load(is_managed) & 0xFFFFFFFF != 0:
+        tensor.device.device_type = _CUDA_MANAGED
+    elif load(kind) & 0xFFFFFFFF == _ON_DEVICE:
+        tensor.device.device_type = _CUDA_DEVICE
+    else:
+        tensor.device.device_type = _CUDA_HOST
+    return not failed
+
+
+@native
+def read(interface, side, at):
+    """Fill the managed tensor at `at` with what the dict `interface` says. Whether all is as usual.
+
+    What is found in the dict is looked at before the next thing is asked for: with odd keys that may run Python code, which
+    may change it.
+    """
+    managed = managed_at(at)
+    tensor = managed.dl_tensor
+    pair = stack(1)
+    found = c.PyDict_GetItemWithError(interface, load(side + _MASK))
+    if found != 0 and found != global_address("_Py_NoneStruct"):
+        return False
+    found = c.PyDict_GetItemWithError(interface, load(side + _DATA))
+    if found == 0 or Py_TYPE(found) != global_address("PyTuple_Type") or load(found + OB_SIZE) != 2:
+        return False
+    readonly = load(found + OB_ITEM + 8)
+    if not is_int(load(found + OB_ITEM), pair) or load(pair) <= 0:
+        return False
+    if readonly == global_address("_Py_TrueStruct"):
+        managed.flags = READONLY
+    elif readonly == global_address("_Py_FalseStruct"):
+        managed.flags = 0
+    else:
+        return False
+    tensor.data = load(pair)
+    found = c.PyDict_GetItemWithError(interface, load(side + _TYPESTR))
+    field = element_of(found) if found != 0 else -1
+    if field < 0:
+        return False
+    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = field & 0xFF, field >> 8, 1
+    found = c.PyDict_GetItemWithError(interface, load(side + _SHAPE))
+    ndim = are_ints(found, at + _EXTENTS) if found != 0 else -1
+    if ndim < 0:
+        return False
+    tensor.ndim, tensor.shape, tensor.strides = ndim, at + _EXTENTS, 0
+    found = c.PyDict_GetItemWithError(interface, load(side + _STRIDES))
+    if found != 0 and found != global_address("_Py_NoneStruct"):
+        strides = at + _EXTENTS + _EXTENT_BYTES
+        if are_ints(found, strides) != ndim:
+            return False
+        itemsize = field >> 11
+        for i in range(ndim):
+            elements = load(strides + 8 * i) // itemsize
+            if elements * itemsize != load(strides + 8 * i):
+                return False
+            store(strides + 8 * i, elements)
+        tensor.strides = strides
+    store(at + _STREAM, 0)
+    found = c.PyDict_GetItemWithError(interface, load(side + _OWN_STREAM))
+    if found != 0 and found != global_address("_Py_NoneStruct"):
+        if not is_int(found, at + _STREAM) or load(at + _STREAM) <= 0:
+            return False
+    return find_place(layout.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_of_interface(ob, out):
+    """Fill the pointer at `out` with an owning export of an array with ``__cuda_array_interface__``.
+
+    Returns 0, or -1 where it is not as usual, with no exception set: what is wrong is for others to say. Only what is no
+    ``Exception``, Ctrl-C for one, stays set. Needs the GIL, runs Python code.
+    """
+    side = python_items()
+    if side == 0:
+        return types.int32(-1)
+    interface = c.PyObject_GetAttr(ob, load(side + _INTERFACE))
+    if interface == 0:
+        if c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) != 0:
+            c.PyErr_Clear()
+        return types.int32(-1)
+    at = 0
+    if Py_TYPE(interface) == global_address("PyDict_Type"):
+        at = c.PyMem_RawMalloc(_EXTENTS + 2 * _EXTENT_BYTES)
+    is_usual = False
+    if at != 0:
+        managed = managed_at(at)
+        managed.version.major, managed.version.minor = 1, 0
+        managed.manager_ctx, managed.deleter = 0, c.PyLong_AsSsize_t(load(side + _CUDA + 8))
+        managed.dl_tensor.byte_offset = 0
+        is_usual = read(interface, side, at)
+        if c.PyErr_Occurred() != 0:
+            is_usual = False
+            if c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) != 0:
+                c.PyErr_Clear()
+    c.Py_DecRef(interface)
+    if not is_usual:
+        if at != 0:
+            c.PyMem_RawFree(at)
+        return types.int32(-1)
+    c.incref(ob)
+    store(at + _OWNER, ob)
+    store(out, at)
+    return types.int32(0)
+
+
+def __getattr__(name):
+    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks."""
+    if name != "PYTHON_SIDE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .driver import driver
+
+    driver()
+    return *map(sys.intern, _NAMES), runtime().native.cuda, delete_interface.address
