@@ -1,0 +1,386 @@
+"""Arrays with ``__cuda_array_interface__`` as native code reads them, and what it leaves to Python."""
+
+import gc
+import sys
+
+import numpy as np
+import pytest
+from cuda_producers import ArrayInterface, Exports, default_streams, kernels_of, new_stream
+from cuda_tensors import DeviceTensor
+from launches import Interface, is_refused
+from made_producers import Ledger
+from test_cuda_bytes import LAYOUTS, words
+
+TYPESTRS = [f"{order}{kind}" for order in "<=" for kind in ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")]
+TYPESTRS += ["|b1", "|i1", "|u1", "<i1"]
+
+
+@pytest.fixture(scope="module")
+def kernels(package):
+    return kernels_of(package)
+
+
+@pytest.fixture(autouse=True)
+def _default_streams():
+    with default_streams():
+        yield
+
+
+def ways(kernel, launch, times: int = 5) -> tuple[int, int]:
+    """How many of some launches were native, and how many were not, after a first one."""
+    launch()
+    before = kernel.stats()
+    for _ in range(times):
+        launch()
+    after = kernel.stats()
+    return after.fast - before.fast, after.slow - before.slow
+
+
+# ---- what is as usual -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typestr", TYPESTRS)
+def test_types(stub, package, kernels, typestr):
+    value = ArrayInterface(stub, (2, 3), typestr)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    tensor = DeviceTensor((2, 3), np.dtype(typestr), data=value.said["data"][0])
+    for record in stub.launches[1:]:
+        assert [int.from_bytes(word, "little", signed=True) for word in record.parameters] == words(package, tensor)
+    assert stub.launches[0].packed == stub.launches[-1].packed
+    kernels[1][1, 32](tensor)
+    assert stub.launches[-1].packed == stub.launches[0].packed
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(stub, package, kernels, name):
+    shape, strides = LAYOUTS[name]
+    tensor = DeviceTensor(shape, "float32", strides, data=stub.allocate(4096, 0) + 2048)
+    value = Interface(tensor)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    kernels[1][1, 32](tensor)
+    assert len({record.packed for record in stub.launches}) == 1
+
+
+def test_readonly(stub, package, kernels):
+    value = ArrayInterface(stub, readonly=True)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    assert not kernels[1].signatures[-1][0].mutable
+
+
+@pytest.mark.parametrize("device", [0, 1, 2])
+def test_the_device_is_that_of_the_memory(stub, kernels, device):
+    value, before = ArrayInterface(stub, device=device), stub.current_context()
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    assert {record.device for record in stub.launches} == {device} and stub.current_context() == before
+    other = ArrayInterface(stub, device=(device + 1) % 3)
+    for pair in ((value, other), (DeviceTensor((4,), device=device), other), (other, (1, value))):
+        for _ in range(3):
+            is_refused(lambda: kernels[2][1, 32](*pair), BufferError, "argument 'y' (position 1)", "kDLCUDA")  # noqa: B023
+
+
+def test_in_tuples_and_beside_others(stub, kernels):
+    value, tensor = ArrayInterface(stub), DeviceTensor((4,))
+    launches = {
+        "tuple": lambda: kernels[1][1, 32]((value, (2, value))),
+        "beside a tensor": lambda: kernels[2][1, 32](tensor, value),
+        "before a tensor": lambda: kernels[2][1, 32](value, tensor),
+        "by keyword": lambda: kernels[3][1, 32](1, z=value, y=2.5),
+        "for tasks": lambda: kernels[1].forall(10)(value),
+    }
+    for name, launch in launches.items():
+        assert ways(kernels[1 if name in ("tuple", "for tasks") else 3 if name == "by keyword" else 2], launch) == (5, 0), name
+        assert len({record.packed for record in stub.launches}) == 1
+        stub.clear()
+
+
+def test_its_interface_is_preferred_to_its_dlpack(stub, kernels):
+    class Both(ArrayInterface):
+        def __dlpack_device__(self):
+            raise AssertionError("asked")
+
+        __dlpack__ = __dlpack_device__
+
+    value = Both(stub)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    exports = Exports(Ledger())
+    assert ways(kernels[2], lambda: kernels[2][1, 32](value, exports)) == (0, 5)
+
+
+def test_it_is_read_in_each_launch(stub, kernels):
+    value = ArrayInterface(stub)
+    for _ in range(3):
+        kernels[1][1, 32](value)
+    for data in (stub.allocate(64, 0), stub.allocate(64, 1)):
+        value.said["data"] = (data, False)
+        kernels[1][1, 32](value)
+        assert stub.launches[-1].packed.find(data.to_bytes(8, "little")) >= 0
+    value.said["shape"] = (2, 2)
+    kernels[1][1, 32](value)
+    assert len(stub.launches[-1].parameters) > len(stub.launches[-2].parameters)
+
+
+# ---- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_launch_is_on_its_stream(stub, kernels):
+    one, other = new_stream(), new_stream()
+    x, y = ArrayInterface(stub, stream=one), ArrayInterface(stub, stream=one)
+    assert ways(kernels[2], lambda: kernels[2][1, 32](x, y)) == (5, 0)
+    assert {each.stream for each in stub.launches} == {one} and {each.api for each in stub.log} == {"cuLaunchKernel"}
+    x.said["stream"] = y.said["stream"] = other
+    kernels[2][1, 32](x, y)
+    assert stub.launches[-1].stream == other
+    x.said["stream"] = None  # it does not matter when it is used
+    kernels[2][1, 32](x, y)
+    assert stub.launches[-1].stream == other
+    stub.clear()
+    x.said["stream"] = one
+    assert ways(kernels[2], lambda: kernels[2][1, 32](x, y)) == (0, 5)
+    assert {each.stream for each in stub.launches} == {one}
+    assert [each.api for each in stub.log][:5] == [
+        "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel", "cuEventRecord", "cuStreamWaitEvent",
+    ]  # fmt: skip
+
+
+def test_beside_a_stream_that_is_given(stub, kernels):
+    one, other = new_stream(), new_stream()
+    for own, given, are_one in ((one, one, True), (1, 0, True), (1, 1, True), (None, one, True), (2, 2, True),
+                                (one, other, False), (1, one, False), (one, 0, False), (2, 1, False)):  # fmt: skip
+        value = ArrayInterface(stub, stream=own)
+        stub.clear()
+        assert ways(kernels[1], lambda: kernels[1][1, 32, given](value)) == ((5, 0) if are_one else (0, 5)), (own, given)  # noqa: B023
+        assert {each.stream for each in stub.launches} == {given}
+        assert ("cuEventRecord" in {each.api for each in stub.log}) is not are_one
+
+
+def test_beside_a_tensor_with_a_stream(stub, kernels):
+    one, other = new_stream(), new_stream()
+    value, tensor = ArrayInterface(stub, stream=one), DeviceTensor((4,))
+    DeviceTensor.streams[0] = other
+    assert ways(kernels[2], lambda: kernels[2][1, 32](value, tensor)) == (0, 5)
+    assert "cuEventRecord" in {each.api for each in stub.log}
+    value.said["stream"] = None
+    stub.clear()
+    assert ways(kernels[2], lambda: kernels[2][1, 32](value, tensor)) == (5, 0)
+    assert {each.stream for each in stub.launches} == {other} and {each.api for each in stub.log} == {"cuLaunchKernel"}
+
+
+# ---- what is not as usual ---------------------------------------------------------------------------------------------
+
+
+class Text(str):
+    pass
+
+
+class Pair(tuple):
+    pass
+
+
+class Items(dict):
+    def __getitem__(self, name):
+        raise AssertionError("asked")
+
+
+ODD = {
+    "shape, a list": {"shape": [4]}, "shape, NumPy's": {"shape": (np.int64(4),)}, "shape, another tuple": {"shape": Pair((4,))},
+    "strides, a list": {"strides": [4]}, "strides, NumPy's": {"strides": (np.int32(4),)},
+    "typestr, another str": {"typestr": Text("<f4")},
+    "data, another tuple": {"data": "pair"}, "data, readonly an int": {"data": "int"}, "data, a list": {"data": "list"},
+    "stream, NumPy's": {"stream": np.int64(1)}, "stream, 0": {"stream": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_odd_and_right_is_left_to_python(stub, kernels, name):
+    lies = dict(ODD[name])
+    value = ArrayInterface(stub)
+    pointer = value.said["data"][0]
+    if "data" in lies:
+        lies["data"] = {"pair": Pair((pointer, False)), "int": (pointer, 0), "list": [pointer, False]}[lies["data"]]
+    usual = ArrayInterface(stub, data=pointer)
+    for _ in range(3):
+        kernels[1][1, 32](usual)
+    value.said.update(lies)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (0, 5)
+    assert len({record.packed for record in stub.launches}) == 1
+
+
+WRONG = {
+    "mask": ({"mask": 1}, BufferError), "strides": ({"strides": (6,)}, BufferError),
+    "more strides": ({"strides": (4, 4)}, BufferError), "an address of nobody": ({"data": (2**40 + 64, False)}, BufferError),
+    "a negative address": ({"data": (-8, False)}, BufferError),
+    "a large address": ({"data": (2**64, False)}, BufferError), "a large extent": ({"shape": (2**63,)}, BufferError),
+    "a negative extent": ({"shape": (-1,)}, BufferError), "extents": ({"shape": (2**40, 2**40)}, BufferError),
+    "65 dimensions": ({"shape": (1,) * 65}, BufferError), "stream": ({"stream": -1}, BufferError),
+    "flag": ({"stream": True}, BufferError), "text": ({"stream": "1"}, BufferError),
+    "no elements' type": ({"typestr": "<x4"}, TypeError), "no shape": ({"shape": ...}, KeyError),
+    "no data": ({"data": ...}, KeyError), "no type": ({"typestr": ...}, KeyError),
+    "not aligned": ({"data": "odd"}, BufferError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused_as_python_does(stub, kernels, name):
+    """Also where such arrays have been read by native code before."""
+    lies, error = WRONG[name]
+    value = ArrayInterface(stub)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    good = dict(value.said)
+    if lies.get("data") == "odd":
+        lies = {"data": (good["data"][0] + 1, False)}
+    for key, said in lies.items():
+        value.said.pop(key, None)
+        if said is not ...:
+            value.said[key] = said
+    stub.clear()
+    held = sys.getrefcount(value), sys.getrefcount(value.said)
+    for launch in (lambda: kernels[1][1, 32](value), lambda: kernels[2][1, 32](DeviceTensor((4,)), value)):
+        for _ in range(3):
+            with pytest.raises(error) as caught:
+                launch()
+            del caught
+    gc.collect()
+    assert (sys.getrefcount(value), sys.getrefcount(value.said)) == held and not stub.launches
+    value.said = good
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+
+
+@pytest.mark.parametrize("error", [ValueError, AttributeError, KeyboardInterrupt, SystemExit])
+def test_an_interface_that_raises(stub, kernels, error):
+    class Raises(ArrayInterface):
+        error = None
+
+        @property
+        def __cuda_array_interface__(self):
+            if self.error is not None:
+                self.asked += 1
+                raise self.error("no")
+            return self.said
+
+    value = Raises(stub)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    value.error = error
+    stub.clear()
+    held = sys.getrefcount(value)
+    for _ in range(3):
+        with pytest.raises((ValueError, TypeError) if issubclass(error, Exception) else error) as caught:
+            kernels[1][1, 32](value)
+        del caught
+    gc.collect()
+    assert (value.asked == 3 or issubclass(error, Exception)) and not stub.launches
+    assert sys.getrefcount(value) == held
+    value.error = None
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+
+
+@pytest.mark.parametrize("make", [Items, lambda said: None, lambda said: list(said.items())], ids=["subclass", "None", "list"])
+def test_an_interface_that_is_no_dict(stub, kernels, make):
+    value = ArrayInterface(stub)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    value.said = make(value.said)
+    for _ in range(3):
+        with pytest.raises((AssertionError, TypeError, ValueError, BufferError)):
+            kernels[1][1, 32](value)
+
+
+def test_keys_that_change_the_dict(stub, kernels):
+    """Looking into a dict may run Python code, if its keys are not only str."""
+    class Key:
+        cleared = 0
+
+        def __init__(self, name, said):
+            self.name, self.said = name, said
+
+        def __hash__(self):
+            return hash(self.name)
+
+        def __eq__(self, other):
+            Key.cleared += 1
+            self.said.clear()
+            gc.collect()
+            return False
+
+    for name in ("mask", "data", "typestr", "shape", "strides", "stream"):
+        value = ArrayInterface(stub)
+        kernels[1][1, 32](value)
+        kernels[1][1, 32](value)
+        Key.cleared = 0
+        said = {}
+        said[Key(name, said)] = 1
+        said |= value.said
+        said[next(iter(said))] = 1
+        value.said = said
+        for _ in range(3):
+            try:
+                kernels[1][1, 32](value)
+            except (KeyError, TypeError, BufferError, RuntimeError):
+                pass
+        assert Key.cleared
+
+
+def test_nothing_is_kept(stub, kernels):
+    value, other = ArrayInterface(stub), ArrayInterface(stub, stream=new_stream())
+    for _ in range(3):
+        kernels[2][1, 32](value, other)
+    held = [sys.getrefcount(each) for each in (value, value.said, other, other.said)]
+    for _ in range(500):
+        kernels[2][1, 32](value, other)
+        stub.fail("cuLaunchKernel", 2)
+        with pytest.raises(RuntimeError):
+            kernels[2][1, 32](value, other)
+        stub.reset()
+        stub.clear()
+    gc.collect()
+    assert [sys.getrefcount(each) for each in (value, value.said, other, other.said)] == held
+
+
+@pytest.mark.parametrize("kind", ["pinned", "managed"])
+def test_memory_of_the_host_and_managed_memory(stub, package, kernels, kind):
+    array = (package.pinned_array if kind == "pinned" else package.managed_array)(4, np.float32)
+    value = ArrayInterface(stub, data=array.ctypes.data)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    on_second = DeviceTensor((4,), device=1)
+    assert ways(kernels[2], lambda: kernels[2][1, 32](value, on_second)) == (5, 0)
+    assert stub.launches[-1].device == 1
+
+
+def test_a_type_that_is_no_array_any_more(stub, kernels):
+    class Array(ArrayInterface):
+        pass
+
+    value = Array(stub)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+    Array.__cuda_array_interface__ = None
+    for _ in range(3):
+        with pytest.raises((ValueError, TypeError)):
+            kernels[1][1, 32](value)
+    del Array.__cuda_array_interface__
+    assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
+
+
+def test_bound_launches(stub, kernels):
+    """They hold what they were bound to."""
+    value = ArrayInterface(stub)
+    for _ in range(3):
+        kernels[1][1, 32](value)
+    bound = kernels[1][1, 32].bind(value)
+    packed = stub.launches[-1].packed
+    value.said["shape"] = (2,)
+    bound()
+    assert stub.launches[-1].packed == packed
+
+
+def test_a_kernel_for_the_cpu_still_does_not_know_it(stub, package, kernels):
+    from fastexchange import fast_args
+
+    value = ArrayInterface(stub)
+    kernels[1][1, 32](value)
+    here = fast_args(lambda x: 1)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            here(value)
+    there = fast_args(cuda=kernels[1].dispatcher, launch=(1, 32))(lambda x: 1)
+    stub.clear()
+    for _ in range(3):
+        assert there(value) is None
+    assert len(stub.launches) == 3
