@@ -322,14 +322,14 @@ def test_thousands_of_escapes_leave_nothing(kernel, framework):
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        for _ in range(3000):
+        for _ in range(4000):
             kernel(tensor)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert (sys.getrefcount(tensor), sys.getrefcount(view)) == references
-    assert after - before < 15_000
+    assert after - before < 50_000
     ledger = getattr(tensor, "ledger", None)
     if ledger is not None:
         ledger.check(ledger.made)
