@@ -6,7 +6,7 @@ Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (ar
 All tensors of a list have one dtype and one number of dimensions, as a kernel is compiled for one type. A model has parameters of
 several ranks: :class:`AdamW` sorts them by rank and makes one call for each, which costs less than flat views of new gradients.
 
-Tested in ``tests/test_kernels_adamw.py`` against ``torch.optim.AdamW`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels_adamw.py`` against ``torch.optim.AdamW`` and the same formula in NumPy.
 """
 
 import math

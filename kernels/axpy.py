@@ -3,7 +3,7 @@
 Source: C. L. Lawson, R. J. Hanson, D. R. Kincaid and F. T. Krogh, "Basic Linear Algebra Subprograms for Fortran
 Usage", ACM TOMS 5 (1979); there ``y`` is overwritten, which is ``axpy(a, x, y, y)`` here.
 
-Tested in ``tests/test_kernels.py`` against ``torch.add(y, x, alpha=a)`` and NumPy's ``a * x + y``.
+Tested in ``tests/programs/test_kernels.py`` against ``torch.add(y, x, alpha=a)`` and NumPy's ``a * x + y``.
 """
 
 from numba import njit, prange

@@ -5,7 +5,7 @@ Source: range reduction and Taylor series, as in J.-M. Muller, "Elementary Funct
 ``log(2)`` is taken as a sum of two numbers; the first has so few digits that its product with ``n`` is exact. The series
 ends where the next term is below a tenth of the last place: after the seventh power in float32, the thirteenth in float64.
 
-Tested in ``tests/test_kernels_nn.py``: within 1.5 units in the last place of the exact value, at every range.
+Tested in ``tests/programs/test_kernels_nn.py``: within 1.5 units in the last place of the exact value, at every range.
 """
 
 import numpy as np

@@ -4,7 +4,7 @@ Source: the definition in the reference of ``numpy.histogram`` (with ``bins`` a 
 of ``n`` holds ``edge[k] <= value < edge[k + 1]``, the last bin also its upper edge, where ``edge = linspace(low, high,
 n + 1)``, rounded to the dtype of the values if that is floating. Values outside, NaN and infinities are not counted.
 
-Tested in ``tests/test_kernels.py`` against ``numpy.histogram``, count for count, and against ``torch.histc``, which may
+Tested in ``tests/programs/test_kernels.py`` against ``numpy.histogram``, count for count, and against ``torch.histc``, which may
 count a value within rounding of an edge in the other bin.
 """
 

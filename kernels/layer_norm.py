@@ -7,7 +7,7 @@ of features.
 The mean and the variance are computed in two passes, in float64: the one-pass formula "mean of squares minus square of
 the mean" cancels when the mean is large against the deviation.
 
-Tested in ``tests/test_kernels.py`` against ``torch.nn.functional.layer_norm`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels.py`` against ``torch.nn.functional.layer_norm`` and the same formula in NumPy.
 """
 
 import math

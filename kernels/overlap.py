@@ -7,7 +7,7 @@ count what they cannot decide as an overlap.
 
 Addresses, strides and spans are in bytes. All but :func:`place` see no array but its address, item size, shape and
 strides, as if it had four dimensions, so that one compiled version serves all dtypes, layouts and shapes. Tested in
-``tests/test_kernels.py`` against ``numpy.shares_memory``, which is exact.
+``tests/programs/test_kernels.py`` against ``numpy.shares_memory``, which is exact.
 """
 
 import numpy as np

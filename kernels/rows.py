@@ -1,6 +1,6 @@
 """What kernels do that work row by row: check their matrices, find a row's largest element, sum exponentials.
 
-The loops are vectorised where the row is contiguous. Tested in ``tests/test_kernels_nn.py``.
+The loops are vectorised where the row is contiguous. Tested in ``tests/programs/test_kernels_nn.py``.
 """
 
 import numpy as np

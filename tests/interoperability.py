@@ -4,6 +4,7 @@
 """
 
 import array as array_module
+import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -227,6 +228,7 @@ def memory_of(tensor, array: np.ndarray) -> tuple[int, int]:
     return base.ctypes.data, base.ctypes.data + max(base.nbytes, 1)
 
 
+@functools.cache  # the tests ask tensor by tensor, and then for the table
 def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: bool) -> str | None:
     """``zero-copy``, ``copy``, or the name of the exception; None where the producer has no such tensor.
 

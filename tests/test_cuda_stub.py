@@ -505,7 +505,7 @@ x, y = cuda.to_device(np.arange(10, dtype=np.float32)), cuda.device_array(10, np
 
 def run_package(package, code, directory, **environment):
     return cuda_stub.run_with_stub(
-        PACKAGE.replace("PACKAGE_NAME", package) + textwrap.dedent(code), directory, environment)
+        PACKAGE.replace("PACKAGE_NAME", package) + textwrap.dedent(code), directory, environment, (package,))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -11,13 +11,13 @@ IS_TABLE_MADE_HERE = sys.version_info[:2] == (3, 11) and all(side.is_installed f
 
 
 def dtypes_in(layout: str, way: Way) -> tuple[str, ...]:
-    """All of them; for kernels, where the table is not made anyhow, all in one layout and a third in each of the others.
+    """All of them; for kernels, where the table is not made anyhow, all in one layout and two or three in each of the others.
 
     A kernel is compiled for each pair, and dtype and layout reach it separately.
     """
     if IS_TABLE_MADE_HERE or way.name != "kernel" or layout == "1-d":
         return DTYPES
-    return DTYPES[list(LAYOUTS).index(layout) % 3 :: 3]
+    return DTYPES[list(LAYOUTS).index(layout) % 7 :: 7]
 
 
 @pytest.mark.parametrize(("producer", "way"), INSTALLED, ids=lambda side: side.name)

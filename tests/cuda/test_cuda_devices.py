@@ -270,6 +270,13 @@ def test_tensors_of_the_host_are_refused_and_never_copied(stub, kernels, package
 
 # ---- devices of different kinds, and other processes' views ----------------------------------------------------------
 
+
+def _run(code: str, package, directory) -> str:
+    """What it prints, in a process that begins with what it needs imported."""
+    imported = (package.__name__, "fastexchange", "cuda_tensors")
+    return run_with_stub(code.format(package=package.__name__), directory, imported=imported)
+
+
 _ARCHITECTURES = """
 import importlib, warnings
 warnings.simplefilter("ignore")
@@ -293,7 +300,7 @@ print(len({{each.function for each in stub.launches}}))
 
 
 def test_devices_of_different_architectures(package, tmp_path):
-    assert run_with_stub(_ARCHITECTURES.format(package=package.__name__), tmp_path) == "[0, 1, 2, 1, 0]\n3\n"
+    assert _run(_ARCHITECTURES, package, tmp_path) == "[0, 1, 2, 1, 0]\n3\n"
 
 
 _OTHER_ARCHITECTURE = """
@@ -322,7 +329,7 @@ print(len(stub.launches))
 
 def test_a_kernel_for_another_architecture(package, tmp_path):
     """Loading is the package's, and so is its error, with the driver's name in it; the next launch finds nothing half done."""
-    assert run_with_stub(_OTHER_ARCHITECTURE.format(package=package.__name__), tmp_path) == "True\n1\n"
+    assert _run(_OTHER_ARCHITECTURE, package, tmp_path) == "True\n1\n"
 
 
 _FIRST_USE = """
@@ -347,4 +354,4 @@ for device in (2, 1, 0):
 
 def test_the_first_use_of_a_device_leaves_the_current_context(package, tmp_path):
     """The packages do not: they make the new one's current instead of one that is not primary."""
-    assert run_with_stub(_FIRST_USE.format(package=package.__name__), tmp_path) == "True 2\nTrue 1\nTrue 0\n"
+    assert _run(_FIRST_USE, package, tmp_path) == "True 2\nTrue 1\nTrue 0\n"

@@ -271,9 +271,15 @@ for function in (other_sizes, absent, not_found, None, original):
 """
 
 
+def _run(code: str, package, directory) -> str:
+    """What it prints, in a process that begins with what it needs imported."""
+    imported = (package.__name__, "fastexchange", "cuda_tensors")
+    return run_with_stub(code.format(package=package.__name__), directory, imported=imported)
+
+
 def test_where_the_drivers_account_of_the_parameters_is_another(package, tmp_path):
     """Such launches are the package's own, and ``explain`` says so."""
-    assert run_with_stub(_ACCOUNT.format(package=package.__name__), tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
+    assert _run(_ACCOUNT, package, tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
 
 
 _NOT_AS_EXPECTED = """
@@ -438,7 +444,7 @@ _NO_DEVICE = "stub.set_devices(0)\n" + _NO_DRIVER
 
 
 def test_without_a_device(package, tmp_path):
-    said = run_with_stub(_NO_DEVICE.format(package=package.__name__), tmp_path).splitlines()
+    said = _run(_NO_DEVICE, package, tmp_path).splitlines()
     assert said and "CUDA_ERROR_NO_DEVICE" in said[0], said
 
 
@@ -477,4 +483,4 @@ os.write(1, f"{{len(stub.launches)}}\\n".encode())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_after_a_fork(package, tmp_path):
     """CUDA cannot be used in a child of a process that has used it, and each launch there says so."""
-    assert run_with_stub(_FORK.format(package=package.__name__), tmp_path) == "[True, True, True, True] 2\n41\n"
+    assert _run(_FORK, package, tmp_path) == "[True, True, True, True] 2\n41\n"

@@ -14,7 +14,7 @@ import pytest
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PERF = ROOT / "perf"
 MODULES = (
     "book", "cuda_places", "cuda_table", "cuda_targets", "floor", "groups", "plot", "report", "rows", "rows_arguments", "table",

@@ -9,7 +9,7 @@ import numba
 import pytest
 
 torch = pytest.importorskip("torch")
-PERF = Path(__file__).resolve().parents[1] / "perf"
+PERF = Path(__file__).resolve().parents[2] / "perf"
 TINY = ["--quick", "--layers=2", "--width=16", "--heads=2", "--vocabulary=70", "--tokens=5", "--steps=2"]
 
 # what plain Numba says of every list

@@ -365,10 +365,14 @@ REFUSED = {
 }
 
 
+OF_TYPES = ["axpy integer out", "softmax integer out", "histogram floating out", "heat integer out"]
+"""Those that no other call has the types of; "histogram narrow out", which is another, is compiled."""
+
+
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_refused(framework, case):
-    check_refused(framework, *REFUSED[case])
+    check_refused(framework, *REFUSED[case], compiled=case not in OF_TYPES)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
