@@ -5,7 +5,6 @@ three devices is skipped there, and what is marked ``gpu`` runs only there. A dr
 which is loaded by its path before anything asks for a driver, takes its place in this process.
 """
 
-import contextlib
 import importlib
 import shutil
 import subprocess
@@ -60,31 +59,34 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
 
 
-@contextlib.contextmanager
-def _empty_stub():
+@pytest.fixture
+def stub_or_none():
+    """The driver stub, with an empty record and no errors to inject; None on a real driver."""
+    if STUB is None:
+        yield None
+        return
     STUB.reset()
     STUB.clear()
     yield STUB
     STUB.set_trace(False)
     STUB.set_hook(None)
+    STUB.set_fast(False)
     STUB.reset()
 
 
 @pytest.fixture
-def stub():
-    """The driver stub, with an empty record and no errors to inject. Tests that use it are skipped on a real driver."""
-    if STUB is None:
+def stub(stub_or_none):
+    """The same; tests that use it are skipped on a real driver."""
+    if stub_or_none is None:
         pytest.skip("it needs the driver stub (its log, its errors or its three devices), and there is a real driver")
-    with _empty_stub():
-        yield STUB
+    return stub_or_none
 
 
 @pytest.fixture
-def record():
+def record(stub_or_none):
     """What records our launches: the driver stub, which records the packages' own too, or a ``Recorder`` of a real driver."""
-    if STUB is not None:
-        with _empty_stub():
-            yield STUB
+    if stub_or_none is not None:
+        yield stub_or_none
         return
     from recorder import Recorder  # which asks for the driver
 

@@ -6,6 +6,7 @@ import functools
 
 import cuda_stub
 import numpy as np
+import pytest
 from cuda_tensors import DeviceTensor, _kept, _Tensor, first_stream
 from digests import MAGIC, digest_of
 
@@ -54,6 +55,12 @@ def _memory(package):
 def address(package, offset: int = 1 << 19) -> int:
     """An address in the middle of memory on device 0."""
     return _memory(package).__cuda_array_interface__["data"][0] + offset
+
+
+def needs_clusters(package) -> None:
+    """Skip the test where the device has no clusters of blocks."""
+    if package.get_current_device().compute_capability < (9, 0):
+        pytest.skip("devices of compute capability below 9.0 have no clusters")
 
 
 class Interface:

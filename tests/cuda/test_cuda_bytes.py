@@ -29,6 +29,7 @@ from launches import (
     kernel_of,
     launch_fast,
     launches_of,
+    needs_clusters,
     on_their_side,
 )
 
@@ -355,6 +356,7 @@ def test_cooperative_launches(record, package):
 def test_clusters(record, package):
     if package.__name__ == "numba.cuda":
         pytest.skip("numba-cuda launches no clusters")
+    needs_clusters(package)
     check(record, package, [1.0], ((8, 2, 1), 32, 0, 0, (2, 2, 1)), types_of=None)
     assert record.launches[-1].cluster == (2, 2, 1)
     check(record, package, [1.0], (8, 32, 0, 0, 4), types_of=None)

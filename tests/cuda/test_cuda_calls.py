@@ -23,6 +23,7 @@ from launches import (
     is_refused,
     kernel_of,
     launch_fast,
+    needs_clusters,
 )
 
 from fastexchange import CudaError, fast_args
@@ -396,6 +397,7 @@ def test_for_all_tasks(stub, package, x):
 
 
 def test_clusters_need_numba_cuda_mlir(record, package):
+    needs_clusters(package)
     kernel = kernel_of(package, 0)
     launcher = kernel[(4, 2), 32, None, 0, (2, 1)]
     launcher()
@@ -556,8 +558,9 @@ def scale(y):
     y[0] = SCALE
 
 
-def test_recompile(record, package, x):
+def test_recompile(record, package):
     global SCALE
+    x = DeviceTensor((3,), data=address(package, 16))  # a kernel that writes: where no other test reads
     kernel = fast_args(package.jit(scale))
     launcher = kernel[1, 32]
     bound = launcher.bind(x)
