@@ -6,8 +6,10 @@ Against the stub nothing runs: what is measured is the host's part alone. The RE
 import argparse
 import importlib.metadata
 import importlib.util
+import re
 import sys
 import warnings
+from datetime import datetime, timezone
 from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
@@ -26,9 +28,18 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stub", action="store_true", help="against the driver stub, even where there is a GPU")
     parser.add_argument("--rounds", type=int, default=41, help="how often each row is timed (41)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything measured to FILE")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="where to write what was measured; on a GPU perf/results/DATE-cuda-DEVICE.json"
+    )
     parser.add_argument("--strict", action="store_true", help="exit code 1 when a target is missed")
     return parser.parse_args()
+
+
+def file_for(place) -> Path:
+    """Where the results of a run on this GPU go, today."""
+    device = re.sub(r"[^a-z0-9]+", "-", place.described()["name"].lower()).strip("-")
+    results = Path(__file__).resolve().parent / "results"
+    return results / f"{datetime.now(timezone.utc):%Y-%m-%d}-cuda-{device}.json"
 
 
 def described(place) -> dict:
@@ -57,6 +68,8 @@ def main() -> int:
     from fastexchange.measuring.timing import time_statements
 
     times, groups, left_out = {}, [], []
+    if options.json is None and place.is_gpu:
+        options.json = file_for(place)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
     for package in cuda_places.PACKAGES:
@@ -106,6 +119,7 @@ def main() -> int:
     if options.json:
         labels = {f"{package}/loop": "the loop around a launch, which is subtracted" for package in sections}
         report.write_json(options.json, machine, options.rounds, groups, labels, times, found, {})
+        print(f"written to {options.json}")
     return 1 if options.strict and any(target.met is False for target in found) else 0
 
 

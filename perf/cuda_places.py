@@ -51,12 +51,14 @@ class Stub:
     ----------
     stub : the ``cuda_stub.Stub``.
     prepare : what has to be done before a statement is timed: nothing.
+    most_launches : how many launches may follow each other without it.
     """
 
     name = "driver stub"
     is_gpu = False
     tensor_name = "torch-like tensor"
     prepare = None
+    most_launches = None
     device_count = 2
 
     def __init__(self):
@@ -103,12 +105,12 @@ class Gpu:
     is_gpu = True
     tensor_name = "torch tensor"
     stub = None
+    most_launches = 500  # a device's queue holds about a thousand; a launch that finds it full waits for the device
 
     def __init__(self, torch):
         self._torch = torch
         torch.cuda.init()
         self.device_count = torch.cuda.device_count()
-        self.prepare = torch.cuda.synchronize  # the queue of launches is empty when a statement's time begins
         self._kept: list = []
 
     def tensor(self, device: int = 0):
@@ -133,8 +135,12 @@ class Gpu:
             "torch_cuda": torch.version.cuda,
         }
 
-    def begin(self) -> None:
-        self._torch.cuda.synchronize()
+    def prepare(self) -> None:
+        """Empty the queues of launches of all devices."""
+        for device in range(self.device_count):
+            self._torch.cuda.synchronize(device)
+
+    begin = prepare
 
 
 def place(wants_stub: bool = False) -> Stub | Gpu:

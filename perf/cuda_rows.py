@@ -288,5 +288,5 @@ def peers(place) -> tuple[Group | None, list[str]]:
 
 
 def prepared(row: Row, place) -> Row:
-    """The row, with what the place wants to be done before it is timed."""
-    return replace(row, statement=replace(row.statement, prepare=place.prepare))
+    """The row, with what the place wants to be done before it is timed, and how often."""
+    return replace(row, statement=replace(row.statement, prepare=place.prepare, most_calls=place.most_launches))

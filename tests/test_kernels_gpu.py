@@ -76,13 +76,9 @@ for number in "float32", "float64":
 
 @pytest.mark.parametrize("package", ["numba.cuda", "numba_cuda_mlir.cuda"])
 def test_launches(package, tmp_path):
-    from tests import cuda_stub
-
     distribution = "numba_cuda" if package == "numba.cuda" else "numba_cuda_mlir"
     if importlib.util.find_spec(distribution) is None:
         pytest.skip(f"{distribution} is not installed")
-    if cuda_stub.real_driver():
-        pytest.skip("there is a driver on this machine")
     run(["-c", LAUNCH.format(directory=str(tmp_path), package=package)])
 
 
@@ -124,8 +120,9 @@ def _has_gpu() -> bool:
     return torch is not None and torch.cuda.is_available()
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("package", ["numba.cuda", "numba_cuda_mlir.cuda"])
 def test_on_a_gpu(package):
     if not _has_gpu():
-        pytest.skip("no GPU, or a PyTorch without CUDA")
+        pytest.skip("there is no CUDA device, or PyTorch has no CUDA")
     run(["-c", ON_GPU.format(package=package)])

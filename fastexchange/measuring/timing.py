@@ -35,6 +35,8 @@ class Statement:
     """How many calls the code makes; times are per call."""
     prepare: Callable[[], object] | None = None
     """Called before every run of the statement, outside of what is timed."""
+    most_calls: int | None = None
+    """How many calls a run makes at most: one that fills a queue, which `prepare` empties, would measure the wait for it."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class _Loop:
         self._run = _loop(statement.code, statement.names)
         self._prepare = statement.prepare
         self.calls = statement.calls
+        self.most = None if statement.most_calls is None else max(1, statement.most_calls // statement.calls)
 
     def __call__(self, count: int) -> int:
         if self._prepare is not None:
@@ -120,12 +123,16 @@ class _Loop:
         return self._run(count)
 
 
-def _iterations(loop: Callable[[int], int], batch_ns: int) -> int:
-    """How many iterations take about `batch_ns`. Warms the loop up."""
+def _iterations(loop: Callable[[int], int], batch_ns: int, most: int | None = None) -> int:
+    """How many iterations take about `batch_ns`, at most `most`. Warms the loop up."""
     count = 1
     while (elapsed := loop(count)) < batch_ns // 2:
+        if count == most:
+            return count
         count = max(2 * count, min(1000 * count, count * batch_ns // max(elapsed, 1)))
-    return max(1, count * batch_ns // elapsed)
+        count = count if most is None else min(count, most)
+    count = max(1, count * batch_ns // elapsed)
+    return count if most is None else min(count, most)
 
 
 def _least(loop: Callable[[int], int], count: int) -> float:
@@ -189,8 +196,8 @@ def time_statements(
     complete: list[tuple[float, dict[Any, float]]] = []
     with _no_garbage_collection():
         for loop in loops.values():  # what optimises itself while it runs, has done so when the iterations are counted
-            _iterations(loop, batch_ns)
-        iterations = {name: _iterations(loop, batch_ns) for name, loop in loops.items()}
+            _iterations(loop, batch_ns, loop.most)
+        iterations = {name: _iterations(loop, batch_ns, loop.most) for name, loop in loops.items()}
         empty = _loop("pass", {})
         empty_iterations = _iterations(empty, batch_ns)
         order = list(loops)

@@ -1,7 +1,8 @@
 """What the tests of kernels for CUDA run on: the driver stub, loaded into this process before any package asks for a driver.
 
-Where there is a real driver with a device they run on that, and there is no stub: what reads the stub's record is
-skipped there, and what is marked ``gpu`` runs only there.
+Where there is a real driver with a device they run on that, and there is no stub: what needs its log, its errors or its
+three devices is skipped there, and what is marked ``gpu`` runs only there. A driver without a device is none: the stub,
+which is loaded by its path before anything asks for a driver, takes its place in this process.
 """
 
 import importlib
@@ -59,16 +60,38 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
-def stub():
-    """The driver stub, with an empty record and no errors to inject. Tests that use it are skipped on a real driver."""
+def stub_or_none():
+    """The driver stub, with an empty record and no errors to inject; None on a real driver."""
     if STUB is None:
-        pytest.skip("it reads the record of the driver stub, and there is a real driver")
+        yield None
+        return
     STUB.reset()
     STUB.clear()
     yield STUB
     STUB.set_trace(False)
     STUB.set_hook(None)
+    STUB.set_fast(False)
     STUB.reset()
+
+
+@pytest.fixture
+def stub(stub_or_none):
+    """The same; tests that use it are skipped on a real driver."""
+    if stub_or_none is None:
+        pytest.skip("it needs the driver stub (its log, its errors or its three devices), and there is a real driver")
+    return stub_or_none
+
+
+@pytest.fixture
+def record(stub_or_none):
+    """What records our launches: the driver stub, which records the packages' own too, or a ``Recorder`` of a real driver."""
+    if stub_or_none is not None:
+        yield stub_or_none
+        return
+    from recorder import Recorder  # which asks for the driver
+
+    with Recorder() as recorder:
+        yield recorder
 
 
 def _import(module: str):

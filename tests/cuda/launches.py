@@ -4,8 +4,11 @@ import contextlib
 import ctypes
 import functools
 
+import cuda_stub
 import numpy as np
-from cuda_tensors import _kept, _Tensor, first_stream
+import pytest
+from cuda_tensors import DeviceTensor, _kept, _Tensor, first_stream
+from digests import MAGIC, digest_of
 
 from fastexchange import fast_args
 from fastexchange._abi import ffi
@@ -45,12 +48,19 @@ def kernel_of(package, count: int, body: str = "pass", signature=None, **options
 
 @functools.cache
 def _memory(package):
-    return package.device_array(1 << 20, np.uint8)
+    """Zeros and ones: bytes of which every element type makes another value, and booleans a boolean."""
+    return package.to_device(np.random.default_rng(0).integers(0, 2, 1 << 20, dtype=np.uint8))
 
 
 def address(package, offset: int = 1 << 19) -> int:
     """An address in the middle of memory on device 0."""
     return _memory(package).__cuda_array_interface__["data"][0] + offset
+
+
+def needs_clusters(package) -> None:
+    """Skip the test where the device has no clusters of blocks."""
+    if package.get_current_device().compute_capability < (9, 0):
+        pytest.skip("devices of compute capability below 9.0 have no clusters")
 
 
 class Interface:
@@ -88,6 +98,74 @@ def on_their_side(package, value, array):
         items = [on_their_side(package, item, array) for item in value]
         return value._make(items) if hasattr(value, "_fields") else tuple(items)
     return value
+
+
+# ---- whether two launches are the same --------------------------------------------------------------------------------
+
+COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "context", "device", "offsets", "parameters")
+
+
+def what_is_launched(launch) -> dict:
+    return {name: getattr(launch, name) for name in COMPARED} | {"packed": launch.packed}
+
+
+class Recorded:
+    """Launches of a kernel without code, as the driver stub has recorded them: compared byte for byte.
+
+    Attributes
+    ----------
+    arguments : those of the launches.
+    """
+
+    def __init__(self, record, package, arguments, **options):
+        self.arguments = tuple(arguments)
+        self._record, self._package, self._options = record, package, options
+
+    def dispatcher(self):
+        """A new one, of the package's own."""
+        return dispatcher_of(self._package, len(self.arguments), **self._options)
+
+    def seen(self):
+        """What the last launch was."""
+        return what_is_launched(self._record.launches[-1])
+
+
+class Digested:
+    """Launches of a kernel that reads all arguments, and writes what it has read: that is compared. As :class:`Recorded`.
+
+    Two more arguments are where it writes.
+    """
+
+    def __init__(self, record, package, arguments, body="", **options):
+        self._function, *counts = digest_of(arguments, body, cuda=package, np=np, cg=getattr(package, "cg", None))
+        self._package, self._options = package, options
+        self._empty = [np.full(count, -1, dtype) for count, dtype in zip(counts, (np.int64, np.float64), strict=True)]
+        self._written = [package.to_device(each) for each in self._empty]
+        outs = [DeviceTensor(each.shape, each.dtype, data=data_of(each)) for each in self._written]
+        self.arguments = (*arguments, *outs)
+
+    def dispatcher(self):
+        return self._package.jit(**self._options)(self._function)
+
+    def seen(self):
+        """The bytes that have been written since the last time."""
+        self._package.synchronize()
+        found = [each.copy_to_host() for each in self._written]
+        for each, empty in zip(self._written, self._empty, strict=True):
+            each.copy_to_device(empty)
+        self._package.synchronize()
+        assert found[0][0] == MAGIC, "the kernel did not run"
+        return [each.tobytes() for each in found]
+
+
+def launches_of(record, package, arguments, **options) -> Recorded | Digested:
+    """What compares launches with these arguments: their bytes where the packages' own are recorded, else their effect."""
+    return (Recorded if isinstance(record, cuda_stub.Stub) else Digested)(record, package, arguments, **options)
+
+
+def data_of(array) -> int:
+    """The address of an array on a device."""
+    return array.__cuda_array_interface__["data"][0]
 
 
 # ---- which way a launch goes -----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def held(*tensors) -> list[int]:
 
 
 @pytest.mark.parametrize("cls", [DeviceTensor, ExportedTensor])
-def test_a_bound_launch_is_the_launch(stub, package, cls):
+def test_a_bound_launch_is_the_launch(record, package, cls):
     x, y = tensor(package, (3, 4), strides=(8, 2), cls=cls), tensor(package, (5,), "complex128", cls=cls)
     arguments = (2.5, x, True, (y, np.int8(3)), 1j)
     launcher = kernel_of(package, 5)[(4, 2), 64, None, 100]
@@ -39,27 +39,27 @@ def test_a_bound_launch_is_the_launch(stub, package, cls):
     for _ in range(5):
         assert launch() is None
     assert launcher.kernel.stats() == (before.fast + 5, before.slow, 1)
-    first, *others = stub.launches
-    for record in others:
-        assert record._replace(api="", thread=0) == first._replace(api="", thread=0)
+    first, *others = record.launches
+    for each in others:
+        assert each._replace(api="", thread=0) == first._replace(api="", thread=0)
     assert len(others) == 5 and held(x, y) == [1, 1]
     del launch
     gc.collect()
     assert held(x, y) == [0, 0]
 
 
-def test_binding_makes_no_launch_and_compiles_what_is_new(stub, package):
+def test_binding_makes_no_launch_and_compiles_what_is_new(record, package):
     x = tensor(package)
     kernel = kernel_of(package, 2)
     launch = kernel[1, 32].bind(a1=x, a0=1)
-    assert stub.launches == [] and kernel.stats().compiled == 1
+    assert record.launches == [] and kernel.stats().compiled == 1
     launch()
-    assert len(stub.launches) == 1 and "bound to int, cuda_tensors.DeviceTensor" in repr(launch)
+    assert len(record.launches) == 1 and "bound to int, cuda_tensors.DeviceTensor" in repr(launch)
     is_refused(lambda: launch(1), TypeError, "takes no arguments, 1 given")
     is_refused(lambda: launch(a0=1), TypeError, "takes no arguments, 1 given")
     for copied in (copy.copy, pickle.dumps):
         is_refused(lambda copied=copied: copied(launch), TypeError, "cannot be pickled or copied")
-    assert len(stub.launches) == 1
+    assert len(record.launches) == 1
 
 
 def test_what_holds_the_arguments(package):
@@ -78,7 +78,7 @@ def test_what_holds_the_arguments(package):
     assert reference() is None
 
 
-def test_rebind(stub, package):
+def test_rebind(record, package):
     x, y, z = tensor(package), DeviceTensor((7,), data=address(package) + 512), tensor(package, dtype="float64")
     launcher = kernel_of(package, 2)[1, 32]
     launch = launcher.bind(1, x)
@@ -86,10 +86,10 @@ def test_rebind(stub, package):
     assert launch.rebind(a1=y) is launch and held(x, y) == [0, 1]
     launch()
     launcher(1, y)
-    assert stub.launches[1].packed == stub.launches[2].packed != stub.launches[0].packed
+    assert record.launches[1].packed == record.launches[2].packed != record.launches[0].packed
     launch.rebind(a0=5)
     launch()
-    assert stub.launches[3].parameters[0] == (5).to_bytes(8, "little") and launch.arguments == (5, y)
+    assert record.launches[3].parameters[0] == (5).to_bytes(8, "little") and launch.arguments == (5, y)
     launch.rebind()
     for bad in ({"a1": z}, {"a0": 1.5}, {"a1": tensor(package, (3, 3))}, {"a1": tensor(package, strides=(2,))}, {"a0": x}):
         is_refused(lambda bad=bad: launch.rebind(**bad), TypeError, "would be another signature; bind anew")
@@ -98,7 +98,7 @@ def test_rebind(stub, package):
     is_refused(lambda: launch.rebind(a1=tensor(package, device_type=1)), BufferError, "kDLCPU:0")
     assert held(x, y, z) == [0, 1, 0]
     launch()
-    assert stub.launches[-1].packed == stub.launches[3].packed
+    assert record.launches[-1].packed == record.launches[3].packed
     launch = bad = None
     gc.collect()
     assert held(x, y, z) == [0, 0, 0] and y.exported == y.deleted > 0
@@ -115,7 +115,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("position", range(3))
 @pytest.mark.parametrize("name", REFUSED)
-def test_nothing_is_held_after_a_refusal(stub, package, name, position):
+def test_nothing_is_held_after_a_refusal(record, package, name, position):
     options, kind = REFUSED[name]
     culprit = DeviceTensor((3,), **{"data": address(package), **options})
     good = [tensor(package), tensor(package, cls=ExportedTensor)]
@@ -128,7 +128,7 @@ def test_nothing_is_held_after_a_refusal(stub, package, name, position):
             is_refused(lambda attempt=attempt: attempt(*arguments), kind)
         gc.collect()
         assert held(culprit, *good) == [0, 0, 0]
-    assert stub.launches == []
+    assert record.launches == []
     fine = [*good[:position], tensor(package), *good[position:]]
     launcher(*fine)
     is_refused(lambda: launcher.bind(*fine).rebind(**{f"a{position}": culprit}), kind)
@@ -136,7 +136,7 @@ def test_nothing_is_held_after_a_refusal(stub, package, name, position):
     assert held(culprit, *fine) == [0] * 4
 
 
-def test_what_cannot_be_bound(stub, package):
+def test_what_cannot_be_bound(record, package):
     kernel = kernel_of(package, 1)
     for value in (np.zeros(3), b"1", package.In(np.zeros(3))):
         with pytest.raises((TypeError, BufferError)):
@@ -152,7 +152,7 @@ def test_what_cannot_be_bound(stub, package):
         DeviceTensor.streams[0] = OtherTensor.streams[0] = 0
 
 
-def test_arrays_with_an_interface_are_bound(stub, package):
+def test_arrays_with_an_interface_are_bound(record, package):
     x = tensor(package)
     launcher = kernel_of(package, 2)[1, 32]
     for make in (Interface, lambda tensor: device_array(package, tensor)):
@@ -161,7 +161,7 @@ def test_arrays_with_an_interface_are_bound(stub, package):
         launch = launcher.bind(each, 1)
         launch()
         launch()
-        assert len({record.packed for record in stub.launches}) == 1
+        assert len({each.packed for each in record.launches}) == 1
         reference = weakref.ref(each)
         del each
         gc.collect()
@@ -169,34 +169,34 @@ def test_arrays_with_an_interface_are_bound(stub, package):
         del launch
         gc.collect()
         assert reference() is None
-        stub.clear()
+        record.clear()
 
 
-def test_the_stream_is_asked_for_in_each_launch(stub, package):
+def test_the_stream_is_asked_for_in_each_launch(record, package):
     launch = kernel_of(package, 1)[1, 32].bind(tensor(package))
     streams = [package.stream() for _ in range(2)]
     try:
         for stream in [*streams, *streams]:
             DeviceTensor.streams[0] = int(stream.handle)
             launch()
-            assert stub.launches[-1].stream == int(stream.handle)
+            assert record.launches[-1].stream == int(stream.handle)
     finally:
         DeviceTensor.streams[0] = 0
     launch()
-    assert stub.launches[-1].stream == 0
+    assert record.launches[-1].stream == 0
 
 
-def test_declared_signatures_are_converted_when_bound(stub, package):
+def test_declared_signatures_are_converted_when_bound(record, package):
     x = tensor(package)
     launcher = kernel_of(package, 3, signature="void(float32, int32, float32[:])")[1, 32]
     launch = launcher.bind(1, True, x)
     for _ in range(3):
         launch()
     launcher(1, True, x)
-    assert len({record.packed for record in stub.launches}) == 1
+    assert len({each.packed for each in record.launches}) == 1
     launch.rebind(a0=2)
     launch()
-    assert stub.launches[-1].parameters[0] == np.float32(2).tobytes()
+    assert record.launches[-1].parameters[0] == np.float32(2).tobytes()
     exported = x.exported
     is_refused(lambda: launcher.bind(1, 2**31, x), OverflowError)
     is_refused(lambda: launcher.bind(1, 1.5, x), TypeError)
@@ -204,7 +204,7 @@ def test_declared_signatures_are_converted_when_bound(stub, package):
     gc.collect()
     assert x.exported > exported and held(x) == [1]
     launch()
-    assert stub.launches[-1].parameters[:2] == (np.float32(2).tobytes(), np.int32(1).tobytes())
+    assert record.launches[-1].parameters[:2] == (np.float32(2).tobytes(), np.int32(1).tobytes())
 
 
 def test_errors_of_the_driver(stub, package):
@@ -220,7 +220,7 @@ def test_errors_of_the_driver(stub, package):
 
 
 @pytest.mark.parametrize("threads", [2, 5])
-def test_threads(stub, package, threads):
+def test_threads(record, package, threads):
     x, times = tensor(package), 200
     launcher = kernel_of(package, 2)[1, 32]
     launch = launcher.bind(1, x)
@@ -241,9 +241,9 @@ def test_threads(stub, package, threads):
         launch.rebind(a0=1)
     for worker in workers:
         worker.join()
-    assert failed == [] and len(stub.launches) == 2 * times * threads
+    assert failed == [] and len(record.launches) == 2 * times * threads
     launch.rebind(a0=1)  # which lets go of what was bound while it was launched
-    assert len({record.packed for record in stub.launches}) == 1 and held(x) == [1]
+    assert len({each.packed for each in record.launches}) == 1 and held(x) == [1]
 
 
 def test_rebinding_while_it_is_launched(stub, package):
@@ -264,10 +264,10 @@ def test_rebinding_while_it_is_launched(stub, package):
     assert said == [[2]]  # what is launched, and what is bound
     launch.rebind(a0=x)
     launch()
-    assert held(x) == [1] and len({record.packed for record in stub.launches}) == 1
+    assert held(x) == [1] and len({each.packed for each in stub.launches}) == 1
 
 
-def test_streams_that_may_part_are_not_bound(stub, package):
+def test_streams_that_may_part_are_not_bound(record, package):
     """They are the same when the launch is bound: an ordinary launch would order them when they are not."""
     x, y = DeviceTensor((4,)), OtherTensor((4,))
     array = Interface(DeviceTensor((4,), data=address(package, 16)))
@@ -276,7 +276,7 @@ def test_streams_that_may_part_are_not_bound(stub, package):
         launcher(*arguments)
         is_refused(lambda: launcher.bind(*arguments), TypeError, "different streams", "kernel[grid, block, stream]")  # noqa: B023
         kernel_of(package, 2)[1, 32, 0].bind(*arguments)()
-        assert stub.launches[-1].stream == 0
+        assert record.launches[-1].stream == 0
     assert (x.exported, y.exported) == (x.deleted, y.deleted)
 
 
@@ -296,7 +296,7 @@ def both_of_two(package, launch):
 CPU_ARRAYS = [np.zeros] if torch is None else [np.zeros, torch.zeros]
 
 
-def test_tensors_decide(stub, package):
+def test_tensors_decide(record, package):
     kernel = both_of_two(package, (4, 32, None, 64))
     x = tensor(package)
     for _ in range(30):
@@ -304,18 +304,18 @@ def test_tensors_decide(stub, package):
             array = make(3)
             kernel(2.0, array)
             assert array.tolist() == [2.0] * 3
-        assert stub.launches == []
+        assert record.launches == []
         for there in (x, Interface(x), device_array(package, x)):
             kernel(2.0, there)
             kernel(a1=there, a0=2.0)
-        assert len(stub.launches) == 6 and len({record.packed for record in stub.launches}) == 1
-        assert stub.launches[-1].grid == (4, 1, 1) and stub.launches[-1].shared == 64
-        stub.clear()
+        assert len(record.launches) == 6 and len({each.packed for each in record.launches}) == 1
+        assert record.launches[-1].grid == (4, 1, 1) and record.launches[-1].shared == 64
+        record.clear()
     assert held(x) == [0]
 
 
 @pytest.mark.parametrize("make", CPU_ARRAYS, ids=["numpy", "torch"][: len(CPU_ARRAYS)])
-def test_tensors_of_both_kinds_are_refused(stub, package, make):
+def test_tensors_of_both_kinds_are_refused(record, package, make):
     kernel = both_of_two(package, (1, 32))
     x, array = tensor(package), make(3)
     # Arrays of NumPy the package copies to the device, in its own launch, if it can tell what stands beside them.
@@ -324,7 +324,7 @@ def test_tensors_of_both_kinds_are_refused(stub, package, make):
         for arguments in ((x, array), (array, x)):
             with pytest.raises(refusals):
                 kernel(*arguments)
-    assert stub.launches == [] and array.tolist() == [0.0] * 3 and held(x) == [0]
+    assert record.launches == [] and array.tolist() == [0.0] * 3 and held(x) == [0]
 
 
 def test_a_chosen_configuration(stub, package):
@@ -357,11 +357,11 @@ def test_a_chosen_configuration(stub, package):
     assert len(stub.launches) == 5
 
 
-def test_the_kernel_for_cuda_by_itself(stub, package):
+def test_the_kernel_for_cuda_by_itself(record, package):
     kernel = both_of_two(package, (1, 32))
     assert kernel[7, 64] is kernel.cuda[7, 64] and type(kernel.cuda).__name__ == "CudaKernel"
     kernel[7, 64](1.0, tensor(package))
-    assert stub.launches[-1].grid == (7, 1, 1)
+    assert record.launches[-1].grid == (7, 1, 1)
     is_refused(lambda: fast_args(lambda x: None)[1, 32], TypeError, "without a launch configuration")
     assert fast_args(kernel) is kernel
 
@@ -395,7 +395,7 @@ def test_wrong_arguments_under_one_name(stub, package):
     assert len(stub.launches) == 1
 
 
-def test_defaults_and_threads_under_one_name(stub, package):
+def test_defaults_and_threads_under_one_name(record, package):
     function = {}
     exec("def on_cpu(a0, a1=1.5):\n    a0[0] += a1\ndef on_gpu(a0, a1=1.5): pass", function)
     kernel = fast_args(cuda=package.jit(function["on_gpu"]), launch=(1, 32))(function["on_cpu"])
@@ -411,6 +411,6 @@ def test_defaults_and_threads_under_one_name(stub, package):
         worker.start()
     for worker in workers:
         worker.join()
-    assert array[0] == 150.0 and len(stub.launches) == 100
-    assert len({record.packed for record in stub.launches}) == 1
-    assert stub.launches[0].parameters[-1] == np.float64(1.5).tobytes()
+    assert array[0] == 150.0 and len(record.launches) == 100
+    assert len({each.packed for each in record.launches}) == 1
+    assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

@@ -50,21 +50,21 @@ def planned(package):
 
 
 @pytest.mark.parametrize("case", MATRICES)
-def test_parameters_are_those_of_the_general_way(planned, stub, case):
+def test_parameters_are_those_of_the_general_way(planned, record, case):
     tensor = made(*MATRICES[case])
     planned(x=tensor, a=2.5)
-    stub.clear()
+    record.clear()
     planned(tensor, 2.5)
     planned(x=tensor, a=2.5)
-    fast, general = stub.launches
+    fast, general = record.launches
     assert fast == general  # the compiled kernel, too, which is another one for other layouts
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_as_by_the_general_way(planned, stub, case):
+def test_refused_as_by_the_general_way(planned, record, case):
     tensor, messages = made(*REFUSED[case]), []
     for args, kwargs in (((tensor, 2.5), {}), ((), {"x": tensor, "a": 2.5})):
         with pytest.raises(BufferError) as error:
             planned(*args, **kwargs)
         messages.append(str(error.value))
-    assert messages[0] == messages[1] and not stub.launches
+    assert messages[0] == messages[1] and not record.launches

@@ -43,26 +43,26 @@ def words_of(launch) -> tuple[int, ...]:
     return struct.unpack(f"<{len(launch.packed) // 8}q", launch.packed)
 
 
-def launched(stub, kernel, *arguments):
-    stub.clear()
+def launched(record, kernel, *arguments):
+    record.clear()
     kernel[2, 32](*arguments)
-    (launch,) = stub.launches
+    (launch,) = record.launches
     return words_of(launch)
 
 
-def same_as(kernel, stub, value, **tensor) -> None:
+def same_as(kernel, record, value, **tensor) -> None:
     """`value` becomes the parameters that a tensor with a table becomes."""
     shape, data = tensor.pop("shape"), value.said["data"]
     twin = DeviceTensor(shape, data=data[0], readonly=data[1], **tensor)
-    assert launched(stub, kernel, value) == launched(stub, kernel, twin)
+    assert launched(record, kernel, value) == launched(record, kernel, twin)
 
 
 # ---- __cuda_array_interface__ ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("typestr", ["<f4", "<f8", "<i1", "|i1", "<u8", "|b1", "<c8", "<c16", "<f2"])
-def test_element_types_of_an_array_interface(stub, kernels, typestr):
-    same_as(kernels[1], stub, ArrayInterface(stub, typestr=typestr), shape=(4,), dtype=typestr)
+def test_element_types_of_an_array_interface(record, kernels, typestr):
+    same_as(kernels[1], record, ArrayInterface(record, typestr=typestr), shape=(4,), dtype=typestr)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_element_types_of_an_array_interface(stub, kernels, typestr):
     ],
     ids=str,
 )  # fmt: skip
-def test_array_interfaces(stub, kernels, lies):
-    value = ArrayInterface(stub, **lies)
+def test_array_interfaces(record, kernels, lies):
+    value = ArrayInterface(record, **lies)
     strides = lies.get("strides")
     elements = None if strides in (None, ...) else [stride // 4 for stride in strides]
-    same_as(kernels[1], stub, value, shape=tuple(lies.get("shape", (4,))), strides=elements)
+    same_as(kernels[1], record, value, shape=tuple(lies.get("shape", (4,))), strides=elements)
     asked = sys.getrefcount(value)
     both_ways(lambda: kernels[1][2, 32](value), 20)
     assert sys.getrefcount(value) == asked
@@ -116,31 +116,31 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("lies", REFUSED.values(), ids=REFUSED)
-def test_array_interfaces_that_are_refused(stub, kernels, lies):
+def test_array_interfaces_that_are_refused(record, kernels, lies):
     lies = dict(lies)
     if "offset" in lies:
-        lies["data"] = stub.allocate(64) + lies.pop("offset")
-    value = ArrayInterface(stub, **lies)
+        lies["data"] = record.allocate(64) + lies.pop("offset")
+    value = ArrayInterface(record, **lies)
     for arguments in ((value, 1), (1, value), (DeviceTensor((4,)), (value, 2))):
         with pytest.raises(BufferError, match=r"two\(\): argument '[xy]'") as caught:
             kernels[2][1, 32](*arguments)
         assert str(caught.value).count("argument '") == 1 and "_View" not in str(caught.value)
     with pytest.raises(BufferError):
         kernels[1][1, 32].bind(value)
-    assert not stub.launches
+    assert not record.launches
     assert "refused" in str(kernels[1][1, 32].explain(value))
 
 
 @pytest.mark.parametrize(
     "spoil", [{"shape": ...}, {"typestr": ...}, {"data": 5}, {"shape": None}, {"typestr": "nonsense"}], ids=str
 )
-def test_array_interfaces_that_are_none(stub, kernels, spoil):
-    value = ArrayInterface(stub)
+def test_array_interfaces_that_are_none(record, kernels, spoil):
+    value = ArrayInterface(record)
     value.said |= spoil
     value.said = {name: said for name, said in value.said.items() if said is not ...}
     with pytest.raises((TypeError, KeyError, BufferError)):
         kernels[1][1, 32](value)
-    assert not stub.launches
+    assert not record.launches
 
 
 def test_an_array_without_elements_is_on_every_device(stub, kernels):
@@ -168,7 +168,7 @@ def test_records_and_dates_go_the_packages_own_way(stub, kernels, package):
     assert len(stub.launches) == 1
 
 
-def test_device_arrays_of_both_packages(stub, kernels):
+def test_device_arrays_of_both_packages(record, kernels):
     for module in ("numba.cuda", "numba_cuda_mlir.cuda"):
         package = pytest.importorskip(module)
         value = package.to_device(np.zeros((3, 4), np.float32))
@@ -176,15 +176,15 @@ def test_device_arrays_of_both_packages(stub, kernels):
             interface = each.__cuda_array_interface__
             strides = interface["strides"] and [stride // 4 for stride in interface["strides"]]
             twin = DeviceTensor(interface["shape"], strides=strides, data=interface["data"][0])
-            expected = launched(stub, kernels[1], twin)
+            expected = launched(record, kernels[1], twin)
             for _ in range(30):
-                assert launched(stub, kernels[1], each) == expected
+                assert launched(record, kernels[1], each) == expected
         made = module.partition(".")[0]
         del value, each, made
         gc.collect()
         again = [package.to_device(np.zeros(i + 1, np.int32)) for i in range(20)]
         for i, each in enumerate(again):
-            assert i + 1 in launched(stub, kernels[1], each), "an array at the address of one that has died"
+            assert i + 1 in launched(record, kernels[1], each), "an array at the address of one that has died"
 
 
 def test_memory_of_the_host_that_a_package_maps(stub, kernels, package):
@@ -252,7 +252,7 @@ class _LegacyRaises(ExportsLegacy):
         raise AttributeError("not yet")
 
 
-def test_exports_that_fail(stub, kernels):
+def test_exports_that_fail(record, kernels):
     class Own(Exception):
         pass
 
@@ -270,14 +270,14 @@ def test_exports_that_fail(stub, kernels):
             assert "two(): argument" in said or sys.version_info < (3, 11)
             del caught
         value.ledger.check(value.ledger.made)
-    assert not stub.launches
+    assert not record.launches
 
 
-def test_a_legacy_export_whose_interface_raises(stub, kernels):
+def test_a_legacy_export_whose_interface_raises(record, kernels):
     value = _LegacyRaises(Ledger())
     with pytest.raises(ValueError, match="array interface is not to be had"):
         kernels[1][1, 32](value)
-    assert not stub.launches
+    assert not record.launches
     assert value.ledger.made == 0 or value.ledger.out <= 1  # the capsule stayed the producer's: made without a destructor
 
 
@@ -289,7 +289,7 @@ def test_a_legacy_export_whose_interface_raises(stub, kernels):
      {"shape": (3,), "strides": (2**61,)}, {"device_id": -1}, {"device_id": 2**31 - 1}, {"code": 5, "bits": 255}],
     ids=str,
 )  # fmt: skip
-def test_nonsense_is_refused(stub, kernels, lies):
+def test_nonsense_is_refused(record, kernels, lies):
     """By __dlpack__, and by an exchange table, in the general way and where a fast entry is."""
     exports = Exports(Ledger(), **lies)
     with pytest.raises(BufferError):
@@ -301,14 +301,14 @@ def test_nonsense_is_refused(stub, kernels, lies):
     ledger = Ledger()
     lied = export_versioned(ledger, np.zeros(4, np.float32), **{"device_type": 2, **lies})
     bad._managed.dl_tensor = lied.dl_tensor
-    stub.clear()
+    record.clear()
     for arguments in ((bad,), ((bad, 1),), ((x, bad),)):
         for _ in range(2):
             with pytest.raises(BufferError):
                 kernels[1][1, 32](*arguments)
     with pytest.raises(BufferError):
         kernels[1][1, 32].bind(bad)
-    assert not stub.launches
+    assert not record.launches
 
 
 # ---- wrappers, buffers, tensors of PyTorch ---------------------------------------------------------------------------
@@ -331,11 +331,11 @@ def test_wrappers(stub, kernels):
 
 
 @pytest.mark.parametrize("make", [lambda: stdlib_array.array("f", [1, 2]), lambda: memoryview(bytearray(8)), lambda: b"12"])
-def test_buffers_are_memory_of_the_host(stub, kernels, make):
+def test_buffers_are_memory_of_the_host(record, kernels, make):
     """The packages take none either."""
     with pytest.raises(BufferError, match="kDLCPU"):
         kernels[1][1, 32](make())
-    assert not stub.launches
+    assert not record.launches
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -344,13 +344,13 @@ def test_buffers_are_memory_of_the_host(stub, kernels, make):
     lambda: torch.ones(3, device="meta"), lambda: torch.ones(3, dtype=torch.complex64).conj(), lambda: torch.ones(3).to_sparse(),
     lambda: torch.ones(3, dtype=torch.complex64).conj().imag, lambda: torch.ones(3, device="meta", requires_grad=True),
 ])  # fmt: skip
-def test_tensors_of_pytorch_that_are_no_memory_of_a_device(stub, kernels, make):
+def test_tensors_of_pytorch_that_are_no_memory_of_a_device(record, kernels, make):
     value, host = make(), np.ones(3, np.float32)
     for arguments in ((value, 1), (1, (value, 2)), (host, value), (value, host), (DeviceTensor((4,)), value)):
         for _ in range(2):
             with pytest.raises(BufferError):
                 kernels[2][1, 32](*arguments)
-    assert not stub.launches
+    assert not record.launches
 
 
 # ---- what changes between two launches -------------------------------------------------------------------------------
@@ -401,13 +401,13 @@ def test_a_tensor_that_changes(stub, kernels):
             assert launched(stub, kernels[1], x) == expected
 
 
-def test_types_that_come_and_go(stub, kernels):
+def test_types_that_come_and_go(record, kernels):
     """A type at the address of one that has died is looked at anew."""
     for i in range(60):
         if i % 2:
-            made = type("Array", (ArrayInterface,), {})(stub, shape=(i + 1,))
+            made = type("Array", (ArrayInterface,), {})(record, shape=(i + 1,))
         else:
             made = type("Export", (Exports,), {})(Ledger(), array=np.zeros(i + 1, np.float32))
-        assert i + 1 in launched(stub, kernels[1], made)
+        assert i + 1 in launched(record, kernels[1], made)
         del made
         gc.collect()

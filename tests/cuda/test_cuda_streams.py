@@ -49,13 +49,13 @@ def streams(kernels):
 # ---- which stream ----------------------------------------------------------------------------------------------------
 
 
-def test_the_producer_is_asked_in_each_launch(stub, kernels, streams):
+def test_the_producer_is_asked_in_each_launch(record, kernels, streams):
     launch, x = kernels[1][1, 32], DeviceTensor((4,))
     expected = []
     for i in range(60):
         expected.append(DeviceTensor.streams.__setitem__(0, streams[i % 4]) or streams[i % 4])
         launch(x)
-    assert [each.stream for each in stub.launches] == expected
+    assert [each.stream for each in record.launches] == expected
     assert kernels[1].stats().fast >= 60
 
 
@@ -67,18 +67,18 @@ def test_the_producer_is_asked_for_the_device_of_the_tensors(stub, kernels, stre
         assert (stub.launches[-1].device, stub.launches[-1].stream) == (device, DeviceTensor.streams[device])
 
 
-def test_a_bound_launch_asks_the_producer_too(stub, kernels, streams):
+def test_a_bound_launch_asks_the_producer_too(record, kernels, streams):
     bound = kernels[1][1, 32].bind(DeviceTensor((4,)))
     for stream in streams:
         DeviceTensor.streams[0] = stream
         bound()
-    assert [each.stream for each in stub.launches] == streams
+    assert [each.stream for each in record.launches] == streams
 
 
-def test_scalars_alone_are_launched_on_the_default_stream(stub, kernels):
+def test_scalars_alone_are_launched_on_the_default_stream(record, kernels):
     kernels[1][1, 32](3)
     kernels[0][1, 32]()
-    assert [each.stream for each in stub.launches] == [0, 0]
+    assert [each.stream for each in record.launches] == [0, 0]
 
 
 class _Method:
@@ -154,14 +154,14 @@ def test_a_stream_that_is_given_wins(stub, kernels, streams, kind):
 
 
 @pytest.mark.parametrize("handle", [0, 1, 2])
-def test_default_streams_can_be_given(stub, kernels, streams, package, handle):
+def test_default_streams_can_be_given(record, kernels, streams, package, handle):
     DeviceTensor.streams[0] = streams[0]
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
     for stream in (handle, made, _Torch(handle), _Method(handle)):
         kernels[1][1, 32, stream](DeviceTensor((4,)))
-        assert stub.launches[-1].stream == handle
+        assert record.launches[-1].stream == handle
     kernels[1][1, 32, ctypes.c_void_p(None)](DeviceTensor((4,)))
-    assert stub.launches[-1].stream == 0
+    assert record.launches[-1].stream == 0
 
 
 _PER_THREAD = """
@@ -220,10 +220,10 @@ BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**
 
 
 @pytest.mark.parametrize("stream", BAD, ids=lambda stream: type(stream).__name__)
-def test_what_is_no_stream_is_refused(stub, kernels, stream):
+def test_what_is_no_stream_is_refused(record, kernels, stream):
     with pytest.raises((TypeError, ValueError), match=r"one\[\.\.\.\]: .*(stream|handle)"):
         kernels[1][2, 32, stream]
-    assert not stub.launches
+    assert not record.launches
 
 
 def test_a_protocol_that_is_not_kept_is_refused(kernels):
@@ -263,11 +263,11 @@ def test_a_stream_lives_as_long_as_its_launcher(package):
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_a_producer_that_cannot_tell_its_stream(stub, kernels, failure):
+def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
     x = FailingTensor((4,))
     both_ways(lambda: kernels[1][1, 32](x))
     bound = kernels[1][1, 32].bind(x)
-    stub.clear()
+    record.clear()
     FailingTensor.streams[0] = failure
     for launch in (lambda: kernels[1][1, 32](x), bound, lambda: kernels[2][1, 32](1, x), lambda: kernels[1].forall(3)(x)):
         with pytest.raises((MemoryError, BufferError)) as caught:
@@ -278,11 +278,11 @@ def test_a_producer_that_cannot_tell_its_stream(stub, kernels, failure):
             has_note = sys.version_info >= (3, 11)
             assert ("the stream on which the tensors' producer works" in said) == (failure == FAILURES["mute"] or has_note)
     kernels[1][1, 32, 2](x)
-    assert [each.stream for each in stub.launches] == [2]
+    assert [each.stream for each in record.launches] == [2]
     FailingTensor.streams[0] = 0
     kernels[1][1, 32](x)
     bound()
-    assert len(stub.launches) == 3
+    assert len(record.launches) == 3
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
@@ -301,11 +301,11 @@ def _ordered(own: int, others: list[int]) -> list[tuple[str, int, int]]:
     return expected
 
 
-def _is_ordered(stub, own: int, others: list[int]) -> None:
-    log = [each._replace(event=0) for each in stub.log]
+def _is_ordered(record, own: int, others: list[int]) -> None:
+    log = [each._replace(event=0) for each in record.log]
     expected = _ordered(own, others)
     assert [(each.api, each.stream) for each in log] == [entry[:2] for entry in expected]
-    pairs = [each.event for each in stub.log if each.event]
+    pairs = [each.event for each in record.log if each.event]
     assert pairs[::2] == pairs[1::2], "each wait is for the event recorded just before"
 
 
@@ -363,16 +363,16 @@ def test_both_names_of_the_default_stream_are_one(stub, kernels):
     assert [each.api for each in stub.log] == ["cuLaunchKernel"]
 
 
-def test_dlpack_is_told_the_stream_of_the_launch(stub, kernels, streams):
+def test_dlpack_is_told_the_stream_of_the_launch(record, kernels, streams):
     exports = Exports(Ledger())
     DeviceTensor.streams[0] = streams[0]
     kernels[1][1, 32](exports)
     kernels[2][1, 32](exports, DeviceTensor((4,)))
     kernels[1][1, 32, streams[1]](exports)
     kernels[1][1, 32, 2](exports)
-    kernels[2][1, 32](exports, ArrayInterface(stub, stream=streams[2]))
+    kernels[2][1, 32](exports, ArrayInterface(record, stream=streams[2]))
     assert exports.told == [1, streams[0], streams[1], 2, streams[2]]
-    assert [each.stream for each in stub.launches] == [0, streams[0], streams[1], 2, streams[2]]
+    assert [each.stream for each in record.launches] == [0, streams[0], streams[1], 2, streams[2]]
     exports.ledger.check(5)
 
 

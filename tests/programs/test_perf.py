@@ -2,23 +2,26 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 
+import cuda_stub
 import numpy as np
 import pytest
 
 from fastexchange.measuring import files
-from fastexchange.measuring.timing import Samples
+from fastexchange.measuring.timing import Samples, Statement, time_statements
 
 ROOT = Path(__file__).resolve().parents[2]
 PERF = ROOT / "perf"
 MODULES = (
-    "book", "cuda_places", "cuda_table", "cuda_targets", "floor", "groups", "plot", "report", "rows", "rows_arguments", "table",
-    "targets", "two_threads",
+    "book", "cuda_check", "cuda_launches", "cuda_places", "cuda_table", "cuda_targets", "floor", "groups", "plot", "report",
+    "rows", "rows_arguments", "table", "targets", "two_threads",
 )  # fmt: skip
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/floor.c needs a C compiler")
@@ -94,6 +97,27 @@ def test_a_run_is_written_and_read_back(perf, tmp_path):
     assert {key: samples.values.tolist() for key, samples in again.items()} == {
         key: samples.values.tolist() for key, samples in times.items()
     }
+
+
+def test_a_queue_is_emptied_before_it_is_full():
+    """Launches are timed so: what is called, and what prepares it, in their order."""
+    runs = [0]
+
+    def call():
+        runs[-1] += 1
+
+    statements = {}
+    for code, calls in (("f()", 1), ("f(); f(); f()", 3), ("[f() for _ in range(90)]", 90)):
+        statements[code] = Statement(code, {"f": call}, calls, prepare=lambda: runs.append(0), most_calls=70)
+    time_statements(statements, rounds=3, batch_ns=40_000_000)  # for which that many calls are few on any machine
+    often = {count for count in runs if runs.count(count) >= 9}  # of each three runs in three rounds
+    assert {69, 70, 90} <= often and max(runs) == 90
+
+
+def test_the_results_of_a_gpu_are_named_after_it_and_the_day(perf):
+    launches = perf("cuda_launches")
+    file = launches.file_for(SimpleNamespace(described=lambda: {"name": "NVIDIA H100 80GB HBM3"}))
+    assert file.parent == PERF / "results" and re.fullmatch(r"\d{4}-\d\d-\d\d-cuda-nvidia-h100-80gb-hbm3.json", file.name)
 
 
 def test_the_table_has_ratios_of_its_run_and_leaves_out_what_was_not_measured(perf, monkeypatch, tmp_path):
@@ -291,9 +315,39 @@ def test_hand_written_c_launches_what_ours_does(tmp_path):
 
 
 @needs_stub
-def test_the_checks_for_a_gpu_run_against_the_driver_stub_as_far_as_they_can():
-    only = [word for name in ("shared_memory", "errors", "streams") for word in ("--only", name)]
-    command = [sys.executable, str(PERF / "cuda_check.py"), "--stub", *only]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "FAILED" not in done.stdout and "shared_memory  passed" in done.stdout and "streams        skipped" in done.stdout
+def test_what_the_tests_for_a_gpu_find_is_written_down(perf, monkeypatch, tmp_path):
+    """Against the driver stub as far as they can go: what needs none is run, the rest is skipped, and why is said."""
+    if cuda_stub.real_driver():
+        pytest.skip("there is a driver on this machine")
+    check, file = perf("cuda_check"), tmp_path / "found.json"
+    monkeypatch.setattr(check, "FILES", [path for path in check.FILES if path.name == "test_cuda_gpu.py"])
+    monkeypatch.setattr(sys, "argv", ["cuda_check.py", "--stub", "-k", "graphs or soak", "--json", str(file)])
+    monkeypatch.setattr(check.cuda_places, "place", lambda: SimpleNamespace(is_gpu=False, described=lambda: {"name": "none"}))
+    assert check.main() == 0
+    document = json.loads(file.read_text())
+    (found,) = document["files"]
+    assert document["machine"]["device"] == {"name": "none"}
+    packages = found["passed"]
+    assert found["outcome"] == "passed" and packages in (1, 2) and found["failed"] == 0
+    assert found["why_skipped"]["there is no CUDA device"] == 2
+    assert [noted["launches"] for noted in found["noted"].values()] == ["8000"] * packages
+
+
+BROKEN = {
+    "passed": "def test(): pass",
+    "FAILED": "def test():\n    assert 1 == 2, 'no'",
+    "crashed": "import os\ndef test(): os._exit(7)",
+}
+
+
+@pytest.mark.parametrize("outcome", BROKEN)
+def test_a_file_that_fails_or_ends_its_process_is_written_down_too(perf, monkeypatch, tmp_path, outcome):
+    check, path = perf("cuda_check"), tmp_path / "test_it.py"
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    path.write_text(BROKEN[outcome])
+    row = check.run_file(path, "")
+    assert row["outcome"] == outcome and row["file"] == "test_it.py"
+    assert row.get("exit_code") == (7 if outcome == "crashed" else None)
+    assert [each["why"] for each in row.get("failures", [])] == ["AssertionError: no\nassert 1 == 2"] * (outcome == "FAILED")
+    assert check._lines(row)[0].split()[:2] == ["test_it.py", outcome]
+    assert outcome == "crashed" or check.run_file(path, "another")["outcome"] == "none selected"

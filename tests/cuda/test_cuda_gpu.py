@@ -1,0 +1,599 @@
+"""Launches that run: what kernels compute, in which order, and many of them. Without a device next to nothing of it can be seen.
+
+What is marked ``gpu`` has results to look at: against PyTorch, whose streams and graphs these are. What needs none is
+launched on the driver stub, too, so that it is known to work before it comes to a device.
+"""
+
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_producers import default_streams
+from cuda_tensors import DeviceTensor, OtherTensor
+
+from fastexchange import CudaError, fast_args
+
+gpu = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+SIZE = 128
+CYCLES = 2_000_000
+"""For which a stream sleeps: about a millisecond, long enough for whatever does not wait for it to come too early."""
+SHARED_BYTES = 64 * 1024
+
+
+@pytest.fixture(autouse=True)
+def _default_streams():
+    with default_streams():
+        yield
+
+
+@pytest.fixture
+def torch():
+    """PyTorch, for the device."""
+    found = pytest.importorskip("torch")
+    if not found.cuda.is_available():
+        pytest.skip(f"PyTorch {found.__version__} sees no GPU, though there is a driver with a device")
+    found.manual_seed(0)
+    yield found
+    found.cuda.synchronize()
+
+
+class Tensors:
+    """Makes tensors of float32: PyTorch's on a device, those with a table of our own on the stub, which have no values."""
+
+    def __init__(self, stub, torch):
+        self._stub, self._torch = stub, torch
+
+    def __call__(self, fill=0.0, count=SIZE):
+        if self._stub is not None:
+            return DeviceTensor((count,), data=self._stub.allocate(4 * count))
+        return self._torch.full((count,), float(fill), device="cuda")
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self._stub is None:
+            self._torch.cuda.synchronize()
+
+    def check(self, tensor, expected) -> None:
+        """All elements of a tensor are as expected, a number or a list, if there is a device that computes them."""
+        if self._stub is None:
+            self.wait()
+            wanted = self._torch.as_tensor(expected, dtype=tensor.dtype, device="cuda").expand_as(tensor)
+            self._torch.testing.assert_close(tensor, wanted, rtol=0, atol=0)
+
+
+@pytest.fixture
+def tensors(stub_or_none, request):
+    return Tensors(stub_or_none, request.getfixturevalue("torch") if stub_or_none is None else None)
+
+
+def copy_kernel(cuda):
+    def copy(x, out):
+        i = cuda.grid(1)
+        if i < out.shape[0]:
+            out[i] = x[i]
+
+    return fast_args(cuda.jit(copy))
+
+
+def add_kernel(cuda):
+    def add(x, y, out):
+        i = cuda.grid(1)
+        if i < out.shape[0]:
+            out[i] = x[i] + y[i]
+
+    return fast_args(cuda.jit(add))
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def _like_each_other(torch, dtype):
+    """Matrices of sizes that are no multiple of a block, as they are and transposed."""
+    for shape in ((1, 1), (33, 257), (257, 1031)):
+        x = torch.randn(shape, device="cuda", dtype=dtype)
+        yield x
+        yield x.T
+
+
+FLOATING = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@gpu
+@FLOATING
+def test_axpy(package, torch, dtype):
+    from kernels.gpu import axpy
+
+    run = axpy.make(package)
+    for count in (1, 127, 4097):
+        for step in (1, 3):
+            x, y = (torch.randn(count * step, device="cuda", dtype=getattr(torch, dtype))[::step] for _ in range(2))
+            out = torch.full_like(x, 7)
+            run(2.5, x, y, out)
+            torch.testing.assert_close(out, 2.5 * x + y)
+
+
+@gpu
+@FLOATING
+def test_softmax(package, torch, dtype):
+    from kernels.gpu import softmax
+
+    run = softmax.make(package)
+    for x in _like_each_other(torch, getattr(torch, dtype)):
+        out = torch.empty_like(x)
+        run(x, out)
+        torch.testing.assert_close(out, torch.softmax(x, -1))
+
+
+@gpu
+@FLOATING
+def test_rms_norm(package, torch, dtype):
+    from kernels.gpu import rms_norm
+
+    run = rms_norm.make(package)
+    for x in _like_each_other(torch, getattr(torch, dtype)):
+        out, weight = torch.empty_like(x), torch.rand(x.shape[1], device="cuda", dtype=x.dtype)
+        run(x, weight, 1e-6, out)
+        torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (x.shape[1],), weight, 1e-6))
+
+
+@gpu
+@FLOATING
+def test_heat(package, torch, dtype):
+    from kernels.gpu import heat
+
+    run = heat.make(package)
+    for x in _like_each_other(torch, getattr(torch, dtype)):
+        out = torch.empty_like(x)
+        run(x, 0.1, out)
+        around = x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1]
+        expected = x.clone()
+        expected[1:-1, 1:-1] += 0.1 * around
+        torch.testing.assert_close(out, expected)
+
+
+@gpu
+@FLOATING
+def test_histogram(package, torch, dtype):
+    from kernels.gpu import histogram
+
+    bins = torch.randint(0, 50, (100_003,), device="cuda")
+    counts = torch.full((50,), 7, device="cuda", dtype=torch.int64)
+    histogram.make(package)((bins + 0.5).to(getattr(torch, dtype)), 0.0, 50.0, counts)
+    assert torch.equal(counts, torch.bincount(bins, minlength=50))
+
+
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64",
+          "complex128"]  # fmt: skip
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(package, torch, dtype):
+    """Elements come through as they are, whatever the strides, by the first launch and by the fast entry."""
+    copy = copy_kernel(package)
+    bits = torch.randint(0, 2 if dtype == "bool" else 100, (3 * SIZE,), device="cuda").to(getattr(torch, dtype))
+    for x in (bits[:SIZE], bits[::3], bits[:1].expand(SIZE)):
+        for _ in range(30):
+            out = torch.zeros(SIZE, device="cuda", dtype=bits.dtype)
+            copy[2, 64](x, out)
+        assert torch.equal(out, x)
+
+
+@gpu
+def test_scalars_and_tuples(package, torch):
+    def collect(a, b, flag, pair, out):
+        if package.grid(1) == 0:
+            out[0] = a
+            out[1] = b
+            out[2] = 1 if flag else 2
+            out[3] = pair[0][1]
+            out[4] = pair[1]
+
+    launcher, out = fast_args(package.jit(collect))[1, 32], torch.zeros(5, device="cuda", dtype=torch.float64)
+    x = torch.tensor([5.0, 6.0], device="cuda")
+    for i in range(60):
+        launcher(i, 0.5 * i, i % 2 == 0, (x, i + 1), out)
+        assert out.tolist() == [i, 0.5 * i, 1 + i % 2, 6, i + 1]
+
+
+@gpu
+def test_bound_launches_and_launches_for_tasks(package, torch):
+    copy = copy_kernel(package)
+    x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
+    for _ in range(30):
+        out.zero_()
+        copy.forall(5000)(x, out)
+    assert torch.equal(out, x)
+    step = copy[40, 128].bind(x, out)
+    out.zero_()
+    step()
+    assert torch.equal(out, x)
+    x += 5
+    step()
+    assert torch.equal(out, x)
+    step.rebind(x=y)()
+    assert torch.equal(out, y)
+
+
+@gpu
+def test_cpu_and_gpu_under_one_name(package, torch):
+    def doubled(x):
+        i = package.grid(1)
+        if i < x.shape[0]:
+            x[i] *= 2
+
+    def on_cpu(x):
+        for i in range(x.shape[0]):
+            x[i] *= 2
+
+    kernel = fast_args(on_cpu, cuda=package.jit(doubled), launch=lambda x: x.shape[0])
+    for device in ("cpu", "cuda"):
+        x = torch.ones(1000, device=device)
+        for _ in range(30):
+            kernel(x)
+        assert bool((x == 2.0**30).all())
+
+
+@gpu
+@pytest.mark.filterwarnings("ignore:Could not find source")
+def test_the_packages_own_launches(package, torch):
+    """Arrays of the host are copied there and back, hints are kept, a kernel with ``debug=True`` runs."""
+    copy = copy_kernel(package)
+    out = np.zeros(SIZE, np.float32)
+    for x in (np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32) + 1):
+        copy[2, 64](x, out)
+        assert (out == x).all()
+        there = torch.zeros(SIZE, device="cuda")
+        copy[2, 64](package.In(x), there)
+        assert there.tolist() == x.tolist()
+        copy[2, 64](there, package.Out(out))
+        assert (out == x).all()
+    debug = fast_args(package.jit(debug=True, opt=False)(copy.py_func))
+    given, taken = package.to_device(x), package.to_device(np.zeros_like(x))
+    debug[2, 64](given, taken)
+    assert (taken.copy_to_host() == x).all()
+
+
+@gpu
+def test_cooperative_launches(package, torch):
+    """All blocks wait for each other: each sees what the others have written before."""
+    blocks = 16
+
+    def total(x, out):
+        block = package.blockIdx.x
+        if package.threadIdx.x == 0:
+            x[block] = block + 1
+        package.cg.this_grid().sync()
+        if package.threadIdx.x == 0:
+            found = 0.0
+            for i in range(x.shape[0]):
+                found += x[i]
+            out[block] = found
+
+    launcher = fast_args(package.jit(total))[blocks, 32]
+    for _ in range(40):
+        x, out = (torch.zeros(blocks, device="cuda") for _ in range(2))
+        launcher(x, out)
+        assert out.tolist() == [blocks * (blocks + 1) / 2] * blocks
+
+
+def test_more_than_48_kib_of_dynamic_shared_memory(package, tensors):
+    float32 = np.float32
+
+    def backwards(out):
+        shared = package.shared.array(0, float32)
+        count = out.shape[0]
+        i = package.threadIdx.x
+        while i < count:
+            shared[i] = i
+            i += package.blockDim.x
+        package.syncthreads()
+        i = package.threadIdx.x
+        while i < count:
+            out[i] = shared[count - 1 - i]
+            i += package.blockDim.x
+
+    kernel, count = fast_args(package.jit(backwards)), SHARED_BYTES // 4
+    for _ in range(40):
+        out = tensors(count=count)
+        kernel[1, 256, None, SHARED_BYTES](out)
+    tensors.check(out, list(range(count - 1, -1, -1)))
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+@gpu
+def test_launches_are_on_pytorchs_current_stream(package, torch):
+    copy, side = copy_kernel(package), torch.cuda.Stream()
+    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    for number in range(1, 60):  # by then through the fast entry
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(CYCLES)
+            x.fill_(number)
+            copy[256, 256](x, out)  # anywhere else it would be too early
+        side.synchronize()
+        assert bool((out == number).all()), f"launch {number} was not on PyTorch's current stream"
+    bound = copy[256, 256].bind(x, out)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(CYCLES)
+        x.fill_(-1)
+        bound()
+    side.synchronize()
+    assert bool((out == -1).all())
+
+
+@gpu
+def test_a_stream_that_is_given_wins(package, torch):
+    copy, other = copy_kernel(package), torch.cuda.Stream()
+    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    for number in range(1, 60):
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(CYCLES)
+            x.fill_(number)
+        copy[256, 256, other](x, out)  # though another one is current
+        other.synchronize()
+        assert bool((out == number).all()), f"launch {number} was not on the stream that it names"
+
+
+class _OnlyDlpack:
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+
+class _OnlyInterface:
+    def __init__(self, tensor, stream):
+        self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "version": 3, "stream": stream.cuda_stream}
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["__dlpack__", "__cuda_array_interface__"])
+def test_tensors_without_a_table_are_waited_for(package, torch, kind):
+    """What fills `x` is on the side, what copies it elsewhere."""
+    copy, side, other = copy_kernel(package), torch.cuda.Stream(), torch.cuda.Stream()
+    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    for number in range(1, 40):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(CYCLES)
+            x.fill_(number)
+            given = _OnlyDlpack(x) if kind == "__dlpack__" else _OnlyInterface(x, side)
+            copy[256, 256, other](given, out)
+        other.synchronize()
+        assert bool((out == number).all()), f"launch {number} was too early"
+        torch.cuda.synchronize()
+
+
+@gpu
+def test_producers_on_different_streams_are_ordered(package, torch):
+    """The launch is after the work of both, and what the second does next is after the launch."""
+    add, first, second = add_kernel(package), torch.cuda.Stream(), torch.cuda.Stream()
+    x, y, out = (torch.zeros(1 << 16, device="cuda") for _ in range(3))
+    torch.cuda.synchronize()
+    given = [cls(each.shape, data=each.data_ptr()) for cls, each in ((DeviceTensor, x), (OtherTensor, y), (DeviceTensor, out))]
+    DeviceTensor.streams[0], OtherTensor.streams[0] = first.cuda_stream, second.cuda_stream
+    for number in range(1, 60):
+        with torch.cuda.stream(first):
+            x.fill_(number)
+        with torch.cuda.stream(second):
+            torch.cuda._sleep(CYCLES)
+            y.fill_(number)
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(CYCLES)
+        add[256, 256](*given)
+        with torch.cuda.stream(second):
+            y.fill_(-1)
+        torch.cuda.synchronize()
+        assert bool((out == 2 * number).all()), f"launch {number}"
+
+
+@gpu
+def test_graphs(package, torch):
+    """Launches, and bound ones, are captured by ``torch.cuda.graph`` and replayed."""
+    copy = copy_kernel(package)
+    x, between, out = (torch.zeros(1000, device="cuda") for _ in range(3))
+    launcher = copy[8, 128]
+    for _ in range(40):
+        launcher(x, between)
+    bound = launcher.bind(between, out)
+    bound()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launcher(x, between)
+        bound()
+    x.fill_(-1)
+    torch.cuda.synchronize()
+    assert bool((out == 0).all()), "it was launched, and not captured"
+    for number in range(1, 6):
+        x.fill_(number)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((out == number).all()), f"replay {number}"
+
+
+# ---- threads, devices, errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
+    """The kernel is new to them: the first of them compiles and loads it."""
+    copy, failures, launches = copy_kernel(package), [], 2000
+    pairs = [(tensors(3 + i), tensors()) for i in range(count)]
+    tensors.wait()
+    if stub_or_none is not None:
+        stub_or_none.set_fast(True)
+
+    def work(pair) -> None:
+        try:
+            for _ in range(launches):
+                copy[1, SIZE](*pair)
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(pair,)) for pair in pairs]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+    for i, (_, out) in enumerate(pairs):
+        tensors.check(out, 3 + i)
+    assert stub_or_none is None or stub_or_none.fast_count == launches * count
+
+
+@gpu
+def test_another_device(package, torch):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one device")
+    copy = copy_kernel(package)
+    x, out = torch.full((SIZE,), 5.0, device="cuda:1"), torch.zeros(SIZE, device="cuda:1")
+    here = torch.zeros(SIZE, device="cuda:0")
+    for _ in range(40):
+        copy[1, SIZE](x, out)
+        assert torch.cuda.current_device() == 0
+    assert bool((out == 5).all())
+    with pytest.raises(BufferError, match=r"kDLCUDA:[01].*kDLCUDA:[01]"):
+        copy[1, SIZE](x, here)
+    assert bool((here == 0).all())
+
+
+def test_a_launch_that_the_driver_refuses(package, tensors):
+    """It is an error that says so, and the next launch works."""
+    copy, x, out = copy_kernel(package), tensors(3), tensors()
+    for _ in range(3):
+        with pytest.raises(CudaError, match=r"copy\(\) was not launched .*4096.*CUDA_ERROR_INVALID_VALUE") as caught:
+            copy[1, 4096](x, out)
+        assert caught.value.code == 1 and not caught.value.is_sticky
+    tensors.check(out, 0)
+    copy[1, SIZE](x, out)
+    tensors.check(out, 3)
+
+
+_STICKY = """
+import importlib, sys, warnings
+warnings.simplefilter("ignore")
+sys.path[:0] = {paths!r}
+import torch
+cuda = importlib.import_module({package!r})
+from cuda_tensors import DeviceTensor
+from fastexchange import CudaError, fast_args
+
+@fast_args
+@cuda.jit
+def write(x):
+    x[0] = 1
+
+good = torch.zeros(4, device="cuda")
+for _ in range(30):
+    write[1, 1](good)
+torch.cuda.synchronize()
+write[1, 1](DeviceTensor((4,), data=0x100))
+try:
+    torch.cuda.synchronize()
+except Exception as error:
+    print("illegal" in str(error))
+for launch in (lambda: write[1, 1](good), lambda: write[1, 1](x=good)):
+    try:
+        launch()
+    except CudaError as error:
+        print(error.is_sticky, error.name, "start the process anew" in str(error))
+"""
+
+
+@gpu
+def test_a_kernel_that_breaks_the_context(package, torch, tmp_path):
+    """In a process of its own, which it ends as far as CUDA is concerned: each launch after it says so."""
+    paths = [str(ROOT), str(ROOT / "tests")]
+    script = tmp_path / "breaks.py"
+    script.write_text(_STICKY.format(paths=paths, package=package.__name__))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[:1] == ["True"] and lines[1:] == ["True CUDA_ERROR_ILLEGAL_ADDRESS True"] * 2, done.stdout + done.stderr
+
+
+# ---- many ------------------------------------------------------------------------------------------------------------
+
+
+def _resident() -> int:
+    """This process's resident bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return 1024 * int(line.split()[1])
+    pytest.skip("this system does not say how much memory a process has")
+
+
+def test_soak(package, tensors, stub_or_none, record_property):
+    """Launches of changing kinds: each runs once and in order, and neither references nor memory grow."""
+    launches = 100_000 if stub_or_none is None else 8_000
+
+    def count(total, x, scalar):
+        if package.grid(1) == 0:
+            total[0] += 1
+
+    def count_bound(total):
+        if package.grid(1) == 0:
+            total[0] += 1
+
+    kernel, other = fast_args(package.jit(count)), fast_args(package.jit(count_bound))
+    total, others = tensors(), [tensors() for _ in range(4)]
+    if stub_or_none is not None:
+        stub_or_none.set_fast(True)
+    bound = other[1, 32].bind(total)
+    launchers = kernel[1, 32], kernel[2, 32], kernel.forall(64)
+
+    def some(number: int) -> None:
+        for i in range(number // 4):
+            launchers[i % 3](total, others[i % 4], i)
+            launchers[i % 3](total, others[i % 4], 0.5)
+            kernel[1, 64](total, scalar=i, x=others[-1])
+            bound()
+            if i % 100 == 0:  # before the device's queue is full
+                tensors.wait()
+
+    some(launches // 10)
+    gc.collect()
+    references, memory = [sys.getrefcount(each) for each in (total, *others)], _resident()
+    some(launches)
+    gc.collect()
+    assert [sys.getrefcount(each) for each in (total, *others)] == references
+    grown = _resident() - memory
+    assert grown < 8 << 20, f"{grown} bytes more"
+    record_property("launches", launches)
+    record_property("grown_bytes", grown)
+    made = launches + launches // 10
+    tensors.check(total, [float(made), *[0.0] * (SIZE - 1)])
+    assert stub_or_none is None or stub_or_none.fast_count == made
+
+
+# ---- compute-sanitizer -----------------------------------------------------------------------------------------------
+
+SANITIZED = "axpy or softmax or rms_norm or heat or histogram or shared_memory or threads or tuples"
+
+
+@gpu
+def test_under_compute_sanitizer(torch):
+    """Some of these tests once more, under a tool that looks at every access of a kernel."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        pytest.skip("compute-sanitizer is not installed")
+    options = ["--error-exitcode", "9", "--report-api-errors", "no"]  # those that matter are exceptions
+    tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", SANITIZED, __file__]
+    command = [tool, *options, sys.executable, *tests]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
+    assert "passed" in done.stdout
