@@ -65,6 +65,10 @@ def test_launches(record, package, kind, size):
     launcher(*arguments)
     if kind is lenders:
         launch_fast(launcher, *arguments)
+    for _ in range(2):  # all that is compiled for them
+        launcher(*arguments)
+        launcher(**named)
+        launcher.explain(*arguments)
     gc.collect()  # what compilation has left holds some
     nones = sys.getrefcount(None)
     with all_given_back(kernel, launcher, *arguments):
