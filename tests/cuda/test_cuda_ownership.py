@@ -65,7 +65,7 @@ def test_launches(record, package, kind, size):
     launcher(*arguments)
     if kind is lenders:
         launch_fast(launcher, *arguments)
-    for _ in range(2):  # all that is compiled for them
+    for _ in range(40):  # all that is compiled for them, a fast entry among it
         launcher(*arguments)
         launcher(**named)
         launcher.explain(*arguments)
