@@ -4,6 +4,7 @@ Ratios are taken round by round, as the run's own are.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def table(path: Path) -> str:
     for package in PACKAGES:
         if f"{package}/3/fast" in times:
             lines += ["", *_of_package(package, times)]
+    found = json.loads(path.read_text(encoding="utf-8"))["targets"]
+    missed = [f"{each['call']} {each['must_be']} ({each['measured']})" for each in found if each["met"] is False]
+    lines += ["", f"Of the run's {len(found)} targets {len(missed)} are missed{': ' if missed else ''}{'; '.join(missed)}."]
     return "\n".join([*lines, ""])
 
 
