@@ -20,13 +20,15 @@ from ..native import call_int, global_address, load, native, stack, store
 from ..producers.python_side import python_side
 from . import layout
 
-__all__ = ["managed_tensor_of_interface"]
+__all__ = ["SAYS_STREAM", "managed_tensor_of_interface"]
 
 OB_SIZE = c.OB_SIZE
 _STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # then come the strides
 _EXTENT_BYTES = 8 * MAX_NDIM
-_NAMES = ("__cuda_array_interface__", "data", "typestr", "shape", "strides", "mask", "stream")
-_INTERFACE, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CUDA = (8 * i for i in range(len(_NAMES) + 1))
+_NAMES = ("__cuda_array_interface__", "version", "data", "typestr", "shape", "strides", "mask", "stream")
+_INTERFACE, _VERSION, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CUDA = (8 * i for i in range(len(_NAMES) + 1))
+SAYS_STREAM = 3
+"""The version since which an interface says on which stream its memory may be used; before, it does not say when."""
 _ORDINAL, _IS_MANAGED, _MEMORY_TYPE = 9, 8, 2  # CU_POINTER_ATTRIBUTE_…
 _ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 _FLOAT, _INT, _UINT, _COMPLEX, _BOOL = map(int, (
@@ -134,6 +136,9 @@ def read(interface, side, at):
     managed = managed_at(at)
     tensor = managed.dl_tensor
     pair = stack(1)
+    found = c.PyDict_GetItemWithError(interface, load(side + _VERSION))
+    if found == 0 or not is_int(found, pair) or load(pair) < SAYS_STREAM:
+        return False
     found = c.PyDict_GetItemWithError(interface, load(side + _MASK))
     if found != 0 and found != global_address("_Py_NoneStruct"):
         return False

@@ -30,7 +30,7 @@ from ..producers import dunder, forwarded, torch
 from ..refusal import check_tensors, device_name, refuse_device, refuse_value, refused
 from ..registry import key_of
 from .driver import CudaError, driver
-from .interface import managed_tensor_of_interface
+from .interface import SAYS_STREAM, managed_tensor_of_interface
 from .streams import default_stream, stream_of_producer
 from .targets import is_device_array
 
@@ -176,7 +176,8 @@ def _classified(position: int, value) -> Look:
         interface = None
         with contextlib.suppress(Exception):
             interface = _interface(value)
-        if interface is not None:  # rather than its __dlpack__, which has to be told of a stream, and takes longer
+        # Rather than its __dlpack__, which has to be told of a stream, and takes longer. JAX's has version 2, without streams.
+        if interface is not None and _version(interface) >= SAYS_STREAM:
             return _with_interface(position, value, interface)
     if kind == layout.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
         found = _wrapped(value, fields)
@@ -190,6 +191,11 @@ def _classified(position: int, value) -> Look:
         if interface is not None:
             return _with_interface(position, value, interface)
     return Look(position, value, _PACKAGE)
+
+
+def _version(interface: dict) -> int:
+    version = interface.get("version")
+    return version if type(version) is int else 0
 
 
 def _with_interface(position: int, value, interface: dict) -> Look:

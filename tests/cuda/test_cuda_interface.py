@@ -106,6 +106,34 @@ def test_its_interface_is_preferred_to_its_dlpack(stub, kernels):
     assert ways(kernels[2], lambda: kernels[2][1, 32](value, exports)) == (0, 5)
 
 
+@pytest.mark.parametrize("version", [2, 0, None, 3.0, "3", True, ...], ids=repr)
+def test_an_interface_that_says_nothing_of_streams(stub, kernels, version):
+    """Of a version before 3. Who has ``__dlpack__``, too, as JAX's arrays have, is asked by that: it is told the stream."""
+    class Both(ArrayInterface):
+        def __dlpack_device__(self):
+            return self.exports.__dlpack_device__()
+
+        def __dlpack__(self, *, stream=None, max_version=None):
+            return self.exports.__dlpack__(stream=stream, max_version=max_version)
+
+    class Interface(ArrayInterface):
+        pass
+
+    both, one = Both(stub, version=version), Interface(stub, version=version)
+    both.exports = Exports(Ledger())
+    assert ways(kernels[1], lambda: kernels[1][1, 32](both)) == (0, 5)
+    assert both.exports.told == [1] * 6
+    both.exports.ledger.check(6)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](one)) == (0, 5)
+    both.said["version"] = one.said["version"] = 3
+    assert ways(kernels[1], lambda: kernels[1][1, 32](both)) == (5, 0)
+    assert ways(kernels[1], lambda: kernels[1][1, 32](one)) == (5, 0)
+    assert both.exports.told == [1] * 6
+    both.said["version"] = 2
+    assert ways(kernels[1], lambda: kernels[1][1, 32](both)) == (0, 5)
+    assert both.exports.told == [1] * 12
+
+
 def test_it_is_read_in_each_launch(stub, kernels):
     value = ArrayInterface(stub)
     for _ in range(3):
