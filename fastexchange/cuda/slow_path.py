@@ -330,7 +330,7 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
                     outcome, names = fate_of(kernel, report.keys)
                     if report.keys in kernel._native.why_own:
                         outcome = f"{kernel.target.name}'s own launch: {kernel._native.why_own[report.keys]}"
-                    if views.are_exported(looks):
+                    if views.are_exported_by_python(looks):
                         outcome += "; but an argument is exported by Python code in every launch"
                     if len(streams) > 1:
                         outcome += "; the producers work on different streams, which events order in every launch"

@@ -35,8 +35,8 @@ from .streams import default_stream, stream_of_producer
 from .targets import is_device_array
 
 __all__ = [
-    "Look", "are_exported", "exported", "for_package", "has_interface", "is_for_package", "look_at", "only_for_package",
-    "originals", "paths", "unknown_to_package", "whereabouts",
+    "Look", "are_exported", "are_exported_by_python", "exported", "for_package", "has_interface", "is_for_package", "look_at",
+    "only_for_package", "originals", "paths", "unknown_to_package", "whereabouts",
 ]  # fmt: skip
 
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -274,6 +274,12 @@ def is_for_package(looks: list[Look]) -> bool:
 def are_exported(looks: list[Look]) -> bool:
     """Whether Python code has to export an argument for each launch."""
     return any(look.kind in (_DLPACK, _INTERFACE) for look in _leaves(looks))
+
+
+def are_exported_by_python(looks: list[Look]) -> bool:
+    """Whether native code surely cannot export all of them."""
+    found = [look for look in _leaves(looks) if look.kind in (_DLPACK, _INTERFACE)]
+    return any(look.interface is None or _version(look.interface) < SAYS_STREAM for look in found)
 
 
 def for_package(look: Look):

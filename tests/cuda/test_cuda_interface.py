@@ -386,6 +386,17 @@ def test_a_type_that_is_no_array_any_more(stub, kernels):
     assert ways(kernels[1], lambda: kernels[1][1, 32](value)) == (5, 0)
 
 
+def test_what_explain_says(stub, kernels):
+    value = ArrayInterface(stub)
+    for _ in range(2):
+        said = str(kernels[1].explain(value))
+        assert "path cuda-interface" in said and "exported by Python" not in said
+        kernels[1][1, 32](value)
+    assert "known: native" in str(kernels[1].explain(value))
+    value.said["version"] = 2
+    assert "exported by Python" in str(kernels[1].explain(value))
+
+
 def test_bound_launches(stub, kernels):
     """They hold what they were bound to."""
     value = ArrayInterface(stub)
