@@ -24,6 +24,7 @@ import cuda_launches  # noqa: E402
 import cuda_places  # noqa: E402
 
 FILES = [*sorted((ROOT / "tests" / "cuda").glob("test_*.py")), ROOT / "tests" / "test_kernels_gpu.py"]
+_LIMIT = 1800  # seconds for a file
 _NO_TESTS = 5  # pytest's exit code when none was selected
 
 
@@ -50,14 +51,23 @@ def _found(report: Path) -> dict[str, Any]:
 
 
 def run_file(path: Path, expression: str) -> dict[str, Any]:
-    """Run the tests of a file, those that ``-k`` selects. "outcome" is "passed", "FAILED", "crashed" or "none selected"."""
+    """Run the tests of a file, those that ``-k`` selects.
+
+    "outcome" is "passed", "FAILED", "crashed", "hung", "skipped" (all of them) or "none selected".
+    """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-k", expression, str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT)
+        except subprocess.TimeoutExpired as error:  # a kernel that never ends
+            seconds, output = round(time.perf_counter() - start, 1), (error.stdout or b"").decode(errors="replace")[-4000:]
+            return {"file": path.relative_to(ROOT).as_posix(), "outcome": "hung", "seconds": seconds, "output": output}
         outcome = {0: "passed", 1: "FAILED", _NO_TESTS: "none selected"}.get(done.returncode, "crashed")
         found = _found(report) if report.exists() else {}
+    if outcome == "passed" and not found.get("passed"):
+        outcome = "skipped"
     if outcome == "crashed" or not found:
         found |= {"exit_code": done.returncode, "output": (done.stdout + done.stderr)[-4000:]}
         outcome = "crashed"
@@ -97,7 +107,10 @@ def main() -> int:
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if path is not None:
         print(f"written to {path}")
-    return int(any(row["outcome"] not in ("passed", "none selected") for row in rows))
+    if not any(row.get("passed") for row in rows):
+        print("Nothing was run, so nothing is proved.")
+        return 1
+    return int(any(row["outcome"] not in ("passed", "skipped", "none selected") for row in rows))
 
 
 if __name__ == "__main__":

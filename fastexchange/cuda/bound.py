@@ -12,7 +12,7 @@ from ..dispatch.state import runtime
 from ..naming import type_name
 from ..native import address_of
 from . import launching, views
-from .slow_path import call, check_device, device_of, load, raise_out_of_range, settle
+from .slow_path import call, check_device, device_of, load, naming, raise_out_of_range, settle
 
 __all__ = ["BoundCudaLaunch"]
 
@@ -43,7 +43,8 @@ class BoundCudaLaunch(NativeCallable):
         self._what = f"{launcher.kernel.__qualname__}()"
         self._held: _Held | None = None
         self._alive: list[_Held] = []
-        self._take(_Held(launcher, bound))
+        with naming(launcher):
+            self._take(_Held(launcher, bound))
         self._vectorcall = launching.vectorcall_bound.address
 
     def __repr__(self):
@@ -63,7 +64,9 @@ class BoundCudaLaunch(NativeCallable):
         unknown = [name for name in arguments if name not in names]
         if unknown:
             raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
-        held = _Held(self.launcher, tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=True)))
+        with naming(self.launcher):
+            bound = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=True))
+            held = _Held(self.launcher, bound)
         assert self._held is not None
         if held.overload != self._held.overload:
             given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
@@ -120,6 +123,11 @@ class _Held:
         self.stream = frame.stream
         if len(streams) > 1 or (not has_stream and (frame.other_stream or (is_exported and frame.stream))):
             # The streams may be others in each launch, and then be ordered otherwise: an ordinary launch looks.
+            if has_stream:
+                raise TypeError(
+                    f"{kernel.__qualname__}(): an array's interface names another stream than the one that is given: such a "
+                    "launch cannot be bound, but on that stream"
+                )
             raise TypeError(
                 f"{kernel.__qualname__}(): the tensors' producers may work on different streams: such a launch cannot be bound, "
                 "but where it is given a stream, kernel[grid, block, stream].bind(...)"

@@ -1,5 +1,6 @@
 """A kernel's native memory: what ``dispatch.context`` has, and what launches need, parameters, conversions, functions."""
 
+import itertools
 from typing import Any, NamedTuple
 
 from .._abi import ffi
@@ -42,6 +43,7 @@ class CudaContext(dispatch.KernelContext):
         super().__init__(parameters, name, False, allows_grad)
         self.why_own: dict[tuple[int, ...], str] = {}
         """Why launches with these keys are the package's own."""
+        self._places = itertools.cycle(range(layout.MAX_BEST_BLOCKS))
         self._values = parameters.defaults
         for index, value in parameters.defaults.items():
             self._defaults[index] = id(value)
@@ -85,10 +87,12 @@ class CudaContext(dispatch.KernelContext):
             loaded.shared_limit = launcher.shared
         if launcher.tasks >= 0 and not launcher.block[0]:
             best = cuda.best_block(function, launcher.shared)
-            free = next((i for i, block in enumerate(loaded.blocks) if not block), launcher.shared % layout.MAX_BEST_BLOCKS)
-            loaded.blocks[free] = 0  # other threads may launch between any two of these
-            loaded.blocks_shared[free] = launcher.shared
-            loaded.blocks[free] = best
+            with self._lock:
+                free = [i for i, block in enumerate(loaded.blocks) if not block]
+                place = free[0] if free else next(self._places)
+                loaded.blocks[place] = 0  # other threads may launch between any two of these
+                loaded.blocks_shared[place] = launcher.shared
+                loaded.blocks[place] = best
         loaded.function = function  # last: native code may look at any moment
 
     def types_taken(self, overload: int) -> tuple:

@@ -37,7 +37,7 @@ _FLOAT, _INT, _UINT, _COMPLEX, _BOOL = map(int, (
 _CUDA_DEVICE, _CUDA_HOST, _CUDA_MANAGED = map(
     int, (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
 )
-_LESS, _BAR, _EQUALS, _ZERO, _NINE = map(ord, "<|=09")
+_LESS, _BAR, _EQUALS, _ZERO = map(ord, "<|=0")
 _B, _C, _F, _I, _U = map(ord, "bcfiu")
 
 python_items = python_side("fastexchange.cuda.interface")
@@ -86,8 +86,13 @@ def element_of(ob):
         return -1
     word = load(text)
     order, kind, itemsize = word & 0xFF, word >> 8 & 0xFF, (word >> 16 & 0xFF) - _ZERO
+    if itemsize < 1 or itemsize > 9:
+        return -1
     if load(size) == 4:
-        itemsize = 10 * itemsize + (word >> 24 & 0xFF) - _ZERO
+        unit = (word >> 24 & 0xFF) - _ZERO
+        if unit < 0 or unit > 9:
+            return -1
+        itemsize = 10 * itemsize + unit
     if order != _LESS and order != _BAR and order != _EQUALS:
         return -1
     code = -1
@@ -107,15 +112,30 @@ def element_of(ob):
 
 @native
 def find_place(cuda, tensor):
-    """Note in a DLTensor of which device its memory is. Whether the driver knows it."""
+    """:func:`find_place_there`, in a context: that of the default device where the thread has none."""
+    code = find_place_there(cuda, tensor)
+    context = cuda.contexts[cuda.default_device]
+    if code == layout.INVALID_CONTEXT and context != 0:
+        if call_int(cuda.push_current, (context,)) == 0:
+            code = find_place_there(cuda, tensor)
+            popped = stack(1)
+            call_int(cuda.pop_current, (popped,))
+    return code == 0
+
+
+@native
+def find_place_there(cuda, tensor):
+    """Note in a DLTensor of which device its memory is. Returns a ``CUresult``."""
     number, is_managed, kind = stack(1), stack(1), stack(1)
     store(number, 0)
     store(is_managed, 0)
     store(kind, 0)
     data = tensor.data
-    failed = call_int(cuda.get_attribute, (number, _ORDINAL, data)) != 0
-    failed |= call_int(cuda.get_attribute, (is_managed, _IS_MANAGED, data)) != 0
-    failed |= call_int(cuda.get_attribute, (kind, _MEMORY_TYPE, data)) != 0
+    code = call_int(cuda.get_attribute, (number, _ORDINAL, data))
+    if code == 0:
+        code = call_int(cuda.get_attribute, (is_managed, _IS_MANAGED, data))
+    if code == 0:
+        code = call_int(cuda.get_attribute, (kind, _MEMORY_TYPE, data))
     tensor.device.device_id = load(number) & 0xFFFFFFFF
     if load(is_managed) & 0xFFFFFFFF != 0:
         tensor.device.device_type = _CUDA_MANAGED
@@ -123,7 +143,7 @@ def find_place(cuda, tensor):
         tensor.device.device_type = _CUDA_DEVICE
     else:
         tensor.device.device_type = _CUDA_HOST
-    return not failed
+    return code
 
 
 @native

@@ -94,6 +94,12 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
     return call_int(cuda.launch_extended, (at, function, pointers, 0))
 
 
+@native_inline
+def are_one(stream, other):
+    """Whether two CUstreams are the same one: the legacy default stream has two names."""
+    return stream == other or (stream | other == layout.LEGACY_STREAM and stream & other == 0)
+
+
 @native
 def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, code):
     """Launch a kernel whose parameters are where `pointers` point.
@@ -138,6 +144,8 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
             if failed:
                 return dispatch.STATUS_NO_ERROR_SET
             stream = load(word)
+            if own_stream != 0 and not are_one(stream, own_stream):
+                return dispatch.STATUS_STREAMS
     if not is_known:
         store(current, 0)
         status = call_int(cuda.get_current, (current,))
@@ -316,12 +324,11 @@ def launch_on_device(context_address, frame_address, overload_address, args, lau
 
 @native
 def is_on_own_stream(frame, launcher):
-    """Whether a launch is on the one stream that its arrays' interfaces name, so that nothing has to be ordered."""
+    """Whether a launch may be on the one stream that its arrays' interfaces name, so that nothing has to be ordered."""
     if frame.own_streams_differ != 0:
         return False
-    if launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS:
-        return frame.stream == 0
-    return launcher.stream == frame.own_stream or (launcher.stream == 0 and frame.own_stream == layout.LEGACY_STREAM)
+    is_ours = launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS  # `start` sees which one the others' producers work on
+    return is_ours or are_one(launcher.stream, frame.own_stream)
 
 
 @native

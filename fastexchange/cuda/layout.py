@@ -73,6 +73,7 @@ SHARED_WITHOUT_ASKING = 48 * 1024  # bytes in a block, static and dynamic: CUDA 
 MAX_BEST_BLOCKS = 4  # that are known at a time, for different amounts of shared memory
 MAX_BLOCKS = 2**31 - 1  # in a grid's first dimension, of every device
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread has none
 MAX_PARAMETERS = 1024  # of a launch whose pointers to them are on the stack
 
 WORD, ZERO, ELEMENTS, JOINED = 0, 1, 2, 3

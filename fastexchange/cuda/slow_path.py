@@ -25,18 +25,19 @@ _OTHERWISE = (layout.STATUS_NUMBA, layout.STATUS_STREAM, layout.STATUS_STREAMS)
 
 def call(launcher, bound: tuple) -> None:
     """Make a launch that native code could not make."""
-    if launcher.why_not:
-        call_otherwise(launcher, bound)
-        return
-    report = settle(launcher, bound, launcher._native)
-    if report.status != layout.STATUS_OK:
-        call_otherwise(launcher, bound)
+    if not launcher.why_not:
+        with naming(launcher):
+            report = settle(launcher, bound, launcher._native)
+        if report.status == layout.STATUS_OK:
+            return
+    call_otherwise(launcher, bound)
 
 
-def settle(launcher, bound: tuple, native, flags: int = 0, function=None) -> Report:
-    """:func:`_settle`, whose errors of the driver say which launch was not made."""
+@contextlib.contextmanager
+def naming(launcher):
+    """Errors of the driver meanwhile say which launch was not made."""
     try:
-        return _settle(launcher, bound, native, flags, function)
+        yield
     except CudaError as error:
         name = f"{launcher.kernel.__qualname__}()"
         if not str(error).startswith(name):
@@ -44,7 +45,7 @@ def settle(launcher, bound: tuple, native, flags: int = 0, function=None) -> Rep
         raise
 
 
-def _settle(launcher, bound: tuple, native, flags: int, function) -> Report:
+def settle(launcher, bound: tuple, native, flags: int = 0, function=None) -> Report:
     """Learn, compile, load and ask, until native code has made the launch, with the ``fx_launcher`` `native`.
 
     The report's status is STATUS_OK; or one of ``_OTHERWISE``. Raises what a launch raises.
@@ -191,18 +192,21 @@ def check_device(kernel, device: int, bound: tuple) -> None:
 def call_otherwise(launcher, bound: tuple) -> None:
     """A launch with tensors that Python has to export, or on several streams; or one that is the package's own."""
     kernel = launcher.kernel
-    looks = views.look_at(kernel, bound)
-    if not launcher.why_not and not views.is_for_package(looks):
-        with views.exported(launcher, looks) as (arguments, device, streams):
-            with in_order(launcher, device, streams):
-                report = settle(launcher, arguments, launcher.on_stream(streams[0]))
-            if report.status == layout.STATUS_OK:
-                return
-    call_own(launcher, looks)
+    why_not = launcher.why_not
+    with naming(launcher):
+        looks = views.look_at(kernel, bound)
+        if not why_not and not views.is_for_package(looks):
+            with views.exported(launcher, looks) as (arguments, device, streams):
+                with in_order(launcher, device, streams):
+                    report = settle(launcher, arguments, launcher.on_stream(streams[0]))
+                if report.status == layout.STATUS_OK:
+                    return
+            why_not = kernel._native.why_own.get(report.keys, "")
+        call_own(launcher, looks, why_not)
 
 
-def call_own(launcher, looks: list[views.Look]) -> None:
-    """Have the package launch the kernel, after the checks that it does not make."""
+def call_own(launcher, looks: list[views.Look], why_not: str) -> None:
+    """Have the package launch the kernel, after the checks that it does not make. `why_not`: why it has to, if that is known."""
     kernel = launcher.kernel
     arguments = tuple(views.for_package(look) for look in looks)
     device, streams = views.whereabouts(kernel, looks)
@@ -217,13 +221,13 @@ def call_own(launcher, looks: list[views.Look]) -> None:
             try:
                 _call_with_callbacks(launcher, own, arguments)
             except (TypeError, ValueError, LookupError, NotImplementedError) as error:
-                why = why_not_even_own(launcher, looks, True)
+                why = why_not_even_own(launcher, looks, why_not, True)
                 if why:
                     raise TypeError(f"{why}: {type(error).__name__}: {error}") from error
                 raise
 
 
-def why_not_even_own(launcher, looks: list[views.Look], has_failed: bool) -> str:
+def why_not_even_own(launcher, looks: list[views.Look], why_not: str, has_failed: bool) -> str:
     """Why the package cannot make a launch that only it could make, as far as that is known; nothing if it is not."""
     kernel = launcher.kernel
     only = views.only_for_package(looks)
@@ -232,7 +236,7 @@ def why_not_even_own(launcher, looks: list[views.Look], has_failed: bool) -> str
     unknown = views.unknown_to_package(kernel, looks)
     if unknown is None:
         return ""
-    reason = launcher.why_not
+    reason = why_not
     if only:
         reason = f"only it takes {argument(kernel, only[0].position).partition(': ')[2]}, a {type_name(type(only[0].value))}"
     return (
@@ -320,16 +324,20 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
         looks = views.look_at(kernel, bound)
         if launcher.why_not or views.is_for_package(looks):
             outcome = f"{kernel.target.name}'s own launch: {launcher.why_not}" if launcher.why_not else own
-            refusal = why_not_even_own(launcher, looks, False)
+            refusal = why_not_even_own(launcher, looks, launcher.why_not, False)
             if refusal:
                 outcome = f"refused with TypeError: {refusal}"
         else:
             with views.exported(launcher, looks) as (arguments, _, streams):
-                report = settle(launcher, arguments, launcher.on_stream(streams[0]), FLAG_LOOK)
+                with naming(launcher):
+                    report = settle(launcher, arguments, launcher.on_stream(streams[0]), FLAG_LOOK)
                 if report.status == layout.STATUS_UNKNOWN_SHAPE:
                     outcome, names = fate_of(kernel, report.keys)
-                    if report.keys in kernel._native.why_own:
-                        outcome = f"{kernel.target.name}'s own launch: {kernel._native.why_own[report.keys]}"
+                    why_own = kernel._native.why_own.get(report.keys, "")
+                    if why_own:
+                        outcome = f"{kernel.target.name}'s own launch: {why_own}"
+                        refusal = why_not_even_own(launcher, looks, why_own, False)
+                        outcome = f"refused with TypeError: {refusal}" if refusal else outcome
                     if views.are_exported_by_python(looks):
                         outcome += "; but an argument is exported by Python code in every launch"
                     if len(streams) > 1:

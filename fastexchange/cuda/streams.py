@@ -20,12 +20,13 @@ from ..naming import shown
 from ..native import address_of
 from .driver import Driver, driver
 
-__all__ = ["default_stream", "expressly", "handle_of", "order", "stream_of_producer"]
+__all__ = ["are_one", "default_stream", "expressly", "handle_of", "order", "stream_of_producer"]
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
 KDL_CUDA = 2
 _LEGACY = (0, 1)  # CUstream: to the driver both are the legacy default stream, of which 1, CU_STREAM_LEGACY, says so expressly
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
+_NUMBAS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 
 
 @functools.cache
@@ -38,6 +39,11 @@ def default_stream() -> int:
     return _PER_THREAD if int(os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM") or 0) else 0
 
 
+def are_one(stream: int, other: int) -> bool:
+    """Whether two ``CUstream`` are the same one."""
+    return stream == other or (stream in _LEGACY and other in _LEGACY)
+
+
 def expressly(stream: int) -> int:
     """A ``CUstream`` for those to whom 0 is the :func:`default_stream`. To the driver, which we call, it is the legacy one."""
     return _LEGACY[1] if stream == 0 and default_stream() else stream
@@ -46,11 +52,13 @@ def expressly(stream: int) -> int:
 def handle_of(name: str, stream: Any) -> int:
     """The ``CUstream`` of a stream of any package, for the function `name`.
 
-    The number 0 is the :func:`default_stream`; of an object that says 0, as PyTorch's, the legacy one.
+    The number 0 is the :func:`default_stream`, and so is that of a stream of the packages; of another object that says 0, as
+    PyTorch's, the legacy one.
     """
     if isinstance(stream, bool):
         raise TypeError(f"{name}: stream is a stream, its handle or None, not {shown(stream)}")
     says_which = False
+    is_numbas = type(stream).__module__ in _NUMBAS  # whose default stream has the handle 0
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         found = protocol() if callable(protocol) else protocol
@@ -75,7 +83,7 @@ def handle_of(name: str, stream: Any) -> int:
     number = int(handle)
     if not 0 <= number < 2**63:
         raise ValueError(f"{name}: {number} is no handle of a stream")
-    return number if number or says_which else default_stream()
+    return number if number or (says_which and not is_numbas) else default_stream()
 
 
 def stream_of_producer(function: int, device: int) -> int:
@@ -88,7 +96,7 @@ def stream_of_producer(function: int, device: int) -> int:
 
 def order(device: int, later: int, earlier: int) -> None:
     """Let what is given to the stream `later` from now on wait for what has been given to the stream `earlier`."""
-    if later == earlier or (later in _LEGACY and earlier in _LEGACY):
+    if are_one(later, earlier):
         return
     cuda: Driver = driver()
     with cuda.on(device):

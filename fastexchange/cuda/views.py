@@ -31,7 +31,7 @@ from ..refusal import check_tensors, device_name, refuse_device, refuse_value, r
 from ..registry import key_of
 from .driver import CudaError, driver
 from .interface import SAYS_STREAM, managed_tensor_of_interface
-from .streams import default_stream, stream_of_producer
+from .streams import are_one, default_stream, stream_of_producer
 from .targets import is_device_array
 
 __all__ = [
@@ -320,6 +320,12 @@ def _stream_in(interface: dict) -> int | None:
     return operator.index(stream)
 
 
+def _add(streams: list[int], stream: int | None) -> None:
+    """Add a stream that is not among them yet."""
+    if stream is not None and not any(are_one(stream, known) for known in streams):
+        streams.append(stream)
+
+
 def whereabouts(kernel, looks: list[Look]) -> Whereabouts:
     """Where a launch with these arguments is.
 
@@ -343,8 +349,7 @@ def whereabouts(kernel, looks: list[Look]) -> Whereabouts:
     for look in placed:
         on = kernel.default_device() if device is None else device
         stream = stream_of_producer(look.function, on) if look.function else look.stream
-        if stream is not None and stream not in streams:
-            streams.append(stream)
+        _add(streams, stream)
     return Whereabouts(device, streams)
 
 
@@ -380,8 +385,9 @@ def exported(launcher, looks: list[Look]):
     device, streams = whereabouts(kernel, looks)
     own = launcher.configuration.stream
     if own is not None:  # arrays with an interface have to be waited for all the same
-        others = [look.stream for look in _leaves(looks) if look.stream is not None and look.stream != own]
-        streams = [own, *dict.fromkeys(others)]
+        streams = [own]
+        for look in _leaves(looks):
+            _add(streams, look.stream)
     streams = streams or [default_stream()]
     with contextlib.ExitStack() as stack:
         arguments = tuple([_export(kernel, look, streams[0], stack) for look in looks])

@@ -58,6 +58,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
         is_interface = context.device_type != CPU and entry.interface != 0 and entry.is_by_object == 0
         if is_interface:
             kind = layout.KIND_MANAGED
+        elif context.device_type != CPU and entry.asks_python != 0:
+            status = layout.STATUS_STREAM  # before its Python code is asked for an export, which has to be told of the stream
+            break
         if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and owns):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1
@@ -105,6 +108,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             export.managed = load(out)
             export.storage = storage
             export.is_given = 0
+            export.is_interface = types.intp(is_interface)
             frame.export_count += 1
             made += 1
             if asks and flags & FLAG_TRUSTED == 0:

@@ -185,7 +185,11 @@ typedef struct {
 } fx_list;
 
 /* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
-typedef struct { int64_t object; int64_t managed; int64_t storage; int64_t is_given; /* to an array that was kept */ } fx_export;
+typedef struct {
+    int64_t object, managed, storage;
+    int64_t is_given;           /* to an array that was kept */
+    int64_t is_interface;       /* `interface` of its entry made it */
+} fx_export;
 
 /* The working memory of one call; taken from a list of free ones, so that calls may nest. */
 struct fx_frame {

@@ -261,7 +261,7 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                     break
                 writeable = is_writeable(managed_at(managed).flags, guard)
                 tensor = managed + DL_TENSOR
-                if is_cuda and entry.interface != 0:
+                if is_cuda and export.is_interface != 0:
                     note_stream(frame, load(managed + INTERFACE_STREAM))
                 storage = export.storage
                 origin = ob + layout.ORIGIN_EXPORT

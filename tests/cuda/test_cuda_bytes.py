@@ -299,6 +299,19 @@ def test_26_tensors(record, package):
     check(record, package, [DeviceTensor((4,), "float32", data=address(package) + 64 * i) for i in range(26)])
 
 
+@pytest.mark.parametrize("count", [78, 100, 220])
+def test_more_than_4_kib_of_parameters(stub, package, count):
+    """And, at 220 vectors, more parameters than a launch has room for on its stack."""
+    arrays = [DeviceTensor((4,), "float32", data=address(package) + 64 * (i % 1000)) for i in range(count)]
+    kernel = kernel_of(package, count)
+    expected = [word for array in arrays for word in words(package, array)]
+    for _ in range(40):
+        kernel[1, 32](*arrays)
+    for record in stub.launches:
+        assert [int.from_bytes(word, "little", signed=True) for word in record.parameters] == expected
+    assert kernel.stats() == (39, 1, 1) and len(stub.launches) == 40
+
+
 def test_256_scalars(record, package):
     check(record, package, [[7, 1.5, True, np.int16(-2)][i % 4] for i in range(256)])
 

@@ -668,9 +668,10 @@ def test_the_best_block_is_that_for_the_shared_memory(stub, package):
         for shared in few:
             kernel.forall(1000, 0, None, shared)(x)
         assert stub.trace.count("cuOccupancyMaxPotentialBlockSize") == 4
-        many = [64 * i for i in range(10)] * 3
+        many = [4 * i for i in (0, 1024, 2048, 512, 256)] * 10
         for shared in many:
             kernel.forall(1000, 0, None, shared)(x)
+        assert stub.trace.count("cuOccupancyMaxPotentialBlockSize") <= 4 + 50
     finally:
         stub.set_trace(False)
     assert [launch.shared for launch in stub.launches] == few + many

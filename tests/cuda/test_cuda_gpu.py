@@ -379,6 +379,44 @@ def test_tensors_without_a_table_are_waited_for(package, torch, kind):
 
 
 @gpu
+def test_an_interfaces_own_stream(package, torch):
+    """Native launches are on it, also from a thread that has no context yet, and in a capture."""
+    copy, side = copy_kernel(package), torch.cuda.Stream()
+    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
+    torch.cuda.synchronize()
+    given = _OnlyInterface(x, side), _OnlyInterface(out, side)
+    copy[256, 256](*given)
+    before = copy.stats()
+
+    def launch(number: int) -> None:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(CYCLES)
+            x.fill_(number)
+        copy[256, 256](*given)
+
+    for number in range(1, 40):
+        launch(number)
+        side.synchronize()
+        assert bool((out == number).all()), f"launch {number} was not on the stream"
+    thread = threading.Thread(target=copy[256, 256], args=given)
+    x.fill_(-1)
+    torch.cuda.synchronize()
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert bool((out == -1).all())
+    assert copy.stats() == (before.fast + 40, before.slow, before.compiled)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        copy[256, 256](*given)
+    for number in (50, 51):
+        x.fill_(number)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert bool((out == number).all()), f"replay {number}"
+
+
+@gpu
 def test_producers_on_different_streams_are_ordered(package, torch):
     """The launch is after the work of both, and what the second does next is after the launch."""
     add, first, second = add_kernel(package), torch.cuda.Stream(), torch.cuda.Stream()
@@ -412,11 +450,12 @@ def test_graphs(package, torch):
     bound = launcher.bind(between, out)
     bound()
     torch.cuda.synchronize()
+    x.fill_(-1)
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launcher(x, between)
         bound()
-    x.fill_(-1)
     torch.cuda.synchronize()
     assert bool((out == 0).all()), "it was launched, and not captured"
     for number in range(1, 6):

@@ -11,6 +11,8 @@ from launches import Interface, is_refused
 from made_producers import Ledger
 from test_cuda_bytes import LAYOUTS, words
 
+from fastexchange import CudaError
+
 TYPESTRS = [f"{order}{kind}" for order in "<=" for kind in ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")]
 TYPESTRS += ["|b1", "|i1", "|u1", "<i1"]
 
@@ -179,6 +181,18 @@ def test_beside_a_stream_that_is_given(stub, kernels):
         assert ways(kernels[1], lambda: kernels[1][1, 32, given](value)) == ((5, 0) if are_one else (0, 5)), (own, given)  # noqa: B023
         assert {each.stream for each in stub.launches} == {given}
         assert ("cuEventRecord" in {each.api for each in stub.log}) is not are_one
+
+
+def test_beside_a_tensor_on_the_same_stream(stub, kernels):
+    one = new_stream()
+    for own, given in ((one, one), (1, 0), (1, 1), (2, 2)):
+        value, tensor = ArrayInterface(stub, stream=own), DeviceTensor((4,))
+        DeviceTensor.streams[0] = given
+        stub.clear()
+        for launch in (lambda: kernels[2][1, 32](value, tensor), lambda: kernels[2][1, 32](tensor, value)):  # noqa: B023
+            assert ways(kernels[2], launch) == (5, 0)
+            assert "known: native" in str(kernels[2].explain(value, tensor))
+        assert {each.stream for each in stub.launches} == {given} and {each.api for each in stub.log} == {"cuLaunchKernel"}
 
 
 def test_beside_a_tensor_with_a_stream(stub, kernels):
@@ -370,6 +384,100 @@ def test_memory_of_the_host_and_managed_memory(stub, package, kernels, kind):
     on_second = DeviceTensor((4,), device=1)
     assert ways(kernels[2], lambda: kernels[2][1, 32](value, on_second)) == (5, 0)
     assert stub.launches[-1].device == 1
+
+
+def test_in_a_thread_without_a_context(stub, kernels):
+    import threading
+
+    value, found = ArrayInterface(stub), []
+    kernels[1][1, 32](value)
+
+    def launch():
+        found.append(ways(kernels[1], lambda: kernels[1][1, 32](value)))
+        found.append(stub.current_context())
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert found == [(5, 0), 0]
+
+
+def test_a_type_that_becomes_an_array_amid_an_export(stub, kernels):
+    """A ``__dlpack__`` that launches a kernel, after which native code reads the interfaces of this type."""
+    class Late(ArrayInterface):
+        is_late = False
+
+        def __dlpack_device__(self):
+            return 2, 0
+
+        def __dlpack__(self, *, stream=None, max_version=None):
+            if not self.is_late:
+                Late.__cuda_array_interface__ = ArrayInterface.__cuda_array_interface__
+                self.is_late = True
+                kernels[1][1, 32](self)
+            return self.exports.__dlpack__(stream=stream, max_version=max_version)
+
+    Late.__cuda_array_interface__ = None
+    value = Late(stub)
+    value.exports = Exports(Ledger())
+    for _ in range(3):
+        kernels[2][1, 32](value, 1)
+    assert {each.stream for each in stub.launches} <= {0, 1}
+    value.exports.ledger.check(value.exports.ledger.made)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_beside_what_has_to_be_told_of_the_stream(stub, kernels, swapped):
+    """Its ``__dlpack__`` is called once for each launch, and told the stream."""
+    value, exports = ArrayInterface(stub, stream=new_stream()), Exports(Ledger())
+    pair = (exports, value) if swapped else (value, exports)
+    kernels[1][1, 32](value)
+    kernels[1][1, 32](exports)
+    exports.told.clear()
+    for i in range(5):
+        kernels[2][1, 32](*pair)
+        assert exports.told == [value.said["stream"]] * (i + 1)
+    exports.ledger.check(6)
+
+
+def test_a_bound_launch_is_on_the_stream_that_is_given(stub, kernels):
+    one, other = new_stream(), new_stream()
+    kernels[1][1, 32, one].bind(ArrayInterface(stub, stream=one))()
+    kernels[1][1, 32, 0].bind(ArrayInterface(stub, stream=1))()
+    kernels[1][1, 32, one].bind(ArrayInterface(stub))()
+    assert [each.stream for each in stub.launches] == [one, 0, one]
+    value = ArrayInterface(stub, stream=one)
+    said = is_refused(lambda: kernels[1][1, 32, other].bind(value), TypeError, "another stream than the one")
+    assert "[grid, block, stream]" not in said
+
+
+@pytest.mark.parametrize("code", [700, 2])
+def test_errors_of_the_driver_name_the_launch(stub, kernels, code):
+    """Also where it is asked about an address by Python."""
+    value = ArrayInterface(stub, version=2)
+    for _ in range(2):
+        for launch in (lambda: kernels[1][1, 32](value), lambda: kernels[1][1, 32].bind(value)):
+            stub.fail("cuPointerGetAttribute", code)
+            said = is_refused(launch, CudaError, "one() was not launched (grid (1, 1, 1), block", "cuPointerGetAttribute")
+            assert ("sticky" in said) is (code == 700)
+        stub.reset()
+        kernels[1][1, 32](value)
+
+
+@pytest.mark.parametrize("typestr", ["<f/", "<f0", "<f04", "<f40", "<i:4", "<4f", "f4<", "<c-8"])
+def test_nonsense_for_a_type(stub, kernels, typestr):
+    value = ArrayInterface(stub)
+    kernels[1][1, 32](value)
+    kernels[1][1, 32](value)
+    value.said["typestr"] = typestr
+    stub.clear()
+    try:
+        np.dtype(typestr)
+    except TypeError:
+        for _ in range(2):
+            with pytest.raises(TypeError):
+                kernels[1][1, 32](value)
+        assert not stub.launches
 
 
 def test_a_type_that_is_no_array_any_more(stub, kernels):

@@ -193,9 +193,12 @@ def streams(launch):
 print(streams(lambda: kernel[1, 32](x)), streams(lambda: kernel[1, 32](7)), streams(lambda: kernel[1, 32, 0](mine)))
 framework = Framework()
 print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in (None, framework, 1)])
+made = package.default_stream(), package.legacy_default_stream(), package.per_thread_default_stream()
+print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in made])
+debug = fast_args(package.jit(debug=True, opt=False)(empty))
+print(streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
 if package.__name__ == "numba.cuda":  # the other's own launcher does not ask
-    debug = fast_args(package.jit(debug=True, opt=False)(empty))
-    print(streams(lambda: own[1, 32](x)), streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
+    print(streams(lambda: own[1, 32](x)))
 stub.clear()
 OtherTensor.streams[0] = 2
 fast_args(package.jit(two))[1, 32](mine, other)
@@ -211,9 +214,9 @@ def test_where_each_thread_has_a_default_stream_of_its_own(package, tmp_path):
         _PER_THREAD.format(package=package.__name__), tmp_path, {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
     )
     lines = said.splitlines()
-    assert lines[:2] == ["[2] [2] [2]", "[0] [0] [1]"]
-    assert package.__name__ != "numba.cuda" or lines.pop(2) == "[2] [2] [1]"
-    assert lines[2:] == ["cuEventRecord 2", "cuStreamWaitEvent 1", "cuLaunchKernel 0", "cuEventRecord 1", "cuStreamWaitEvent 2"]
+    assert lines[:4] == ["[2] [2] [2]", "[0] [0] [1]", "[2] [1] [2]", "[2] [1]"]
+    assert package.__name__ != "numba.cuda" or lines.pop(4) == "[2]"
+    assert lines[4:] == ["cuEventRecord 2", "cuStreamWaitEvent 1", "cuLaunchKernel 0", "cuEventRecord 1", "cuStreamWaitEvent 2"]
 
 
 BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Method(-1), _Torch("x"), _Torch(1.0)]

@@ -1454,7 +1454,7 @@ EXPORT CUresult cuCtxDisablePeerAccess(void *handle)
 
 /* Code: a cubin is an ELF file with a section .text.K and a section .nv.info.K per kernel K. */
 
-enum { INFO_REGISTERS = 0x2f, INFO_FRAME = 0x11, INFO_PARAMETER = 0x17, INFO_MAX_THREADS = 0x05, INFO_SIZE = 0x19 };
+enum { INFO_REGISTERS = 0x2f, INFO_FRAME = 0x11, INFO_PARAMETER = 0x17, INFO_LONG_PARAMETER = 0x45, INFO_MAX_THREADS = 0x05, INFO_SIZE = 0x19 };
 
 static unsigned word(const unsigned char *at, int bytes)
 {
@@ -1503,6 +1503,8 @@ static void read_info(Library *library, Kernel *own, const unsigned char *at, si
                 kernel->local = word(data + 4, 4);
         } else if (own && attribute == INFO_PARAMETER && format == 4 && value >= 12) {
             set_parameter(own, word(data + 4, 2), word(data + 6, 2), word(data + 8, 4) >> 18);
+        } else if (own && attribute == INFO_LONG_PARAMETER && format == 4 && value >= 12) { /* above 4 KB of parameters */
+            set_parameter(own, word(data + 4, 2), word(data + 6, 2), word(data + 8, 4));
         } else if (own && attribute == INFO_SIZE && value > own->size) {
             own->size = value;
         } else if (own && attribute == INFO_MAX_THREADS && format == 4 && value >= 12) {

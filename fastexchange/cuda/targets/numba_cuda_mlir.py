@@ -15,7 +15,7 @@ from numba.core import types
 from ...dispatch.layout import ARRAY_HEAD_WORDS
 from ...dtypes import field_to_numba
 from .. import layout
-from ..streams import expressly
+from ..streams import default_stream, expressly
 from . import BFLOAT16, Parameter
 
 __all__ = ["NumbaCudaMlir", "target"]
@@ -107,7 +107,7 @@ class NumbaCudaMlir:
 
 
 def _stream(handle: int | None) -> int:
-    return 0 if handle is None else expressly(handle)
+    return expressly(default_stream() if handle is None else handle)  # its launcher takes 0 for the legacy stream
 
 
 def _is_flag(own_type) -> bool:
