@@ -475,7 +475,7 @@ def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
     pairs = [(tensors(3 + i), tensors()) for i in range(count)]
     tensors.wait()
     if stub_or_none is not None:
-        stub_or_none.set_fast(True)
+        stub_or_none.set_fast(True, threads=True)
 
     def work(pair) -> None:
         try:

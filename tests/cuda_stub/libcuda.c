@@ -2230,8 +2230,17 @@ static CUresult check_size(const Kernel *kernel, const Handle *function, const L
     return SUCCESS;
 }
 
-/* Without recording, a launch costs what a call and this cost. */
-#define COUNT_IF_FAST do { if (fast) { fast_count++; return SUCCESS; } } while (0)
+/* Without recording, a launch costs what a call and this cost; launches of several threads at once are counted if fast is 2. */
+#define COUNT_IF_FAST \
+    do { \
+        if (fast) { \
+            if (fast == 2) \
+                __atomic_fetch_add(&fast_count, 1, __ATOMIC_RELAXED); \
+            else \
+                fast_count++; \
+            return SUCCESS; \
+        } \
+    } while (0)
 
 static CUresult launch(const char *api, void *handle, const LaunchConfig *config, int cooperative, void **values,
                        void **extra)
