@@ -70,7 +70,7 @@ def main() -> int:
     try:
         import pyperf
     except ImportError:
-        raise SystemExit("perf/crosscheck.py needs pyperf: pip install 'fastexchange[perf]'") from None
+        raise SystemExit("perf/crosscheck.py needs pyperf: pip install '.[perf]'") from None
     found = rows()
     ours, loop = time_statements({name: Statement(CODE, names) for name, (_, names) in found.items()}, rounds=41)
     lines = []

@@ -7,6 +7,7 @@ costs that file alone. ``--stub`` runs them where there is no GPU, against the t
 
 import argparse
 import collections
+import importlib.util
 import json
 import subprocess
 import sys
@@ -94,6 +95,8 @@ def main() -> int:
     place = cuda_places.place()
     if not place.is_gpu and not options.stub:
         raise SystemExit("There is no GPU here: nothing would be proved. --stub runs what needs none.")
+    if importlib.util.find_spec("pytest") is None:
+        raise SystemExit("The tests need pytest and more: pip install '.[test]'")
     machine = cuda_launches.described(place)
     path = options.json
     if path is None and place.is_gpu:

@@ -79,6 +79,8 @@ def main() -> int:
         _progress(f"{package}: compiling …")
         rows = cuda_rows.Rows(package, place)
         groups += rows.groups()
+    if not groups:
+        raise SystemExit("Neither package of kernels for CUDA is installed: pip install '.[cuda,cuda-mlir]'")
     if place.device_count < 2:
         left_out.append("There is one device: the rows with tensors on another one are left out.")
     others, why = cuda_rows.peers(place)

@@ -73,7 +73,7 @@ def draw(source: Path, target: Path) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("perf/plot.py needs matplotlib: pip install 'fastexchange[perf]'") from None
+        raise SystemExit("perf/plot.py needs matplotlib: pip install '.[perf]'") from None
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 

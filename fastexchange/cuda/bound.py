@@ -12,7 +12,7 @@ from ..dispatch.state import runtime
 from ..naming import type_name
 from ..native import address_of
 from . import launching, views
-from .slow_path import call, check_device, device_of, load, naming, raise_out_of_range, settle
+from .slow_path import call, check_device, device_of, load, naming, raise_out_of_range, settle, whose
 
 __all__ = ["BoundCudaLaunch"]
 
@@ -107,7 +107,8 @@ class _Held:
         looks = views.look_at(kernel, bound)
         if launcher.why_not or views.is_for_package(looks):
             raise TypeError(
-                f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself; explain() says why"
+                f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself: "
+                f"{launcher.why_not or whose(kernel, looks)}"
             )
         has_stream = launcher.configuration.stream is not None
         self.arguments, _, streams = self._stack.enter_context(views.exported(launcher, looks))

@@ -12,11 +12,11 @@ from . import entry, launching, layout
 from .driver import driver
 from .targets import Compiled, Parameter
 
-__all__ = ["CudaContext", "Launchable", "Unconvertible", "conversions"]
+__all__ = ["CudaContext", "Launchable", "Unconvertible", "conversions", "words_of_all"]
 
 
 class Unconvertible(Exception):
-    """An argument that has no place in a declared signature. `index`: of its leaf; `given`, `taken`: the types."""
+    """An argument that has no place in a declared signature. `index`: of its word; `given`, `taken`: the types."""
 
     def __init__(self, index: int, given, taken):
         super().__init__(index, given, taken)
@@ -107,12 +107,12 @@ class CudaContext(dispatch.KernelContext):
 
     def _fast_entry(self, code, nodes, count: int) -> int:
         launchable = code.compiled
-        words = sum(map(entry.words_of, _leaves(code.given)))
+        words = words_of_all(code.given)
         parameters = tuple(parameter.code for parameter in launchable.parameters)
         return entry.fast_entry(nodes, count, words, parameters, tuple(launchable.conversions))
 
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple):
-        if sum(map(entry.words_of, _leaves(given))) > entry.MAX_WORDS:
+        if words_of_all(given) > entry.MAX_WORDS:
             return None
         streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
         return super()._nodes(keys, bound, given) if len(streams) < 2 else None
@@ -137,6 +137,11 @@ def conversions(given: tuple, taken: tuple) -> list[int] | None:
             codes.append(code)
         word += entry.words_of(source)
     return codes
+
+
+def words_of_all(types: tuple) -> int:
+    """How many words arguments of these types have."""
+    return sum(map(entry.words_of, _leaves(types)))
 
 
 def _leaves(types: tuple) -> list[Any]:

@@ -29,7 +29,7 @@ class Configuration(NamedTuple):
 
     def __str__(self):
         size = f"for {self.tasks} tasks" if self.tasks >= 0 else f"grid {self.grid}"
-        if any(self.block):
+        if self.tasks < 0 or self.block[0]:
             size += f", block {self.block}"
         stream = "that of the tensors' framework" if self.stream is None else f"{self.stream:#x}"
         cluster = f", cluster {self.cluster}" if self.cluster else ""

@@ -3,6 +3,9 @@
 import contextlib
 from typing import Any, NoReturn
 
+import numpy as np
+from numba.core.errors import NumbaError
+
 from ..discovery import learn
 from ..dispatch import layout
 from ..dispatch.signature import UnknownDtype, numba_types
@@ -13,7 +16,7 @@ from ..native import address_of
 from ..refusal import advice, argument, check_tensors, dtype_name, refuse, refuse_device, refused, wording
 from ..slow_path import MAX_LOOKS, Report, attempt, leaves
 from . import views
-from .context import Launchable, Unconvertible, conversions
+from .context import Launchable, Unconvertible, conversions, words_of_all
 from .driver import CudaError, driver
 from .streams import order
 
@@ -162,9 +165,17 @@ def compiled_for(kernel, given: tuple):
         return compiled, conversions(given, compiled.taken)
     except Unconvertible as error:
         raise TypeError(
-            f"{kernel.__qualname__}(): {error.given} does not become {error.taken} without being changed: the signature is "
-            f"{compiled.taken}, given {given}"
+            f"{argument(kernel, position_of(error.index, given))}: {error.given} does not become {error.taken} without being "
+            f"changed: the signature is {compiled.taken}, given {given}"
         ) from None
+
+
+def position_of(word: int, given: tuple) -> int:
+    """The argument, of these types, that has the word with this number."""
+    for position in range(len(given)):
+        if word < words_of_all(given[: position + 1]):
+            return position
+    return len(given) - 1
 
 
 def is_as_driver_says(compiled, parameters) -> bool:
@@ -220,10 +231,12 @@ def call_own(launcher, looks: list[views.Look], why_not: str) -> None:
             own = own_launch(launcher, streams[0] if streams else None)
             try:
                 _call_with_callbacks(launcher, own, arguments)
-            except (TypeError, ValueError, LookupError, NotImplementedError) as error:
-                why = why_not_even_own(launcher, looks, why_not, True)
+            except Exception as error:
+                is_types = isinstance(error, (TypeError, ValueError, LookupError, NotImplementedError, NumbaError))
+                why = why_not_even_own(launcher, looks, why_not, True) if is_types else ""
                 if why:
-                    raise TypeError(f"{why}: {type(error).__name__}: {error}") from error
+                    first = str(error).strip().partition("\n")[0]
+                    raise TypeError(f"{why}: {type(error).__name__}: {first}") from error
                 raise
 
 
@@ -232,7 +245,8 @@ def why_not_even_own(launcher, looks: list[views.Look], why_not: str, has_failed
     kernel = launcher.kernel
     only = views.only_for_package(looks)
     if has_failed and only and type(only[0].value).__module__ == "builtins":
-        return f"{argument(kernel, only[0].position)}: no kernel for CUDA takes a {type_name(type(only[0].value))}"
+        what = type_name(type(only[0].value))
+        return f"{argument(kernel, only[0].position)}: no kernel for CUDA takes an argument of type {what}"
     unknown = views.unknown_to_package(kernel, looks)
     if unknown is None:
         return ""
@@ -319,11 +333,10 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
     kernel = launcher.kernel
     outcome, names = "", ["?"] * len(bound)
     looks: list[views.Look] = []
-    own = f"{kernel.target.name}'s own launch, which copies arrays of the host to the device and back"
     try:
         looks = views.look_at(kernel, bound)
         if launcher.why_not or views.is_for_package(looks):
-            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not}" if launcher.why_not else own
+            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not or whose(kernel, looks)}"
             refusal = why_not_even_own(launcher, looks, launcher.why_not, False)
             if refusal:
                 outcome = f"refused with TypeError: {refusal}"
@@ -344,4 +357,12 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
                         outcome += "; the producers work on different streams, which events order in every launch"
     except Exception as error:
         outcome = f"refused with {type(error).__name__}: {error}"
+        looks = looks or views.looks_without_errors(kernel, bound)
     return explained(kernel, bound, outcome, names, views.paths(looks))
+
+
+def whose(kernel, looks: list[views.Look]) -> str:
+    """Why a launch with an argument that only the package understands is the package's own."""
+    look = views.only_for_package(looks)[0]
+    text = f"only it takes {argument(kernel, look.position).partition(': ')[2]}, a {type_name(type(look.value))}"
+    return f"{text}; arrays of the host are copied to the device and back" if isinstance(look.value, np.ndarray) else text

@@ -36,7 +36,7 @@ from .targets import is_device_array
 
 __all__ = [
     "Look", "are_exported", "are_exported_by_python", "exported", "for_package", "has_interface", "is_for_package", "look_at",
-    "only_for_package", "originals", "paths", "unknown_to_package", "whereabouts",
+    "looks_without_errors", "only_for_package", "originals", "paths", "unknown_to_package", "whereabouts",
 ]  # fmt: skip
 
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -124,6 +124,15 @@ def look_at(kernel, bound: tuple) -> list[Look]:
     Raises what producers raise, and BufferError for memory that a kernel for CUDA cannot read.
     """
     return [_look(kernel, position, value) for position, value in enumerate(bound)]
+
+
+def looks_without_errors(kernel, bound: tuple) -> list[Look]:
+    """Those of the arguments that can be looked at."""
+    found = []
+    for position, value in enumerate(bound):
+        with contextlib.suppress(Exception):
+            found.append(_look(kernel, position, value))
+    return found
 
 
 def _look(kernel, position: int, value) -> Look:

@@ -414,7 +414,8 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
             word += 8
             key = layout.entry_at(known).key
         else:
-            status = layout.STATUS_NUMBA
+            is_there = not is_cuda and context.elsewhere != 0 and layout.entry_at(entry_address).is_by_object != 0
+            status = layout.STATUS_DEVICE if is_there else layout.STATUS_NUMBA  # numba's device arrays are on a device
             break
         store(key_at, key)
         key_at += 8

@@ -189,7 +189,7 @@ class OverheadReport:
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise ImportError("OverheadReport.plot() needs matplotlib: pip install 'fastexchange[plot]'") from error
+            raise ImportError("OverheadReport.plot() needs matplotlib: pip install matplotlib") from error
         rows = self._rows
         if ax is None:
             _, ax = plt.subplots(figsize=(7, 0.5 + 0.35 * (len(rows) + 1)), layout="constrained")
@@ -254,7 +254,7 @@ class OverheadReport:
         try:
             import pandas
         except ImportError as error:
-            raise ImportError("OverheadReport.to_pandas() needs pandas: pip install 'fastexchange[pandas]'") from error
+            raise ImportError("OverheadReport.to_pandas() needs pandas: pip install pandas") from error
         rows = [*self._rows, _Row("the kernel", "", "", self.alone, None)]
         return pandas.DataFrame(
             {

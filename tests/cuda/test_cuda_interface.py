@@ -531,3 +531,18 @@ def test_a_kernel_for_the_cpu_still_does_not_know_it(stub, package, kernels):
     for _ in range(3):
         assert there(value) is None
     assert len(stub.launches) == 3
+
+
+def test_device_arrays_under_one_name(stub, package, kernels):
+    """Of a kernel for both, native code sees that numba's device arrays are on a device."""
+    from fastexchange import fast_args
+
+    there = fast_args(cuda=kernels[2].dispatcher, launch=(1, 32))(lambda x, y: None)
+    array = package.device_array(3, np.float32)
+    assert ways(there.cuda, lambda: there(array, 1)) == (5, 0)
+    before = there.stats()
+    there(array, 1)
+    assert there.stats() == before
+    for value in (array, DeviceTensor((4,)), ArrayInterface(stub)):
+        is_refused(lambda: there.bind(value, 1), TypeError, ".cuda[grid, block].bind")  # noqa: B023
+    there.cuda[1, 32].bind(array, 1)()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 for _needed in ("nbclient", "ipykernel", "matplotlib"):
-    pytest.importorskip(_needed, reason=f"{_needed} is not installed: pip install 'fastexchange[test]'")
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fastexchange[test]'")
+    pytest.importorskip(_needed, reason=f"{_needed} is not installed: pip install '.[test]'")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install '.[test]'")
 run = importlib.import_module("notebooks.run")
 
 NOTEBOOKS = run.paths()
