@@ -138,10 +138,7 @@ class _Held:
             if report.unmade is not None:  # Numba says why it cannot compile it, if so
                 serials = kernel._native.runtime.serials
                 kernel.dispatcher.compile(tuple(numba_types(report.unmade[0], kernel._parameters.defaults, serials)))
-            is_there = kernel._elsewhere is not None and (
-                report.status == layout.STATUS_DEVICE or kernel._elsewhere.takes(bound)
-            )
-            if is_there:
+            if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
                 raise TypeError(
                     f"{kernel.__qualname__}(): tensors on a GPU are bound with a launch configuration: "
                     f"{kernel.__qualname__}.cuda[grid, block].bind(...)"

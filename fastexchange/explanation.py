@@ -109,7 +109,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     flags = 0
     outcome, numba_names = "", ["?"] * len(bound)
     for _ in range(64 + len(bound)):
-        if kernel._elsewhere is not None and (report.status == layout.STATUS_DEVICE or kernel._elsewhere.takes(bound)):
+        if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
             return kernel._elsewhere.explain(bound)
         try:
             status = attempt(kernel, bound, FLAG_LOOK | flags, report)

@@ -111,6 +111,10 @@ class FastKernel(NativeCallable):
             raise TypeError(f"{name} is a kernel for the CPU, without a launch configuration; fast_args(cuda=...) gives it one")
         return self.cuda[configuration]
 
+    def _is_elsewhere(self, bound: tuple, is_on_device: bool = False) -> bool:
+        """Whether a call with these arguments is for :attr:`cuda`. `is_on_device`: native code has met a tensor on a device."""
+        return self._elsewhere is not None and (is_on_device or self._elsewhere.takes(bound))
+
     def _launch_elsewhere(self, launch) -> None:
         """Let :attr:`cuda` have the calls with tensors on a GPU, launched as `launch` says."""
         from .cuda.elsewhere import Elsewhere
@@ -194,7 +198,7 @@ class FastKernel(NativeCallable):
 
         self._slow_calls += 1
         bound = self._parameters.bind(*args, **kwargs)
-        if self._elsewhere is not None and self._elsewhere.takes(bound):
+        if self._is_elsewhere(bound):
             return self._elsewhere.call(bound)
         return call_numba(self, bound)
 

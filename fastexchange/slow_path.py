@@ -113,7 +113,7 @@ def call(kernel, bound: tuple):
     report = settle(kernel, bound)
     if report.status == layout.STATUS_OK:
         return report.result
-    if kernel._elsewhere is not None and (report.status == layout.STATUS_DEVICE or kernel._elsewhere.takes(bound)):
+    if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
         return kernel._elsewhere.call(bound)
     result = call_numba(kernel, bound)
     if report.unmade is not None:  # Numba could do what we cannot (a literal argument, say): next time straight to it

@@ -12,7 +12,10 @@ from ..dispatch.state import runtime
 from ..naming import type_name
 from ..native import address_of
 from . import launching, views
-from .slow_path import call, check_device, device_of, load, naming, raise_out_of_range, settle, whose
+from .looks import are_exported, is_for_package, look_at
+from .own_launch import whose
+from .slow_path import call, check_device, device_of, naming, settle
+from .specialising import load, raise_out_of_range
 
 __all__ = ["BoundCudaLaunch"]
 
@@ -104,15 +107,15 @@ class _Held:
         self.kernel = kernel = launcher.kernel
         self.native = launcher._native
         self._stack = contextlib.ExitStack()
-        looks = views.look_at(kernel, bound)
-        if launcher.why_not or views.is_for_package(looks):
+        looks = look_at(kernel, bound)
+        if launcher.why_not or is_for_package(looks):
             raise TypeError(
                 f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself: "
                 f"{launcher.why_not or whose(kernel, looks)}"
             )
         has_stream = launcher.configuration.stream is not None
         self.arguments, _, streams = self._stack.enter_context(views.exported(launcher, looks))
-        is_exported = views.are_exported(looks)
+        is_exported = are_exported(looks)
         if is_exported and not has_stream:
             self.native = launcher.on_stream(streams[0])
         report = settle(launcher, self.arguments, self.native, function=launching.hold)

@@ -1,7 +1,7 @@
 """A kernel's native memory: what ``dispatch.context`` has, and what launches need, parameters, conversions, functions."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._abi import ffi
 from ..dispatch import context as dispatch
@@ -9,18 +9,11 @@ from ..dispatch.layout import MAX_DEVICES
 from ..dlpack import DLDeviceType
 from ..native import address_of
 from . import entry, launching, layout
+from .converting import words_of_all
 from .driver import driver
 from .targets import Compiled, Parameter
 
-__all__ = ["CudaContext", "Launchable", "Unconvertible", "conversions", "words_of_all"]
-
-
-class Unconvertible(Exception):
-    """An argument that has no place in a declared signature. `index`: of its word; `given`, `taken`: the types."""
-
-    def __init__(self, index: int, given, taken):
-        super().__init__(index, given, taken)
-        self.index, self.given, self.taken = index, given, taken
+__all__ = ["CudaContext", "Launchable"]
 
 
 class Launchable(NamedTuple):
@@ -116,55 +109,3 @@ class CudaContext(dispatch.KernelContext):
             return None
         streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
         return super()._nodes(keys, bound, given) if len(streams) < 2 else None
-
-
-# ---- declared signatures -------------------------------------------------------------------------------------------
-
-
-def conversions(given: tuple, taken: tuple) -> list[int] | None:
-    """The conversions from words for arguments of the types `given` to those that a kernel compiled for `taken` has.
-
-    None for those that native code does not make. Raises Unconvertible for those that nobody should.
-    """
-    codes: list[int] = []
-    word = 0
-    for source, target in zip(_leaves(given), _leaves(taken), strict=True):
-        kind = type(target).__name__
-        if str(source) != str(target) and kind != "Array":
-            code = _conversion(word, source, target)
-            if code is None:
-                return None
-            codes.append(code)
-        word += entry.words_of(source)
-    return codes
-
-
-def words_of_all(types: tuple) -> int:
-    """How many words arguments of these types have."""
-    return sum(map(entry.words_of, _leaves(types)))
-
-
-def _leaves(types: tuple) -> list[Any]:
-    found: list[Any] = []
-    for each in types:
-        found += _leaves(tuple(each)) if hasattr(each, "__len__") and hasattr(each, "types") else [each]
-    return found
-
-
-def _conversion(word: int, given, taken) -> int | None:
-    source, target = _number(given), _number(taken)
-    if type(taken).__name__ == "Complex" and type(given).__name__ in ("Float", "Integer", "Complex"):
-        return None
-    if source is None or target is None or type(taken).__name__ == "Boolean" or source[0] == layout.FLOAT != target[0]:
-        raise Unconvertible(word, given, taken)
-    return layout.conversion(word, source, target)
-
-
-def _number(numba_type) -> tuple[int, int] | None:
-    """(kind, bits) of a type of numbers, of whichever package; None for anything else."""
-    name = type(numba_type).__name__
-    if name == "Integer":
-        return (layout.SIGNED if numba_type.signed else layout.UNSIGNED), numba_type.bitwidth
-    if name == "Boolean":
-        return layout.UNSIGNED, 8
-    return (layout.FLOAT, numba_type.bitwidth) if name == "Float" else None

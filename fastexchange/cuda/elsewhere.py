@@ -5,8 +5,9 @@ from collections.abc import Callable
 from ..cpython import NativeCallable, enable_vectorcall
 from ..naming import shown
 from ..producers.omitted import OMITTED
-from . import launching, views
+from . import launching
 from .launcher import CudaLauncher
+from .looks import has_interface
 
 __all__ = ["Elsewhere"]
 
@@ -33,7 +34,7 @@ class Elsewhere:
 
     def takes(self, bound: tuple) -> bool:
         """Whether there is an array among the arguments that only kernels for CUDA know: one with the CUDA array interface."""
-        return any(map(views.has_interface, bound))
+        return any(map(has_interface, bound))
 
     def call(self, bound: tuple) -> None:
         """Make a call with arguments in the order of the parameters, omitted ones among them."""

@@ -20,9 +20,10 @@ from ..dispatch.shim import refuse_launch
 from ..dispatch.walk import CUDA
 from ..native import WORDS, call_word, global_address, load, stack
 from . import layout
-from .launching import convert, start
+from .converting import convert, words_of
+from .launching import start
 
-__all__ = ["MAX_WORDS", "fast_entry", "words_of"]
+__all__ = ["MAX_WORDS", "fast_entry"]
 
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 MAX_WORDS = 1024
@@ -76,7 +77,7 @@ def stream_of(plan_address):
 
 @part(types.intp(types.intp, types.intp))
 def convert_word(at, code):
-    """``launching.convert``."""
+    """``converting.convert``."""
     return types.intp(convert(at, code))
 
 
@@ -114,12 +115,6 @@ def fail(context_address, callable_, position):
 
 
 # ---- stringing them together -----------------------------------------------------------------------------------------
-
-
-def words_of(numba_type) -> int:
-    """How many words a leaf of this type has, a type of Numba's or of a package's: the CPU has no float16, say."""
-    name = type(numba_type).__name__
-    return dispatch.ARRAY_HEAD_WORDS + 2 * numba_type.ndim if name == "Array" else 2 if name == "Complex" else 1
 
 
 @global_compiler_lock

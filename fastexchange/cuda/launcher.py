@@ -93,7 +93,7 @@ class CudaLauncher(NativeCallable):
         with.
         """
         if self._callbacks is None:
-            from .slow_path import own_launch
+            from .own_launch import own_launch
 
             if not hasattr(own_launch(self, self.configuration.stream), "pre_launch_callbacks"):
                 raise AttributeError(f"launches by {self.kernel.target.name} call nothing before")
@@ -114,7 +114,7 @@ class CudaLauncher(NativeCallable):
 
     def explain(self, /, *args, **kwargs):
         """What a launch with these arguments would do, without making it. Returns a ``CallExplanation``; print it."""
-        from .slow_path import explain_launch
+        from .explaining import explain_launch
 
         return explain_launch(self, self.kernel.bound_arguments(args, kwargs))
 

@@ -20,8 +20,9 @@ from ..dispatch.launch import hold_by
 from ..dispatch.plan import ARGUMENTS_MASK
 from ..dispatch.shim import call_any, call_method, read_by, refuse_launch, run_by
 from ..dispatch.walk import CUDA, walk_for_device
-from ..native import bits_of, call_int, call_word, float_of, global_address, load, native, native_inline, stack, store
+from ..native import call_int, call_word, global_address, load, native, native_inline, stack, store
 from . import layout
+from .converting import convert_words
 
 CONFIG_WORDS = layout.CONFIG_WORDS
 ATTRIBUTE_WORDS = 2 * layout.ATTRIBUTE_SIZE // 8
@@ -169,81 +170,6 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
 
 
 @native
-def is_in_range(value, is_big, kind, bits):
-    """Whether an integer parameter of `kind` and so many `bits` holds a word; `is_big`: the word is a uint64."""
-    if kind == layout.UNSIGNED:
-        if bits == 64:
-            return is_big or value >= 0
-        return value >= 0 and value >> bits == 0
-    if is_big and value < 0:
-        return False
-    return bits == 64 or (value >= -(1 << (bits - 1)) and value < 1 << (bits - 1))
-
-
-@native
-def double_of_half(half):
-    """The float64 that the float16 with these bits is."""
-    exponent, fraction = half >> 10 & 31, half & 1023
-    if exponent == 0:
-        bits = bits_of(types.float64(fraction) * 2.0**-24)
-    elif exponent == 31:
-        bits = 0x7FF << 52 | fraction << 42
-    else:
-        bits = (exponent + 1008) << 52 | fraction << 42
-    return float_of(bits | (half >> 15 & 1) << 63, 64)
-
-
-@native
-def half_of_double(number):
-    """The bits of the float16 that is next to a float64, that with an even last bit of two as near."""
-    bits = bits_of(number)
-    sign = bits >> 48 & 0x8000
-    bits &= 0x7FFFFFFFFFFFFFFF
-    if bits > 0x7FF << 52:  # no number
-        return sign | 0x7E00 | bits >> 42 & 0x1FF
-    exponent = (bits >> 52) - 1023
-    if exponent > 15:
-        return sign | 0x7C00
-    if exponent < -25:
-        return sign
-    shift = 42
-    if exponent < -14:  # a small one, whose leading 1 is not implied
-        bits = bits & (1 << 52) - 1 | 1 << 52
-        shift = 28 - exponent
-    else:
-        bits -= 1008 << 52
-    half = bits >> shift
-    rest, middle = bits & (1 << shift) - 1, 1 << (shift - 1)
-    return sign | half + types.intp(rest > middle or (rest == middle and half & 1 != 0))
-
-
-@native
-def convert(at, code):
-    """Make of the word at `at` what a conversion says. False for a number that the parameter cannot hold."""
-    given, given_bits = code >> layout.FROM_KIND_SHIFT & 15, code >> layout.FROM_BITS_SHIFT & 255
-    taken, taken_bits = code >> layout.TO_KIND_SHIFT & 15, code >> layout.TO_BITS_SHIFT & 255
-    word = load(at)
-    if given == layout.FLOAT:
-        if given_bits == 16:
-            number = double_of_half(word)
-        else:
-            number = float_of(word, 64) if given_bits == 64 else types.float64(float_of(word, 32))
-    else:
-        if given_bits < 64:  # the word was loaded from less memory than it has
-            word <<= 64 - given_bits
-            word = word >> (64 - given_bits) if given == layout.SIGNED else (word >> (64 - given_bits)) & ((1 << given_bits) - 1)
-        if taken != layout.FLOAT:
-            store(at, word)
-            return is_in_range(word, given == layout.UNSIGNED and given_bits == 64, taken, taken_bits)
-        number = types.float64(types.uint64(word)) if given == layout.UNSIGNED else types.float64(word)
-    if taken_bits == 16:
-        store(at, half_of_double(number))
-    else:
-        store(at, bits_of(number) if taken_bits == 64 else bits_of(types.float32(number)))
-    return True
-
-
-@native
 def point_at_parameters(overload, words, pointers, zero):
     """Store where each parameter of the kernel is, among the words of a call or at `zero`, a word that is 0."""
     for i in range(overload.parameter_count):
@@ -257,19 +183,6 @@ def point_at_parameters(overload, words, pointers, zero):
         elif kind == layout.JOINED:
             store(at, load(at) & 0xFFFFFFFF | load(at + 8) << 32)
         store(pointers + 8 * i, at)
-
-
-@native
-def convert_words(frame, overload):
-    """Make of the words in a frame what a declared signature has there.
-
-    False for a number that a parameter cannot hold.
-    """
-    for i in range(overload.conversion_count):
-        code = load(overload.conversions + 8 * i)
-        if not convert(frame.words + 8 * (code & 0xFFFFFF), code):
-            return False
-    return True
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

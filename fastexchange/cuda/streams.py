@@ -8,6 +8,7 @@ Source: DLPack 1.3, ``DLPackCurrentWorkStream``; CUDA Array Interface, version 3
 ``__cuda_stream__`` protocol.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -18,9 +19,9 @@ import numpy as np
 from .._abi import ffi
 from ..naming import shown
 from ..native import address_of
-from .driver import Driver, driver
+from .driver import CudaError, Driver, driver
 
-__all__ = ["are_one", "default_stream", "expressly", "handle_of", "order", "stream_of_producer"]
+__all__ = ["are_one", "default_stream", "expressly", "handle_of", "in_order", "stream_of_producer"]
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
 KDL_CUDA = 2
@@ -107,3 +108,29 @@ def order(device: int, later: int, earlier: int) -> None:
             cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(expressly(later)), event, 0)
         finally:
             cuda.call("cuEventDestroy", event)  # which the driver does when it is no longer waited for
+
+
+@contextlib.contextmanager
+def in_order(launcher, device: int, streams: list[int]):
+    """Meanwhile the first stream of a launch waits for the others, and they wait for it at the end.
+
+    Raises CudaError; if that is at the end, it says that the launch has been made.
+    """
+    if len(streams) < 2:
+        yield
+        return
+    what = f"{launcher.kernel.__qualname__}() was not launched ({launcher.configuration}), for it could not be ordered"
+    try:
+        for other in streams[1:]:
+            order(device, streams[0], other)
+    except CudaError as error:
+        error.args = (f"{what} after its tensors' other streams: {error}",)
+        raise
+    yield
+    what = what.replace("was not launched", "was launched").replace(", for it could", ", but its tensors' other streams could")
+    try:
+        for other in streams[1:]:
+            order(device, other, streams[0])
+    except CudaError as error:
+        error.args = (f"{what} after it: {error}",)
+        raise

@@ -15,7 +15,7 @@ from .entries import Py_TYPE, find
 from .frame import EXPORT_BYTES, drop
 from .guard import guard_of, is_odd
 from .lists import may_hold_arrays, open_list
-from .walk import COMPLEX, CPU, FLAG_LOOK, FLAG_OWN, FLAG_TRUSTED
+from .walk import COMPLEX, CPU, FLAG_LOOK, FLAG_OWN, FLAG_TRUSTED, kind_on_device
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
@@ -55,12 +55,13 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             break
         entry = layout.entry_at(at)
         kind = entry.kind
-        is_interface = context.device_type != CPU and entry.interface != 0 and entry.is_by_object == 0
-        if is_interface:
-            kind = layout.KIND_MANAGED
-        elif context.device_type != CPU and entry.asks_python != 0:
-            status = layout.STATUS_STREAM  # before its Python code is asked for an export, which has to be told of the stream
-            break
+        is_interface = False
+        if context.device_type != CPU:
+            kind = kind_on_device(entry)
+            is_interface = kind == layout.KIND_MANAGED and entry.interface != 0
+            if kind == layout.KIND_NUMBA and entry.asks_python != 0:
+                status = layout.STATUS_STREAM  # before its Python code exports it: that has to be told of the stream
+                break
         if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and owns):
             if made < frame.export_count:  # by an earlier round, in a frame that was too small
                 made += 1

@@ -224,7 +224,7 @@ typedef struct {
     int64_t tensor[8];
     int64_t frame, overload;    /* of `hold`: what a bound launch uses */
     int64_t launcher;           /* CUDA, the caller's: fx_launcher * */
-    int64_t code, device, managed_device, stream, other_stream;     /* CUDA: the frame's */
+    int64_t code, device, managed_device;       /* CUDA: the frame's */
 } fx_report;
 
 /* A bound launch: a frame that holds its arguments. */

@@ -366,7 +366,6 @@ def tell(report, frame, status):
     report.key_count = frame.key_count
     report.code = frame.code
     report.device, report.managed_device = frame.device, frame.managed_device
-    report.stream, report.other_stream = frame.stream, frame.other_stream
     for i in range(DL_TENSOR_WORDS):
         report.tensor[i] = frame.tensor[i]
     if status == layout.STATUS_UNKNOWN_SHAPE or status == layout.STATUS_UNBOUND or status == layout.STATUS_RANGE:

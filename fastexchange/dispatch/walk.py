@@ -54,15 +54,19 @@ FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after t
 
 
 @native
-def may_be_on_device(entry):
-    """Whether a launch on a device can read what an ``fx_entry`` is about without Python."""
+def kind_on_device(entry):
+    """By which KIND_* a launch on a device reads what an ``fx_entry`` is about; KIND_NUMBA: not without Python."""
     kind = entry.kind
-    if kind == layout.KIND_MANAGED:
-        return entry.asks_python == 0
-    return (
+    if entry.is_by_object != 0:
+        return layout.KIND_VIEW
+    if entry.interface != 0:
+        return layout.KIND_MANAGED
+    is_read = (
         kind == layout.KIND_EXCHANGE or kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE
+        or (kind == layout.KIND_MANAGED and entry.asks_python == 0)
         or (layout.KIND_FLOAT <= kind and kind <= layout.KIND_NUMPY_COMPLEX128)
     )  # fmt: skip
+    return kind if is_read else layout.KIND_NUMBA
 
 
 @native
@@ -200,12 +204,8 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                 status = layout.STATUS_UNKNOWN_TYPE
                 break
             last_type = ob_type
-            kind = layout.entry_at(entry_address).kind
-            if is_cuda and layout.entry_at(entry_address).is_by_object != 0:
-                kind = layout.KIND_VIEW
-            elif is_cuda and layout.entry_at(entry_address).interface != 0:
-                kind = layout.KIND_MANAGED
-            elif is_cuda and not may_be_on_device(layout.entry_at(entry_address)):
+            kind = kind_on_device(layout.entry_at(entry_address)) if is_cuda else layout.entry_at(entry_address).kind
+            if is_cuda and kind == layout.KIND_NUMBA:
                 status = layout.STATUS_STREAM if layout.entry_at(entry_address).asks_python != 0 else layout.STATUS_NUMBA
                 break
         if kind == layout.KIND_NDARRAY:

@@ -113,6 +113,23 @@ def package(request):
     return _import(request.param)
 
 
+@pytest.fixture(scope="module")
+def kernels(package):
+    """``cuda_producers.kernels_of`` each package."""
+    from cuda_producers import kernels_of
+
+    return kernels_of(package)
+
+
+@pytest.fixture(autouse=True)
+def _default_streams():
+    """All frameworks of the tests work on the default streams, and do again afterwards."""
+    from cuda_producers import default_streams
+
+    with default_streams():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _quiet_packages():
     """Grids as small as those of tests are warned of otherwise, and arrays of the host."""

@@ -709,3 +709,14 @@ def test_a_number_beyond_a_declared_parameter_is_named(stub, package, x, warm):
             launched = functools.partial(launch, *arguments)
             is_refused(launched, OverflowError, f"argument {name!r}", f": {number} does not fit into")
     launcher(1, x, 2)
+
+
+def test_explain_of_what_a_declared_signature_has_no_place_for(stub, package, x):
+    kernel = kernel_of(package, 2, signature="void(int8, float32[:])")
+    for bad, name in ((1.5, "'a0' (position 0)"), ((1, 2), "no signature")):
+        is_refused(lambda: kernel[1, 32](bad, x), TypeError, name)  # noqa: B023
+        said = str(kernel.explain(bad, x))
+        assert "refused with TypeError" in said and name in said
+    assert "next such call compiles" in str(kernel.explain(1, x))
+    kernel[1, 32](1, x)
+    assert "known: native" in str(kernel.explain(1, x)) and len(kernel.signatures) == 1

@@ -11,8 +11,6 @@ from cuda_producers import (
     ArrayInterface,
     Exports,
     both_ways,
-    default_streams,
-    kernels_of,
     new_stream,
     traced,
 )
@@ -23,17 +21,6 @@ from made_producers import Dunder, Ledger, Tabled
 
 from fastexchange import CudaError
 from fastexchange.cuda.driver import driver
-
-
-@pytest.fixture(scope="module")
-def kernels(package):
-    return kernels_of(package)
-
-
-@pytest.fixture(autouse=True)
-def _default_streams():
-    with default_streams():
-        yield
 
 
 def on_device(device: int, **options) -> DeviceTensor:

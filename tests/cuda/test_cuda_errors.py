@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_producers import ArrayInterface, Exports, both_ways, default_streams, kernels_of, new_stream
+from cuda_producers import ArrayInterface, Exports, both_ways, new_stream
 from cuda_stub import SONAME, Stub, real_driver, run_with_stub
 from cuda_tensors import DeviceTensor, OtherTensor
 from made_producers import Ledger
@@ -20,17 +20,6 @@ from fastexchange.cuda.driver import driver
 STICKY = {700: "ILLEGAL_ADDRESS", 719: "LAUNCH_FAILED", 721: "TENSOR_MEMORY_LEAK", 226: "CONTAINED", 710: "ASSERT"}
 OTHERS = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 209: "NO_BINARY_FOR_GPU", 400: "INVALID_HANDLE", 701: "LAUNCH_OUT_OF_RESOURCES",
           709: "CONTEXT_IS_DESTROYED", 720: "COOPERATIVE_LAUNCH_TOO_LARGE", 999: "UNKNOWN"}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def kernels(package):
-    return kernels_of(package)
-
-
-@pytest.fixture(autouse=True)
-def _default_streams():
-    with default_streams():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_producers import default_streams
 from cuda_tensors import DeviceTensor, OtherTensor
 
 from fastexchange import CudaError, fast_args
@@ -24,12 +23,6 @@ SIZE = 128
 CYCLES = 2_000_000
 """For which a stream sleeps: about a millisecond, long enough for whatever does not wait for it to come too early."""
 SHARED_BYTES = 64 * 1024
-
-
-@pytest.fixture(autouse=True)
-def _default_streams():
-    with default_streams():
-        yield
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """Arrays with ``__cuda_array_interface__`` as native code reads them, and what it leaves to Python."""
 
+import contextlib
 import gc
 import sys
 
 import numpy as np
 import pytest
-from cuda_producers import ArrayInterface, Exports, default_streams, kernels_of, new_stream
+from cuda_producers import ArrayInterface, Exports, new_stream
 from cuda_tensors import DeviceTensor
 from launches import Interface, is_refused
 from made_producers import Ledger
@@ -15,17 +16,6 @@ from fastexchange import CudaError
 
 TYPESTRS = [f"{order}{kind}" for order in "<=" for kind in ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")]
 TYPESTRS += ["|b1", "|i1", "|u1", "<i1"]
-
-
-@pytest.fixture(scope="module")
-def kernels(package):
-    return kernels_of(package)
-
-
-@pytest.fixture(autouse=True)
-def _default_streams():
-    with default_streams():
-        yield
 
 
 def ways(kernel, launch, times: int = 5) -> tuple[int, int]:
@@ -374,6 +364,49 @@ def test_nothing_is_kept(stub, kernels):
         stub.clear()
     gc.collect()
     assert [sys.getrefcount(each) for each in (value, value.said, other, other.said)] == held
+
+
+def _amid(stub, package) -> dict:
+    """Arguments that end a launch, or let it go by Python, after arrays before them have been exported."""
+    wrong, raising = ArrayInterface(stub), ArrayInterface(stub, strides=(6,))
+    wrong.said["shape"] = (-1,)
+    return {
+        "wrong": wrong, "refused": raising, "CPU": DeviceTensor((4,), device_type=1), "text": "text", "big": 2**70,
+        "elsewhere": DeviceTensor((4,), device=1), "host": np.zeros(3), "__dlpack__": Exports(Ledger()), "new": _New(stub),
+        "other stream": ArrayInterface(stub, stream=new_stream()), "unknown": object(),
+    }  # fmt: skip
+
+
+class _New(ArrayInterface):
+    """Of a type that native code has not met."""
+
+
+AMID = ["wrong", "refused", "CPU", "text", "big", "elsewhere", "host", "__dlpack__", "new", "other stream", "unknown"]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize("name", AMID)
+def test_exports_are_given_back_whatever_comes_after_them(stub, package, kernels, name, count):
+    """Also where there are more of them than a call's frame has room for at first."""
+    culprit = _amid(stub, package)[name]
+    good = [ArrayInterface(stub, stream=1) for _ in range(count)]
+    first = good[0] if count == 1 else tuple(good)
+    assert ways(kernels[2], lambda: kernels[2][1, 32](first, 1)) == (5, 0)
+    for _ in range(2):
+        with contextlib.suppress(Exception):
+            kernels[2][1, 32](first, culprit)
+    gc.collect()
+    held = [(sys.getrefcount(each), sys.getrefcount(each.said)) for each in good]
+    for _ in range(5):
+        with contextlib.suppress(Exception):
+            kernels[2][1, 32](first, culprit)
+        with contextlib.suppress(Exception):
+            kernels[2].explain(first, culprit)
+    gc.collect()
+    assert [(sys.getrefcount(each), sys.getrefcount(each.said)) for each in good] == held
+    if isinstance(culprit, Exports):
+        culprit.ledger.check(culprit.ledger.made)
+    assert ways(kernels[2], lambda: kernels[2][1, 32](first, 1)) == (5, 0)
 
 
 @pytest.mark.parametrize("kind", ["pinned", "managed"])

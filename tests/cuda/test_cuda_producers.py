@@ -15,8 +15,6 @@ from cuda_producers import (
     ExportsLegacy,
     Wrapper,
     both_ways,
-    default_streams,
-    kernels_of,
     new_stream,
 )
 from cuda_tensors import DeviceTensor
@@ -25,17 +23,6 @@ from made_producers import Ledger, capsule, export_versioned
 
 from fastexchange import CudaError, fast_args
 from fastexchange._abi import ffi
-
-
-@pytest.fixture(scope="module")
-def kernels(package):
-    return kernels_of(package)
-
-
-@pytest.fixture(autouse=True)
-def _default_streams():
-    with default_streams():
-        yield
 
 
 def words_of(launch) -> tuple[int, ...]:

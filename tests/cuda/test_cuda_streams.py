@@ -15,8 +15,6 @@ from cuda_producers import (
     FailingTensor,
     Wrapper,
     both_ways,
-    default_streams,
-    kernels_of,
     new_stream,
     traced,
 )
@@ -26,17 +24,6 @@ from made_producers import Ledger
 
 from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
-
-
-@pytest.fixture(scope="module")
-def kernels(package):
-    return kernels_of(package)
-
-
-@pytest.fixture(autouse=True)
-def _default_streams():
-    with default_streams():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,14 @@ class Target(Protocol):
     def why_not(self, dispatcher) -> str:
         """Why all launches of a kernel have to be the package's own; nothing if they need not."""
 
-    def compile(self, dispatcher, types: tuple) -> "Compiled | None":
-        """Compile a kernel for arguments of these types, the package's, for the current device.
+    def signature_for(self, dispatcher, given: tuple) -> tuple | None:
+        """The types of the parameters for arguments of these types, the package's: the same, or those of a declared signature.
 
-        None: the package says why not.
+        None: no declared one has a place for them.
         """
+
+    def compile(self, dispatcher, taken: tuple) -> "Compiled":
+        """Compile a kernel with parameters of these types for the current device."""
 
     def own_launch(self, dispatcher, configuration) -> Callable:
         """The package's own launcher for (grid, block, stream, shared, cluster)."""

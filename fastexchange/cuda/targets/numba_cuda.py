@@ -60,13 +60,10 @@ class NumbaCuda:
         """The types of the parameters in each signature."""
         return list(dispatcher.overloads)
 
-    def compile(self, dispatcher, given: tuple) -> "CompiledKernel | None":
-        taken = given
-        if not dispatcher._can_compile:
-            found = self._declared(dispatcher, given)
-            if found is None:
-                return None
-            taken = found
+    def signature_for(self, dispatcher, given: tuple) -> tuple | None:
+        return given if dispatcher._can_compile else self._declared(dispatcher, given)
+
+    def compile(self, dispatcher, taken: tuple) -> "CompiledKernel":
         kernel = dispatcher.overloads.get(taken) or dispatcher.compile(taken)
         kernel.bind()
         return CompiledKernel(kernel, taken)

@@ -68,14 +68,14 @@ class NumbaCudaMlir:
         """The types of the parameters in each signature."""
         return list(dispatcher.overloads)
 
-    def compile(self, dispatcher, given: tuple) -> "CompiledKernel | None":
-        taken = given
-        if given not in dispatcher.overloads and not dispatcher._can_compile:
-            found = self._declared(dispatcher, given)
-            if found is None:
-                return None
-            taken = found
-        return CompiledKernel(dispatcher, dispatcher.compile(taken), tuple(taken))
+    def signature_for(self, dispatcher, given: tuple) -> tuple | None:
+        if given in dispatcher.overloads or dispatcher._can_compile:
+            return given
+        found = self._declared(dispatcher, given)
+        return None if found is None else tuple(found)
+
+    def compile(self, dispatcher, taken: tuple) -> "CompiledKernel":
+        return CompiledKernel(dispatcher, dispatcher.compile(taken), taken)
 
     def _declared(self, dispatcher, given: tuple) -> tuple | None:
         """The signature for arguments of these types, rated as the package does.

@@ -1,0 +1,95 @@
+"""Launches that the kernel's own package makes: of arrays of the host, records, hints, kernels with ``debug=True`` …
+
+It looks at less than we do, so what we would refuse is refused before; and what it says of arguments that it cannot
+take is said with the argument's name.
+"""
+
+import contextlib
+from typing import Any
+
+from numba.core.errors import NumbaError
+
+from ..naming import type_name
+from ..refusal import argument
+from .looks import Look, for_package, only_for_package, unknown_to_package, whereabouts
+from .specialising import check_range, taken_for
+from .streams import in_order
+
+__all__ = ["call_own", "own_launch", "whose", "why_not_even_own"]
+
+
+def call_own(launcher, looks: list[Look], why_not: str) -> None:
+    """Have the package launch the kernel, after the checks that it does not make. `why_not`: why it has to, if that is known."""
+    kernel = launcher.kernel
+    arguments = tuple(for_package(look) for look in looks)
+    device, streams = whereabouts(kernel, looks)
+    if launcher.configuration.stream is not None:
+        streams = [launcher.configuration.stream]
+    on_device = contextlib.nullcontext() if device is None else kernel.target.on_device(device)
+    with on_device:
+        if not kernel.dispatcher._can_compile and not kernel.why_not:
+            check_declared(kernel, arguments)
+        with in_order(launcher, kernel.default_device() if device is None else device, streams):
+            own = own_launch(launcher, streams[0] if streams else None)
+            try:
+                _call_with_callbacks(launcher, own, arguments)
+            except Exception as error:
+                is_types = isinstance(error, (TypeError, ValueError, LookupError, NotImplementedError, NumbaError))
+                why = why_not_even_own(launcher, looks, why_not, True) if is_types else ""
+                if why:
+                    first = str(error).strip().partition("\n")[0]
+                    raise TypeError(f"{why}: {type(error).__name__}: {first}") from error
+                raise
+
+
+def _call_with_callbacks(launcher, own: Any, arguments: tuple) -> None:
+    """Call the package's own launcher, which remembers it for its own launches like this one: they have other callbacks."""
+    if not launcher._callbacks:
+        own(*arguments)
+        return
+    before = own.pre_launch_callbacks[:]
+    own.pre_launch_callbacks[:] = [*before, *launcher._callbacks]
+    try:
+        own(*arguments)
+    finally:
+        own.pre_launch_callbacks[:] = before
+
+
+def check_declared(kernel, arguments: tuple) -> None:
+    """Raise TypeError, or OverflowError, for arguments that a declared signature has no place for: the package looks at none."""
+    given = tuple(kernel.target.type_of_value(kernel.dispatcher, value) for value in arguments)
+    taken, _ = taken_for(kernel, given)
+    for position, (value, each) in enumerate(zip(arguments, taken, strict=True)):
+        check_range(kernel, position, value, each)
+
+
+def own_launch(launcher, stream: int | None) -> Any:
+    """The package's own launcher."""
+    grid, block, _, shared, cluster, tasks = launcher.configuration
+    dispatcher = launcher.kernel.dispatcher
+    if tasks >= 0:
+        return launcher.kernel.target.own_forall(dispatcher, tasks, block[0], stream, shared)
+    return launcher.kernel.target.own_launch(dispatcher, (grid, block, stream, shared, cluster))
+
+
+def why_not_even_own(launcher, looks: list[Look], why_not: str, has_failed: bool) -> str:
+    """Why the package cannot make a launch that only it could make, as far as that is known; nothing if it is not."""
+    kernel = launcher.kernel
+    only = only_for_package(looks)
+    if has_failed and only and type(only[0].value).__module__ == "builtins":
+        what = type_name(type(only[0].value))
+        return f"{argument(kernel, only[0].position)}: no kernel for CUDA takes an argument of type {what}"
+    unknown = unknown_to_package(kernel, looks)
+    if unknown is None:
+        return ""
+    reason = whose(kernel, looks) if only else why_not
+    return (
+        f"{argument(kernel, unknown.position)}: {kernel.target.name} cannot take a {type_name(type(unknown.value))}, and has to "
+        f"make this launch itself{reason and ': '}{reason}"
+    )
+
+
+def whose(kernel, looks: list[Look]) -> str:
+    """Why a launch with an argument that only the package understands is the package's own."""
+    look = only_for_package(looks)[0]
+    return f"only it takes {argument(kernel, look.position).partition(': ')[2]}, a {type_name(type(look.value))}"

@@ -1,0 +1,105 @@
+"""A kernel for a launch that is new: which signature it has, compiled by its package, held against the driver, loaded."""
+
+from typing import NoReturn
+
+from ..dispatch.signature import UnknownDtype, numba_types
+from ..refusal import advice, argument, dtype_name, refuse
+from .context import Launchable
+from .converting import Unconvertible, conversions, words_of_all
+from .driver import driver
+
+__all__ = ["check_range", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
+
+
+def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool:
+    """Compile the kernel for a launch with these keys on a device, and file it.
+
+    False if all such launches are the package's own.
+    """
+    native, target = kernel._native, kernel.target
+    edition = native.edition
+    try:
+        seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
+        given = types_given(kernel, keys)
+    except UnknownDtype as error:
+        code, bits = error.field & 0xFF, error.field >> 8 & 0xFF
+        why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
+        refuse(kernel, error.position, bound, why)
+    driver().context(device)
+    with driver().as_before(), target.on_device(device):
+        taken, changes = taken_for(kernel, given)
+        compiled = target.compile(kernel.dispatcher, taken)
+        parameters = compiled.parameters()
+        why_not = compiled.why_not()
+        if changes is None:
+            why_not = "a declared signature has an argument in a type that only the package makes of it"
+        elif not why_not and not is_as_driver_says(compiled, parameters):
+            why_not = "the driver's account of its parameters is another than was expected, or there is none (before CUDA 12.4)"
+        if why_not or changes is None:
+            native.why_own[keys] = why_not
+            native.add_numba_only(keys, edition)
+            return False
+        native.add_launchable(keys, seen, Launchable(compiled, parameters, changes), edition)
+    return True
+
+
+def types_given(kernel, keys: tuple[int, ...]) -> tuple:
+    """The types of a launch's arguments, as the package has them. Raises UnknownDtype."""
+    types = numba_types(keys, {}, kernel._native.runtime.serials, kernel.target.element_of)
+    return tuple(map(kernel.target.type_of, types))
+
+
+def taken_for(kernel, given: tuple) -> tuple[tuple, list[int] | None]:
+    """The types of the parameters for arguments of the types `given`, both the package's, and ``converting.conversions``.
+
+    Raises TypeError where a declared signature has no place for one of them.
+    """
+    taken = kernel.target.signature_for(kernel.dispatcher, given)
+    if taken is None:
+        declared = ", ".join(str(types) for types in kernel.target.signatures(kernel.dispatcher))
+        raise TypeError(f"{kernel.__qualname__}(): no signature for arguments of types {given}; it has {declared}")
+    try:
+        return taken, conversions(given, taken)
+    except Unconvertible as error:
+        raise TypeError(
+            f"{argument(kernel, position_of(error.index, given))}: {error.given} does not become {error.taken} without being "
+            f"changed: the signature is {taken}, given {given}"
+        ) from None
+
+
+def position_of(word: int, given: tuple) -> int:
+    """The argument, of these types, that has the word with this number."""
+    for position in range(len(given)):
+        if word < words_of_all(given[: position + 1]):
+            return position
+    return len(given) - 1
+
+
+def is_as_driver_says(compiled, parameters) -> bool:
+    """Whether the driver's account of a loaded kernel has just these parameters."""
+    found = driver().parameters_of(compiled.function())
+    return found is not None and [size for _, size in found] == [parameter.size for parameter in parameters]
+
+
+def load(kernel, overload: int, device: int, native) -> None:
+    """Load the kernel on a device, for launches like that of the ``fx_launcher`` `native`."""
+    driver().context(device)
+    with driver().as_before(), kernel.target.on_device(device):
+        kernel._native.load(overload, device, native)
+
+
+def raise_out_of_range(kernel, bound: tuple, taken: tuple) -> NoReturn:
+    """Raise OverflowError for the number, among these arguments, that is beyond what the types `taken` hold."""
+    for position, (value, each) in enumerate(zip(bound, taken, strict=False)):
+        check_range(kernel, position, value, each)
+    raise OverflowError(f"{kernel.__qualname__}(): a number does not fit into the signature {taken}")
+
+
+def check_range(kernel, position: int, value, taken) -> None:
+    if isinstance(value, tuple):
+        for item, item_taken in zip(value, taken.types, strict=True):
+            check_range(kernel, position, item, item_taken)
+    elif type(taken).__name__ == "Integer":
+        number, bits = int(value), taken.bitwidth - taken.signed
+        if not -(taken.signed << bits) <= number < 1 << bits:
+            raise OverflowError(f"{argument(kernel, position)}: {number} does not fit into {taken}")
