@@ -1,51 +1,77 @@
 """Native functions as C functions, compiled once per machine: the cache in which their machine code lives.
 
-Its key is the source of the whole package, not of one file, because helpers are inlined across files; and the versions of
-Numba, of Python and of NumPy, and the processor. A function's address is asked for when it is needed: importing this
-package compiles and loads nothing.
+An entry's key says all that its machine code depends on: the sources of the module that makes it and of all that this module
+imports, because helpers are inlined across files; the versions and the build of Python, Numba, llvmlite and NumPy; and the
+processor. A function's address is asked for when it is needed: importing this package compiles and loads nothing.
 """
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import re
 import sys
+import sysconfig
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import llvmlite
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import caching, config
+from numba.core import config
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
+from .disk_cache import FOLDER, CacheFolder, user_cache
 from .native import native_inline
 
-__all__ = ["CFunction", "CacheContents", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
+__all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
+
+_PACKAGE = __name__.partition(".")[0]
+_ROOT = Path(__file__).parent
+_IMPORT = re.compile(r"^from (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
-def _find_locator():
-    """Numba's choice of a writable cache directory for this file, None where there is none."""
-    for locator_class in caching.CacheImpl._locator_classes:
-        locator = locator_class.from_function(_find_locator, __file__)
-        if locator is not None:
-            return locator
-    return None
+@functools.cache
+def _file_of(module: str) -> Path | None:
+    """The source file of a module of this package, None if there is none by that name."""
+    path = _ROOT.joinpath(*module.split(".")[1:])
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def _cache_tag() -> str:
-    """What the names of the cache's files begin with."""
-    return f"fastexchange-{sys.implementation.cache_tag}{getattr(sys, 'abiflags', '')}"
+@functools.cache
+def _imports_of(module: str) -> frozenset[str]:
+    """The modules of this package that a module of it imports when it is imported itself."""
+    file = _file_of(module)
+    assert file is not None
+    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    found = set()
+    for dots, path, names in _IMPORT.findall(file.read_text()):
+        base = package[: len(package) - len(dots) + 1] + (path.split(".") if path else [])
+        for name in re.findall(r"(\w+)(?: as \w+)?", re.sub(r"#.*", "", names)):
+            submodule = ".".join([*base, name])
+            found.add(submodule if _file_of(submodule) else ".".join(base))
+    return frozenset(found - {_PACKAGE})
 
 
-def _source_stamp() -> str:
-    """A digest of the package's source: helpers are inlined across files, so any change recompiles."""
+@functools.cache
+def source_stamp(module: str) -> str:
+    """A digest of the sources on which machine code depends that a module of this package makes."""
+    pending, modules = [module], {module}
+    while pending:
+        new = _imports_of(pending.pop()) - modules
+        modules |= new
+        pending += new
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for each in sorted(modules):
+        file = _file_of(each)
+        assert file is not None
+        source = file.read_bytes()
+        digest.update(f"{each} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 
@@ -90,27 +116,18 @@ class CodeUnit:
     def finish(self, extra=None):
         """Compile it. Returns ``(library, symbol, extra)``, what :meth:`CodeCache.get` stores."""
         self.library.add_ir_module(self.module)
-        for library in self.linked:
-            self.library.add_linking_library(library)
+        code = self.library._final_module
+        for library in dict.fromkeys(self.linked):
+            code.link_in(library._get_module_for_linking(), preserve=True)
+        for function in code.functions:  # else the linker takes whatever has such a name, of another unit or kernel
+            if not function.is_declaration and function.name != self.symbol:
+                function.linkage = "internal"
         self.library.finalize()
         return self.library, self.symbol, extra
 
 
-class CacheContents(NamedTuple):
-    """What a :class:`CodeCache` has on disk, for this interpreter."""
-
-    entries: int
-    """How many functions."""
-    size: int
-    """What their files and the index take, in bytes."""
-    stale: int
-    """Files of other versions of the package or of Numba, which are overwritten one by one."""
-    damaged: str
-    """Why the index cannot be read; nothing if it can. The next entry begins a new one."""
-
-
 class CodeCache:
-    """Machine code by key, on disk where a directory is writable, else in memory only.
+    """Machine code by key, on disk where a folder can be written, else in memory only.
 
     An entry is a symbol's name and its code library. Code is never freed while the process lives.
     """
@@ -121,82 +138,70 @@ class CodeCache:
         self.misses = 0
 
     @functools.cached_property
+    def folders(self) -> list[CacheFolder]:
+        """Where machine code is looked for, in this order; it is kept in the last one, if that can be written.
+
+        They are ``NUMBA_CACHE_DIR``, beside the package, and in the user's cache, up to the first that can be written: those
+        before it may hold what another, root say, has compiled for all.
+        """
+        wanted = getattr(config, "CACHE_DIR", "")
+        found = []
+        for parent in [Path(wanted)] * bool(wanted) + [_ROOT / "__pycache__", user_cache()]:
+            found.append(CacheFolder(parent / FOLDER))
+            if found[-1].is_writable:
+                break
+        return found
+
+    @property
     def directory(self) -> str | None:
-        """Where the machine code is kept, None where no directory is writable."""
-        locator = _find_locator()
-        return locator.get_cache_path() if locator else None
-
-    @functools.cached_property
-    def _file(self):
-        if self.directory is None:
-            return None
-        return caching.IndexDataCacheFile(self.directory, _cache_tag(), _source_stamp())
-
-    def contents(self) -> CacheContents | None:
-        """What is on disk; None where no directory is writable. Raises OSError for a directory that cannot be looked at."""
-        if self.directory is None:
-            return None
-        damaged = ""
-        try:
-            named = set(self._file._load_index().values())
-        except Exception as error:
-            named, damaged = set(), f"{type(error).__name__}: {error}"
-        files = list(Path(self.directory).glob(f"{_cache_tag()}.*"))
-        entries = [path for path in files if path.name in named]
-        stale = sum(path.suffix == ".nbc" for path in files) - len(entries)
-        return CacheContents(len(entries), sum(path.stat().st_size for path in files), stale, damaged)
+        """Where new machine code is kept, None where no folder can be written."""
+        return str(self.folders[-1].path) if self.folders[-1].is_writable else None
 
     @global_compiler_lock
-    def get(self, key: tuple, build, persist: bool = True):
+    def get(self, key: tuple, build, module: str, persist: bool = True):
         """The address of the function `key`, and the extra data stored with it.
 
         `build` is called without arguments when no machine code for the key is known; it returns
-        ``(library, symbol, extra)``, the library finalised with its object code kept. With ``persist=False`` the code is
-        for this process only: what the key's ``repr`` says does not identify it in another.
+        ``(library, symbol, extra)``, the library finalised with its object code kept. `module`: the module of this package
+        whose sources, with those of all that it imports, say what is built. With ``persist=False`` the code is for this
+        process only: what the key's ``repr`` says does not identify it in another.
         """
         known = self._libraries.get(key)
         if known is None:
-            known = (self._load(key) if persist else None) or self._build(key, build, persist)
+            full_key = self._full_key(key, module) if persist else ""
+            known = (self._load(key, full_key) if persist else None) or self._build(key, full_key, build)
             self._libraries[key] = known
         return known[1:]
 
-    def _full_key(self, key: tuple) -> tuple:
+    def _full_key(self, key: tuple, module: str) -> str:
         codegen = cpu_target.target_context.codegen()
-        debug = bool(config.DEBUG_JIT)  # type: ignore[attr-defined]  # Numba sets its settings at run time
-        return (repr(key), codegen.magic_tuple(), sys.version_info[:3], np.__version__, debug)
+        settings: Any = config
+        versions = (sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize, numba.__version__, llvmlite.__version__)
+        options = (str(settings.OPT), bool(settings.DEBUG_JIT))
+        return repr((key, source_stamp(module), versions, np.__version__, codegen.magic_tuple(), options))
 
-    def _load(self, key: tuple):
-        if self._file is None:
-            return None
-        try:
-            stored = self._file.load(self._full_key(key))
-            if stored is None:
-                return None
-            state, symbol, extra = stored
-            library = cpu_target.target_context.codegen().unserialize_library(state)
-            address = library.get_pointer_to_function(symbol)
-        except Exception:  # a damaged or foreign file is no reason to fail: the cache begins anew
-            self._forget_files()
-            return None
-        self.hits += 1
-        return library, address, extra
+    def _load(self, key: tuple, full_key: str):
+        for folder in self.folders:
+            stored = folder.load(_name_of(key), full_key)
+            if stored is not None:
+                state, symbol, extra = stored
+                library = cpu_target.target_context.codegen().unserialize_library(state)
+                self.hits += 1
+                return library, library.get_pointer_to_function(symbol), extra
+        return None
 
-    def _forget_files(self) -> None:
-        try:
-            self._file.flush()
-        except OSError:
-            pass
-
-    def _build(self, key: tuple, build, persist: bool):
+    def _build(self, key: tuple, full_key: str, build):
         with _jit_enabled():
             library, symbol, extra = build()
         self.misses += 1
-        if persist and self._file is not None:
-            try:
-                self._file.save(self._full_key(key), (library.serialize_using_object_code(), symbol, extra))
-            except Exception:  # a full or readonly disk, a damaged index: the code works all the same, in this process
-                self._forget_files()
+        if full_key:  # where it cannot be kept, the code works all the same, in this process
+            self.folders[-1].save(_name_of(key), full_key, (library.serialize_using_object_code(), symbol, extra))
         return library, library.get_pointer_to_function(symbol), extra
+
+
+def _name_of(key: tuple) -> str:
+    """What people see of a key in the name of its entry's file."""
+    return f"{key[1].rpartition('.')[2]}.{key[2]}" if key[0] == "function" else key[0]
 
 
 code_cache = CodeCache()
@@ -280,6 +285,23 @@ def may_keep_arguments(library) -> bool:
     return any(name is None or name.startswith(takes) for name in _called_by(library))
 
 
+_c_function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyCFunction_GetFunction", ctypes.pythonapi))
+
+
+@global_compiler_lock  # as wherever LLVM is called: no fork in the middle
+def address_of_kernel(compiled) -> int:
+    """The address of a compile result's native function; 0 if its name leads to another one.
+
+    LLVM finds functions by name. Numba's names are unique in one process only, so that two kernels from the disk cache may share
+    one: it leads to the kernel that was loaded last. The wrapper that Numba's own calls use was looked up when its kernel was
+    loaded. Whoever has the wrapper's name has the function's, too.
+    """
+    wrapper = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cpython_wrapper_name)
+    if wrapper != (_c_function(compiled.entry_point) or 0):
+        return 0
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+
 class CFunction:
     """A C function written in this package's dialect: compiled, or loaded from the cache, when its address is asked for.
 
@@ -299,8 +321,9 @@ class CFunction:
         """The address of the C function in this process. It holds for the life of the process."""
         # No cached_property: before Python 3.12 that has a lock of its own, which a fork may leave held in the child.
         if not self._address:
-            key = ("function", self._python_function.__module__, self.__name__)
-            self._address = code_cache.get(key, self._compile)[0]
+            module = self._python_function.__module__
+            key = ("function", module, self._python_function.__qualname__)
+            self._address = code_cache.get(key, self._compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
         return self._address
 
     def _compile(self):

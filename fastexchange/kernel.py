@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
-from numba.core import sigutils
+from numba.core import compiler, sigutils, typeinfer
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import CPUDispatcher
 
 from . import interpreted
 from .cpython import NativeCallable, enable_vectorcall
+from .kernel_cache import KernelCache, with_unique_symbols
 from .naming import shown
 from .parameters import Parameters
 
@@ -382,7 +383,8 @@ def _no_options(options: dict, what: str) -> None:
 
 
 def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
-    """``numba.njit``; without its disk cache where no directory can be written."""
+    """``numba.njit``, with a disk cache of ours; without one where no directory can be written."""
+    options = dict(options)
     if type(function).__name__ == "FakeCUDAKernel":
         raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
     if not inspect.isfunction(function):
@@ -390,11 +392,18 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
             f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not "
             f"{shown(function)}"
         )
-    try:
-        jit: Any = numba.njit(**options) if signatures is None else numba.njit(signatures, **options)
-        return jit(function)
-    except RuntimeError as error:
-        if not options.get("cache") or "cannot cache function" not in str(error):
-            raise
-        warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
-        return _jit(function, {**options, "cache": False}, signatures)
+    is_cached = bool(options.pop("cache", False))
+    if is_cached:
+        options["pipeline_class"] = with_unique_symbols(options.get("pipeline_class", compiler.Compiler))
+    dispatcher: Any = numba.njit(**options)(function)
+    if is_cached:
+        try:
+            dispatcher._cache = KernelCache(function, dispatcher.targetoptions)
+        except RuntimeError as error:
+            warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
+    if signatures is not None:
+        with typeinfer.register_dispatcher(dispatcher):  # it may call itself
+            for signature in signatures if isinstance(signatures, list) else [signatures]:
+                dispatcher.compile(signature)
+        dispatcher.disable_compile()
+    return dispatcher

@@ -8,10 +8,10 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 __all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "WRONG", "Finding", "OnlyDunder"]
@@ -195,36 +195,39 @@ def _disk_cache() -> Iterator[Finding]:
     section = "disk cache"
     wanted = getattr(config, "CACHE_DIR", "")
     costs = "native code is compiled anew in every process, which takes seconds"
-    if (directory := code_cache.directory) is None:
-        yield Finding(section, "directory", SLOW, f"none can be written: {costs}", "set NUMBA_CACHE_DIR to a writable directory")
+    set_it = "set NUMBA_CACHE_DIR to a directory of yours that nobody else can write to"
+    *before, folder = code_cache.folders
+    for each in before:
+        if each.why_not_trusted:
+            text = f"{each.path} is not used: {each.why_not_trusted}"
+            yield Finding(section, "directory", SLOW, text, "let nobody else write to it, or delete it")
+    if code_cache.directory is None:
+        why = folder.why_not_trusted
+        text = f"{folder.path} is not used: {why}: {costs}" if why else f"none can be written: {costs}"
+        yield Finding(section, "directory", SLOW, text, set_it)
         return
-    if wanted and not os.path.abspath(directory).startswith(os.path.abspath(wanted)):
-        text = f"{directory}, as NUMBA_CACHE_DIR={wanted} cannot be written"
+    if wanted and not folder.path.is_relative_to(Path(wanted)):
+        text = f"{folder.path}, as NUMBA_CACHE_DIR={wanted} cannot be written"
         yield Finding(section, "directory", SLOW, text, "make that writable, or unset it")
     else:
-        yield Finding(section, "directory", OK, directory + (" (NUMBA_CACHE_DIR)" if wanted else ""))
+        yield Finding(section, "directory", OK, f"{folder.path}" + (" (NUMBA_CACHE_DIR)" if wanted else ""))
+    made = f"; this run used {code_cache.hits}, and compiled {code_cache.misses}"
     try:
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-        yield Finding(section, "writable", OK, "yes")
-    except OSError as error:
-        yield Finding(section, "writable", SLOW, f"no ({error.strerror}): {costs}", "set NUMBA_CACHE_DIR to a writable directory")
-    try:
-        contents = code_cache.contents()
+        found = [each.contents() for each in code_cache.folders]
     except OSError as error:
         yield Finding(section, "entries", SLOW, f"cannot be looked at: {one_line(error)}")
         return
-    assert contents is not None
-    made = f"; this run used {code_cache.hits}, and compiled {code_cache.misses}"
-    if contents.damaged:
-        text = f"the index is damaged: {contents.damaged}{made}"
-        yield Finding(section, "entries", SLOW, text, f"delete the files fastexchange-* in {directory}")
-    elif not contents.entries and code_cache.misses:
+    refused = [why for contents in found for why in contents.refused]
+    if refused:
+        more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+        text = f"not believed: {refused[0]}{more}{made}"
+        yield Finding(section, "damaged", SLOW, text, "such functions are compiled anew, which replaces the files")
+    entries = sum(contents.entries for contents in found)
+    if not entries and code_cache.misses:
         yield Finding(section, "entries", SLOW, f"none could be kept: {costs}", "is the disk full?")
     else:
-        size = f"{contents.size / 2**20:.1f} MiB"
-        stale = f", {contents.stale} files of other versions, which are overwritten one by one" if contents.stale else ""
-        yield Finding(section, "entries", OK, f"{contents.entries} functions, {size}{stale}{made}")
+        size = f"{sum(contents.size for contents in found) / 2**20:.1f} MiB"
+        yield Finding(section, "entries", OK, f"{entries} functions, {size}{made}")
 
 
 # ---- frameworks ----------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def fast_entry(
     """
     read = tuple((node.kind, node.guard, node.rank, node.items, _is_contiguous(node)) for node in nodes)
     key = ("cuda-fast-entry", read, count, words, parameters, changes)
-    return code_cache.get(key, lambda: _build(nodes, count, words, parameters, changes))[0]
+    return code_cache.get(key, lambda: _build(nodes, count, words, parameters, changes), __name__)[0]
 
 
 def _build(nodes, count, word_count, parameters, changes):

@@ -74,7 +74,7 @@ def box(return_type) -> tuple[int, tuple]:
     if size > RESULT_BYTES:
         raise UnsupportedEntry(f"a result of {size} bytes")
     key = ("box", return_type)
-    return code_cache.get(key, lambda: _build_box(context, return_type), persist=_is_plain(return_type))
+    return code_cache.get(key, lambda: _build_box(context, return_type), __name__, persist=_is_plain(return_type))
 
 
 def _holds_buffer(numba_type) -> bool:
@@ -185,7 +185,7 @@ def raise_error() -> int:
     """The address of ``void (*)(code, excinfo)``: sets the Python exception that a kernel's return code stands for."""
     context = target_context()
     key = ("raise",)
-    return code_cache.get(key, lambda: _build_raise_error(context))[0]
+    return code_cache.get(key, lambda: _build_raise_error(context), __name__)[0]
 
 
 def _build_raise_error(context):

@@ -4,9 +4,9 @@ import sys
 from typing import Any, NamedTuple
 
 from numba.core import types
-from numba.core.compiler_lock import global_compiler_lock
 
 from .._abi import ffi
+from ..compiled import address_of_kernel
 from ..dlpack import DLDeviceType
 from ..native import address_of
 from ..once import forkable_lock
@@ -167,8 +167,9 @@ class KernelContext:
         """
         trampoline = entry.trampoline(given, taken)
         box, constants = boxing.box(compiled.signature.return_type)
-        with global_compiler_lock:  # as wherever LLVM is called: no fork in the middle
-            kernel = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+        kernel = address_of_kernel(compiled)
+        if kernel == 0:
+            raise boxing.UnsupportedEntry("another kernel has taken the names of its symbols")
         boxes = BOXES_NONE
         if box:
             boxes = BOXES_ARRAYS if boxing.holds_array(compiled.signature.return_type) else BOXES_SCALARS

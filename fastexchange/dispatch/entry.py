@@ -52,7 +52,7 @@ def trampoline(given: tuple, taken: tuple) -> int:
         key: tuple = ("trampoline", tuple(str(leaf) for leaf in leaves))
     else:
         key = ("casting-trampoline", repr(given), repr(taken))
-    return code_cache.get(key, lambda: _build_trampoline(context, leaves, given, taken))[0]
+    return code_cache.get(key, lambda: _build_trampoline(context, leaves, given, taken), __name__)[0]
 
 
 def _build_trampoline(context, leaves, given, taken):
@@ -140,7 +140,7 @@ def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, 
     casts = () if given == taken else (repr(given), repr(taken))
     read = tuple((node.kind, node.guard, node.rank, node.items) for node in nodes)
     key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
-    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, nodes, count, boxing))[0]
+    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, nodes, count, boxing), __name__)[0]
 
 
 def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
@@ -194,10 +194,10 @@ def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: 
 
     The kernel's own code goes into it, where it is at hand, so that only those words are loaded that it uses.
     """
-    name = compiled.fndesc.llvm_func_name
-    key = ("bound-entry", name, boxing, has_outputs, () if given == taken else (repr(given), repr(taken)))
+    # By identity: another process, whose kernel was loaded from the disk cache, may have used the same symbols.
+    key = ("bound-entry", compiled.library, boxing, has_outputs, () if given == taken else (repr(given), repr(taken)))
     build = functools.partial(_build_bound_entry, given, taken, compiled, boxing, has_outputs)
-    return code_cache.get(key, build, persist=False)[0]
+    return code_cache.get(key, build, __name__, persist=False)[0]
 
 
 def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
