@@ -6,28 +6,25 @@ processor. A function's address is asked for when it is needed: importing this p
 """
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import re
 import sys
 import sysconfig
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import llvmlite
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import config
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
 
+from . import numba_internals
 from .disk_cache import FOLDER, CacheFolder, user_cache
 from .native import native_inline
+from .numba_internals import global_compiler_lock
 
 __all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
 
@@ -91,9 +88,7 @@ class CodeUnit:
 
     def __init__(self, context, name: str, function_type):
         self.symbol = f"fastexchange.{name}.{uuid.uuid4().hex}"
-        self.library = context.codegen().create_library(self.symbol)
-        self.library.enable_object_caching()  # before it is finalised
-        self.module = self.library.create_ir_module(self.symbol)
+        self.library, self.module = numba_internals.new_library(context, self.symbol)
         self.function = ir.Function(self.module, function_type, self.symbol)
         # No vector registers for integer work: a wide load of words that were stored one by one waits for all of those
         # stores to leave the pipeline, 5 ns for each argument.
@@ -115,14 +110,7 @@ class CodeUnit:
 
     def finish(self, extra=None):
         """Compile it. Returns ``(library, symbol, extra)``, what :meth:`CodeCache.get` stores."""
-        self.library.add_ir_module(self.module)
-        code = self.library._final_module
-        for library in dict.fromkeys(self.linked):
-            code.link_in(library._get_module_for_linking(), preserve=True)
-        for function in code.functions:  # else the linker takes whatever has such a name, of another unit or kernel
-            if not function.is_declaration and function.name != self.symbol:
-                function.linkage = "internal"
-        self.library.finalize()
+        numba_internals.finish_library(self.library, self.module, self.linked, self.symbol)
         return self.library, self.symbol, extra
 
 
@@ -173,19 +161,29 @@ class CodeCache:
             self._libraries[key] = known
         return known[1:]
 
+    def proved(self, name: str, module: str, test) -> str:
+        """Why `test` says that native code is wrong, nothing if it says nothing: asked once per installation, as `module` is."""
+        key = self._full_key((name,), module)
+        if not any(folder.load(name, key) == "right" for folder in self.folders):
+            try:
+                why = test()
+            except Exception as error:  # whatever a changed Numba raises
+                why = f"{type(error).__name__}: {error}"
+            if why:
+                return why
+            self.folders[-1].save(name, key, "right")
+        return ""
+
     def _full_key(self, key: tuple, module: str) -> str:
-        codegen = cpu_target.target_context.codegen()
-        settings: Any = config
-        versions = (sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize, numba.__version__, llvmlite.__version__)
-        options = (str(settings.OPT), bool(settings.DEBUG_JIT))
-        return repr((key, source_stamp(module), versions, np.__version__, codegen.magic_tuple(), options))
+        python = (sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize)
+        return repr((key, source_stamp(module), python, np.__version__, numba_internals.code_depends_on()))
 
     def _load(self, key: tuple, full_key: str):
         for folder in self.folders:
             stored = folder.load(_name_of(key), full_key)
             if stored is not None:
                 state, symbol, extra = stored
-                library = cpu_target.target_context.codegen().unserialize_library(state)
+                library = numba_internals.restored(state)
                 self.hits += 1
                 return library, library.get_pointer_to_function(symbol), extra
         return None
@@ -195,7 +193,7 @@ class CodeCache:
             library, symbol, extra = build()
         self.misses += 1
         if full_key:  # where it cannot be kept, the code works all the same, in this process
-            self.folders[-1].save(_name_of(key), full_key, (library.serialize_using_object_code(), symbol, extra))
+            self.folders[-1].save(_name_of(key), full_key, (numba_internals.serialized(library), symbol, extra))
         return library, library.get_pointer_to_function(symbol), extra
 
 
@@ -224,7 +222,7 @@ class Part:
 
     def call(self, unit: CodeUnit, values: list):
         """Emit a call of it, with LLVM values, into `unit`. Returns the result, an LLVM value."""
-        convention = cpu_target.target_context.call_conv
+        convention = numba_internals.target_context().call_conv
         name = self._compiled.fndesc.llvm_func_name
         callee = unit.module.globals.get(name)
         if callee is None:
@@ -240,66 +238,6 @@ class Part:
 def part(signature):
     """Decorator: a :class:`Part` with this Numba signature."""
     return lambda python_function: Part(python_function, signature)
-
-
-def _called_by(library) -> Iterator[str | None]:
-    """The names of what a kernel, and what is compiled into it, calls; None for a call through a pointer.
-
-    Without Numba's wrappers around kernels, which run before and after them, and without what counts references.
-    """
-    for function in library._get_module_for_linking().functions:
-        if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
-            continue
-        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
-            yield callee.lstrip('@"') if callee.startswith("@") else None
-
-
-_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout", "PyEval_SaveThread")
-
-
-def may_run_python(library) -> bool:
-    """Whether Python code may run while the machine code of a kernel, and of what it calls, does.
-
-    It runs some itself (an ``objmode`` block, ``print``, a callback), or lets other threads do so: a parallel loop gives up the
-    GIL for as long as it takes. Where the code cannot be looked at, it may; and so may a function behind a pointer (ctypes, cffi,
-    Numba's first-class functions).
-    """
-    try:
-        return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
-    except Exception:
-        return True
-
-
-def can_be_linked(library) -> bool:
-    """Whether a kernel can be made part of other code: it was not loaded from a cache, and no Python code runs with it."""
-    try:
-        library._get_module_for_linking()
-    except Exception:
-        return False
-    return not may_run_python(library)
-
-
-def may_keep_arguments(library) -> bool:
-    """Whether a kernel may still hold arrays of its arguments when it has returned: it takes references, or calls the unknown."""
-    takes = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
-    return any(name is None or name.startswith(takes) for name in _called_by(library))
-
-
-_c_function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyCFunction_GetFunction", ctypes.pythonapi))
-
-
-@global_compiler_lock  # as wherever LLVM is called: no fork in the middle
-def address_of_kernel(compiled) -> int:
-    """The address of a compile result's native function; 0 if its name leads to another one.
-
-    LLVM finds functions by name. Numba's names are unique in one process only, so that two kernels from the disk cache may share
-    one: it leads to the kernel that was loaded last. The wrapper that Numba's own calls use was looked up when its kernel was
-    loaded. Whoever has the wrapper's name has the function's, too.
-    """
-    wrapper = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cpython_wrapper_name)
-    if wrapper != (_c_function(compiled.entry_point) or 0):
-        return 0
-    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
 class CFunction:
@@ -321,13 +259,18 @@ class CFunction:
         """The address of the C function in this process. It holds for the life of the process."""
         # No cached_property: before Python 3.12 that has a lock of its own, which a fork may leave held in the child.
         if not self._address:
+            if numba_internals.failures():
+                signature = self._result(*self._arguments)
+                self._by_numba = numba.cfunc(signature, error_model="numpy")(self._python_function)
+                self._address = self._by_numba.address
+                return self._address
             module = self._python_function.__module__
             key = ("function", module, self._python_function.__qualname__)
             self._address = code_cache.get(key, self._compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
         return self._address
 
     def _compile(self):
-        context = cpu_target.target_context
+        context = numba_internals.target_context()
         c_result = ir.VoidType() if self._result == types.void else context.get_value_type(self._result)
         c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])
         unit = CodeUnit(context, f"function.{self.__name__}", c_type)

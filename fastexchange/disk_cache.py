@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numba.core.serialize import dumps
+from .numba_internals import dumps
 
 __all__ = ["FOLDER", "CacheContents", "CacheFolder", "user_cache"]
 

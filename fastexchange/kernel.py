@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numba
-from numba.core import compiler, sigutils, typeinfer
+from numba.core import compiler, sigutils
 from numba.core.dispatcher import Dispatcher
-from numba.core.registry import CPUDispatcher
 
 from . import interpreted
 from .cpython import NativeCallable, enable_vectorcall
 from .kernel_cache import KernelCache, with_unique_symbols
 from .naming import shown
+from .numba_internals import CPUDispatcher, register_dispatcher, use_cache
 from .parameters import Parameters
 
 __all__ = ["FastKernel", "KernelStats", "fast_args"]
@@ -73,11 +73,13 @@ class FastKernel(NativeCallable):
             self._parameters, self.__qualname__, release_gil, manner.allows_grad, self._returns(), self._outputs
         )
         self._context = self._native.address
-        self._vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
+        if self._native.runtime.is_native:
+            self._vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
         self._elsewhere: Any = None
         if self.cuda is not None:
             self._launch_elsewhere(launch)
-        results.prepare()
+        if self._native.runtime.is_native:
+            results.prepare()
         _kernels[id(dispatcher), manner] = self
 
     def __init_subclass__(cls, **kwargs):
@@ -398,11 +400,11 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
     dispatcher: Any = numba.njit(**options)(function)
     if is_cached:
         try:
-            dispatcher._cache = KernelCache(function, dispatcher.targetoptions)
+            use_cache(dispatcher, KernelCache(function, dispatcher.targetoptions))
         except RuntimeError as error:
             warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
     if signatures is not None:
-        with typeinfer.register_dispatcher(dispatcher):  # it may call itself
+        with register_dispatcher(dispatcher):  # it may call itself
             for signature in signatures if isinstance(signatures, list) else [signatures]:
                 dispatcher.compile(signature)
         dispatcher.disable_compile()

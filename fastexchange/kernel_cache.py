@@ -13,11 +13,8 @@ import types as python_types
 import uuid
 from pathlib import Path
 
-import llvmlite
-import numba
-from numba.core import caching
-
 from .disk_cache import FOLDER, CacheFolder
+from .numba_internals import FunctionCache, code_depends_on
 
 __all__ = ["KernelCache", "with_unique_symbols"]
 
@@ -45,7 +42,7 @@ class _Entries:
         self._folder.clear(self._name)
 
 
-class KernelCache(caching.FunctionCache):
+class KernelCache(FunctionCache):
     """Numba's cache of a function. Raises RuntimeError where there is no directory for it, or none to be trusted."""
 
     def __init__(self, py_func, options: dict):
@@ -54,7 +51,7 @@ class KernelCache(caching.FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
-        depends_on = (numba.__version__, llvmlite.__version__, stamp, _described(py_func.__code__), sorted(options.items()))
+        depends_on = (code_depends_on(), stamp, _described(py_func.__code__), sorted(options.items()))
         self._cache_file = _Entries(folder, self._impl.filename_base, depends_on)
 
 

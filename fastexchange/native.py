@@ -14,11 +14,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import CPUDispatcher
 from numba.extending import intrinsic
 from numba.np import numpy_support
 
 from ._abi import ffi
+from .numba_internals import CPUDispatcher
 
 __all__ = [
     "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",

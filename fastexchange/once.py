@@ -4,7 +4,6 @@ What is made once is made when it is first asked for, by whichever thread, and n
 it, and may run until the very end: a deleter is called when all modules have been cleared.
 """
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -14,8 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from llvmlite.binding import ffi as llvm
-from numba.core.compiler_lock import global_compiler_lock
+from .numba_internals import compiler_locks
 
 T = TypeVar("T")
 
@@ -71,14 +69,6 @@ def forkable_lock():
     return lock
 
 
-def _locks_of_the_compiler() -> list[Any]:
-    """Numba's, and llvmlite's, which finalizers take without the other."""
-    found = [global_compiler_lock._lock]
-    with contextlib.suppress(AttributeError):
-        found.append(llvm.lib._lock._lock)
-    return found
-
-
 def _our_locks() -> list[Any]:
     return [lock for lock in [reference() for reference in list(_locks.values())] if lock is not None]
 
@@ -88,7 +78,7 @@ def _before_fork() -> None:
     held: list[Any] = []
     _forking.held = held  # now, and filled in place: Ctrl-C may end this at any moment
     given_up: set[int] = set()
-    locks = _locks_of_the_compiler() + _our_locks()
+    locks = compiler_locks() + _our_locks()
     while True:
         for late in locks:
             if id(late) in given_up:

@@ -15,7 +15,6 @@ from numba.core import types
 from numba.core.errors import NumbaPendingDeprecationWarning
 
 from ._abi import ffi
-from .compiled import may_run_python
 from .discovery import learn
 from .dispatch import layout, shim
 from .dispatch.boxing import UnsupportedEntry
@@ -23,6 +22,7 @@ from .dispatch.signature import UnknownDtype, lists_in, numba_types
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
 from .native import address_of
 from .numba_call import call_numba, forget_frames
+from .numba_internals import can_compile, declared_signature, may_run_python
 from .producers import buffer, torch
 from .refusal import advice, check_tensors, dtype_name, refuse, refuse_mixed, refused, wording
 from .results import check_argument
@@ -203,7 +203,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         code, bits = field & 0xFF, field >> 8 & 0xFF
         why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
         refuse(kernel, position, bound, why)
-    if not kernel.dispatcher._can_compile:
+    if not can_compile(kernel.dispatcher):
         given = tuple(map(_as_declared, given))
     chosen = _overload_for(kernel.dispatcher, given)
     if chosen is None:
@@ -223,7 +223,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
 def _overload_for(dispatcher, given: tuple):
     """The argument types taken and the compile result for arguments of these types; None if Numba has to say why not."""
     taken: tuple | None = given
-    if dispatcher._can_compile:
+    if can_compile(dispatcher):
         try:
             with _without_warnings_of_lists(given):
                 dispatcher.compile(given)
@@ -284,11 +284,4 @@ def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
     """Which of the explicit signatures Numba's overload resolution picks; None if none or several fit."""
     if given in dispatcher.overloads:
         return given
-    cases = [compiled.signature for compiled in dispatcher.overloads.values()]
-    try:
-        chosen = dispatcher.typingctx.resolve_overload(
-            dispatcher.py_func, cases, given, {}, allow_ambiguous=False, unsafe_casting=True
-        )
-    except TypeError:
-        return None
-    return tuple(chosen.args) if chosen is not None else None
+    return declared_signature(dispatcher, given)

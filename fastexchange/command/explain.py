@@ -71,9 +71,11 @@ def _kernel(kernel) -> str:
     """A kernel: what it is made of, and what became of it so far."""
     from ..dispatch.state import runtime
 
+    from ..numba_internals import can_compile
+
     dispatcher, function = kernel.dispatcher, kernel.py_func
     options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value}
-    if not dispatcher._can_compile:
+    if not can_compile(dispatcher):
         options["signatures"] = "explicit, no others are compiled"
     own = {"grad": "allow" if kernel.allows_grad else "refuse", "returns": kernel.returns, "out": kernel.out}
     stats, cache = kernel.stats(), dispatcher.stats

@@ -6,7 +6,6 @@ pointer to each parameter. No frame is needed: nothing of the call outlives it.
 
 from llvmlite import ir
 from numba import types
-from numba.core.compiler_lock import global_compiler_lock
 
 from .. import cpython as c
 from ..compiled import CodeUnit, code_cache, part
@@ -19,6 +18,7 @@ from ..dispatch.plan import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guard
 from ..dispatch.shim import refuse_launch
 from ..dispatch.walk import CUDA
 from ..native import WORDS, call_word, global_address, load, stack
+from ..numba_internals import global_compiler_lock
 from . import layout
 from .converting import convert, words_of
 from .launching import start

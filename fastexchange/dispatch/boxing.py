@@ -9,15 +9,13 @@ import functools
 
 from llvmlite import ir
 from numba.core import types
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.pythonapi import EnvironmentManager
-from numba.core.registry import cpu_target
-from numba.core.runtime import rtsys
 from numba.np.numpy_support import as_dtype
 
 from ..compiled import CodeUnit, code_cache
 from ..dtypes import dtype_field
 from ..native import offset_of
+from ..numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
+from ..numba_internals import target_context_with_references as target_context
 from . import results
 from .layout import RESULT_BYTES
 
@@ -27,14 +25,6 @@ _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 
 class UnsupportedEntry(Exception):
     """A signature that only Numba's own dispatcher can call: an argument wider than a word, a result it cannot box."""
-
-
-def target_context():
-    """A target context that can box: one taken from a cache-loaded kernel would have reference counting disabled."""
-    target = cpu_target.target_context
-    target.refresh()
-    rtsys.initialize(target)
-    return target.subtarget(enable_nrt=True)
 
 
 class _Constants(EnvironmentManager):
@@ -176,7 +166,7 @@ def _build_box(context, return_type):
             builder.ret(api.from_native_return(boxed_type, value, manager))
         except Exception as error:  # Numba's boxers raise anything for what they cannot box without a kernel around
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
-    unit.linked.append(rtsys.library)
+    unit.linked.append(runtime_library())
     return unit.finish(tuple(manager.objects))
 
 
@@ -189,18 +179,11 @@ def raise_error() -> int:
 
 
 def _build_raise_error(context):
-    from numba.core.callconv import excinfo_ptr_t
-
     unit = CodeUnit(context, "raise", ir.FunctionType(ir.VoidType(), [_WORD, _VOID_POINTER]))
     code, excinfo = unit.function.args
     builder = unit.builder
-    api = context.get_python_api(builder)
-    convention = context.call_conv
-    status = convention._get_return_status(
-        builder, builder.trunc(code, _INT32), builder.bitcast(excinfo, excinfo_ptr_t)
-    )
     with context.push_code_library(unit.library):
-        convention.raise_error(builder, api, status)
+        set_exception(context, builder, code, excinfo)
     builder.ret_void()
-    unit.linked.append(rtsys.library)
+    unit.linked.append(runtime_library())
     return unit.finish()

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..compiled import address_of_kernel
 from ..dlpack import DLDeviceType
 from ..native import address_of
+from ..numba_internals import address_of_kernel
 from ..once import forkable_lock
 from ..producers.ndarray import dtype_of
 from ..producers.omitted import OMITTED
@@ -110,7 +110,8 @@ class KernelContext:
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0
         native.returns_position = returns if isinstance(returns, int) else -1
-        self._prepare()
+        if self.runtime.is_native:
+            self._prepare()
         self._nothing.fast_entry = native.vectorcall_any
 
     def _prepare(self) -> None:

@@ -15,11 +15,17 @@ from typing import Any, NamedTuple, cast
 
 from llvmlite import ir
 from numba.core import types
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.runtime import rtsys
 
-from ..compiled import CodeUnit, can_be_linked, code_cache, may_keep_arguments
+from ..compiled import CodeUnit, code_cache
 from ..cpython import OB_ITEM
+from ..numba_internals import (
+    argument_leaves,
+    argument_packer,
+    can_be_linked,
+    global_compiler_lock,
+    may_keep_arguments,
+    runtime_library,
+)
 from . import launch, layout, plan
 from .boxing import UnsupportedEntry, target_context
 from .frame import ARRAY_BYTES
@@ -47,7 +53,7 @@ def trampoline(given: tuple, taken: tuple) -> int:
     an int), the value is cast as Numba's dispatcher casts it. The result is Numba's return code.
     """
     context = target_context()
-    leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
+    leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
     if given == taken:
         key: tuple = ("trampoline", tuple(str(leaf) for leaf in leaves))
     else:
@@ -62,7 +68,7 @@ def _build_trampoline(context, leaves, given, taken):
     words = builder.bitcast(words, _WORD.as_pointer())
     loaded = _load_leaves(builder, words, leaves)
     builder.ret(_call_kernel(context, unit, kernel, [result, excinfo], loaded, given, taken))
-    unit.linked.append(rtsys.library)
+    unit.linked.append(runtime_library())
     return unit.finish()
 
 
@@ -70,7 +76,7 @@ def _call_kernel(context, unit, kernel, pointers, loaded, given, taken):
     """Emit the call of the kernel with leaves as loaded from words, cast where `given` and `taken` differ. Returns its code."""
     builder = unit.builder
     if given != taken:
-        packer = context.call_conv._get_arg_packer(given)
+        packer = argument_packer(context, given)
         loaded = [
             builder.bitcast(value, wanted) if isinstance(wanted, ir.PointerType) else value
             for value, wanted in zip(loaded, packer.argument_types, strict=True)
@@ -80,7 +86,7 @@ def _call_kernel(context, unit, kernel, pointers, loaded, given, taken):
             context.cast(builder, value, source, target) if source != target else value
             for value, source, target in zip(values, given, taken, strict=True)
         ]
-        loaded = list(context.call_conv._get_arg_packer(taken).as_arguments(builder, values))
+        loaded = list(argument_packer(context, taken).as_arguments(builder, values))
     signature = ir.FunctionType(_INT32, [_VOID_POINTER, _VOID_POINTER, *(value.type for value in loaded)])
     return builder.call(builder.bitcast(kernel, signature.as_pointer()), [*pointers, *loaded])
 
@@ -136,7 +142,7 @@ def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, 
     it reads, in the order of the plan. `count`: how many positional arguments it gets. `boxing`: one of ``plan.BOXES_*``.
     """
     context = target_context()
-    leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
+    leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
     casts = () if given == taken else (repr(given), repr(taken))
     read = tuple((node.kind, node.guard, node.rank, node.items) for node in nodes)
     key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
@@ -184,7 +190,7 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     builder.ret(plan.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
     builder.position_at_end(differs)
     builder.ret(plan.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
-    unit.linked.append(rtsys.library)
+    unit.linked.append(runtime_library())
     return unit.finish()
 
 
@@ -202,7 +208,7 @@ def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: 
 
 def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     context = target_context()
-    leaves = [_as_word_sized(t) for t in context.call_conv._get_arg_packer(given).argument_types]
+    leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
     unit = CodeUnit(context, "bound_entry", ir.FunctionType(_WORD, [_WORD] * 4))
     builder = unit.builder
     callable_, args, nargsf, kwnames = unit.function.args
@@ -228,7 +234,7 @@ def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     ending = [bound, code, builder.ptrtoint(excinfo, _WORD), _WORD(boxing), _WORD(int(may_keep)), is_alone]
     ending.append(_WORD(int(has_outputs)))
     builder.ret(launch.leave.call(unit, ending))
-    unit.linked.append(rtsys.library)
+    unit.linked.append(runtime_library())
     return unit.finish()
 
 
@@ -249,7 +255,7 @@ class Leaf(NamedTuple):
 
 def _words_of(numba_type) -> int:
     """How many words a leaf of this type has."""
-    return len(target_context().call_conv._get_arg_packer((numba_type,)).argument_types)
+    return len(argument_leaves(target_context(), (numba_type,)))
 
 
 def leaves_of(unit, nodes: tuple[Node, ...], args, records, first, count: int, words_of: Callable[[Any], int] = _words_of):

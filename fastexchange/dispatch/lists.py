@@ -12,11 +12,11 @@ The block's layout is that of ``numba.core.datamodel.models.ListPayloadModel``; 
 """
 
 from numba import types
-from numba.core.registry import cpu_target
 
 from .. import cpython as c
 from ..compiled import cfunction
 from ..native import external, global_address, load, native, stack, store
+from ..numba_internals import fields_of, size_of
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, LIST_BYTES, MEMINFO_REFCOUNT, NRT_MemInfo_release, drop_lists, let_owned_escape
@@ -31,16 +31,14 @@ _TYPE_OF_ITEMS = ~(layout.KEY_FLAGS << layout.FLAGS_SHIFT)  # what the keys of a
 
 def verify() -> bool:
     """Whether Numba's lists are laid out as declared here."""
-    context = cpu_target.target_context
     array = types.Array(types.float32, 2, "C")
-    model = context.data_model_manager[types.ListPayload(types.List(array, reflected=True))]
-    whole, item = (context.get_abi_sizeof(context.get_data_type(t)) for t in (model.fe_type, array))
-    dirty = context.get_abi_sizeof(context.get_data_type(types.boolean))
-    listed = context.data_model_manager[types.List(array, reflected=True)]
+    listed = types.List(array, reflected=True)
+    payload = types.ListPayload(listed)
     return (
-        (model._fields, whole, item, dirty) == (("size", "allocated", "dirty", "data"), ITEMS + item, 72, 1)
-        and listed._fields == ("meminfo", "parent")
-    )  # fmt: skip
+        [name for name, _ in fields_of(payload)] == ["size", "allocated", "dirty", "data"]
+        and (size_of(payload), size_of(array), size_of(types.boolean)) == (ITEMS + 72, 72, 1)
+        and [name for name, _ in fields_of(listed)] == ["meminfo", "parent"]
+    )
 
 
 @native

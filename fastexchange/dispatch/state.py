@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from numba import types
 
-from .. import cpython
+from .. import cpython, numba_internals
 from .._abi import ffi
-from ..compiled import cfunction
+from ..compiled import cfunction, code_cache
 from ..dtypes import plain_fields_by_type_number
 from ..once import forkable_lock, once
 from ..producers import ndarray
 from . import frame, launch, lists, outputs, results, shim
+from .self_test import calls_as_numba
 
 FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
@@ -182,7 +183,7 @@ class Runtime:
     """What all kernels of a process share.
 
     ``unverified`` names the layouts that are not as native code assumes; with ``is_native`` False kernels leave all calls
-    to Numba's dispatcher.
+    to Numba's dispatcher. ``numba_failures``: what of Numba is not as expected, and how it is.
     """
 
     def __init__(self):
@@ -192,9 +193,19 @@ class Runtime:
             self.native.dtype_fields[number] = field
         self.entries = EntryTable(self.native)
         self.serials: dict[int, Callable[[], object]] = {}
-        checks = dict(cpython.verify(), ndarray=ndarray.verify(), meminfo=_verify_meminfo(), list=lists.verify())
+        checks = dict(cpython.verify(), ndarray=ndarray.verify())
+        self.numba_failures = numba_internals.failures()
+        if not self.numba_failures:
+            numba_internals.initialize_runtime()
+            checks |= {"meminfo": _verify_meminfo(), "list": lists.verify()}
+            why = code_cache.proved("dispatch.self_test", f"{__package__}.self_test", calls_as_numba)
+            self.numba_failures = {"calls": why} if why else {}
         self.unverified = [name for name, holds in checks.items() if not holds]
-        self.is_native = not {"object", "tuple", "meminfo"} & set(self.unverified)
+        self.is_native = not self.numba_failures and not {"object", "tuple", "meminfo"} & set(self.unverified)
+        if self.is_native:
+            self._take_addresses()
+
+    def _take_addresses(self) -> None:
         self.native.release_planned = shim.release_planned.address
         self.native.run = shim.run.address
         self.native.refuse = shim.refuse_argument.address
@@ -223,10 +234,6 @@ class Runtime:
 @once
 def runtime() -> Runtime:
     """The process's runtime, made when the first kernel is."""
-    from numba.core.registry import cpu_target
-    from numba.core.runtime import rtsys
-
-    rtsys.initialize(cpu_target.target_context)
     return Runtime()
 
 

@@ -13,15 +13,14 @@ import pickle
 import sys
 
 import numpy as np
-from numba import types
-from numba.core.typing import bufproto
-from numba.core.typing.typeof import typeof
+from numba import typeof, types
 
 from .. import cpython as c
 from .._abi import ffi
 from ..compiled import cfunction
 from ..dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_elements, managed_at, new_managed
 from ..native import cstring, external, global_address, load, native, sizeof, store, struct_at
+from ..numba_internals import class_of_buffer
 from ..once import once
 from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
 
@@ -191,7 +190,7 @@ def numba_class(cls: type) -> int:
 
     An array where it gives none: it does not read the formats of ctypes.
     """
-    return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(bufproto.get_type_class(cls))
+    return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(class_of_buffer(cls))
 
 
 def is_numba_only(thing) -> bool:

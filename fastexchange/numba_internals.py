@@ -1,0 +1,329 @@
+"""What this package uses of Numba and llvmlite that they do not promise, and whether the installed ones have it.
+
+Each private name, layout and convention of theirs stands here, behind a name of ours. :func:`failures` tries them without
+compiling anything; ``dispatch.self_test`` then makes calls, once per installation. What fails turns native calls off: kernels
+are called by Numba's dispatcher, C functions are made by ``numba.cfunc``, and ``doctor`` says why.
+
+Read in Numba 0.68 and llvmlite 0.50.
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import llvmlite
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import config
+
+_missing: dict[str, str] = {}
+
+
+def _imported(module: str, name: str, instead: Any = None) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        _missing[f"{module}.{name}"] = f"{type(error).__name__}: {error}"
+        return instead
+
+
+class _NoLock(contextlib.nullcontext):
+    def __call__(self, function):
+        return function
+
+
+global_compiler_lock: Any = _imported("numba.core.compiler_lock", "global_compiler_lock", _NoLock())
+EnvironmentManager: Any = _imported("numba.core.pythonapi", "EnvironmentManager", object)
+FunctionCache: Any = _imported("numba.core.caching", "FunctionCache", object)
+CPUDispatcher: Any = _imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
+register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
+dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
+_cpu_target: Any = _imported("numba.core.registry", "cpu_target")
+_rtsys: Any = _imported("numba.core.runtime", "rtsys")
+_get_type_class: Any = _imported("numba.core.typing.bufproto", "get_type_class")
+_excinfo_ptr_t: Any = _imported("numba.core.callconv", "excinfo_ptr_t")
+
+
+@functools.cache
+def failures() -> dict[str, str]:
+    """What of Numba and llvmlite is not as this package expects it, and how it is instead. Empty if all is."""
+    found = dict(_missing)
+    for check in (_check_arrays, _check_arguments, _check_units, _check_boxing, _check_dispatchers):
+        try:
+            check()
+        except Exception as error:  # whatever the changed thing raises
+            found[check.__name__.removeprefix("_check_")] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _expect(what: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise AssertionError(f"{what} is {found}, not {expected}")
+
+
+# ---- types in memory -------------------------------------------------------------------------------------------------
+
+
+def target_context() -> Any:
+    """The context of code for the processor."""
+    return _cpu_target.target_context
+
+
+def target_context_with_references() -> Any:
+    """The same with reference counting, which a context taken from a cache-loaded kernel has not."""
+    target = _cpu_target.target_context
+    target.refresh()
+    _rtsys.initialize(target)
+    return target.subtarget(enable_nrt=True)
+
+
+def initialize_runtime() -> None:
+    """Make Numba's runtime (its memory blocks) ready."""
+    _rtsys.initialize(_cpu_target.target_context)
+
+
+def runtime_library() -> Any:
+    """The library with the functions of Numba's runtime, to be linked."""
+    return _rtsys.library
+
+
+def fields_of(numba_type) -> list[tuple[str, Any]]:
+    """The fields of a type's struct in native code: their names and Numba types, in order."""
+    model = _cpu_target.target_context.data_model_manager[numba_type]
+    return list(zip(model._fields, model._members, strict=True))
+
+
+def size_of(numba_type) -> int:
+    """Bytes of a value of a type in memory."""
+    context = _cpu_target.target_context
+    return context.get_abi_sizeof(context.get_data_type(numba_type))
+
+
+def _check_arrays() -> None:
+    """As ``dispatch.leaves`` writes them: five words, then shape and strides, in bytes."""
+    array = types.Array(types.float64, 2, "A")
+    names = [name for name, _ in fields_of(array)]
+    _expect("Numba's array struct", names, ["meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"])
+    _expect("an array's size", size_of(array), 8 * (5 + 2 + 2))
+
+
+# ---- calls of kernels --------------------------------------------------------------------------------------------------
+
+
+def argument_packer(context, numba_types) -> Any:
+    """What flattens arguments of these types to the leaves that a kernel takes, and makes them of leaves again."""
+    return context.call_conv._get_arg_packer(numba_types)
+
+
+def argument_leaves(context, numba_types) -> list:
+    """The LLVM types of the leaves."""
+    return list(argument_packer(context, numba_types).argument_types)
+
+
+def _check_arguments() -> None:
+    context = target_context()
+    given = (types.Array(types.float64, 2, "A"), types.UniTuple(types.int64, 2), types.complex128)
+    leaves = [str(leaf) for leaf in argument_leaves(context, given)]
+    expected = ["i8*", "i8*", "i64", "i64", "double*", *["i64"] * 4, "i64", "i64", "double", "double"]
+    _expect("what kernels take", leaves, expected)
+    kernel = context.call_conv.get_function_type(types.int64, given)
+    _expect("a kernel's type", f"{kernel.return_type} {kernel.args[0]} {kernel.args[1]}", "i32 i64* {i8*, i32, i8*, i8*, i32}**")
+    _expect("a kernel's arguments", [str(leaf) for leaf in kernel.args[2:]], expected)
+    convention = importlib.import_module("numba.core.callconv")
+    codes = [convention.RETCODE_OK, convention.RETCODE_NONE, convention.RETCODE_EXC]
+    _expect("what kernels return", [code.constant for code in codes], [0, -2, -1])
+
+
+@global_compiler_lock  # as wherever LLVM is called: no fork in the middle
+def address_of_kernel(compiled) -> int:
+    """The address of a compile result's native function; 0 if its name leads to another one.
+
+    LLVM finds functions by name. Numba's names are unique in one process only, so that two kernels from the disk cache may share
+    one: it leads to the kernel that was loaded last. The wrapper that Numba's own calls use was looked up when its kernel was
+    loaded. Whoever has the wrapper's name has the function's, too.
+    """
+    wrapper = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cpython_wrapper_name)
+    if wrapper != (_c_function(compiled.entry_point) or 0):
+        return 0
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+
+
+_c_function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyCFunction_GetFunction", ctypes.pythonapi))
+
+
+# ---- code under construction -----------------------------------------------------------------------------------------
+
+
+def new_library(context, name: str) -> tuple[Any, Any]:
+    """A library of machine code, and the IR module for what comes into it."""
+    library = context.codegen().create_library(name)
+    library.enable_object_caching()  # before it is finalised
+    return library, library.create_ir_module(name)
+
+
+def finish_library(library, module, linked: list, symbol: str) -> None:
+    """Compile a module, with the libraries `linked` to be inlined from. Only `symbol` can be seen from outside.
+
+    Else the linker would take, for any other name, whatever has it: of another unit, or of a kernel from another process.
+    """
+    library.add_ir_module(module)
+    code = library._final_module
+    for each in dict.fromkeys(linked):
+        code.link_in(each._get_module_for_linking(), preserve=True)
+    for function in code.functions:
+        if not function.is_declaration and function.name != symbol:
+            function.linkage = "internal"
+    library.finalize()
+
+
+def serialized(library) -> Any:
+    """What can be pickled of a library, machine code and all."""
+    return library.serialize_using_object_code()
+
+
+def restored(state) -> Any:
+    """The library again, in another process."""
+    return _cpu_target.target_context.codegen().unserialize_library(state)
+
+
+def code_depends_on() -> tuple:
+    """What machine code depends on beside its sources: versions, the processor, Numba's settings."""
+    settings: Any = config
+    processor = _cpu_target.target_context.codegen().magic_tuple()
+    return numba.__version__, llvmlite.__version__, processor, str(settings.OPT), bool(settings.DEBUG_JIT)
+
+
+def compiler_locks() -> list[Any]:
+    """Numba's, and llvmlite's, which finalizers take without the other."""
+    found = []
+    with contextlib.suppress(AttributeError):
+        found.append(global_compiler_lock._lock)
+    with contextlib.suppress(AttributeError):
+        found.append(importlib.import_module("llvmlite.binding.ffi").lib._lock._lock)
+    return found
+
+
+def _check_units() -> None:
+    _expect("the number of the compiler's locks", len(compiler_locks()), 2)
+    library, module = new_library(target_context(), "fastexchange.check")
+    for thing, names in (
+        (library, "add_ir_module finalize get_pointer_to_function serialize_using_object_code _get_module_for_linking"),
+        (library._final_module, "link_in functions"),
+        (target_context().codegen(), "unserialize_library magic_tuple"),
+        (module, "globals"),
+    ):
+        for name in names.split():
+            getattr(thing, name)
+
+
+# ---- code that has been compiled -------------------------------------------------------------------------------------
+
+_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout", "PyEval_SaveThread")
+_KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
+
+
+def _called_by(library) -> Iterator[str | None]:
+    """The names of what a kernel, and what is compiled into it, calls; None for a call through a pointer.
+
+    Without Numba's wrappers around kernels, which run before and after them, and without what counts references.
+    """
+    for function in library._get_module_for_linking().functions:
+        if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
+            continue
+        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
+            yield callee.lstrip('@"') if callee.startswith("@") else None
+
+
+def may_run_python(library) -> bool:
+    """Whether Python code may run while the machine code of a kernel, and of what it calls, does.
+
+    It runs some itself (an ``objmode`` block, ``print``, a callback), or lets other threads do so: a parallel loop gives up the
+    GIL for as long as it takes. Where the code cannot be looked at, it may; and so may a function behind a pointer (ctypes, cffi,
+    Numba's first-class functions).
+    """
+    try:
+        return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
+    except Exception:
+        return True
+
+
+def can_be_linked(library) -> bool:
+    """Whether a kernel can be made part of other code: it was not loaded from a cache, and no Python code runs with it."""
+    try:
+        library._get_module_for_linking()
+    except Exception:
+        return False
+    return not may_run_python(library)
+
+
+def may_keep_arguments(library) -> bool:
+    """Whether a kernel may still hold arrays of its arguments when it has returned: it takes references, or calls the unknown."""
+    return any(name is None or name.startswith(_KEEP) for name in _called_by(library))
+
+
+# ---- boxing ------------------------------------------------------------------------------------------------------------
+
+
+def set_exception(context, builder, code, excinfo) -> None:
+    """Emit what sets the Python exception that a kernel's return `code`, not RETCODE_OK, and its `excinfo` stand for."""
+    convention = context.call_conv
+    status = convention._get_return_status(builder, builder.trunc(code, ir.IntType(32)), builder.bitcast(excinfo, _excinfo_ptr_t))
+    convention.raise_error(builder, context.get_python_api(builder), status)
+
+
+def _check_boxing() -> None:
+    api = importlib.import_module("numba.core.pythonapi").PythonAPI
+    for name in (
+        "from_native_return", "serialize_object", "unserialize", "call_function_objargs", "nrt_adapt_ndarray_to_python",
+        "incref", "decref", "get_c_object",
+    ):  # fmt: skip
+        getattr(api, name)
+    for name in ("add_const", "read_const"):
+        getattr(EnvironmentManager, name)
+    for name in ("_get_return_status", "raise_error", "get_return_type"):
+        getattr(target_context().call_conv, name)
+    for name in ("push_code_library", "get_returned_value", "get_value_type", "insert_const_string"):
+        getattr(target_context(), name)
+
+
+# ---- dispatchers -------------------------------------------------------------------------------------------------------
+
+
+def can_compile(dispatcher) -> bool:
+    """Whether a dispatcher compiles for new types; if not, it has declared signatures alone."""
+    return dispatcher._can_compile
+
+
+def declared_signature(dispatcher, given: tuple) -> tuple | None:
+    """Which of the declared signatures Numba's overload resolution picks for these types; None if none or several fit."""
+    cases = [compiled.signature for compiled in dispatcher.overloads.values()]
+    try:
+        chosen = dispatcher.typingctx.resolve_overload(
+            dispatcher.py_func, cases, given, {}, allow_ambiguous=False, unsafe_casting=True
+        )
+    except TypeError:
+        return None
+    return tuple(chosen.args) if chosen is not None else None
+
+
+def use_cache(dispatcher, cache) -> None:
+    """Have a dispatcher look for machine code in `cache`, a :data:`FunctionCache`, and keep it there."""
+    dispatcher._cache = cache
+
+
+def class_of_buffer(cls: type) -> Any:
+    """The class of Numba types that Numba gives objects of `cls`, a type with the buffer protocol."""
+    return _get_type_class(cls)
+
+
+def _check_dispatchers() -> None:
+    made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
+    for name in ("_can_compile", "_cache", "overloads", "typingctx", "targetoptions", "compile", "disable_compile", "py_func"):
+        getattr(made, name)
+    _expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)

@@ -1,0 +1,125 @@
+"""A Numba that is not as expected: kernels are right all the same, by its dispatcher, and doctor says what has changed."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from interpreter import run_python
+
+import fastexchange
+from fastexchange import numba_internals
+from fastexchange.dispatch.self_test import calls_as_numba
+from fastexchange.dispatch.state import runtime
+
+CHANGES = {
+    "a private method": ("hide(callconv.CPUCallConv, '_get_return_status')", "boxing"),
+    "a private name of a library": ("hide(codegen.CPUCodeLibrary, '_get_module_for_linking')", "units"),
+    "a name that is imported": ("del caching.FunctionCache", "numba.core.caching.FunctionCache"),
+    "the order of an array's fields": ("swap(models.ArrayModel)", "arrays"),
+    "a dispatcher's attribute": ("hide(dispatcher.Dispatcher, 'compile')", "dispatchers"),
+    "what a call does": ("self_test._kernel.__code__ = (lambda a, pair, z, number: 5 if number else 'x').__code__", "calls"),
+}
+
+CHANGED = """
+    import sys
+    import numba, numpy as np
+    from numba.core import caching, callconv, codegen, dispatcher
+    from numba.core.datamodel import models
+
+    class Hidden:
+        def __init__(self, owner, name):
+            self.original, self.name = owner.__dict__[name], name
+        def __get__(self, instance, owner):
+            if sys._getframe(1).f_globals["__name__"].startswith("fastexchange"):
+                raise AttributeError(f"there is no {self.name} any more")
+            return self.original.__get__(instance, owner)
+
+    def hide(owner, name):
+        setattr(owner, name, Hidden(owner, name))
+
+    def swap(model):
+        before = model.__init__
+        def changed(self, dmm, fe_type):
+            before(self, dmm, fe_type)
+            fields, members = self._fields, self._members
+            self._fields = (fields[1], fields[0], *fields[2:])
+            self._members = (members[1], members[0], *members[2:])
+        model.__init__ = changed
+
+    if sys.argv[1].startswith("self_test"):
+        from fastexchange.dispatch import self_test
+    exec(sys.argv[1])
+    from fastexchange import fast_args, from_dlpack
+    from fastexchange.command import probe
+    from fastexchange.dispatch.state import runtime
+
+    @fast_args
+    def axpy(a, x, y):
+        for i in range(x.shape[0]):
+            y[i] += a * x[i]
+        return y
+
+    @fast_args(out="x[n] -> y[n]")
+    def doubled(x, y):
+        y[:] = 2 * x
+
+    y = np.ones(3)
+    for _ in range(3):
+        axpy(1.0, np.arange(3.0), y)
+    assert y.tolist() == [1.0, 4.0, 7.0], y
+    assert doubled(np.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
+    assert from_dlpack(np.arange(3.0)).tolist() == [0.0, 1.0, 2.0]
+    assert axpy.stats().fast == 0 and "Numba's own dispatcher makes all calls" in str(axpy.explain(1.0, y, y))
+    print(*runtime().numba_failures)
+    for finding in probe._native():
+        print(finding.status, finding.name, finding.text)
+    """
+
+
+def test_the_installed_numba_is_as_expected():
+    assert numba_internals.failures() == {}
+    assert calls_as_numba() == ""
+    assert runtime().is_native and runtime().numba_failures == {}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_numba_that_has_changed(change, tmp_path):
+    code, name = CHANGES[change]
+    done = run_python(CHANGED, code, NUMBA_CACHE_DIR=str(tmp_path))
+    assert done.stdout.splitlines()[0].split() == [name]
+    assert re.search(f"^slow .*{re.escape(name)}", done.stdout, re.MULTILINE), done.stdout
+
+
+PUBLIC = {
+    "llvmlite.binding", "llvmlite.ir", "numba", "numba.core.cgutils", "numba.core.compiler", "numba.core.config", "numba.core.dispatcher",
+    "numba.core.errors", "numba.core.event", "numba.core.sigutils", "numba.core.types", "numba.extending", "numba.np.numpy_support",
+    "numba.types",
+}  # fmt: skip
+"""Modules that Numba's and llvmlite's documentation names, or tells those who extend Numba to use."""
+
+
+def test_what_is_private_stands_in_one_file():
+    """The packages for CUDA have a file each (``cuda.targets``)."""
+    root = Path(fastexchange.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.name == "numba_internals.py" or path.parent.name == "targets":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = {name.name for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                inner = {f"{node.module}.{name.name}" for name in node.names}
+                names = {name if name in PUBLIC else node.module for name in inner}
+            else:
+                continue
+            private = {name for name in names if name.split(".")[0] in ("numba", "llvmlite")} - PUBLIC
+            assert not private, f"{path.relative_to(root)} imports {private}"
+
+
+def test_private_attributes_of_numba_are_used_in_one_file():
+    pattern = re.compile(r"\b(dispatcher|library|codegen|call_conv|codelib|cres|compiled|pyapi|api)\._(?!numba_type_)[a-z]\w*")
+    root = Path(fastexchange.__file__).parent
+    for path in root.rglob("*.py"):
+        if path.name != "numba_internals.py" and path.parent.name != "targets":
+            assert not (found := pattern.findall(path.read_text())), (path.name, found)
