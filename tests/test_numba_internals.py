@@ -15,7 +15,7 @@ from fastexchange.dispatch.state import runtime
 CHANGES = {
     "a private method": ("hide(callconv.CPUCallConv, '_get_return_status')", "boxing"),
     "a private name of a library": ("hide(codegen.CPUCodeLibrary, '_get_module_for_linking')", "units"),
-    "a name that is imported": ("del caching.FunctionCache", "numba.core.caching.FunctionCache"),
+    "a name that is imported": ("del typeinfer.register_dispatcher", "numba.core.typeinfer.register_dispatcher"),
     "the order of an array's fields": ("swap(models.ArrayModel)", "arrays"),
     "a dispatcher's attribute": ("hide(dispatcher.Dispatcher, 'compile')", "dispatchers"),
     "what a call does": ("self_test._kernel.__code__ = (lambda a, pair, z, number: 5 if number else 'x').__code__", "calls"),
@@ -24,7 +24,7 @@ CHANGES = {
 CHANGED = """
     import sys
     import numba, numpy as np
-    from numba.core import caching, callconv, codegen, dispatcher
+    from numba.core import callconv, codegen, dispatcher, typeinfer
     from numba.core.datamodel import models
 
     class Hidden:
@@ -92,9 +92,9 @@ def test_a_numba_that_has_changed(change, tmp_path):
 
 
 PUBLIC = {
-    "llvmlite.binding", "llvmlite.ir", "numba", "numba.core.cgutils", "numba.core.compiler", "numba.core.config", "numba.core.dispatcher",
-    "numba.core.errors", "numba.core.event", "numba.core.sigutils", "numba.core.types", "numba.extending", "numba.np.numpy_support",
-    "numba.types",
+    "llvmlite.binding", "llvmlite.ir", "numba", "numba.core.cgutils", "numba.core.compiler", "numba.core.config",
+    "numba.core.dispatcher", "numba.core.errors", "numba.core.event", "numba.core.sigutils", "numba.core.types",
+    "numba.extending", "numba.np.numpy_support", "numba.types",
 }  # fmt: skip
 """Modules that Numba's and llvmlite's documentation names, or tells those who extend Numba to use."""
 

@@ -70,7 +70,6 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 def _kernel(kernel) -> str:
     """A kernel: what it is made of, and what became of it so far."""
     from ..dispatch.state import runtime
-
     from ..numba_internals import can_compile
 
     dispatcher, function = kernel.dispatcher, kernel.py_func

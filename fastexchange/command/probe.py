@@ -66,7 +66,7 @@ def _native() -> Iterator[Finding]:
     found = runtime()
     for name, why in found.numba_failures.items():
         text = f"this Numba is not as expected, {name}: {why}: its own dispatcher makes all calls"
-        yield Finding(section, "Numba", SLOW, text, f"install a version of Numba that pip finds to fit; if this one does: {_REPORT}")
+        yield Finding(section, "Numba", SLOW, text, f"install a Numba that pip finds to fit; if this one does: {_REPORT}")
     if not found.numba_failures:
         yield Finding(section, "Numba", OK, "what is private of it, and calls of kernels, are verified")
     for name, (what, otherwise) in _LAYOUTS.items():

@@ -10,6 +10,7 @@ from typing import Any
 from numba.core.errors import NumbaError
 
 from ..naming import type_name
+from ..numba_internals import can_compile
 from ..refusal import argument
 from .looks import Look, for_package, only_for_package, unknown_to_package, whereabouts
 from .specialising import check_range, taken_for
@@ -27,7 +28,7 @@ def call_own(launcher, looks: list[Look], why_not: str) -> None:
         streams = [launcher.configuration.stream]
     on_device = contextlib.nullcontext() if device is None else kernel.target.on_device(device)
     with on_device:
-        if not kernel.dispatcher._can_compile and not kernel.why_not:
+        if not can_compile(kernel.dispatcher) and not kernel.why_not:
             check_declared(kernel, arguments)
         with in_order(launcher, kernel.default_device() if device is None else device, streams):
             own = own_launch(launcher, streams[0] if streams else None)
