@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from pathlib import Path
@@ -584,6 +585,36 @@ def test_a_kernel_that_raises_at_a_later_call_is_undone():
     with pytest.raises(IndexError, match="beyond"):
         quick(failing, x)
     assert x[0] == 0
+
+
+def _frames(error: BaseException) -> list[str]:
+    """The modules of the frames of a traceback."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def test_what_a_call_raises_shows_the_callers_frames():
+    """One frame of this package's, that of measure() itself; those of a producer stay."""
+
+    class Raising(Dunder):
+        def __dlpack__(self, **options):
+            raise OSError("gone")
+
+    def fails():
+        measure(nothing, Raising(np.ones(1)))
+
+    with pytest.raises(OSError, match="gone") as raised:
+        fails()
+    own = [name for name in _frames(raised.value) if name.startswith("fastexchange")]
+    assert own == ["fastexchange.measuring.overhead"]
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    assert names[-3:] == ["fails", "measure", "__dlpack__"]
+    with pytest.raises(numba.TypingError) as typing_error:
+        measure(fast_args(lambda x: x.no_such_attribute), np.ones(1))
+    assert [name for name in _frames(typing_error.value) if name.startswith("fastexchange")] == own
+    cause = typing_error.value.__cause__ or typing_error.value.__context__
+    while cause is not None:
+        assert not any(name.startswith("fastexchange") for name in _frames(cause))
+        cause = cause.__cause__ or cause.__context__
 
 
 def test_a_slow_kernel_is_timed_call_by_call():

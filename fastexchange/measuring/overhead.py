@@ -13,6 +13,7 @@ from ..naming import shown, type_name
 from . import files
 from .alternatives import alternatives as other_ways
 from .exports import statements_of
+from .frames import without_own_frames
 from .judgement import Notes, explained, judge, name_what_is_lost
 from .progress import progress_bar
 from .report import Alternative, ArgumentCost, OverheadReport
@@ -99,7 +100,10 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
         raise TypeError(f"measure(): rounds is an int, not {shown(rounds)}")
     if rounds < 1:
         raise ValueError(f"measure(): rounds is at least 1, not {rounds}")
-    return measured(kernel, args, kwargs, int(rounds), alternatives)
+    try:
+        return measured(kernel, args, kwargs, int(rounds), alternatives)
+    except Exception as error:
+        raise without_own_frames(error)  # noqa: B904 - it is the same one
 
 
 # ---- what is timed -------------------------------------------------------------------------------------------------

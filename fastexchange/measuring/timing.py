@@ -120,7 +120,7 @@ def _loop(code: str, names: Mapping[str, Any]) -> Callable[[int], int]:
     """A function of the number of iterations that returns how many nanoseconds they took."""
     # Default values, so that the names are the fastest kind of variable: what is timed is the call, not the look-up.
     parameters = ", ".join(f"{name}={name}" for name in (*names, "repeat_", "clock_"))
-    namespace = {**names}
+    namespace = {"__package__": __package__, **names}
     exec(_IMPORTS + _LOOP.format(parameters=parameters, code=code), namespace)
     return namespace.pop("loop")  # no cycle of a function and its globals, which would keep the names alive
 
