@@ -17,6 +17,8 @@ from .refusal import argument, refuse_value
 
 __all__ = ["add_call", "check_items", "raise_named", "without_representation"]
 
+_DEEPEST = 100
+
 
 def add_call(error: TypingError, kernel, positional: list, named: dict[str, Any]) -> None:
     """Put a line in front of what Numba says: which kernel it cannot compile for which argument types."""
@@ -112,7 +114,9 @@ def _type_of(value):
 
 def check_items(kernel, position: int, value) -> None:
     """Raise ValueError for a list or a set without items, here or within: Numba takes its type from the first."""
-    while type(value) in (list, set):
+    for _ in range(_DEEPEST):  # a list may hold itself
+        if type(value) not in (list, set):
+            return
         if not value:
             kind = type_name(type(value))
             instead = "numba.typed.List.empty_list(item type), or a tuple" if type(value) is list else "one with an item"

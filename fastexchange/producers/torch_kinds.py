@@ -59,7 +59,10 @@ _FAKE = (
     "it is a FakeTensor, a shape without memory, as torch.compile and torch.export trace with; call the kernel outside of what "
     "they trace, or from a torch.library.custom_op"
 )
-_META = "it is on device meta: it has a shape and no memory; make it on the CPU, for example by torch.empty_like(x, device='cpu')"
+_META = (
+    "it is on device meta: it has a shape and no memory; make it where the kernel runs, for example by "
+    "torch.empty_like(x, device='cpu')"
+)
 _NESTED = "it is a nested tensor, whose parts differ in shape; pass its unbind() as a list, or its to_padded_tensor(0.0)"
 _QUANTIZED = "its elements are quantised, so they are integers with a scale; pass its dequantize(), or its int_repr()"
 _MKLDNN = "its layout is that of oneDNN (MKLDNN), which has no strides; pass its to_dense()"
