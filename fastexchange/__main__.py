@@ -27,19 +27,21 @@ examples:
   python -m fastexchange bench --quick         the same with fewer rounds: noisier
   python -m fastexchange bench --json new.json also write every sample, for compare"""
 _DOCTOR = """\
-Every line is ok, slow (it works, by a slower way), wrong, or - (nothing to judge). Frameworks
-and native code are tried in processes of their own: one that crashes or hangs is a line, too.
+Every line is ok, slow (it works, by a slower way), wrong, unknown, or - (nothing to judge).
+Frameworks and native code are tried in processes of their own: one that crashes is a line, too.
 
 wrong  a package that cannot be imported, or is older than this package's metadata ask for;
        an interpreter that they exclude; a call that raises, crashes or gives a wrong result;
        a tensor that has to be refused and is not
 slow   a memory layout that could not be verified; a type that goes a slower way than it can;
        a disk cache that cannot be written; settings of Numba's that make kernels slower
--      what is not installed; CUDA, for which this package has no kernels
+unknown  what was not done in time, on a busy machine, was killed from outside, or found no
+       memory, disk or process: run doctor again
+-      what is not installed; CUDA, where there is no device
 
 examples:
   python -m fastexchange doctor           what is installed, which way types go, what is slow
-  python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok" | "slow" | "wrong"}
+  python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok" | "slow" | "unknown" | "wrong"}
 
 exit code 1 when a line says wrong, else 0"""
 _EXPLAIN = """\
@@ -110,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
         _DOCTOR,
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "--timeout", type=_seconds, default=180.0, metavar="SECONDS", help="of each process that tries something; %(default)g"
+    )
 
     explain = add(
         "explain",
@@ -139,6 +144,13 @@ def _percent(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1000:
         raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to 1000")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
     return value
 
 

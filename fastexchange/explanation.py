@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numba
 
+from .compile_errors import raise_named
 from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
@@ -127,6 +128,12 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
             outcome, numba_names = fate_of(kernel, report.keys)
+            if report.keys not in kernel._native:
+                try:
+                    raise_named(kernel, bound, as_numba_takes_it)
+                except Exception as error:
+                    outcome = f"refused with {type(error).__name__}: {error}"
+                    break
             if flags:
                 outcome += "; but PyTorch is asked about its tensors in every call, by Python"
         elif status == layout.STATUS_CHECK:

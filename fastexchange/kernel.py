@@ -21,6 +21,7 @@ from .cpython import NativeCallable, enable_vectorcall
 from .kernel_cache import KernelCache, with_unique_symbols
 from .naming import shown
 from .numba_internals import CPUDispatcher, register_dispatcher, use_cache
+from .options import check_names
 from .parameters import Parameters
 
 __all__ = ["FastKernel", "KernelStats", "fast_args"]
@@ -109,10 +110,25 @@ class FastKernel(NativeCallable):
 
     def __getitem__(self, configuration):
         """The launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
+        return self._for_cuda("[...]")[configuration]
+
+    def forall(self, *args, **kwargs):
+        """``cuda.forall(…)``: a launcher of :attr:`cuda` for so many tasks."""
+        return self._for_cuda(".forall(...)").forall(*args, **kwargs)
+
+    def configure(self, *args, **kwargs):
+        """``cuda.configure(…)``: a launcher of :attr:`cuda`."""
+        return self._for_cuda(".configure(...)").configure(*args, **kwargs)
+
+    def _for_cuda(self, what: str):
+        """:attr:`cuda`. `what`: how the kernel has been used, for the TypeError where there is none."""
         if self.cuda is None:
-            name = f"{self.__qualname__}()"
-            raise TypeError(f"{name} is a kernel for the CPU, without a launch configuration; fast_args(cuda=...) gives it one")
-        return self.cuda[configuration]
+            name = self.__qualname__
+            raise TypeError(
+                f"{name}{what}: {name}() is a kernel for the CPU, without a launch configuration: call it as {name}(...); "
+                "fast_args(cuda=..., launch=...) gives it a kernel for CUDA"
+            )
+        return self.cuda
 
     def _is_elsewhere(self, bound: tuple, is_on_device: bool = False) -> bool:
         """Whether a call with these arguments is for :attr:`cuda`. `is_on_device`: native code has met a tensor on a device."""
@@ -289,9 +305,10 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None,
     -------
     A :class:`FastKernel`; without a function, a decorator.
 
-    Raises TypeError for anything else, for a `returns` that is no type of tensors, and for options of Numba's given together with
-    a dispatcher, which has its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that
-    does not fit the parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
+    Raises TypeError for anything else, for an option that neither this function nor ``numba.njit`` has, for a `returns` that is
+    no type of tensors, and for options of Numba's given together with a dispatcher, which has its own; ValueError for another
+    `grad`, for a `returns` that names no parameter, and for an `out` that does not fit the parameters. A call raises ValueError
+    for inputs whose shapes do not fit `out`.
 
     Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``, or a loop
     in parallel), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors
@@ -309,6 +326,8 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None,
     >>> total(np.arange(4.0))
     6.0
     """
+    if options:
+        check_names(options, fast_args.__kwdefaults__)
     if grad not in ("refuse", "allow"):
         raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
     if returns is not None and not isinstance(returns, (str, type)):
@@ -390,9 +409,11 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
     if type(function).__name__ == "FakeCUDAKernel":
         raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
     if not inspect.isfunction(function):
+        hint = ""
+        if isinstance(function, (staticmethod, classmethod)):
+            hint = "; put @staticmethod above @fast_args: a kernel gets tensors and numbers, no object or class"
         raise TypeError(
-            f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not "
-            f"{shown(function)}"
+            f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
         )
     is_cached = bool(options.pop("cache", False))
     if is_cached:

@@ -9,7 +9,9 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core.errors import TypingError
+from numba.core.typing.typeof import Purpose, _TypeofContext, typeof_impl
 
+from .compile_errors import add_call, check_items, raise_named
 from .conversion import from_dlpack
 from .cpython import NativeCallable
 from .discovery import discover
@@ -48,6 +50,11 @@ def call_numba(kernel, bound: tuple):
         return given.returned(kernel, bound, result)
     except TypingError as error:
         own = _copy_of(error)
+        if own is not error:
+            add_call(own, kernel, positional, named)
+    except (NotImplementedError, TypeError):
+        raise_named(kernel, bound, as_numba_takes_it)
+        raise
     finally:
         del positional, named, given  # the exception's traceback holds this frame
     try:
@@ -171,11 +178,17 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
     elif isinstance(value, np.ndarray):
         _require_native_order(kernel, position, value)
         if isinstance(value, np.ma.MaskedArray):
-            numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+            try:
+                numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+            except TypingError as error:
+                advice = "a masked array cannot be passed; pass its filled(), or its data and its mask"
+                error.patch_message(f"{argument(kernel, position)}: {advice}. Numba says: {error}")
+                raise
         return _as_numba_has_it(value) if given is None else given.add(value, value)
     elif isinstance(value, NativeCallable):
         return value.dispatcher
     elif kind == layout.KIND_NUMBA:
+        check_items(kernel, position, value)
         _require_numba_type(kernel, position, value)
     return value
 
@@ -191,7 +204,8 @@ def _can_be_viewed(tensor) -> bool:
 
 def _list(kernel, position: int, value: list, given: Given | None) -> list:
     """A list of tensors as one of their views; any other list itself, which Numba then changes if the kernel does."""
-    if value and not _is_tensor(kernel, value[0]):
+    check_items(kernel, position, value)
+    if not _is_tensor(kernel, value[0]):
         _require_numba_type(kernel, position, value)
         return value
 
@@ -230,6 +244,11 @@ def _require_numba_type(kernel, position: int, value) -> None:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         return
+    if any(vars(base).get(kernel.__name__) is kernel for base in cls.__mro__):
+        raise TypeError(
+            f"{argument(kernel, position)}: the kernel is a method, and an object of its class {type_name(cls)} cannot be passed "
+            "to it; put @staticmethod above @fast_args, and give it the tensors and numbers of the object that it needs"
+        )
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise TypeError(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
@@ -252,12 +271,9 @@ def _shortened(value: int) -> str:
 def _has_numba_type(value) -> bool:
     """Whether ``numba.typeof`` has an answer, or an objection of its own, which its dispatcher then words."""
     try:
-        numba.typeof(value)
-    except ValueError as error:
-        return "Cannot determine Numba type" not in str(error)
+        return typeof_impl(value, _TypeofContext(Purpose.argument)) is not None  # numba.typeof raises ValueError for None
     except Exception:
         return True
-    return True
 
 
 def forget_frames(error: BaseException | None) -> None:

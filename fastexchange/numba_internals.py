@@ -317,6 +317,12 @@ def use_cache(dispatcher, cache) -> None:
     dispatcher._cache = cache
 
 
+def names_of_target_options() -> set[str]:
+    """The options that functions for the CPU can be compiled with."""
+    registered, kind = CPUDispatcher.targetdescr.options, importlib.import_module("numba.core.options").TargetOptions.Mapping
+    return {name for name in dir(registered) if isinstance(getattr(registered, name), kind)}
+
+
 def class_of_buffer(cls: type) -> Any:
     """The class of Numba types that Numba gives objects of `cls`, a type with the buffer protocol."""
     return _get_type_class(cls)

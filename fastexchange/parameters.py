@@ -19,7 +19,7 @@ class Parameters:
         parameters = list(inspect.signature(py_func, follow_wrapped=False).parameters.values())
         for parameter in parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
-                raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with {parameter}")
+                raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with {parameter}; name its parameters")
         self.variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         """The name of ``*args``, or None."""
         plain = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
@@ -34,7 +34,7 @@ class Parameters:
         if keyword_only and self.variadic is not None:
             raise TypeError(
                 f"{py_func.__qualname__}(): Numba compiles no functions with keyword-only parameters behind "
-                f"*{self.variadic}"
+                f"*{self.variadic}; put them in front of it"
             )
         self.bind = self._make_binder(py_func)
         """``bind(*args, **kwargs)``: the arguments as a tuple, in order, :data:`OMITTED` for defaults, ``*args`` at the end."""

@@ -11,6 +11,7 @@ from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from .dltensor import MAX_ELEMENTS, MAX_OFFSET
 from .naming import type_name
 from .producers import torch
+from .producers.torch_kinds import why_no_memory
 
 _OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
 
@@ -40,7 +41,7 @@ def advice(code: int, bits: int) -> str:
 def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
     if status == layout.STATUS_DEVICE and is_for_cuda and int(tensor.device.device_type) in _OF_CUDA:
-        return f"its memory is on device {device_name(tensor.device)}, which there is not"
+        return f"its memory is on device {device_name(tensor.device)}, which does not exist"
     if status == layout.STATUS_DEVICE and is_for_cuda:
         return f"its memory is on device {device_name(tensor.device)}, which a CUDA kernel cannot read; copy it to the GPU first"
     if status == layout.STATUS_MISALIGNED:
@@ -48,7 +49,10 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     if status == layout.STATUS_DEVICE:
         return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
     if status == layout.STATUS_NULL_DATA:
-        return "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy)"
+        return (
+            "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy); pass one that "
+            "has memory"
+        )
     if status == layout.STATUS_DTYPE:
         dtype = tensor.dtype
         name = dtype_name(dtype.code, dtype.bits, dtype.lanes)
@@ -106,6 +110,25 @@ def memory_status_of(tensor) -> int:
 _REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
 
 
+def _is_nothing_but_words(error: BaseException) -> bool:
+    """Whether another exception of its type with another text is as good: it has one, and its class adds nothing to that."""
+    cls = type(error)
+    if cls in _REWORDED:
+        return True
+    return (
+        issubclass(cls, _REWORDED)
+        and not any("__init__" in vars(base) or "__new__" in vars(base) or "__str__" in vars(base) for base in _own_bases(cls))
+        and not object.__getattribute__(error, "__dict__")
+        and len(error.args) == 1
+        and type(error.args[0]) is str
+    )
+
+
+def _own_bases(cls: type) -> list[type]:
+    """The classes of an exception that are not Python's own."""
+    return [base for base in cls.__mro__ if base.__module__ != "builtins"]
+
+
 def argument(kernel, position: int) -> str:
     """The argument at `position`, for a message; at -1 is the stream of a launch on a device."""
     if position < 0:
@@ -122,16 +145,18 @@ def check_tensors(kernel, position: int, value) -> None:
         try:
             torch.check(value, kernel.allows_grad)
             return
-        except BufferError as error:
-            why = str(error)
         except Exception as error:
-            refused(kernel, position, error)
+            why = why_no_memory(value) or (str(error) if isinstance(error, BufferError) else None)
+            if why is None:
+                refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
 
 
 def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
     """Raise BufferError for the argument at `position`."""
-    refuse_value(kernel, position, bound[position], why)
+    value = bound[position]
+    kind = why_no_memory(value) if torch.is_tensor_type(type(value)) else None
+    refuse_value(kernel, position, value, kind or why)
 
 
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
@@ -181,7 +206,7 @@ def _elements(tensor) -> str:
 def refused(kernel, position: int, error: BaseException) -> NoReturn:
     """Raise a producer's exception again, the argument named; an exception that is more than a message with a note of it."""
     try:
-        if type(error) not in _REWORDED:
+        if not _is_nothing_but_words(error):
             if isinstance(error, Exception):
                 add_note(error, f"raised for {argument(kernel, position)}")
             raise error

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fastexchange.measuring import figures
 from fastexchange.measuring.timing import Samples
 
 
 @dataclass(frozen=True)
 class Target:
-    """One promise. `met` is None when the run has no rows for it."""
+    """One promise. `met` is None when the run has no rows for it, or what it has is not measurable."""
 
     call: str
     must_be: str
@@ -33,7 +34,12 @@ class Book:
         except KeyError:
             self.targets.append(Target(call, must_be, _NOT_MEASURED, None))
             return
-        met = samples.median >= bound if unit == "x faster" else samples.median <= bound
         digits = 1 if unit in ("ns", "ms") else 2
+        if not samples.is_measurable(signed=True):  # a difference that is small beside the bound is below it all the same
+            surely = unit != "x faster" and samples.has_measurable_parts and samples.median + samples.spread <= bound
+            measured = figures.figure(samples, f"{{:.{digits}f}} {unit}".format, signed=True)
+            self.targets.append(Target(call, must_be, measured, True if surely else None))
+            return
+        met = samples.median >= bound if unit == "x faster" else samples.median <= bound
         measured = f"{samples.median:.{digits}f} {unit} ± {samples.spread:.{digits}f}"
         self.targets.append(Target(call, must_be, measured, met))

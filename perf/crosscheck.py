@@ -18,7 +18,7 @@ import numpy as np
 import report
 from groups import DISPATCHER, EMPTY, OURS, C, arrays, kernel_of, tensors, torch
 
-from fastexchange.measuring.timing import Statement, time_statements
+from fastexchange.measuring.timing import Samples, Statement, time_statements
 
 HERE = Path(__file__).resolve().parent
 CODE = "f(x0, x1, x2)"
@@ -75,9 +75,10 @@ def main() -> int:
     ours, loop = time_statements({name: Statement(CODE, names) for name, (_, names) in found.items()}, rounds=41)
     lines = []
     for name, (label, _) in found.items():
-        theirs, counted = by_pyperf(name, options.processes), (ours[name] + loop).median
-        median = float(np.median(theirs))
-        lines.append((label, f"{counted:.1f}", f"{median:.1f}", f"{median / counted:.3f}"))
+        theirs, counted = Samples(by_pyperf(name, options.processes)), ours[name] + loop
+        are_measurable = theirs.is_measurable() and counted.is_measurable()
+        ratio = f"{theirs.median / counted.median:.3f}" if are_measurable else "-"  # not of the same rounds
+        lines.append((label, report.cells(counted)[0], report.cells(theirs)[0], ratio))
     how = f"pyperf {pyperf.__version__}, {options.processes} processes"
     print(f"Nanoseconds per call, the loop counted ({loop.median:.1f} ns); {how}")
     print(report.table(("call", "ours", "pyperf", "ratio"), lines))

@@ -14,6 +14,8 @@ import report
 from cuda_places import PACKAGES
 from table import duration, times_as_much
 
+from fastexchange.measuring.figures import figure
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "perf" / "README.md"
 BEGIN, END = "<!-- cuda: begin -->\n", "<!-- cuda: end -->\n"
@@ -55,31 +57,33 @@ def table(path: Path) -> str:
 
 
 def _of_package(package: str, times: dict) -> list[str]:
+    def ns(key: str) -> str:
+        return figure(times[key], duration)
+
     def beside(key: str, ours: str) -> str:
         if key not in times:
             return "-"
-        return f"{duration(times[key].median)} ({times_as_much((times[key] / times[ours]).median)})"
+        return f"{ns(key)} ({figure(times[key] / times[ours], times_as_much)})"
 
     lines = [f"| {package} | fastexchange | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 2) + "|"]
     for case, label in CASES.items():
         ours = f"{package}/{case}/fast"
         cells = [beside(f"{package}/{case}/{who}", ours) for who in COLUMNS]
-        lines.append(f"| {label} | {duration(times[ours].median)} | {' | '.join(cells)} |")
+        lines.append(f"| {label} | {ns(ours)} | {' | '.join(cells)} |")
     for case, label in TURNS.items():
         ours = f"{package}/turn/{case}"
         cells = {"c": beside(f"{ours}/c", ours), "device": beside(f"{ours}/own", ours)}
-        lines.append(f"| 3 tensors, {label} | {duration(times[ours].median)} | {_cells(cells)} |")
+        lines.append(f"| 3 tensors, {label} | {ns(ours)} | {_cells(cells)} |")
     for case, label in OTHERS.items():
         ours, key = f"{package}/{case}", f"{package}/{case.partition('/')[0]}/"
         if ours in times:
             cells = {"c": beside(key + "c", ours), "device": beside(key + "own", ours)}
-            lines.append(f"| {label} | {duration(times[ours].median)} | {_cells(cells)} |")
-    raw, released = (duration(times[f"{package}/3/{who}"].median) for who in ("raw", "released"))
+            lines.append(f"| {label} | {ns(ours)} | {_cells(cells)} |")
+    raw, released = (ns(f"{package}/3/{who}") for who in ("raw", "released"))
     fallback = {"device": "device arrays", "interface": "`__cuda_array_interface__`", "dunder": "only `__dlpack__`"}
-    found = ", ".join(f"{label} {duration(times[f'{package}/3/fallback/{who}'].median)}" for who, label in fallback.items())
-    each = duration(((times[f"{package}/26/fast"] - times[f"{package}/1/fast"]) / 25).median)
-    by_hand, checked = (
-        duration(((times[f"{package}/26/{who}"] - times[f"{package}/1/{who}"]) / 25).median) for who in ("c", "checked")
+    found = ", ".join(f"{label} {ns(f'{package}/3/fallback/{who}')}" for who, label in fallback.items())
+    each, by_hand, checked = (
+        figure((times[f"{package}/26/{who}"] - times[f"{package}/1/{who}"]) / 25, duration) for who in ("fast", "c", "checked")
     )
     return [
         *lines, "",

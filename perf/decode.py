@@ -92,22 +92,24 @@ def measure_decoding(weights: Weights, numbers: list[float], rounds: int, batch_
     entries = []
     for title, decoder in decoders.items():
         counts = decoder.launches() if (title, "sample") in launches else {}
-        costs = {kernel: (count, launches[title, kernel].median) for kernel, count in counts.items()}
+        costs = {kernel: (count, launches[title, kernel]) for kernel, count in counts.items()}
         entries.append(_entry(title, times, Decoder.title, costs))
     return entries, wrong
 
 
-def _entry(title: str, times: dict[str, Samples], reference: str, launches: dict[str, tuple[int, float]]) -> dict:
+def _entry(title: str, times: dict[str, Samples], reference: str, launches: dict[str, tuple[int, Samples]]) -> dict:
     """`launches`: of each kernel how many, and nanoseconds of one."""
-    median, cost = times[title].median, sum(count * each for count, each in launches.values())
+    median, cost = times[title].median, sum(count * each.median for count, each in launches.values())
     return {
         "variant": title,
         "us": median / 1000,
         "per_second": 1e9 / median,
         "ratio": (times[reference] / times[title]).median,
         "launches": {kernel: count for kernel, (count, _) in launches.items()},
-        "launch_ns": {kernel: each for kernel, (_, each) in launches.items()},
+        "launch_ns": {kernel: each.median for kernel, (_, each) in launches.items()},
         "launch_share": cost / median if launches else None,
+        "measurable": times[title].is_measurable() and times[reference].is_measurable(),
+        "launches_measurable": all(each.is_measurable() for _, each in launches.values()),
     }
 
 
@@ -142,7 +144,7 @@ def measure_training(weights: Weights, tokens: int, steps: int, rounds: int, bat
     launches = time_statements(idle, rounds=rounds, batch_ns=batch_ns).calls
     entries, count = [], len(optimisers["fast_args"].groups)
     for title in optimisers:
-        costs = {"adamw_step": (count, launches[title].median / count)} if title in launches else {}
+        costs = {"adamw_step": (count, launches[title] / count)} if title in launches else {}
         entries.append(_entry(title, times, "PyTorch, foreach", costs))
     return entries, wrong
 
@@ -153,7 +155,11 @@ def table(entries: list[dict], unit: str, reference: str) -> str:
     for entry in entries:
         count, share = sum(entry["launches"].values()), entry["launch_share"]
         figures = [f"{entry['us']:.1f}", f"{entry['per_second']:.0f}", f"{entry['ratio']:.2f}"]
-        if count:
+        if not entry["measurable"]:
+            figures = ["not measurable here"] * 3
+        if count and not (entry["measurable"] and entry["launches_measurable"]):
+            figures += [str(count), *["not measurable here"] * 2]
+        elif count:
             figures += [str(count), f"{share * entry['us'] * 1000 / count:.0f}", f"{100 * share:.2f} %"]
         else:
             figures += ["-"] * 3

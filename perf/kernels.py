@@ -32,16 +32,11 @@ def measure(rows: list[Row], rounds: int, batch_ns: int) -> list[tuple[Samples, 
     return [(times[i, "ours"], times[i, "theirs"]) for i in range(len(rows))]
 
 
-def _microseconds(samples: Samples) -> str:
-    return f"{samples.median / 1000:.2f}"
-
-
 def table(rows: list[Row], times: list[tuple[Samples, Samples]]) -> str:
     lines = []
     for row, (ours, theirs) in zip(rows, times, strict=True):
-        ratio = theirs / ours
-        figures = (_microseconds(ours), _microseconds(theirs), f"{ratio.median:.2f}", f"{ratio.spread:.2f}")
-        lines.append((row.kernel, row.data, row.operator, *figures))
+        microseconds = [report.cells(samples / 1000, 2)[0] for samples in (ours, theirs)]
+        lines.append((row.kernel, row.data, row.operator, *microseconds, *report.cells(theirs / ours, 2)))
     heads = ("kernel", "data", "compared with", "us", "theirs, us", "ratio", "IQR")
     return report.table(heads, lines, left=(0, 1, 2))
 
@@ -57,6 +52,7 @@ def _entry(topic: str, row: Row, ours: Samples, theirs: Samples) -> dict:
         "theirs_ns": theirs.median,
         "ratio": ratio.median,
         "ratio_iqr": ratio.spread,
+        "measurable": ratio.is_measurable(),
     }
 
 

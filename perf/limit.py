@@ -11,6 +11,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout tha
 import floor
 
 from fastexchange import fast_args
+from fastexchange.measuring import figures
 from fastexchange.measuring.timing import Statement, time_statements
 
 
@@ -38,13 +39,13 @@ def main() -> None:
         rows[f"{name}: fastexchange"] = Statement("f(x, y, z)", {"f": function, **names})
     times, loop = time_statements(rows, rounds=41)
     for name, samples in times.items():
-        print(f"{name:<32}{samples.median:8.1f} ns  ± {samples.spread:4.1f}")
+        print(f"{name:<32}{figures.figure(samples, '{:8.1f} ns'.format)}  ± {samples.spread:4.1f}")
     print(f"{'the loop itself, subtracted':<32}{loop.median:8.1f} ns  ± {loop.spread:4.1f}")
     empty = times["empty builtin"]
     for name in pairs:
         quick, reference = times[f"{name}: fastexchange"], times[f"{name}: C"]
-        ratios = f"{(quick / reference).median:.2f} x C, {(quick / empty).median:.2f} x empty builtin"
-        print(f"{name:<20} {ratios} ({((quick + loop) / (empty + loop)).median:.2f} with the loop)")
+        ratios = f"{figures.ratio(quick / reference)} x C, {figures.ratio(quick / empty)} x empty builtin"
+        print(f"{name:<20} {ratios} ({figures.ratio((quick + loop) / (empty + loop))} with the loop)")
 
 
 if __name__ == "__main__":

@@ -46,12 +46,12 @@ _ROOM = 11  # for the labels, to the right of the lines: how many times as far t
 
 
 def lines_of(times: dict[str, Samples], kind: str) -> dict[str, tuple[list[int], list[float]]]:
-    """By who: numbers of arguments, ascending, and nanoseconds. What has less than three points is no line."""
+    """By who: numbers of arguments, ascending, and nanoseconds, where they are measurable. Less than three points are no line."""
     found = {}
     for who in LINES:
         points = {}
         for key, samples in times.items():
-            if match := re.fullmatch(rf"{kind}/(\d+)/{who}", key):
+            if (match := re.fullmatch(rf"{kind}/(\d+)/{who}", key)) and samples.is_measurable():
                 points[int(match[1])] = samples.median
         if len(points) >= 3:
             found[who] = (sorted(points), [points[count] for count in sorted(points)])

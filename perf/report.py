@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastexchange.measuring import files, tables
+from fastexchange.measuring import figures, files, tables
 from fastexchange.measuring.timing import Samples
 
 
@@ -15,15 +15,21 @@ def table(heads: Sequence[str], lines: Sequence[Sequence[str]], left: Sequence[i
     return tables.plain(heads, [tables.Row(tuple(line)) for line in lines], left)
 
 
+def cells(samples: Samples, digits: int = 1) -> tuple[str, str]:
+    """The median and the interquartile range, for two columns."""
+    form = f"{{:.{digits}f}}".format
+    return figures.figure(samples, form), form(samples.spread)
+
+
 def group_table(group, times: dict[str, Samples]) -> str:
     """A group's rows: time, spread, and the ratio to the row of the group that is named."""
     labels = {row.key: row.label for row in group.rows}
     lines = []
     for row in group.rows:
         samples = times[row.key]
-        ratio = f"{(samples / times[row.reference]).median:.2f}" if row.reference else ""
+        ratio = figures.ratio(samples / times[row.reference]) if row.reference else ""
         reference = f"x {labels[row.reference]}" if row.reference else ""
-        lines.append((row.label, f"{samples.median:.1f}", f"{samples.spread:.1f}", ratio, reference))
+        lines.append((row.label, *cells(samples), ratio, reference))
     return f"{group.title}\n{table(('call', 'ns', 'IQR', 'ratio', ''), lines, left=(0, 4))}\n"
 
 
@@ -34,9 +40,7 @@ def unit_of(key: str) -> str:
 
 def rows_table(title: str, labels: dict[str, str], times: dict[str, Samples], unit: str, of: float) -> str:
     """The rows of `labels` that were measured, in `unit`, which is `of` of the JSON's; nothing if none was."""
-    lines = [
-        (label, f"{times[key].median / of:.1f}", f"{times[key].spread / of:.1f}") for key, label in labels.items() if key in times
-    ]
+    lines = [(label, *cells(times[key] / of)) for key, label in labels.items() if key in times]
     return f"{title}\n{table(('what', unit, 'IQR'), lines)}\n" if lines else ""
 
 

@@ -17,7 +17,7 @@ import two_threads
 from groups import Group
 from targets import per_scalar, slope, slope_beyond, targets
 
-from fastexchange.measuring import files
+from fastexchange.measuring import figures, files
 from fastexchange.measuring.timing import Samples, time_statements
 
 SECTIONS = {
@@ -46,14 +46,13 @@ def _slopes(times: dict[str, Samples]) -> str:
         if f"{framework}/1/fast" in times:
             for who in kinds:
                 lines += [
-                    (f"{framework}, {who}{beyond}", f"{samples.median:.1f}", f"{samples.spread:.1f}")
+                    (f"{framework}, {who}{beyond}", *report.cells(samples))
                     for beyond, take in (("", slope), (", beyond 32", slope_beyond))
                     for samples in [take(times, f"{framework}/{{}}/{who}")]
                 ]
     for kind in ("float", "int", "bool"):
         for who in ("c", "fast", "njit"):
-            samples = per_scalar(times, kind, who)
-            lines.append((f"{kind}, {who}", f"{samples.median:.1f}", f"{samples.spread:.1f}"))
+            lines.append((f"{kind}, {who}", *report.cells(per_scalar(times, kind, who))))
     return f"Each further argument\n{report.table(('argument', 'ns', 'IQR'), lines)}\n"
 
 
@@ -63,9 +62,8 @@ def _threads(times: dict[str, Samples]) -> str:
     for size in two_threads.SIZES:
         for kind, label in two_threads.KINDS.items():
             alone, two = (times[f"threads/{size}/{kind}/{count}"] for count in (1, 2))
-            gain = alone / two
-            cells = (f"{alone.median:.0f}", f"{two.median:.0f}", f"{gain.median:.2f}", f"{gain.spread:.2f}")
-            lines.append((f"{size}: {label}", *cells))
+            each = [report.cells(samples, 0)[0] for samples in (alone, two)]
+            lines.append((f"{size}: {label}", *each, *report.cells(alone / two, 2)))
     heads = ("kernel", "1 thread, ns", "2 threads, ns", "throughput x", "IQR")
     return f"2 threads, each with a tensor of its own: nanoseconds over all calls\n{report.table(heads, lines)}\n"
 
@@ -75,11 +73,9 @@ def _warnings(times: dict[str, Samples]) -> list[str]:
     found = []
     for framework in ("numpy", "torch"):
         if f"control/{framework}/a" in times:
-            ratio = (times[f"control/{framework}/b"] / times[f"control/{framework}/a"]).median
-            if abs(ratio - 1) > 0.05:
-                found.append(
-                    f"The same call twice ({framework}) gave a ratio of {ratio:.2f}: this run is unfit to judge by."
-                )
+            ratio = times[f"control/{framework}/b"] / times[f"control/{framework}/a"]
+            if not (ratio.is_measurable() and abs(ratio.median - 1) <= 0.05):
+                found.append(f"The same call twice ({framework}), ratio: {figures.ratio(ratio)}. This run is unfit to judge by.")
     return found
 
 

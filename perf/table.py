@@ -13,6 +13,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout tha
 import report
 from targets import per_scalar, slope, slope_beyond
 
+from fastexchange.measuring.figures import figure
 from fastexchange.measuring.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,14 +49,14 @@ class _Lines:
 
     def beside(self, key: str, ours: str) -> str:
         """A call, and how many times ours it takes."""
-        return f"{self.ns(key)} ({times_as_much((self.times[key] / self.times[ours]).median)})"
+        return f"{self.ns(key)} ({figure(self.times[key] / self.times[ours], times_as_much)})"
 
     def ns(self, key: str) -> str:
-        return duration(self.times[key].median)
+        return figure(self.times[key], duration)
 
     def more(self, key: str, than: str) -> str:
         """How much more a call takes."""
-        return duration((self.times[key] - self.times[than]).median)
+        return figure(self.times[key] - self.times[than], duration, signed=True)
 
     def add(self, label: str, ours: str, other: str = "", **cells: str) -> None:
         middle = [cells.get(name, _BLANK) for name in self.columns]
@@ -85,7 +86,7 @@ def _arguments(t: _Lines) -> Iterator[Callable[[], None]]:
 
         def further(label=label, take=take):
             found = {
-                (name, who): duration(take(t.times, f"unpacked/{name}/{{}}/{who}").median)
+                (name, who): figure(take(t.times, f"unpacked/{name}/{{}}/{who}"), duration)
                 for name in ("numpy", "torch")
                 for who in ("fast", "c")
             }
@@ -97,7 +98,7 @@ def _arguments(t: _Lines) -> Iterator[Callable[[], None]]:
 
     def scalars():
         cells = {
-            who: ", ".join(number(per_scalar(t.times, kind, who).median) for kind in kinds) + " ns"
+            who: ", ".join(figure(per_scalar(t.times, kind, who), number) for kind in kinds) + " ns"
             for who in ("fast", "c", "njit")
         }
         t.add("a float, an int, a bool, each", cells["fast"], c=cells["c"], njit=cells["njit"])
@@ -147,17 +148,17 @@ def _calls(t: _Lines) -> Iterator[Callable[[], None]]:
 
 def _processes(t: _Lines) -> Iterator[Callable[[], None]]:
     def ratio(ours: str, theirs: str) -> str:
-        return times_as_much((t.times[ours] / t.times[theirs]).median)
+        return figure(t.times[ours] / t.times[theirs], times_as_much)
 
     warm, cold = "decorating and calling in a new process, cached on disk", "the same, a kernel not called before"
     yield lambda: t.add(f"{warm}", f"{ratio('start/numpy/fast/both', 'start/numpy/njit/both')} `@njit(cache=True)`")
     yield lambda: t.add(f"{cold}", f"{ratio('cold/installed/both', 'cold/njit/both')} `@njit(cache=True)`")
-    yield lambda: t.add("the very first call after installing", f"{t.times['cold/fast/both'].median / 1e9:.1f} s")
-    yield lambda: t.add("`import fastexchange` after `import numba`", f"{t.times['import/after'].median / 1e6:.0f} ms")
+    yield lambda: t.add("the very first call after installing", figure(t.times["cold/fast/both"] / 1e9, "{:.1f} s".format))
+    yield lambda: t.add("`import fastexchange` after `import numba`", figure(t.times["import/after"] / 1e6, "{:.0f} ms".format))
 
     def memory():
-        ours, plain = (t.times[f"memory/kernels/{who}"].median / 1e3 for who in ("fast", "njit"))
-        t.add("memory of a kernel with one signature", f"{ours:.0f} kB", njit=f"{plain:.0f} kB")
+        ours, plain = (figure(t.times[f"memory/kernels/{who}"] / 1e3, "{:.0f} kB".format) for who in ("fast", "njit"))
+        t.add("memory of a kernel with one signature", ours, njit=plain)
 
     yield memory
 

@@ -673,6 +673,14 @@ def test_the_first_bad_argument_of_many_decides():
 # ---- compile errors ------------------------------------------------------------------------------------------------
 
 
+def behind_our_line(raised: tuple[type, str]) -> tuple[type, str]:
+    """The type, and what Numba says behind the line that names kernel and argument types."""
+    kind, message = raised
+    line, _, rest = message.partition("\n")
+    assert line.endswith(": Numba cannot compile the kernel for these argument types. It says:")
+    return kind, rest
+
+
 def test_compile_errors_arrive_as_from_njit(framework):
     def function(x):
         return x.no_such_attribute
@@ -684,7 +692,7 @@ def test_compile_errors_arrive_as_from_njit(framework):
     gc.collect()
     with references_kept(tensor):
         for _ in range(2):
-            assert type_and_message(kernel, tensor) == want
+            assert behind_our_line(type_and_message(kernel, tensor)) == want
         del kernel  # Numba's dispatcher keeps the exception, whose frames keep the arguments
     ledger = getattr(tensor, "ledger", None)
     if ledger is not None:
@@ -711,7 +719,7 @@ def test_a_kernel_that_writes_to_a_readonly_array_does_not_compile():
     array.flags.writeable = False
     for tensor in (array, Dunder(array)):
         for _ in range(2):
-            assert type_and_message(write, tensor) == type_and_message(write.dispatcher, array)
+            assert behind_our_line(type_and_message(write, tensor)) == type_and_message(write.dispatcher, array)
     assert array[0] == 1.0
     array.flags.writeable = True
     write(array)

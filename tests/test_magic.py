@@ -100,6 +100,19 @@ def test_errors_arrive(shell, line, error):
         shell.run_line_magic("fastargs", line)
 
 
+def test_errors_show_no_frames_of_this_package_but_the_magics(shell):
+    import traceback
+
+    with pytest.raises(AttributeError) as raised:
+        shell.run_line_magic("fastargs", "-q add(x.no_such_attribute, 1.0)")
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    assert [name for name in names if name.startswith("fastexchange")] == ["fastexchange.measuring.magic"]
+    with pytest.raises(TypeError) as raised:
+        shell.run_line_magic("fastargs", "-q add(object(), 1.0)")
+    names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    assert [name for name in names if name.startswith("fastexchange")] == ["fastexchange.measuring.magic"]
+
+
 @pytest.mark.parametrize("options, times", [("", 0), ("-q ", 1)])
 def test_warnings_are_said_once(shell, options, times):
     @fast_args

@@ -11,6 +11,7 @@ from interpreter import run_python
 from shell import run, without
 
 import fastexchange
+from fastexchange.__main__ import main
 from fastexchange.command import doctor, probe
 
 EVERYTHING = tuple(probe.FRAMEWORKS)
@@ -95,18 +96,98 @@ def test_hostile_frameworks_are_lines(tmp_path):
     assert done.stdout.count("→") >= 4
 
 
-def test_what_hangs_is_a_line(tmp_path, monkeypatch):
-    (tmp_path / "jax.py").write_text("import time; time.sleep(600)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
-    monkeypatch.setattr(doctor, "_PROBE_SECONDS", 3)
-    (line,) = doctor._probed("jax")
-    assert (line.status, line.text.partition(":")[0]) == ("wrong", "it was not done in 3 seconds")
+@pytest.fixture
+def jax_is(tmp_path, monkeypatch):
+    """A function that puts a module of this code in the place of JAX, for the processes of doctor."""
+
+    def put(code: str) -> None:
+        (tmp_path / "jax.py").write_text(textwrap.dedent(code))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
+
+    return put
 
 
-def test_a_process_that_ends_without_a_word(tmp_path, monkeypatch):
-    (tmp_path / "jax.py").write_text("import os; os._exit(0)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
-    (line,) = doctor._probed("jax")
+def test_what_is_late_is_unknown(jax_is):
+    jax_is("import time; time.sleep(600)\n")
+    (line,) = doctor._probed("jax", 3)
+    assert (line.status, line.section, line.name) == ("unknown", "frameworks", "jax")
+    assert line.text == "not done after 3 seconds; this machine may be busy, or its disk slow"
+    assert "python -m fastexchange doctor --timeout 9" in line.advice
+    assert "install" not in line.advice and "trusted" not in line.advice
+
+
+def test_a_late_native_probe_does_not_condemn_native_code():
+    *_, line = doctor._probed("native", 0.01)
+    assert (line.status, line.section, line.name) == ("unknown", "native code", "native")
+    assert "not done after 0.01 seconds" in line.text and "trusted" not in line.advice + line.text
+
+
+def test_what_was_found_before_it_was_late_is_kept(jax_is):
+    jax_is("""
+        import os, sys, time
+        __version__ = "9"
+        def __getattr__(name):
+            time.sleep(600)
+        """)
+    first, line = doctor._probed("jax", 20)
+    assert (first.status, first.text) == ("ok", "JAX 9")
+    assert line.status == "unknown" and "not done after 20 seconds, after jax;" in line.text
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGXCPU"])
+def test_a_process_that_is_killed_from_outside_says_nothing(jax_is, name):
+    jax_is(f"import os, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})\n")
+    (line,) = doctor._probed("jax", 100)
+    assert line.status == "unknown" and line.text.startswith(f"the process that tried it was ended by {name}, ")
+    assert "install" not in line.advice
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
+def test_a_process_that_crashes_is_wrong(jax_is, name):
+    jax_is(f"import os, signal; os.kill(os.getpid(), signal.{name})\n")
+    (line,) = doctor._probed("jax", 100)
+    assert (line.status, line.advice) == ("wrong", "install JAX anew, or remove it")
+
+
+def test_a_process_without_memory_says_nothing(jax_is):
+    jax_is("bytearray(1 << 60)\n")
+    (line,) = doctor._probed("jax", 100)
+    assert line.status == "unknown" and "MemoryError" in line.text and "install" not in line.advice
+    jax_is("import errno, os; raise OSError(errno.ENOSPC, 'no space')\n")
+    assert doctor._probed("jax", 100)[0].status == "unknown"
+    jax_is("import errno, os; raise OSError(errno.EACCES, 'not yours')\n")
+    assert doctor._probed("jax", 100)[0].status == "wrong"
+
+
+def test_no_process_can_be_started(monkeypatch):
+    def run(*args, **kwargs):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    (line,) = doctor._probed("native", 100)
+    assert line.status == "unknown" and "no process could be started to try it: BlockingIOError" in line.text
+
+
+def test_what_is_unknown_is_a_warning(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "FRAMEWORKS", {})
+    assert main(["doctor", "--timeout", "0.01"]) == 0
+    assert re.search(r"^warning: not all could be looked at\. 1 unknown, \d slow: ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["doctor", "--timeout", "0.01", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "unknown"
+    found = [probe.Finding("types", "a", status, "") for status in ("unknown", "wrong", "slow")]
+    assert doctor._verdict(found) == "wrong"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+def test_timeouts_that_make_no_sense(seconds):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--timeout", seconds])
+    assert ended.value.code == 2
+
+
+def test_a_process_that_ends_without_a_word(jax_is):
+    jax_is("import os; os._exit(0)\n")
+    (line,) = doctor._probed("jax", 100)
     assert (line.status, line.text) == ("wrong", "the process that tried it ended without a word")
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import html
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from pathlib import Path
@@ -23,7 +25,6 @@ from numba import types
 import fastexchange
 from fastexchange import OverheadReport, fast_args, measure
 from fastexchange.dlpack import ffi
-from fastexchange.measuring.report import _HTML_LEGEND
 
 ROOT = Path(fastexchange.__file__).resolve().parents[1]
 NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -270,7 +271,7 @@ def test_a_kernel_that_only_numba_calls_is_said_to_be():
     assert any("counted as the kernel's own" in sentence for sentence in report.warnings)
 
 
-def test_without_the_gil_tensors_are_owned():
+def test_without_the_gil_tensors_are_owned_and_that_is_said():
     @fast_args(nogil=True)
     def free(x):
         pass
@@ -278,6 +279,10 @@ def test_without_the_gil_tensors_are_owned():
     report = quick(free, Tabled(np.ones(3)))
     assert report.arguments[0].producer.median > 0
     assert report.alone.rounds == 3
+    (note,) = report.notes
+    assert "holds owning exports" in note and note in str(report) and html.escape(note) in report._repr_html_()
+    assert note in report.to_dict()["notes"]
+    assert quick(nothing, Tabled(np.ones(3))).notes == ()
 
 
 def test_alternatives_are_measured_or_say_why_not():
@@ -582,6 +587,36 @@ def test_a_kernel_that_raises_at_a_later_call_is_undone():
     assert x[0] == 0
 
 
+def _frames(error: BaseException) -> list[str]:
+    """The modules of the frames of a traceback."""
+    return [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def test_what_a_call_raises_shows_the_callers_frames():
+    """One frame of this package's, that of measure() itself; those of a producer stay."""
+
+    class Raising(Dunder):
+        def __dlpack__(self, **options):
+            raise OSError("gone")
+
+    def fails():
+        measure(nothing, Raising(np.ones(1)))
+
+    with pytest.raises(OSError, match="gone") as raised:
+        fails()
+    own = [name for name in _frames(raised.value) if name.startswith("fastexchange")]
+    assert own == ["fastexchange.measuring.overhead"]
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    assert names[-3:] == ["fails", "measure", "__dlpack__"]
+    with pytest.raises(numba.TypingError) as typing_error:
+        measure(fast_args(lambda x: x.no_such_attribute), np.ones(1))
+    assert [name for name in _frames(typing_error.value) if name.startswith("fastexchange")] == own
+    cause = typing_error.value.__cause__ or typing_error.value.__context__
+    while cause is not None:
+        assert not any(name.startswith("fastexchange") for name in _frames(cause))
+        cause = cause.__cause__ or cause.__context__
+
+
 def test_a_slow_kernel_is_timed_call_by_call():
     with pytest.warns(RuntimeWarning, match=r"one call takes 0\.03\d* s: it is timed call by call"):
         report = quick(sleep, np.uint32(30_000))
@@ -696,7 +731,6 @@ def test_html_is_well_formed(report):
     rows = document.findall(".//tr")
     assert len(rows) == 1 + 3 + 3 + 1 + 1 + len(report.alternatives)
     assert "<script" not in report._repr_html_()
-    assert _HTML_LEGEND in report._repr_html_()
 
 
 def test_names_are_escaped_in_html(report):
@@ -786,28 +820,10 @@ def test_progress_is_shown_where_somebody_looks(monkeypatch):
 
 
 def test_the_clock_is_looked_at(monkeypatch):
-    from fastexchange.measuring import overhead
+    from fastexchange.measuring import judgement
 
-    monkeypatch.setattr(overhead, "clock_tick", lambda: 50_000)
+    monkeypatch.setattr(judgement, "clock_tick", lambda: 50_000)
     assert any("clock moves in steps of 50.0 us" in sentence for sentence in quick(nothing, 1.0).warnings)
-
-
-def test_noise_and_drift_are_warned_of():
-    from fastexchange.measuring.overhead import _judge, _Notes
-    from fastexchange.measuring.timing import Samples, Timings
-
-    def said(empty, control, loop) -> list[str]:
-        notes = _Notes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _judge(Timings({"empty": Samples(empty), "control": Samples(control)}, Samples(loop)), notes)
-        return notes.said
-
-    steady, scattered = np.full(12, 100.0), np.tile([60.0, 100.0, 140.0], 4)
-    assert said(steady, steady, steady) == []
-    assert "the same call twice differs by 20%" in said(steady, 1.2 * steady, steady)[0]
-    assert "interquartile range" in said(scattered, scattered, steady)[0]
-    assert "the machine's speed changed while it was measured, by 50%" in said(steady, steady, np.repeat([4.0, 5.0, 6.0], 4))[0]
 
 
 @NEEDS_TORCH

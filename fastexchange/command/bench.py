@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from ..measuring import files
+from ..measuring import figures, files
 from ..measuring.tables import Row, progress, show
 from ..measuring.timing import Statement, time_statements
 from . import CommandError
@@ -120,23 +120,24 @@ def _check(kinds: list[_Kind]) -> None:
 
 def _show_table(kinds: list[_Kind], times) -> None:
     """The calls in rows: nanoseconds per call, its spread, per argument, and against this package."""
-    count = len(_PARAMETERS)
+    count, tenths = len(_PARAMETERS), "{:.1f}".format
     lines: list[Row | str] = []
     for kind in kinds:
         lines.append(f"{count} {kind.name}")
         for call in kind.calls:
             samples, ours = times[call.key], times[kind.calls[0].key]
             is_ours = call is kind.calls[0]
-            ratio = "1" if is_ours else f"{(samples / ours).median:.1f}"
-            cells = (f"{samples.median:.1f}", f"{samples.spread:.1f}", f"{samples.median / count:.1f}", ratio)
+            ratio = "1" if is_ours else figures.figure(samples / ours, tenths)
+            each = tenths(samples.median / count) if samples.is_measurable() else "-"
+            cells = (figures.figure(samples, tenths), tenths(samples.spread), each, ratio)
             lines.append(Row((call.label, *cells), "green" if is_ours else ""))
     show(("", "ns/call", "±", "ns/argument", "x fastexchange"), lines)
 
 
 def _noise(kinds: list[_Kind], times) -> str:
     """What the same call twice makes of itself: the control."""
-    ratios = [(kind.name, (times[kind.control[1].key] / times[kind.control[0].key]).median) for kind in kinds]
-    listed = ", ".join(f"{ratio:.3f} x with {name}" for name, ratio in ratios)
+    ratios = [(kind.name, times[kind.control[1].key] / times[kind.control[0].key]) for kind in kinds]
+    listed = ", ".join(f"{figures.figure(ratio, '{:.3f} x'.format)} with {name}" for name, ratio in ratios)
     return f"Noise: fastexchange's call timed as two rows, the second against the first: {listed}."
 
 

@@ -8,6 +8,8 @@ a process shifts single rows by some percent, which no sample of that process sh
 A drift need not be the same for all rows, so a row that has a yardstick for its reference is also judged by its ratio to that,
 taken within a run; and a yardstick may itself have been shifted, so both readings have to agree.
 
+A row whose spread exceeds its median in either file is not compared: its median means nothing.
+
 A row counts as this package's own, and is no yardstick, unless the last part of its key is one of :data:`YARDSTICKS`.
 """
 
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 from ..measuring import files
 from ..measuring.tables import Row, show
+from ..measuring.timing import is_measurable
 from . import CommandError
 
 __all__ = ["YARDSTICKS", "Comparison", "Move", "compare", "run"]
@@ -70,7 +73,7 @@ class Comparison(NamedTuple):
     floor: float
     """The noise of every row is at least that."""
     incomparable: list[str]
-    """Keys of rows of both whose medians have no ratio: a time of nothing, or less, as the loop is subtracted."""
+    """Keys of rows of both that are not measurable in one of them, or whose medians have no ratio: a time of nothing."""
     only_old: list[str]
     only_new: list[str]
 
@@ -85,6 +88,11 @@ def _median(row: dict) -> float:
 
 def _spread(row: dict) -> float:
     return row[f"iqr_{files.unit_of(row)}"]
+
+
+def _is_measurable(row: dict) -> bool:
+    """Whether its median means anything, and can be compared."""
+    return _median(row) > 0 and is_measurable(_median(row), _spread(row))
 
 
 def _is_timed(row: dict) -> bool:
@@ -104,14 +112,15 @@ def _ratio_to_reference(old: dict, new: dict) -> float | None:
     reference = old.get("reference")
     if reference is None or reference != new.get("reference") or not _is_yardstick(reference):
         return None
-    return new["ratio"] / old["ratio"] if min(old["ratio"], new["ratio"]) > 0 else None
+    are_measurable = all(row["ratio"] > 0 and is_measurable(row["ratio"], row["ratio_iqr"]) for row in (old, new))
+    return new["ratio"] / old["ratio"] if are_measurable else None
 
 
 def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
     """Compare two documents of ``measuring.files``. `threshold` is what counts as noise in any case; 0.05 is 5 %."""
     before, after = ({row["key"]: row for row in document["results"]} for document in (old, new))
     common = [key for key in before if key in after]
-    usable = [key for key in common if min(_median(before[key]), _median(after[key])) > 0]
+    usable = [key for key in common if _is_measurable(before[key]) and _is_measurable(after[key])]
     change = {key: _median(after[key]) / _median(before[key]) for key in usable}
     yardsticks = [change[key] for key in usable if _is_yardstick(key) and _is_timed(before[key])]
     drift, wander = 1.0, 0.0
@@ -162,7 +171,7 @@ def _show(found: Comparison) -> None:
             lines += [heading, *map(_row, by_direction[direction])]
     show(("", "old", "new", "new/old", "drift out", "to reference", "noise"), lines)
     print()
-    left_out = {"only in OLD": found.only_old, "only in NEW": found.only_new, "no ratio, times of 0": found.incomparable}
+    left_out = {"only in OLD": found.only_old, "only in NEW": found.only_new, "not measurable in one of them": found.incomparable}
     for what, keys in left_out.items():
         if keys:
             print(f"{what}: {', '.join(keys)}")

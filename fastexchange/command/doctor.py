@@ -3,7 +3,8 @@
 Interpreter, versions and settings are looked at here, without running anything of others. ``probe`` does the rest, native code
 and frameworks, in processes of its own.
 
-Wrong is what makes results wrong or calls impossible; slow, what works by a slower way than it could.
+Wrong is what makes results wrong or calls impossible; slow, what works by a slower way than it could. Unknown is what could not
+be found out: a process that was not done in time, was killed from outside, or could not be started says nothing of what it tried.
 """
 
 import argparse
@@ -24,13 +25,18 @@ from pathlib import Path
 from .. import __file__ as package_file
 from .. import __version__
 from ..measuring.tables import Row, progress, show
-from .probe import FRAMEWORKS, NOTHING, OK, SLOW, WRONG, Finding, one_line
+from .probe import FRAMEWORKS, NOTHING, OK, SLOW, UNKNOWN, WRONG, Finding, failure, one_line
 
 __all__ = ["run"]
 
 _SECTIONS = ("interpreter", "packages", "native code", "types", "frameworks", "disk cache", "environment", "CUDA")
-_PROBE_SECONDS = 180
-_STYLES = {OK: "green", SLOW: "yellow", WRONG: "bold red", NOTHING: "dim"}
+_STYLES = {OK: "green", SLOW: "yellow", WRONG: "bold red", UNKNOWN: "bold yellow", NOTHING: "dim"}
+_FROM_OUTSIDE = {
+    "SIGKILL": "as the system does where memory runs out, or somebody did",
+    **dict.fromkeys(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), "as somebody else's process did"),
+    **dict.fromkeys(("SIGXCPU", "SIGXFSZ"), "by a limit that is set for it, see ulimit -a"),
+}
+"""Signals that say nothing of what a process does."""
 
 
 # ---- versions ------------------------------------------------------------------------------------------------------
@@ -178,34 +184,52 @@ def _cuda() -> Iterator[Finding]:
 # ---- probes --------------------------------------------------------------------------------------------------------
 
 
-def _probed(topic: str) -> list[Finding]:
-    """What a process of its own finds out, and how it ended if that was not well."""
-    command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+def _probed(topic: str, seconds: float) -> list[Finding]:
+    """What a process of its own finds out in so many seconds, and how it ended if that was not well."""
     section = "native code" if topic == "native" else "frameworks"
-    ended = ""
+    command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     try:
         done = subprocess.run(
             [*command, "-m", f"{__package__}.probe", topic],
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_SECONDS,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds,
             env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
         )  # fmt: skip
-        output, errors = done.stdout, done.stderr
-        if done.returncode < 0:
-            ended = f"the process that tried it was ended by {_signal(-done.returncode)}"
-        elif done.returncode:
-            ended = f"the process that tried it ended with exit code {done.returncode}"
     except subprocess.TimeoutExpired as late:
-        output, errors, ended = late.stdout or b"", late.stderr or b"", f"it was not done in {_PROBE_SECONDS} seconds"
-    found = list(_parsed(output))
-    if ended or not found:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2][:200]
-        text = (ended or "the process that tried it ended without a word") + (f": {last}" if last else "")
-        after = f", after {found[-1].name}" if found else ""
-        advice = "native code cannot be trusted here: report it"
-        if topic != "native":
-            advice = f"install {FRAMEWORKS[topic]} anew, or remove it"
-        found.append(Finding(section, topic, WRONG, text + after, advice))
+        found = list(_parsed(late.stdout or b""))
+        text = f"not done after {seconds:g} seconds{_after(found)}; this machine may be busy, or its disk slow"
+        return [*found, Finding(section, topic, UNKNOWN, text, _again(3 * seconds))]
+    except OSError as error:
+        text = f"no process could be started to try it: {one_line(error)}"
+        return [Finding(section, topic, UNKNOWN, text, "make room for one (ulimit -u, memory), and run doctor again")]
+    found = list(_parsed(done.stdout))
+    if done.returncode or not found:
+        found.append(_ended(section, topic, done, _after(found)))
     return found
+
+
+def _again(seconds: float) -> str:
+    return f"run it again when the machine is idle, or with more time: python -m fastexchange doctor --timeout {seconds:g}"
+
+
+def _after(found: list[Finding]) -> str:
+    return f", after {found[-1].name}" if found else ""
+
+
+def _ended(section: str, topic: str, done: subprocess.CompletedProcess, after: str) -> Finding:
+    """The finding of a process that did not end well."""
+    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200]
+    text = "the process that tried it ended without a word"
+    if done.returncode < 0:
+        name = _signal(-done.returncode)
+        text = f"the process that tried it was ended by {name}"
+        if name in _FROM_OUTSIDE:
+            return Finding(section, topic, UNKNOWN, f"{text}, {_FROM_OUTSIDE[name]}{after}", "run doctor again, alone")
+    elif done.returncode:
+        text = f"the process that tried it ended with exit code {done.returncode}"
+    advice = "native code cannot be trusted here: report it"
+    if topic != "native":
+        advice = f"install {FRAMEWORKS[topic]} anew, or remove it"
+    return Finding(section, topic, WRONG, text + (f": {last}" if last else "") + after, advice)
 
 
 def _parsed(output: bytes) -> Iterator[Finding]:
@@ -233,11 +257,11 @@ def _looked(section: str, findings) -> list[Finding]:
         for finding in findings:
             found.append(finding)
     except Exception as error:
-        found.append(Finding(section, "doctor", WRONG, f"looking at it failed: {one_line(error)}", "report it"))
+        found.append(failure(section, "doctor", error, "looking at it failed: ", "report it"))
     return found
 
 
-def _examine() -> list[Finding]:
+def _examine(seconds: float) -> list[Finding]:
     requires, requirements, source = _metadata()
     found = _looked("interpreter", _interpreter(requires))
     found += _looked("packages", _packages(requirements, source))
@@ -245,19 +269,19 @@ def _examine() -> list[Finding]:
     found += _looked("CUDA", _cuda())
     for topic in ("native", *FRAMEWORKS):
         progress(f"trying {topic} …")
-        found += _probed(topic)
+        found += _probed(topic, seconds)
     progress("")
     return sorted(found, key=lambda finding: _SECTIONS.index(finding.section))
 
 
 def _verdict(found: list[Finding]) -> str:
     statuses = {finding.status for finding in found}
-    return WRONG if WRONG in statuses else SLOW if SLOW in statuses else OK
+    return next((status for status in (WRONG, UNKNOWN, SLOW) if status in statuses), OK)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what is found. The exit code is 1 if something is wrong."""
-    found = _examine()
+    found = _examine(options.timeout)
     verdict = _verdict(found)
     if options.json:
         document = {"lines": [finding._asdict() for finding in found], "verdict": verdict}
@@ -271,9 +295,11 @@ def run(options: argparse.Namespace) -> int:
             text = finding.text + (f"\n→ {finding.advice}" if finding.advice else "")
             lines.append(Row((finding.status, finding.name, text), _STYLES[finding.status]))
     show(("", "", ""), lines, left=(0, 1, 2))
-    count = {status: sum(finding.status == status for finding in found) for status in (WRONG, SLOW)}
+    count = {status: sum(finding.status == status for finding in found) for status in (WRONG, UNKNOWN, SLOW)}
+    not_found = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
     said = {
-        WRONG: f"{count[WRONG]} wrong, {count[SLOW]} slow: see the lines with an arrow.",
+        WRONG: f"{count[WRONG]} wrong, {not_found}{count[SLOW]} slow: see the lines with an arrow.",
+        UNKNOWN: f"warning: not all could be looked at. {not_found}{count[SLOW]} slow: see the lines with an arrow.",
         SLOW: f"Nothing is wrong; {count[SLOW]} slow: see the lines with an arrow.",
         OK: "All is well.",
     }

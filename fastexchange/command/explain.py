@@ -73,10 +73,14 @@ def _kernel(kernel) -> str:
     from ..numba_internals import can_compile
 
     dispatcher, function = kernel.dispatcher, kernel.py_func
-    options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value}
+    options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value is not None}
+    if dispatcher.stats.cache_path is not None:
+        options["cache"] = True
     if not can_compile(dispatcher):
         options["signatures"] = "explicit, no others are compiled"
-    own = {"grad": "allow" if kernel.allows_grad else "refuse", "returns": kernel.returns, "out": kernel.out}
+    manner, usual = kernel._manner._asdict(), type(kernel._manner)()._asdict()
+    own = {"grad": "allow" if manner.pop("allows_grad") else "refuse"}
+    own |= {name: value for name, value in manner.items() if value != usual[name]}
     stats, cache = kernel.stats(), dispatcher.stats
     signatures = [", ".join(map(str, signature)) or "no arguments" for signature in dispatcher.signatures]
     state = runtime()

@@ -4,6 +4,7 @@ A topic is ``native`` (native code, and what needs no framework) or the module's
 output as they are made, a JSON list in each line; what others print there goes to standard error.
 """
 
+import errno
 import importlib.util
 import json
 import os
@@ -14,9 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "WRONG", "Finding", "OnlyDunder"]
+__all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "UNKNOWN", "WRONG", "Finding", "OnlyDunder"]
 
-OK, SLOW, WRONG, NOTHING = "ok", "slow", "wrong", "-"
+OK, SLOW, WRONG, UNKNOWN, NOTHING = "ok", "slow", "wrong", "unknown", "-"
 FRAMEWORKS = {
     "torch": "PyTorch", "jax": "JAX", "tvm_ffi": "apache-tvm-ffi", "pyarrow": "pyarrow", "ml_dtypes": "ml_dtypes",
     "numba_cuda": "numba-cuda", "numba_cuda_mlir": "numba-cuda-mlir",
@@ -31,7 +32,7 @@ class Finding(NamedTuple):
     section: str
     name: str
     status: str
-    """One of :data:`OK`, :data:`SLOW`, :data:`WRONG`, :data:`NOTHING`."""
+    """One of :data:`OK`, :data:`SLOW`, :data:`WRONG`, :data:`UNKNOWN`, :data:`NOTHING`."""
     text: str
     advice: str = ""
     """What to do about it."""
@@ -42,6 +43,20 @@ def one_line(error: BaseException) -> str:
     with suppress(Exception):  # its __str__ may be anything
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return type(error).__name__
+
+
+_SHORTAGES = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+
+
+def failure(section: str, name: str, error: BaseException, what: str, advice: str) -> Finding:
+    """The finding of what has failed with `error`: wrong, unless the machine has no memory, disk or files left for it.
+
+    `what` comes before the exception's own words.
+    """
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES):
+        text = f"{what}{one_line(error)}: this machine, or this process's limits, had no room for it; nothing is known of it"
+        return Finding(section, name, UNKNOWN, text, "make room (ulimit -a shows the limits), and run doctor again")
+    return Finding(section, name, WRONG, f"{what}{one_line(error)}", advice)
 
 
 # ---- native code ---------------------------------------------------------------------------------------------------
@@ -162,8 +177,7 @@ def _examples(section: str, examples: Iterator[_Example]) -> Iterator[Finding]:
         try:
             yield _tried(section, example)
         except Exception as error:
-            advice = "passing it to a kernel fails: report it, with the versions above"
-            yield Finding(section, example.name, WRONG, one_line(error), advice)
+            yield failure(section, example.name, error, "", "passing it to a kernel fails: report it, with the versions above")
 
 
 def _tried(section: str, example: _Example) -> Finding:
@@ -281,7 +295,7 @@ def _refused(section: str, what: str, tensor) -> Iterator[Finding]:
     except BufferError:
         yield Finding(section, name, OK, "such a tensor is refused")
     except Exception as error:
-        yield Finding(section, name, WRONG, f"such a tensor is not refused by a BufferError: {one_line(error)}", _REPORT)
+        yield failure(section, name, error, "such a tensor is not refused by a BufferError: ", _REPORT)
     else:
         yield Finding(section, name, WRONG, "such a tensor is not refused: a kernel reads a wrong value", _REPORT)
 
@@ -366,7 +380,7 @@ def _framework(module: str) -> Iterator[Finding]:
         imported = import_module(module)
     except (Exception, SystemExit) as error:
         advice = f"install {called} anew, or remove it: its tensors cannot be passed"
-        yield Finding(section, module, WRONG, f"{called} cannot be imported: {one_line(error)}", advice)
+        yield failure(section, module, error, f"{called} cannot be imported: ", advice)
         return
     found = getattr(imported, "__version__", None)
     if found is None:
@@ -387,8 +401,7 @@ def _main(topic: str) -> None:
         raise
     except BaseException as error:
         section = "native code" if topic == "native" else "frameworks"
-        broken = Finding(section, topic, WRONG, f"looking at it failed: {one_line(error)}", _REPORT)
-        print(json.dumps(broken), file=findings, flush=True)
+        print(json.dumps(failure(section, topic, error, "looking at it failed: ", _REPORT)), file=findings, flush=True)
 
 
 if __name__ == "__main__":

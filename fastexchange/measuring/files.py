@@ -2,8 +2,9 @@
 
 A document is ``{"machine": …, "rounds": n, "results": [row, …]}``, a row ``{"key", "median_ns", "iqr_ns", "samples_ns"}`` and,
 where it has them, ``label``, ``code`` (the statement that was timed) and ``reference``, ``ratio``, ``ratio_iqr`` (to the row of
-that key, taken round by round). Times are nanoseconds per call, the loop around the call subtracted. A row of another unit has
-that in the place of ``ns``: ``median_bytes``, ``iqr_bytes``, ``samples_bytes``.
+that key, taken round by round); and ``"measurable": false`` where the median means nothing. Times are nanoseconds per call, the
+loop around the call subtracted. A row of another unit has that in the place of ``ns``: ``median_bytes``, ``iqr_bytes``,
+``samples_bytes``.
 """
 
 import importlib.metadata
@@ -74,6 +75,8 @@ def result(
         f"iqr_{unit}": samples.spread,
         f"samples_{unit}": samples.values.round(3).tolist(),
     }
+    if not samples.is_measurable():
+        row["measurable"] = False
     row |= {name: text for name, text in (("label", label), ("code", code)) if text}
     if reference:
         ratio = samples / reference[1]

@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
 from ..kernel import FastKernel
+from .frames import without_own_frames
 from .overhead import ROUNDS, measured
 from .report import OverheadReport
 
@@ -66,7 +67,10 @@ class FastArgsMagics(Magics):
         with warnings.catch_warnings():
             if "q" not in options:  # the report that is shown has measure's warnings; of a slow kernel one hears at once
                 warnings.filterwarnings("ignore", r"measure\(\): (?!one call takes)", RuntimeWarning)
-            report = self._value(call, names)
+            try:
+                report = self._value(call, names)
+            except Exception as error:
+                raise without_own_frames(error)  # noqa: B904 - it is the same one
         if "q" not in options:
             _show(report)
         return report if "o" in options else None

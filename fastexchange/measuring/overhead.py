@@ -1,7 +1,5 @@
 """``measure``: what each argument of a call costs, by which path, and what the alternatives would cost."""
 
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +13,12 @@ from ..naming import shown, type_name
 from . import files
 from .alternatives import alternatives as other_ways
 from .exports import statements_of
+from .frames import without_own_frames
+from .judgement import Notes, explained, judge, name_what_is_lost
 from .progress import progress_bar
 from .report import Alternative, ArgumentCost, OverheadReport
 from .restoring import Snapshot
-from .timing import Samples, Statement, Timings, clock_tick, time_statements
+from .timing import Samples, Statement, Timings, time_statements
 from .trial import Call, Trial, timed, try_out
 from .twins import empty_kernel, returning_twin, twin
 
@@ -100,7 +100,10 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
         raise TypeError(f"measure(): rounds is an int, not {shown(rounds)}")
     if rounds < 1:
         raise ValueError(f"measure(): rounds is at least 1, not {rounds}")
-    return measured(kernel, args, kwargs, int(rounds), alternatives)
+    try:
+        return measured(kernel, args, kwargs, int(rounds), alternatives)
+    except Exception as error:
+        raise without_own_frames(error)  # noqa: B904 - it is the same one
 
 
 # ---- what is timed -------------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def _slow_calls(call: Call, samples: list[float], prepare, rounds: int) -> bool:
 def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_alternatives: bool) -> OverheadReport:
     """:func:`measure`, of a call that has arguments of any names."""
     call = Call(kernel, args, kwargs)
-    notes = _Notes()
+    notes = Notes()
     with Snapshot(call.by_parameter) as before, progress_bar(f"measuring {kernel.__name__}()") as progress:
         trial = try_out(call, before)
         prepare = _look_at(call, trial, before, notes)
@@ -188,11 +191,11 @@ def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_al
         notes.add(f"interrupted: there are {done}")
     elif timings.loop.rounds < rounds:
         notes.add(f"there are {done}, as many as {2 * _BUDGET_NS // 10**9} seconds have room for")
-    _judge(timings, notes)
+    judge(timings, notes)
     return _report(call, trial, timings, slow, ways, notes)
 
 
-def _look_at(call: Call, trial: Trial, before: Snapshot, notes: "_Notes") -> Callable[[], None] | None:
+def _look_at(call: Call, trial: Trial, before: Snapshot, notes: Notes) -> Callable[[], None] | None:
     """What has to be done before each run of the kernel, if anything; says what the trial has shown."""
     if trial.is_slow:
         calls = max(1, _BUDGET_NS // trial.ns)
@@ -218,26 +221,7 @@ def _look_at(call: Call, trial: Trial, before: Snapshot, notes: "_Notes") -> Cal
     return before.restore
 
 
-def _judge(timings: Timings, notes: "_Notes") -> None:
-    """Warns of what makes the numbers unfit."""
-    empty, control = timings.calls["empty"], timings.calls["control"]
-    noise = abs((control / empty).median - 1)
-    if noise > 0.05:
-        notes.add(f"noise: the same call twice differs by {noise:.0%}; close what else is running and measure again")
-    elif empty.spread > 0.15 * empty.median:
-        notes.add(f"noise: the overhead's interquartile range is {empty.spread / empty.median:.0%} of it; measure again")
-    speed = timings.loop.values
-    if len(speed) >= 9:
-        third = len(speed) // 3
-        first, last = np.median(speed[:third]), np.median(speed[-third:])
-        if abs(last / first - 1) > 0.1:
-            notes.add(f"the machine's speed changed while it was measured, by {abs(last / first - 1):.0%} (an empty loop's time)")
-    tick = clock_tick()
-    if tick > 5_000:
-        notes.add(f"this machine's clock moves in steps of {tick / 1000:.1f} us, too coarse for runs of 500 us")
-
-
-def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways: list, notes: "_Notes") -> OverheadReport:
+def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways: list, notes: Notes) -> OverheadReport:
     times = timings.calls
     kernel, nothing = call.kernel, times["empty"] * 0
     types = {name: numba_type for name, _, numba_type in call.explanation.arguments}
@@ -263,31 +247,14 @@ def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways:
     alone = total - (overhead if "call" in times else overhead.median)
     itself = passing - (keywords or nothing) - sum((cost.total for cost in costs), nothing)
     others = tuple(Alternative(label, times.get(("way", label)), why) for label, _, why in ways)
+    parts = {repr(cost.name): cost.total for cost in costs}
+    name_what_is_lost(parts | {"the call itself": itself, "keywords": keywords, "the result": result}, times["empty"], notes)
     return OverheadReport(
         kernel=kernel.__qualname__, arguments=tuple(costs), call=itself, keywords=keywords, result=result,
         result_type=None if trial.result is None else type_name(type(trial.result)), passing=passing, overhead=overhead,
         alone=alone, total=total, noise=times["control"] / times["empty"], alternatives=others, warnings=tuple(notes.said),
-        machine=files.machine(),
+        machine=files.machine(), notes=explained(call),
     )  # fmt: skip
-
-
-class _Notes:
-    """What a report warns of; said at once, too."""
-
-    def __init__(self):
-        self.said: list[str] = []
-
-    def add(self, sentence: str) -> None:
-        self.said.append(sentence)
-        warnings.warn(f"measure(): {sentence}", RuntimeWarning, stacklevel=_depth())
-
-
-def _depth() -> int:
-    """How many frames up the caller of this package's measuring is, for a warning that the caller's caller raises."""
-    frame, depth = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
-        frame, depth = frame.f_back, depth + 1
-    return depth
 
 
 def _listed(names: list[str]) -> str:

@@ -1,16 +1,15 @@
-"""What ``measure`` returns: tables for the shell and for notebooks, a plot, and plain data."""
+"""What ``measure`` returns: tables for the shell, and plain data. What a notebook shows is drawn in ``pictures``."""
 
-import html
 import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from . import tables
+from . import figures, pictures, tables
 from .timing import Samples
 
-__all__ = ["Alternative", "ArgumentCost", "OverheadReport"]
+__all__ = ["Alternative", "ArgumentCost", "OverheadReport", "Part"]
 
 
 class ArgumentCost(NamedTuple):
@@ -43,14 +42,19 @@ class Alternative(NamedTuple):
     """Why there is no measurement."""
 
 
-class _Row(NamedTuple):
-    """A line of the tables."""
+class Part(NamedTuple):
+    """A part of the overhead: a line of the tables, a bar of the plot."""
 
     label: str
     what: str
     path: str
     time: Samples
     producer: Samples | None
+
+    @property
+    def own(self) -> Samples:
+        """What its producer has no part in."""
+        return self.time if self.producer is None else self.time - self.producer
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,9 @@ class OverheadReport:
 
     ``overhead = passing + result`` and ``passing = call + arguments + keywords`` in every round, and ``total = overhead + alone``
     but for slow kernels, which are not timed in rounds: there it is the overhead's median.
+
+    A figure whose spread exceeds it, or that is negative, is not shown but as "not measurable here (spread …)"; as data it is
+    what was measured, and marked: ``Samples.is_measurable()``, in dicts and data frames ``measurable``.
     """
 
     kernel: str
@@ -83,6 +90,8 @@ class OverheadReport:
     warnings: tuple[str, ...]
     """What makes the numbers unfit, if anything."""
     machine: dict
+    notes: tuple[str, ...] = ()
+    """What explains the numbers: what of the kernel makes arguments cost more than others'."""
 
     @property
     def rounds(self) -> int:
@@ -92,130 +101,83 @@ class OverheadReport:
     # ---- text --------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _rows(self) -> list[_Row]:
+    def parts(self) -> list[Part]:
         """What the overhead consists of."""
-        rows = [_Row(a.name, a.type, a.path, a.total, a.producer) for a in self.arguments]
-        rows.append(_Row("the call itself", "", "", self.call, None))
+        parts = [Part(a.name, a.type, a.path, a.total, a.producer) for a in self.arguments]
+        parts.append(Part("the call itself", "", "", self.call, None))
         if self.keywords is not None:
-            rows.append(_Row("keywords", "", "", self.keywords, None))
+            parts.append(Part("keywords", "", "", self.keywords, None))
         if self.result is not None:
-            rows.append(_Row("the result", self.result_type or "", "", self.result, None))
-        return rows
+            parts.append(Part("the result", self.result_type or "", "", self.result, None))
+        return parts
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:
         """IPython's terminal shows the table."""
         printer.text(str(self))
 
     @property
-    def _this_call(self) -> str:
+    def this_call(self) -> str:
+        """What the alternatives are compared with."""
         return "this call" if self.result is None else "this call, without its result"
 
     @property
-    def _headline(self) -> str:
-        share = min(1.0, max(0.0, self.overhead.median / (self.total.median or 1.0)))
+    def headline(self) -> str:
+        """The whole in one line."""
+        share = ""
+        if self.overhead.is_measurable() and self.total.is_measurable():
+            share = f" ({min(1.0, self.overhead.median / (self.total.median or 1.0)):.0%})"
         return (
-            f"{self.kernel}(): {_time(self.total.median)} a call, of which overhead {_time(self.overhead.median)} "
-            f"({share:.0%}), kernel {_time(max(0.0, self.alone.median))}"
+            f"{self.kernel}(): {figures.time(self.total)} a call, of which overhead {figures.time(self.overhead)}{share}, "
+            f"kernel {figures.time(self.alone)}"
         )
 
     @property
-    def _footing(self) -> str:
-        differ = abs(self.noise.median - 1)
-        return f"Medians of {self.rounds} rounds, ±: interquartile range; the same call measured twice differs by {differ:.1%}."
+    def footing(self) -> str:
+        """What the figures are, and how far they can be trusted."""
+        twice = f"the ratio of the same call measured twice is {figures.ratio(self.noise)}"
+        if self.noise.is_measurable():
+            twice = f"the same call measured twice differs by {abs(self.noise.median - 1):.1%}"
+        return f"Medians of {self.rounds} rounds, ±: interquartile range; {twice}."
 
     def __str__(self):
         heads = ("argument", "type", "path", "ns", "±", "producer", "here")
-        lines: list[tuple[str, ...]] = [
-            (
-                row.label, row.what, row.path, f"{row.time.median:.1f}", f"{row.time.spread:.1f}",
-                "" if row.producer is None else f"{row.producer.median:.1f}",
-                f"{(row.time if row.producer is None else row.time - row.producer).median:.1f}",
-            )
-            for row in self._rows
-        ]  # fmt: skip
-        lines.append(("overhead", "", "", f"{self.overhead.median:.1f}", f"{self.overhead.spread:.1f}", "", ""))
-        blocks = [self._headline, _table(heads, lines, left=3)]
+        lines: list[tuple[str, ...]] = []
+        for part in self.parts:
+            producer = "" if part.producer is None else _number(part.producer)
+            lines.append((part.label, part.what, part.path, *_with_spread(part.time), producer, _number(part.own)))
+        lines.append(("overhead", "", "", *_with_spread(self.overhead), "", ""))
+        blocks = [self.headline, _table(heads, lines, left=3)]
         if self.alternatives:
-            others = [(self._this_call, f"{self.passing.median:.1f}", f"{self.passing.spread:.1f}", "1")]
+            others = [(self.this_call, *_with_spread(self.passing), "1")]
             for way in self.alternatives:
                 if way.overhead is None:
                     others.append((way.label, "-", "", ""))
                 else:
-                    ratio = (way.overhead / self.passing).median
-                    others.append((way.label, f"{way.overhead.median:.1f}", f"{way.overhead.spread:.1f}", f"{ratio:.2f}"))
+                    others.append((way.label, *_with_spread(way.overhead), figures.ratio(way.overhead / self.passing)))
             missing = [f"- {way.label}: {way.why_not}" for way in self.alternatives if way.overhead is None]
             blocks.append("\n".join([_table(("overhead of", "ns", "±", "x"), others, left=1), *missing]))
-        blocks.append("\n".join([self._footing, *(f"warning: {sentence}" for sentence in self.warnings)]))
+        blocks.append("\n".join([self.footing, *self.notes, *(f"warning: {sentence}" for sentence in self.warnings)]))
         return "\n\n".join(blocks)
 
     # ---- notebooks ---------------------------------------------------------------------------------------------------
 
     def _repr_html_(self) -> str:
-        most = max([row.time.median for row in self._rows] + [1e-9])
-        lines = []
-        for row in self._rows:
-            producer = 0.0 if row.producer is None else min(max(0.0, row.producer.median), row.time.median)
-            here = max(0.0, row.time.median - producer)
-            note = f"{row.time.median:.1f} ± {row.time.spread:.1f}"
-            lines.append(_HTML_ROW.format(
-                label=_escaped(row.label), what=_escaped(row.what), path=_escaped(row.path), note=note,
-                bar=_bar(producer / most, _PRODUCER_COLOUR) + _bar(here / most, _OWN_COLOUR),
-                split="" if row.producer is None else f"{row.producer.median:.1f} + {(row.time - row.producer).median:.1f}",
-            ))  # fmt: skip
-        others = []
-        known = [way.overhead.median for way in self.alternatives if way.overhead is not None]
-        most = max([self.passing.median, *known])
-        for label, samples, why in [(self._this_call, self.passing, ""), *self.alternatives] if self.alternatives else []:
-            if samples is None:
-                others.append(_HTML_WAY.format(label=_escaped(label), note="-", bar=_escaped(why), ratio=""))
-                continue
-            colour = _OWN_COLOUR if samples is self.passing else _OTHER_COLOUR
-            others.append(_HTML_WAY.format(
-                label=_escaped(label), note=f"{samples.median:.1f}", ratio=f"{(samples / self.passing).median:.2f} x",
-                bar=_bar(samples.median / most, colour),
-            ))  # fmt: skip
-        found = [_HTML_HEAD.format(headline=_escaped(self._headline)), "<table>", _HTML_HEADS, *lines, "</table>"]
-        if others:
-            found += ["<table>", _HTML_WAY_HEADS, *others, "</table>"]
-        found.append(f"<p><small>{_escaped(self._footing)} {_HTML_LEGEND}</small></p>")
-        found += [f"<p><b>warning:</b> {_escaped(sentence)}</p>" for sentence in self.warnings]
-        return f"<div>{''.join(found)}</div>"
+        return pictures.html(self)
 
     def plot(self, ax=None):
         """Stacked bars: per argument the producer's part and this package's, the call itself, the result.
 
         `ax`: the matplotlib axes to draw on; a new figure's if None. Returns the axes. Raises ImportError without matplotlib.
         """
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError as error:
-            raise ImportError("OverheadReport.plot() needs matplotlib: pip install matplotlib") from error
-        rows = self._rows
-        if ax is None:
-            _, ax = plt.subplots(figsize=(7, 0.5 + 0.35 * (len(rows) + 1)), layout="constrained")
-        labels = [(f"{row.label}  ({row.path})" if row.path else row.label).replace("$", r"\$") for row in rows]
-        producer = [0.0 if row.producer is None else max(0.0, min(row.producer.median, row.time.median)) for row in rows]
-        here = [max(0.0, row.time.median - part) for row, part in zip(rows, producer, strict=True)]
-        places = range(len(rows))
-        if any(producer):
-            ax.barh(places, producer, color=_PRODUCER_COLOUR, label="the producer's export")
-        ax.barh(places, here, left=producer, color=_OWN_COLOUR, label="fastexchange")
-        for place, row in zip(places, rows, strict=True):
-            ax.annotate(f" {row.time.median:.1f}", (max(0.0, row.time.median), place), va="center", fontsize="small")
-        ax.set_yticks(list(places), labels)
-        ax.invert_yaxis()
-        ax.margins(x=0.12)
-        ax.set_xlabel("ns per call")
-        ax.set_title(self._headline.replace("$", r"\$"), fontsize="small", loc="left")
-        ax.spines[["top", "right"]].set_visible(False)
-        if any(producer):
-            ax.legend(frameon=False, fontsize="small")
-        return ax
+        return pictures.draw(self, ax)
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict:
-        """All of it in dicts, lists, strings and numbers. Times in nanoseconds: ``median_ns``, ``iqr_ns``, ``samples_ns``."""
+        """All of it in dicts, lists, strings and numbers. Times in nanoseconds: ``median_ns``, ``iqr_ns``, ``samples_ns``.
+
+        ``measurable`` beside them: whether the median means anything.
+        """
         return {
             "kernel": self.kernel,
             "rounds": self.rounds,
@@ -237,8 +199,11 @@ class OverheadReport:
             "alternatives": [
                 {"label": way.label, "overhead": _data(way.overhead), "why_not": way.why_not} for way in self.alternatives
             ],
-            "noise": {"median": self.noise.median, "iqr": self.noise.spread},
+            "noise": {
+                "median": self.noise.median, "iqr": self.noise.spread, "measurable": self.noise.is_measurable(),
+            },
             "warnings": list(self.warnings),
+            "notes": list(self.notes),
             "machine": self.machine,
         }  # fmt: skip
 
@@ -250,12 +215,15 @@ class OverheadReport:
         return text
 
     def to_pandas(self):
-        """A ``pandas.DataFrame``: a row for each part of the call. Raises ImportError without pandas."""
+        """A ``pandas.DataFrame``: a row for each part of the call, and whether that is measurable.
+
+        Raises ImportError without pandas.
+        """
         try:
             import pandas
         except ImportError as error:
             raise ImportError("OverheadReport.to_pandas() needs pandas: pip install pandas") from error
-        rows = [*self._rows, _Row("the kernel", "", "", self.alone, None)]
+        rows = [*self.parts, Part("the kernel", "", "", self.alone, None)]
         return pandas.DataFrame(
             {
                 "part": [row.label for row in rows],
@@ -263,7 +231,9 @@ class OverheadReport:
                 "path": [row.path for row in rows],
                 "median_ns": [row.time.median for row in rows],
                 "iqr_ns": [row.time.spread for row in rows],
+                "measurable": [row.time.is_measurable() for row in rows],
                 "producer_ns": [None if row.producer is None else row.producer.median for row in rows],
+                "producer_measurable": [None if row.producer is None else row.producer.is_measurable() for row in rows],
                 "rounds": [row.time.rounds for row in rows],
             }
         )
@@ -272,50 +242,20 @@ class OverheadReport:
 def _data(samples: Samples | None) -> dict | None:
     if samples is None:
         return None
-    return {"median_ns": samples.median, "iqr_ns": samples.spread, "samples_ns": samples.values.round(3).tolist()}
+    return {
+        "median_ns": samples.median, "iqr_ns": samples.spread, "measurable": samples.is_measurable(),
+        "samples_ns": samples.values.round(3).tolist(),
+    }  # fmt: skip
 
 
-def _time(ns: float) -> str:
-    """A time with a unit that fits."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if ns >= size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns:.3g} ns"
+def _number(samples: Samples) -> str:
+    return figures.figure(samples, "{:.1f}".format)
+
+
+def _with_spread(samples: Samples) -> tuple[str, str]:
+    return _number(samples), f"{samples.spread:.1f}"
 
 
 def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]], left: int) -> str:
     """Columns, the first `left` of them aligned left."""
     return tables.plain(heads, [tables.Row(line) for line in lines], range(left))
-
-
-# ---- HTML ----------------------------------------------------------------------------------------------------------
-
-_OWN_COLOUR, _PRODUCER_COLOUR, _OTHER_COLOUR = "#d1632a", "#8aa4bf", "#b8b8b8"
-_CELL = 'style="text-align:left"'
-_HTML_HEAD = "<p><b>{headline}</b></p>"
-_HTML_HEADS = (
-    f"<tr><th {_CELL}>argument</th><th {_CELL}>type</th><th {_CELL}>path</th><th>ns</th><th></th>"
-    "<th>producer + here</th></tr>"
-)
-_HTML_ROW = (
-    f"<tr><td {_CELL}>{{label}}</td><td {_CELL}>{{what}}</td><td {_CELL}>{{path}}</td><td>{{note}}</td>"
-    f'<td style="text-align:left;min-width:220px">{{bar}}</td><td>{{split}}</td></tr>'
-)
-_HTML_WAY_HEADS = f"<tr><th {_CELL}>overhead of</th><th>ns</th><th></th><th></th></tr>"
-_HTML_WAY = (
-    f"<tr><td {_CELL}>{{label}}</td><td>{{note}}</td>"
-    f'<td style="text-align:left;min-width:220px">{{bar}}</td><td>{{ratio}}</td></tr>'
-)
-_HTML_LEGEND = (
-    f'<span style="color:{_PRODUCER_COLOUR}">&#9632;</span> the producer\'s export '
-    f'<span style="color:{_OWN_COLOUR}">&#9632;</span> fastexchange'
-)
-
-
-def _bar(share: float, colour: str) -> str:
-    width = max(0, round(200 * share))
-    return f'<span style="display:inline-block;height:0.8em;width:{width}px;background:{colour}"></span>' if width else ""
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text)

@@ -5,7 +5,8 @@ as local variables. A round times every statement, in an order shuffled anew, so
 on all of them alike; the same loop with nothing in it is timed in every round and subtracted. A time is the least of
 three short runs one after the other, which drops those that another process interrupted; of one run, where a call is long.
 The garbage collector is off. What is reported is the median over the rounds, and the interquartile range as the spread.
-Ratios and differences of two statements are taken round by round, before the median.
+Ratios and differences of two statements are taken round by round, before the median. :func:`is_measurable` says which of them
+mean anything.
 """
 
 import gc
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Samples", "Statement", "Timings", "clock_tick", "time_statements"]
+__all__ = ["Samples", "Statement", "Timings", "clock_tick", "is_measurable", "time_statements"]
 
 _RUNS = 3  # per statement and round, of which the least counts
 _LONG_NS = 50_000_000  # a run that takes longer, because one call does, counts alone
@@ -39,11 +40,21 @@ class Statement:
     """How many calls a run makes at most: one that fills a queue, which `prepare` empties, would measure the wait for it."""
 
 
+def is_measurable(median: float, spread: float, signed: bool = False) -> bool:
+    """Whether a figure means anything: its spread does not exceed it, and it is not negative, as nothing costs less than nothing.
+
+    `signed`: it is a difference of two calls, of which either may be the slower one. An infinity or a NaN means nothing.
+    """
+    return spread <= abs(median) < math.inf and (signed or median >= 0)
+
+
 @dataclass(frozen=True)
 class Samples:
     """A quantity measured once per round: nanoseconds of a call, or the ratio or difference of two calls."""
 
     values: np.ndarray
+    has_measurable_parts: bool = True
+    """False for a ratio of what is not measurable: its own spread does not show that."""
 
     @property
     def median(self) -> float:
@@ -57,8 +68,13 @@ class Samples:
     @property
     def spread(self) -> float:
         """The interquartile range."""
-        low, high = np.percentile(self.values, (25, 75))
-        return float(high - low)
+        with np.errstate(invalid="ignore"):
+            low, high = np.percentile(self.values, (25, 75))
+        return float(high) - float(low)
+
+    def is_measurable(self, signed: bool = False) -> bool:
+        """Whether the median means anything, see :func:`is_measurable`."""
+        return self.has_measurable_parts and is_measurable(self.median, self.spread, signed)
 
     def __add__(self, other):
         return Samples(self.values + _values(other))
@@ -67,10 +83,14 @@ class Samples:
         return Samples(self.values - _values(other))
 
     def __mul__(self, factor: float):
-        return Samples(self.values * factor)
+        return Samples(self.values * factor, self.has_measurable_parts)
 
     def __truediv__(self, other):
-        return Samples(self.values / _values(other))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            quotient = self.values / _values(other)
+        if not isinstance(other, Samples):
+            return Samples(quotient, self.has_measurable_parts)
+        return Samples(quotient, self.is_measurable() and other.is_measurable())
 
 
 class Timings(NamedTuple):
@@ -100,7 +120,7 @@ def _loop(code: str, names: Mapping[str, Any]) -> Callable[[int], int]:
     """A function of the number of iterations that returns how many nanoseconds they took."""
     # Default values, so that the names are the fastest kind of variable: what is timed is the call, not the look-up.
     parameters = ", ".join(f"{name}={name}" for name in (*names, "repeat_", "clock_"))
-    namespace = {**names}
+    namespace = {"__package__": __package__, **names}
     exec(_IMPORTS + _LOOP.format(parameters=parameters, code=code), namespace)
     return namespace.pop("loop")  # no cycle of a function and its globals, which would keep the names alive
 

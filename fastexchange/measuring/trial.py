@@ -94,7 +94,7 @@ class Call:
 
     def make(self, function: Callable):
         """The same call of `function`, made."""
-        return eval(f"f({self.arguments})", {"f": function, **self.names})
+        return eval(f"f({self.arguments})", {"f": function, "__package__": __package__, **self.names})
 
 
 @dataclass

@@ -344,11 +344,11 @@ def test_tensors_beside_what_only_the_package_takes(stub, package, kernels):
 
 def test_a_tensor_on_a_device_that_there_is_not(stub, kernels):
     for arguments, position in (((DeviceTensor((4,), device=9), 1), 0), ((1, (2, DeviceTensor((4,), device=9))), 1)):
-        name = re.escape(f"argument {'xy'[position]!r} (position {position})") + ".*kDLCUDA:9, which there is not"
+        name = re.escape(f"argument {'xy'[position]!r} (position {position})") + ".*kDLCUDA:9, which does not exist"
         for launch in (kernels[2][1, 32], kernels[2][1, 32].bind):
             with pytest.raises(BufferError, match=name):
                 launch(*arguments)
-        assert "kDLCUDA:9, which there is not" in str(kernels[2].explain(*arguments))
+        assert "kDLCUDA:9, which does not exist" in str(kernels[2].explain(*arguments))
 
 
 _BOTH = """

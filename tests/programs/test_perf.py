@@ -168,6 +168,39 @@ def test_labels_do_not_overlap(perf):
     assert spread([0.2, 0.2, 0.2], 0.1) == pytest.approx([0.2, 0.3, 0.4])
 
 
+LOST = "not measurable here (spread "
+
+
+def scattered(median: float, spread: float) -> Samples:
+    """With this median and this interquartile range."""
+    return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread]))
+
+
+def test_tables_show_no_figure_that_means_nothing(perf):
+    report = perf("report")
+    row = SimpleNamespace(key="a/fast", label="ours", reference="a/c")
+    group = SimpleNamespace(title="t", rows=[SimpleNamespace(key="a/c", label="C", reference=None), row])
+    shown = report.group_table(group, {"a/fast": scattered(30, 1), "a/c": scattered(-1, 40)}).splitlines()
+    assert LOST in shown[2] and "30.0" in shown[3] and LOST in shown[3]
+    assert LOST in report.rows_table("t", {"a": "label"}, {"a": scattered(-1e6, 2e6)}, "ms", 1e6)
+
+
+def test_targets_are_not_judged_by_figures_that_mean_nothing(perf):
+    times = {"x": scattered(2, 5), "small": scattered(-0.1, 0.5), "ratio": scattered(3, 9), "fine": scattered(4, 1)}
+    book = perf("book").Book(times)
+    for key, bound, unit in (("x", 4, "ns"), ("small", 10, "ns"), ("ratio", 2, "x faster"), ("fine", 10, "ns")):
+        book.add(key, "", lambda t, key=key: t[key], bound, unit)
+    assert [target.met for target in book.targets] == [None, True, None, True]
+    assert [LOST in target.measured for target in book.targets] == [True, True, True, False]
+
+
+def test_the_plot_has_no_points_that_mean_nothing(perf):
+    pytest.importorskip("matplotlib")
+    times = {f"numpy/{count}/fast": scattered(10.0 * count, 1) for count in (1, 3, 16, 32)} | {"numpy/58/fast": scattered(9, 90)}
+    counts, _ = perf("plot").lines_of(times, "numpy")["fast"]
+    assert counts == [1, 3, 16, 32]
+
+
 # ---- what is compiled ------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,32 @@
+"""Figures in words, for reports, tables and plots: what is not measurable is not shown as a number."""
+
+from collections.abc import Callable
+
+from .timing import Samples
+
+__all__ = ["figure", "ratio", "time", "time_text"]
+
+
+def figure(samples: Samples, form: Callable[[float], str], signed: bool = False) -> str:
+    """The median as `form` writes it; if that means nothing (``timing.is_measurable``), that it is so, and the spread."""
+    if samples.is_measurable(signed):
+        return form(samples.median)
+    return f"not measurable here (spread {form(samples.spread)})"
+
+
+def time(samples: Samples) -> str:
+    """A time with a unit that fits: ``86.7 ns``."""
+    return figure(samples, time_text)
+
+
+def ratio(samples: Samples) -> str:
+    """A ratio, ``2.17``."""
+    return figure(samples, "{:.2f}".format)
+
+
+def time_text(ns: float) -> str:
+    """Nanoseconds with a unit that fits."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.3g} ns"

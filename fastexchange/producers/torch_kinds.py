@@ -1,0 +1,69 @@
+"""PyTorch's tensors that have no memory with a value for each element, in words: what they are, and what to pass instead.
+
+Asked when a tensor has been refused. What PyTorch itself says of them speaks of its own insides, if at all.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["why_no_memory"]
+
+
+def why_no_memory(tensor) -> str | None:
+    """Why the memory of a PyTorch tensor is not there, or not its value, and what to do; None where its kind does not tell."""
+    torch: Any = sys.modules["torch"]
+    functorch = torch._C._functorch
+    with torch._C.DisableTorchFunctionSubclass():  # what a subclass says of itself in Python need not be so
+        for is_kind, why in (
+            (lambda t: _asked(functorch, "is_batchedtensor", t), _BATCHED),
+            (lambda t: _asked(functorch, "is_functorch_wrapped_tensor", t), _TRANSFORMED),
+            (_is_fake, _FAKE),
+            (lambda t: torch.Tensor.is_meta.__get__(t), _META),
+            (lambda t: torch.Tensor.is_nested.__get__(t), _NESTED),
+            (lambda t: torch.Tensor.is_quantized.__get__(t), _QUANTIZED),
+            (lambda t: torch.Tensor.is_mkldnn.__get__(t), _MKLDNN),
+            (lambda t: _asked(torch._C, "_is_zerotensor", t) or _asked(torch, "_is_zerotensor", t), _ZERO),
+        ):
+            if _holds(is_kind, tensor):
+                return why
+    return None
+
+
+def _asked(module: Any, name: str, tensor) -> bool:
+    """What a function of PyTorch's says, if this version has it."""
+    return hasattr(module, name) and getattr(module, name)(tensor)
+
+
+def _holds(is_kind: Callable[[Any], bool], tensor) -> bool:
+    try:
+        return bool(is_kind(tensor))
+    except Exception:  # a kind of tensor that cannot be asked
+        return False
+
+
+def _is_fake(tensor) -> bool:
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
+
+
+_BATCHED = (
+    "it is the tensor that torch.vmap passes, which stands for a batch and has no memory of its own; call the kernel outside of "
+    "vmap, with the whole batch"
+)
+_TRANSFORMED = (
+    "it is a tensor of a transform of torch.func, which watches what is done with it; call the kernel outside of the transform, "
+    "or from a torch.autograd.Function"
+)
+_FAKE = (
+    "it is a FakeTensor, a shape without memory, as torch.compile and torch.export trace with; call the kernel outside of what "
+    "they trace, or from a torch.library.custom_op"
+)
+_META = (
+    "it is on device meta: it has a shape and no memory; make it where the kernel runs, for example by "
+    "torch.empty_like(x, device='cpu')"
+)
+_NESTED = "it is a nested tensor, whose parts differ in shape; pass its unbind() as a list, or its to_padded_tensor(0.0)"
+_QUANTIZED = "its elements are quantised, so they are integers with a scale; pass its dequantize(), or its int_repr()"
+_MKLDNN = "its layout is that of oneDNN (MKLDNN), which has no strides; pass its to_dense()"
+_ZERO = "it is a tensor of zeros that has no memory; pass its clone()"

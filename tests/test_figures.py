@@ -1,0 +1,270 @@
+"""Which figures mean anything: one rule, and every place that shows one. Samples here are made up; nothing is timed."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fastexchange import OverheadReport, fast_args
+from fastexchange.command import bench
+from fastexchange.command.compare import compare
+from fastexchange.measuring import figures, files, overhead, pictures
+from fastexchange.measuring.judgement import Notes, judge
+from fastexchange.measuring.report import Alternative, ArgumentCost
+from fastexchange.measuring.timing import Samples, Timings, is_measurable
+
+LOST = "not measurable here (spread "
+
+
+def samples(median: float, spread: float) -> Samples:
+    """Of five rounds, with this median and this interquartile range."""
+    return Samples(np.array([median - spread, median - spread / 2, median, median + spread / 2, median + spread]))
+
+
+@pytest.mark.parametrize(
+    ("median", "spread", "signed", "expected"),
+    [
+        (26.2, 1.1, False, True), (1.0, 1.0, False, True), (0.0, 0.0, False, True), (0.5, 0.6, False, False),
+        (-1261.7, 2475.4, False, False), (-5.0, 1.0, False, False), (-5.0, 1.0, True, True), (-5.0, 6.0, True, False),
+        (float("nan"), 1.0, False, False), (1.0, float("nan"), False, False), (float("inf"), 1.0, True, False),
+    ],
+)  # fmt: skip
+def test_the_rule(median, spread, signed, expected):
+    assert is_measurable(median, spread, signed) is expected
+
+
+def test_samples_follow_the_rule():
+    made = samples(-1261.7, 2475.4)
+    assert made.spread == pytest.approx(2475.4) and not made.is_measurable()
+    assert figures.time(made) == "not measurable here (spread 2.48 us)"
+    assert figures.time(samples(86.7, 2)) == "86.7 ns"
+    assert figures.figure(samples(-3, 1), "{:.1f}".format, signed=True) == "-3.0"
+
+
+def test_a_ratio_of_what_is_not_measurable_is_not_either():
+    lost = samples(100.0, 150.0)
+    steady = lost / lost  # 1 in every round: its own spread shows nothing
+    assert (steady.median, steady.spread) == (1.0, 0.0) and not steady.is_measurable()
+    assert not (samples(50, 1) / lost).is_measurable() and not (lost / samples(50, 1)).is_measurable()
+    assert not (steady * 2).is_measurable() and not (steady / 2).is_measurable()
+    assert (samples(50, 1) / samples(100, 1)).is_measurable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not (samples(50, 1) / Samples(np.zeros(5))).is_measurable()
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+@fast_args
+def add(x, y):
+    pass
+
+
+def timings(noise: float):
+    """A ``time_statements`` of which every call takes 100 ns, and 10 for each argument; `noise` is its standard deviation."""
+
+    def time_statements(statements, rounds=25, **options) -> Timings:
+        generator = np.random.default_rng(0)
+
+        def made(statement, key) -> Samples:
+            count = len(statement.names.get("a", ())) or 2
+            return Samples(100.0 + 10 * count + noise * generator.standard_normal(rounds))
+
+        calls = {key: made(statement, key) for key, statement in statements.items()}
+        calls["call"] = calls["empty"] + Samples(50.0 + noise * generator.standard_normal(rounds))
+        return Timings(calls, Samples(np.full(rounds, 5.0)))
+
+    return time_statements
+
+
+def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
+    monkeypatch.setattr(overhead, "time_statements", timings(noise))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        report = overhead.measure(add, np.ones(1), 2.5)
+    return report, [str(each.message) for each in said]
+
+
+def test_a_quiet_machine_has_figures(monkeypatch):
+    report, said = measured(monkeypatch, 0.01)
+    assert LOST not in str(report) + report._repr_html_() and said == []
+    assert str(report).splitlines()[0] == "add(): 170 ns a call, of which overhead 120 ns (71%), kernel 50 ns"
+    (line,) = [line for line in str(report).splitlines() if line.startswith("x ")]
+    assert line.split()[:4] == ["x", "numpy.ndarray", "ndarray", "10.0"]
+    frame = report.to_dict()
+    assert frame["call"]["measurable"] and frame["arguments"][0]["total"]["measurable"] and frame["noise"]["measurable"]
+
+
+def test_a_busy_machine_has_none(monkeypatch):
+    report, said = measured(monkeypatch, 3000.0)
+    assert not report.call.is_measurable()
+    text, shown = str(report), report._repr_html_()
+    headline = text.splitlines()[0]
+    assert headline.count(LOST) >= 2 and "%" not in headline
+    for where in (text, shown):
+        for part in (report.call, *(cost.total for cost in report.arguments), report.overhead):
+            assert not part.is_measurable() and f"{LOST}{part.spread:.1f})" in where
+            assert f"{part.median:.1f}" not in where.replace(f"{part.spread:.1f}", "")
+    assert "background:" not in shown, "a bar of what is not measurable"
+    assert any(sentence.startswith("measure(): noise: the overhead is " + LOST) for sentence in said)
+    assert not any("-" in sentence.partition("noise")[2].split("%")[0] and "%" in sentence for sentence in said)
+    data = json.loads(report.to_json())
+    assert data["call"]["measurable"] is False and data["call"]["median_ns"] == report.call.median
+    assert data["alternatives"][-1]["overhead"]["measurable"] is False
+
+
+def test_a_part_that_noise_hides_is_warned_of(monkeypatch):
+    report, said = measured(monkeypatch, 50.0)
+    x, y = report.arguments
+    assert report.overhead.is_measurable() and not x.total.is_measurable() and not y.total.is_measurable()
+    (sentence,) = [each for each in report.warnings if each.startswith("noise: what 'x', 'y' cost is not measurable here;")]
+    assert f"measure(): {sentence}" in said
+
+
+def test_a_data_frame_keeps_and_marks_them(monkeypatch):
+    pytest.importorskip("pandas")
+    report, _ = measured(monkeypatch, 3000.0)
+    frame = report.to_pandas()
+    assert not frame.measurable.any() and frame.median_ns[0] == report.arguments[0].total.median
+
+
+def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
+    whole = samples(100, 1)
+    given = {"call": samples(10, 1), "alone": samples(5, 1)} | parts
+    return OverheadReport(
+        "kernel", tuple(costs), keywords=None, result=None, result_type=None, passing=whole, overhead=whole, total=whole,
+        noise=samples(1, 0.01), alternatives=(), warnings=(), machine={}, **given,
+    )  # fmt: skip
+
+
+def cost(name: str, total: Samples, producer: Samples | None = None, path: str = "c-exchange") -> ArgumentCost:
+    return ArgumentCost(name, 0, "T", "t", path, (), total, producer)
+
+
+def test_bars_are_what_their_colours_say():
+    report = crafted(
+        cost("both", samples(40, 1), samples(30, 1)), cost("ours", samples(2, 0.1)), cost("lost", samples(2, 9), samples(1, 0.1)),
+        cost("whole", samples(20, 1), samples(30, 1)),  # an export alone that takes longer than in the call: no two parts
+    )  # fmt: skip
+    both, ours, lost, whole, itself = pictures.bars(report)
+    assert both == [(pictures.PRODUCER, 30.0), (pictures.OWN, 10.0)]
+    assert ours == [(pictures.OWN, 2.0)] and itself == [(pictures.OWN, 10.0)]
+    assert lost == [] and whole == [(pictures.UNDIVIDED, 20.0)]
+    assert "20.0" in str(report) and f"{LOST}1.0)" not in str(report).splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        ([cost("x", samples(2, 0.1))], [pictures.OWN]),
+        ([cost("x", samples(40, 1), samples(30, 1))], [pictures.PRODUCER, pictures.OWN]),
+        ([cost("x", samples(40, 90), samples(30, 1))], [pictures.OWN]),
+        ([cost("x", samples(40, 1), path="numba")], [pictures.NUMBA]),
+    ],
+)
+def test_a_legend_names_the_colours_that_there_are(costs, expected):
+    report = crafted(*costs)
+    document = report._repr_html_()
+    named = [who for who in pictures.COLOURS if f"&#9632;</span> {pictures._escaped(who)}" in document]
+    assert named == expected
+    for who, colour in pictures.COLOURS.items():
+        assert (f"background:{colour}" in document) is (who in expected)
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    axes = report.plot()
+    drawn = {patch.get_facecolor() for patch in axes.patches if patch.get_width() > 0}
+    assert drawn == {matplotlib.colors.to_rgba(pictures.COLOURS[who]) for who in expected}
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == expected if legend else len(expected) == 1
+    plt.close("all")
+
+
+def test_a_plot_says_what_is_not_measurable():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    lost = samples(-1261.7, 2475.4)
+    axes = replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost).plot()
+    assert [text.get_text().strip() for text in axes.texts] == ["2.0", f"{LOST}2475.4)"]
+    words = "not measurable here (spread 2.48 us)"
+    assert axes.get_title(loc="left") == f"kernel(): 100 ns a call, of which overhead {words}, kernel {words}"
+    assert len(axes.get_yticks()) == 2 and axes.get_ylim() == (1.5, -0.5)
+    plt.close("all")
+
+
+def test_alternatives_have_no_ratio_to_what_is_not_measurable():
+    way = Alternative("another", samples(300, 2), "")
+    report = replace(crafted(), alternatives=(way,), passing=samples(100, 300))
+    lines = [line for line in str(report).splitlines() if line.startswith(("another", "this call"))]
+    assert LOST in lines[0] and "300.0" in lines[1] and LOST in lines[1]
+
+
+def test_noise_and_drift_are_warned_of():
+    def said(empty, control, loop) -> list[str]:
+        notes = Notes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            judge(Timings({"empty": Samples(empty), "control": Samples(control)}, Samples(loop)), notes)
+        return notes.said
+
+    steady, scattered = np.full(12, 100.0), np.tile([60.0, 100.0, 140.0], 4)
+    assert said(steady, steady, steady) == []
+    assert "the same call twice differs by 20%" in said(steady, 1.2 * steady, steady)[0]
+    assert "interquartile range" in said(scattered, scattered, steady)[0]
+    assert "the machine's speed changed while it was measured, by 50%" in said(steady, steady, np.repeat([4.0, 5.0, 6.0], 4))[0]
+    for lost in (np.tile([-160.0, -100.0, 340.0], 4), np.tile([-300.0, 10.0, 340.0], 4)):
+        (sentence, *_) = said(lost, lost, steady)
+        assert LOST in sentence and "%" not in sentence
+
+
+# ---- tables of others ------------------------------------------------------------------------------------------------
+
+
+def test_bench(monkeypatch, capsys):
+    names = {"kernel": None}
+    call = bench._Call("bench/x/fast", "ours", "", names)
+    other = bench._Call("bench/x/njit", "theirs", "", names)
+    kinds = [bench._Kind("things", [call, other], [bench._Call(f"control/x/{which}", "", "", names) for which in "ab"])]
+    times = {"bench/x/fast": samples(-20, 90), "bench/x/njit": samples(100, 1), "control/x/a": samples(3, 9)}
+    times["control/x/b"] = times["control/x/a"]
+    bench._show_table(kinds, times)
+    ours, theirs = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("ours", "theirs")))
+    assert f"{LOST}90.0)" in ours and "-20" not in ours and "-6.7" not in ours
+    assert "100.0" in theirs and LOST in theirs
+    assert f"{LOST}0.000 x) with things" in bench._noise(kinds, times)
+
+
+def document(**rows: tuple[float, float]) -> dict:
+    results = [{"key": f"bench/{name}", "median_ns": median, "iqr_ns": spread} for name, (median, spread) in rows.items()]
+    return {"machine": {}, "rounds": 5, "results": results}
+
+
+def test_compare_leaves_out_what_is_not_measurable():
+    old = document(fast=(5.0, 30.0), other=(20.0, 1.0), negative=(-3.0, 1.0), nothing=(0.0, 0.0))
+    new = document(fast=(500.0, 1.0), other=(20.0, 1.0), negative=(3.0, 1.0), nothing=(1.0, 0.0))
+    found = compare(old, new)
+    assert [move.key for move in found.moves] == ["bench/other"]
+    assert found.incomparable == ["bench/fast", "bench/negative", "bench/nothing"]
+
+
+def test_compare_takes_no_ratio_that_is_not_measurable():
+    def made(ratio: float, spread: float) -> dict:
+        found = document(fast=(20.0, 1.0), njit=(100.0, 1.0))
+        found["results"][0] |= {"reference": "bench/njit", "ratio": ratio, "ratio_iqr": spread}
+        return found
+
+    (move, _) = compare(made(0.2, 0.5), made(0.2, 0.01)).moves
+    assert move.to_reference is None
+    assert compare(made(0.2, 0.01), made(0.2, 0.01)).moves[0].to_reference == pytest.approx(1)
+
+
+def test_files_keep_and_mark_them():
+    row = files.result("a", samples(-20, 90))
+    assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
+    assert "measurable" not in files.result("a", samples(20, 1))
