@@ -74,6 +74,7 @@ def new_frame(keys):
     frame.snapshot_count = 0
     frame.lists_changed = 0
     frame.holder = 0
+    frame.watched = 0
     frame.code = 0
     for i in range(keys):
         layout.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
