@@ -8,7 +8,7 @@ from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
-from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
+from .dispatch.walk import FLAG_LOOK, FLAG_ASKED
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
 from .naming import type_name
 from .numba_call import as_numba_takes_it
@@ -127,8 +127,6 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
             outcome, numba_names = fate_of(kernel, report.keys)
-            if flags:
-                outcome += "; but PyTorch is asked about its tensors in every call, by Python"
         elif status == layout.STATUS_CHECK:
             failed = None
             try:
@@ -137,7 +135,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             except Exception as error:
                 failed = error
             if failed is None and not flags:
-                flags = FLAG_TRUSTED
+                flags = FLAG_ASKED
                 continue
             outcome = f"refused with {type(failed).__name__}: {failed}"
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):

@@ -311,7 +311,7 @@ def release(runtime, frame):
     for i in range(count):
         export = layout.export_at(frame.exports + EXPORT_BYTES * i)
         storage = export.storage
-        if export.is_given == 0:
+        if export.is_given == 0 and export.managed != 0:
             delete_managed(export.managed)
         if storage != 0:
             drop(storage)

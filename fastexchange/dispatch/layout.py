@@ -188,7 +188,7 @@ typedef struct {
 
 /* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
 typedef struct {
-    int64_t object, managed, storage;
+    int64_t object, managed, storage;   /* managed is 0 for one that is still to be made */
     int64_t is_given;           /* to an array that was kept */
     int64_t is_interface;       /* `interface` of its entry made it */
 } fx_export;
