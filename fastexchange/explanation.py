@@ -8,7 +8,7 @@ from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
-from .dispatch.walk import FLAG_LOOK, FLAG_ASKED
+from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
 from .naming import type_name
 from .numba_call import as_numba_takes_it

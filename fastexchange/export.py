@@ -187,14 +187,10 @@ def export_of(tensor, what: str) -> Export:
         raise BufferError(f"{what}: DLPack has no name for an array's dtype {dtype!r}: {why_not_exported(dtype)}")
     if managed:
         try:
-            export = Export(tensor, managed)
-            if torch.is_tensor_type(cls):
-                try:
-                    torch.check(tensor)  # again: a mode, a finalizer or another thread may have changed it since
-                except BaseException:
-                    export.release()
-                    raise
-            return export
+            if torch.is_tensor_type(cls) and known(cls).get("borrow"):
+                tensor = tensor.detach()  # which nobody else knows, and so does not change while it is asked about and exported
+                torch.check(tensor)
+            return Export(tensor, managed)
         except Exception as error:
             add_note(error, f"raised for the argument of {what}, a {type_name(cls)}")
             raise

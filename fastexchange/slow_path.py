@@ -20,7 +20,7 @@ from .discovery import learn
 from .dispatch import layout, shim
 from .dispatch.boxing import UnsupportedEntry
 from .dispatch.signature import UnknownDtype, lists_in, numba_types
-from .dispatch.walk import FLAG_LOOK, FLAG_ASKED
+from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .native import address_of
 from .numba_call import call_numba, forget_frames
 from .producers import buffer, torch

@@ -20,8 +20,8 @@ from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 if torch is None:
     pytest.skip("PyTorch is not installed", allow_module_level=True)
 
-from torch.autograd import forward_ad  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 
 
 class Evil:
@@ -354,6 +354,6 @@ def test_flags_and_shape_of_an_array_that_another_argument_changes():
     for _ in range(3):
         array = np.full(4, 2.0)
         evil = Evil(lambda array=array: setattr(array.flags, "writeable", False))
-        with pytest.raises(Exception, match="readonly|read-only|immutable"):
+        with pytest.raises(Exception, match=r"readonly|read-only|immutable"):
             write(array, evil)
         assert array[0] == 2.0

@@ -4,7 +4,7 @@ import contextlib
 
 from ..discovery import learn
 from ..dispatch import layout
-from ..dispatch.walk import FLAG_LOOK, FLAG_ASKED
+from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from ..native import address_of
 from ..refusal import argument, check_tensors, refuse, refuse_device, refused, wording
 from ..slow_path import MAX_LOOKS, Report, attempt, leaves

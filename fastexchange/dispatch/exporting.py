@@ -15,22 +15,22 @@ from .entries import Py_TYPE, find
 from .frame import EXPORT_BYTES, drop
 from .guard import guard_of, is_odd
 from .lists import may_hold_arrays, open_list
-from .walk import COMPLEX, CPU, FLAG_LOOK, FLAG_OWN, FLAG_ASKED, kind_on_device
+from .walk import COMPLEX, CPU, FLAG_ASKED, FLAG_LOOK, FLAG_OWN, kind_on_device
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
 
 
-RUNS_PYTHON, RUNS_NONE = 0, 1
+BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the turns
 
 
 @native
 def export_managed(context, runtime, frame, args, nargs, flags):
     """Make every owning export of the call, in the order in which :func:`walk` will ask for them. Returns a STATUS_*.
 
-    Two turns. First, what may run Python code: exports that Python makes, what forbids a storage to be resized, snapshots of
-    lists. Then the exports of PyTorch's tensors, of which each is asked about as it is exported: that comes after all that
-    could change a tensor behind the answer.
+    In three turns: exports that Python makes, and snapshots of lists; the storages of PyTorch's tensors, which are forbidden to
+    move; then the exports of those, of which each is asked about as it is exported. The last comes after all that could run
+    Python code (a garbage collection runs some, too), and so change a tensor behind the answer.
     """
     pending = stack(PENDING_WORDS)
     status = layout.STATUS_OK
@@ -39,13 +39,13 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     ob = 0
     items = args
     depth = 0
-    for turn in range(2):
+    for turn in range(3):
         items = args
         left = nargs
         depth = 0
         made = 0
         lists = 0
-        is_waiting = False  # for the second turn
+        is_waiting = False  # for a later turn
         while status == layout.STATUS_OK:
             if left == 0:
                 if depth == 0:
@@ -85,13 +85,13 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                     if export.object != ob:
                         status = layout.STATUS_CHANGED
                         break
-                    when = RUNS_NONE if entry.guard != 0 and entry.asks_python == 0 else RUNS_PYTHON
-                    if when == turn:
+                    is_of_pytorch = entry.guard != 0 and entry.asks_python == 0
+                    if turn == (BY_PYTORCH if is_of_pytorch else BY_PYTHON):
                         status = make_export(context, entry, export, flags)
                         exported += 1
-                    elif turn == RUNS_PYTHON:
-                        is_waiting = True
-                        keep_in_place(context, entry, ob, flags)
+                    elif turn == STORAGES:
+                        hold_storage(context, entry, export, flags)
+                    is_waiting |= is_of_pytorch
             elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
                 if depth == layout.MAX_TUPLE_DEPTH:
                     status = layout.STATUS_NUMBA
@@ -136,15 +136,26 @@ def is_owning(context, flags):
 
 
 @native
-def keep_in_place(context, entry, ob, flags):
-    """Forbid that the storage of a tensor of PyTorch's is resized, if a kernel may read it while Python code runs."""
-    guard = guard_of(context, entry)
-    if is_owning(context, flags) and flags & FLAG_LOOK == 0 and context.device_type == CPU and entry.borrow != 0:
-        storage = storage_of(layout.guard_at(guard), ob)
-        if storage != 0:
-            if is_movable(layout.guard_at(guard), storage):
-                forbid_moving(layout.guard_at(guard), storage)
-            drop(storage)
+def hold_storage(context, entry, export, flags):
+    """Hold the storage of a tensor of PyTorch's, if its export is to have it; forbid that it is resized if it is read later."""
+    guard = layout.guard_at(guard_of(context, entry))
+    if entry.borrow == 0 or (guard.asks == 0 and not is_owning(context, flags)):  # PyTorch's exports do not hold it
+        return
+    is_read_later = is_owning(context, flags) and flags & FLAG_LOOK == 0 and context.device_type == CPU
+    before = export.storage
+    export.storage = storage_of(guard, export.object)
+    if is_read_later and export.storage != 0 and is_movable(guard, export.storage):
+        forbid_moving(guard, export.storage)
+    if before != 0:
+        drop(before)
+
+
+@native_inline
+def is_of(guard, storage, ob):
+    """Whether a storage, the Python object of it, is that of the tensor `ob` still; True where memory does not tell."""
+    if storage == 0 or guard.storage_object == 0:
+        return True
+    return load(load(ob + guard.object) + guard.storage) == load(storage + guard.storage_object)
 
 
 @native
@@ -159,20 +170,15 @@ def make_export(context, entry, export, flags):
     is_own_memory = entry.borrow != 0
     asks = guard != 0 and layout.guard_at(guard).asks != 0
     if_odd = layout.STATUS_CHECK if flags & FLAG_ASKED == 0 else layout.STATUS_NUMBA
-    storage = 0
-    if guard != 0 and is_own_memory and (asks or is_owning(context, flags)):  # PyTorch's exports do not hold it
-        storage = storage_of(layout.guard_at(guard), ob)
-    if not asks and is_odd(guard, ob):  # after the storage's object has been made: a garbage collection may come with that
-        if storage != 0:
-            drop(storage)
+    if not asks and is_odd(guard, ob):
         return if_odd
+    if guard != 0 and not is_of(layout.guard_at(guard), export.storage, ob):
+        return layout.STATUS_CHANGED
     store(out, 0)
     failed = call_int(export_function, (ob, out)) != 0
     if failed or PyErr_Occurred() != 0 or load(out) == 0:
         if not failed and load(out) != 0:
             delete_managed(load(out))
-        if storage != 0:
-            drop(storage)
         status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
         if export.is_interface != 0:
             if status == layout.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
@@ -187,10 +193,9 @@ def make_export(context, entry, export, flags):
                 status = layout.STATUS_CHECK
         return status
     export.managed = load(out)
-    export.storage = storage
     if asks:
         is_complex = dl_tensor_at(load(out) + DL_TENSOR).dtype.code == COMPLEX
-        if storage == 0 or is_differentiating_forward(layout.guard_at(guard)):
+        if export.storage == 0 or is_differentiating_forward(layout.guard_at(guard)):
             return if_odd
         if is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
             return if_odd
