@@ -1,8 +1,8 @@
 """What Python code can change in one argument while another one is read: all that is asked about is asked after that.
 
 `k(p, victim, evil)`: the ``__dlpack__`` of `evil`, its ``__dlpack_device__``, a finalizer or a mode changes `victim`, before or
-after `victim` is asked about. A call then either reads what `victim` is after the change, or refuses it as a call with such a
-tensor does, or reads what it was before, whole; never the memory of one with the meaning of the other.
+after `victim` has been looked at. A call reads what `victim` is after the change, or refuses it as a call with such a tensor
+does; it never reads the memory of the one with the meaning of the other.
 """
 
 import gc
@@ -107,7 +107,6 @@ ACTIONS = [
 ]  # fmt: skip
 VICTIMS = {
     "plain": lambda: torch.full((4,), 2.0),
-    "parameter": lambda: torch.nn.Parameter(torch.full((4,), 2.0), requires_grad=False),
     "complex": lambda: torch.full((4,), 2.0 + 1j),
     "view": lambda: torch.full((6,), 2.0)[1:5],
 }
@@ -174,14 +173,12 @@ KERNELS = {(nogil, order): reading(nogil) for nogil, order in itertools.product(
 def test_no_argument_is_changed_behind_the_guard(action, make, place, when):
     if action is conjugate and make != "complex":
         pytest.skip("only complex tensors can be conjugated")
-    outcomes = {}
     for (nogil, order), read in KERNELS.items():
         if order == "later":
             for _ in range(20):
                 read(*PLACES[place](VICTIMS[make](), Evil(lambda: None)))
-        for armed_at in (1, 2):  # a call may ask for an export twice
+        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
             victim = VICTIMS[make]()
-            before = value_of(victim)
             calls = itertools.count(1)
 
             def act(victim=victim, calls=calls, armed_at=armed_at):
@@ -191,17 +188,13 @@ def test_no_argument_is_changed_behind_the_guard(action, make, place, when):
             evil = Evil(act, when)
             try:
                 got = read(*PLACES[place](victim, evil))[place == "after"]
-            except REFUSED as error:
-                outcomes[nogil, order, armed_at] = type(error).__name__
+            except REFUSED:
                 continue
             if next(calls) <= armed_at:
                 continue  # it has not been asked so often
             after = value_of(victim)
-            allowed = [before] if after is None else [before, after]
-            assert got in allowed, (nogil, order, armed_at, got, allowed)
-            if not nogil and place != "beside an odd one":  # such calls are Numba's dispatcher's, which views one after the other
-                assert after is not None, (nogil, order, armed_at, "a borrowed view of what has to be refused")
-            outcomes[nogil, order, armed_at] = "read"
+            assert after is not None, (nogil, order, armed_at, "read what has to be refused")
+            assert got == after, (nogil, order, armed_at, got, after)
 
 
 @pytest.mark.parametrize("nogil", [False, True])
