@@ -2,7 +2,12 @@
 
 import contextlib
 import ctypes
+import functools
 import sys
+import weakref
+from collections.abc import Iterator
+
+import numpy as np
 
 from ._abi import ffi
 from .cpython import NativeCallable, enable_vectorcall
@@ -22,8 +27,14 @@ class BoundLaunch(NativeCallable):
     Ownership: it holds an owning export of every tensor, and the arguments themselves, so their memory lives as long as it
     does, or as an array that the kernel has kept. What later becomes of a tensor does not concern it: after a ``set_()`` it
     goes on with the old memory. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a
-    RuntimeError of ``resize_()`` says so; NumPy refuses ``resize`` by itself. What is refused for its state (a tensor that
-    requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
+    RuntimeError of ``resize_()`` says so; NumPy refuses ``resize``, also with ``refcheck=False``. What is refused for its state
+    (a tensor that requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
+
+    Memory that moves all the same is noticed: that of a PyTorch storage by ``share_memory_()`` (and with it by a queue of
+    ``torch.multiprocessing``, or ``model.share_memory()``) or by copy-on-write (``torch._lazy_clone()``), that of an ndarray by
+    ``__setstate__()``; so is an ndarray's new shape. Then the next call reads the arguments anew, as a call of the kernel does,
+    and may refuse one; the launch is bound to them as they are then, or, where that is another signature, all its further calls
+    are ordinary ones. Where PyTorch's layout is not as expected all calls with its tensors are.
 
     One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
     is an ordinary call of the kernel with these arguments: it sees tensors as they are then. A kernel that changes a list itself
@@ -95,12 +106,15 @@ class BoundLaunch(NativeCallable):
         outputs = self.kernel._outputs.of(bound) if self.kernel._outputs is not None else None
         # Ctrl-C may come between any two steps: whichever is used then has to live
         self._kept = self._held, held, self._outputs, outputs
+        frame = ffi.cast("fx_frame *", held.frame)
+        self._native.watched = address_of(_NEVER)  # other threads may call it meanwhile
         self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
-        self._native.words = ffi.cast("fx_frame *", held.frame).words
+        self._native.words = frame.words
         self._native.outputs = id(outputs) if outputs is not None else 0
         self.arguments, self._held, self._outputs = bound, held, outputs
         self._kept = ()
         self._native.is_stale = 0
+        self._native.watched = frame.watched
 
     def _renew(self) -> None:
         """Called by native code in a call whose kernel has changed a list: from now on it has those items, if it can."""
@@ -114,10 +128,40 @@ class BoundLaunch(NativeCallable):
             raise TypeError(
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
-        return call(self.kernel, self.arguments)  # one is running
+        if not self._native.is_stale and _CLAIM(claim.address)(address_of(self._native)):  # none is running: memory has moved
+            try:
+                self._follow()
+            finally:
+                if not self._native.is_stale:
+                    self._native.is_running = 0
+        return self._call(self.arguments)
+
+    def _follow(self) -> None:
+        """Hold the arguments as they are now. If they fit another signature, further calls are ordinary ones."""
+        if self._native.watched and ffi.cast("int64_t *", self._native.watched)[1] == self._native.watched:
+            return  # it always differs
+        try:
+            held = _Held(self.kernel, self.arguments)
+        except Exception:  # the ordinary call says it; the next one may find the argument as it was
+            return
+        if held.overload == self._native.overload:
+            self._use(self.arguments, held)
+        else:
+            self._native.is_stale = 1
+
+    def _call(self, bound: tuple):
+        """An ordinary call."""
+        outputs = self.kernel._outputs
+        if outputs is None:
+            return call(self.kernel, bound)
+        return outputs.call(bound, self.kernel.returns, functools.partial(call, self.kernel))
 
 
 enable_vectorcall(BoundLaunch)
+
+_NEVER = ffi.new("int64_t[5]")
+"""A watch list that never holds: in its own first word would have to be -1."""
+_NEVER[0], _NEVER[1], _NEVER[2], _NEVER[3], _NEVER[4] = 2, address_of(_NEVER), -1, address_of(_NEVER), -1
 
 
 # With the GIL, which ctypes' PYFUNCTYPE keeps.
@@ -133,6 +177,8 @@ class _Held:
         self.bound = bound
         self.kernel = kernel
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
+        # NumPy does not resize an array that is weakly referenced, not even with refcheck=False.
+        self.references = [weakref.ref(array) for array in _owners(bound)]
         report = settle(kernel, bound, hold)
         if report.status != layout.STATUS_OK:
             if report.unmade is not None:  # Numba says why it cannot compile it, if so
@@ -153,3 +199,13 @@ class _Held:
     def __del__(self, is_finalizing=sys.is_finalizing):
         if self.frame and not is_finalizing():
             _LET_GO(let_go.address)(self.kernel._native.runtime.address, self.frame)
+
+
+def _owners(value) -> Iterator[np.ndarray]:
+    """The ndarrays among arguments, in tuples and lists, and those whose memory they show. Runs no code of their classes."""
+    if issubclass(type(value), tuple) or type(value) is list:
+        for item in (tuple if type(value) is not list else list).__iter__(value):
+            yield from _owners(item)
+    while issubclass(type(value), np.ndarray):
+        yield value
+        value = np.ndarray.base.__get__(value)

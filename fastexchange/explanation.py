@@ -9,7 +9,7 @@ from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
-from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
+from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
 from .naming import type_name
 from .numba_call import as_numba_takes_it
@@ -134,8 +134,6 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
                 except Exception as error:
                     outcome = f"refused with {type(error).__name__}: {error}"
                     break
-            if flags:
-                outcome += "; but PyTorch is asked about its tensors in every call, by Python"
         elif status == layout.STATUS_CHECK:
             failed = None
             try:
@@ -144,7 +142,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             except Exception as error:
                 failed = error
             if failed is None and not flags:
-                flags = FLAG_TRUSTED
+                flags = FLAG_ASKED
                 continue
             outcome = f"refused with {type(failed).__name__}: {failed}"
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):

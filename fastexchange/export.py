@@ -187,6 +187,9 @@ def export_of(tensor, what: str) -> Export:
         raise BufferError(f"{what}: DLPack has no name for an array's dtype {dtype!r}: {why_not_exported(dtype)}")
     if managed:
         try:
+            if torch.is_tensor_type(cls) and known(cls).get("borrow"):
+                tensor = tensor.detach()  # which nobody else knows, and so does not change while it is asked about and exported
+                torch.check(tensor)
             return Export(tensor, managed)
         except Exception as error:
             add_note(error, f"raised for the argument of {what}, a {type_name(cls)}")

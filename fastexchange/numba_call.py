@@ -162,7 +162,9 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             if is_torch:
                 if given is not None:
                     torch.forbid_resizing(value)
-                detached = value.detach()  # which nobody else knows, and so does not give another storage
+                detached = value.detach()  # which nobody else knows, and so does not change
+                if not is_checked:
+                    check_tensors(kernel, position, detached)
                 view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"])
             else:
                 view = numpy_view(value, fields["managed"])

@@ -19,7 +19,7 @@ from .discovery import learn
 from .dispatch import layout, shim
 from .dispatch.boxing import UnsupportedEntry
 from .dispatch.signature import UnknownDtype, lists_in, numba_types
-from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
+from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .native import address_of
 from .numba_call import call_numba, forget_frames
 from .numba_internals import can_compile, declared_signature, may_run_python
@@ -147,7 +147,7 @@ def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
         elif status == layout.STATUS_CHECK:
             for position, value in enumerate(bound):
                 check_tensors(kernel, position, value)
-            flags |= FLAG_TRUSTED
+            flags |= FLAG_ASKED
         elif status == layout.STATUS_MOVABLE:
             try:
                 torch.forbid_resizing(report.stopped_at)

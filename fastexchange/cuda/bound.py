@@ -8,7 +8,6 @@ from .._abi import ffi
 from ..cpython import NativeCallable, enable_vectorcall
 from ..dispatch import launch
 from ..dispatch import layout as dispatch
-from ..dispatch.state import runtime
 from ..naming import type_name
 from ..native import address_of
 from . import launching, views
@@ -27,11 +26,11 @@ class BoundCudaLaunch(NativeCallable):
     """A launch with fixed arguments, made by ``kernel[grid, block].bind(...)``. Calling it without any launches the kernel.
 
     Ownership: it holds an owning export of every tensor, and the arguments, so that their memory lives as long as it
-    does. Of PyTorch tensors each call looks whether their storage still is where it was: if not (``resize_()``), the
-    call is an ordinary one, and so are all further calls. What else becomes of a tensor does not concern it: after a
-    ``set_()`` it goes on with the old memory. Scalars have the values that they had. What is refused for its state (a
-    tensor that requires grad …) is refused when it is bound. It launches the code that the kernel had then, also when that
-    has been compiled anew since.
+    does. Of PyTorch tensors each call looks whether their storage still is where it was, and nobody else's: if not
+    (``resize_()``, ``torch._lazy_clone()``), the call is an ordinary one, and so are all further calls. What else becomes of a
+    tensor does not concern it: after a ``set_()`` it goes on with the old memory. Scalars have the values that they had. What
+    is refused for its state (a tensor that requires grad …) is refused when it is bound. It launches the code that the kernel
+    had then, also when that has been compiled anew since.
 
     Attributes
     ----------
@@ -142,41 +141,13 @@ class _Held:
         self._zero = ffi.new("int64_t *")
         if _PACK(launching.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
             raise_out_of_range(kernel, bound, kernel._native.types_taken(self.overload))
-        watched = list(self._storages(frame))
-        self.watched = ffi.new("int64_t[]", [word for pair in watched for word in pair] or [0])
         self._name = sys.intern("_call_slowly")
         native = self.launch = ffi.new("fx_bound_launch *")
         native.launcher, native.overload, native.slow_name = address_of(self.native), self.overload, id(self._name)
         native.device, native.stream = self.device, self.stream
-        native.pointers, native.watched = address_of(self.pointers), address_of(self.watched)
-        native.watched_count = len(watched)
-
-    def _storages(self, frame):
-        """(address, word) of what tells where the storages of PyTorch tensors are, and how large; (…, 0) if nothing does."""
-        exports = ffi.cast("fx_export *", frame.exports)
-        for index in range(frame.export_count):
-            address = runtime().entries.fields(_type_at(exports[index].object)).get("guard", 0)
-            if not address:
-                continue
-            guard = ffi.cast("fx_guard *", address)
-            if not guard.storage or not exports[index].storage:
-                yield address_of(self._zero), 1  # never so: all calls are ordinary ones
-                continue
-            implementation = _word(exports[index].object + guard.object)
-            storage = _word(implementation + guard.storage)
-            for offset in (guard.storage_data, guard.storage_size):
-                if offset:
-                    yield storage + offset, _word(storage + offset)
+        native.pointers, native.watched = address_of(self.pointers), frame.watched
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         if self.frame and not is_finalizing():
             _LET_GO(launch.let_go.address)(self.kernel._native.runtime.address, self.frame)
         self._stack.close()
-
-
-def _word(address: int) -> int:
-    return ctypes.c_ssize_t.from_address(address).value
-
-
-def _type_at(address: int) -> type:
-    return type(ctypes.cast(address, ctypes.py_object).value)

@@ -20,6 +20,7 @@ from ..dispatch.launch import hold_by
 from ..dispatch.plan import ARGUMENTS_MASK
 from ..dispatch.shim import call_any, call_method, read_by, refuse_launch, run_by
 from ..dispatch.walk import CUDA, walk_for_device
+from ..dispatch.watching import is_unmoved
 from ..native import call_int, call_word, global_address, load, native, native_inline, stack, store
 from . import layout
 from .converting import convert_words
@@ -202,10 +203,7 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
     bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
     launcher = layout.launcher_at(bound.launcher)
     context = dispatch.context_at(launcher.context)
-    is_other = nargsf & ARGUMENTS_MASK != 0 or kwnames != 0
-    for i in range(bound.watched_count):
-        is_other |= load(load(bound.watched + 16 * i)) != load(bound.watched + 16 * i + 8)
-    if not is_other:
+    if nargsf & ARGUMENTS_MASK == 0 and kwnames == 0 and is_unmoved(bound.watched):
         code = stack(1)
         cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
         overload = dispatch.overload_at(bound.overload)

@@ -52,7 +52,7 @@ typedef struct {
     int64_t launcher, overload;         /* fx_launcher *, fx_overload * */
     int64_t device, stream;             /* as a launch finds them: -1, current_work_stream or 0 */
     int64_t pointers;                   /* to the parameters */
-    int64_t watched, watched_count;     /* { address, word }[]: with another word there the tensors have to be looked at again */
+    int64_t watched;                    /* `dispatch.watching`: with another word there the tensors have to be looked at again */
     int64_t slow_name;                  /* PyObject *, name of the method for calls that are not as they should be */
     int64_t running;                    /* how many threads are launching with these parameters: they must not be freed */
 } fx_bound_launch;

@@ -4,7 +4,7 @@ import contextlib
 
 from ..discovery import learn
 from ..dispatch import layout
-from ..dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
+from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from ..native import address_of
 from ..refusal import argument, check_tensors, refuse, refuse_device, refused, wording
 from ..slow_path import MAX_LOOKS, Report, attempt, leaves
@@ -74,7 +74,7 @@ def settle(launcher, bound: tuple, native, flags: int = 0, function=None) -> Rep
         elif status == layout.STATUS_CHECK:
             for position, value in enumerate(bound):
                 check_tensors(kernel, position, value)
-            flags |= FLAG_TRUSTED
+            flags |= FLAG_ASKED
         elif status == layout.STATUS_DRIVER:
             launcher._driver_error(report.native.code)
         else:

@@ -8,6 +8,7 @@ memory.
 from .. import cpython as c
 from ..native import call_word, global_address, native, native_inline
 from .entries import Py_TYPE
+from .guard import is_level_open
 from .layout import questions_at
 
 
@@ -35,17 +36,7 @@ def number(result):
 @native
 def is_differentiating_forward(guard):
     """Whether a level of forward-mode differentiation is open, so that a tensor may carry a tangent, and that matters."""
-    if guard.asks_autograd == 0:
-        return False
-    questions = questions_at(guard.questions)
-    level = c.PyDict_GetItemWithError(questions.forward_names, questions.current_level)
-    if level == 0:
-        return True
-    is_open = c.PyLong_AsSsize_t(level) >= 0
-    if c.PyErr_Occurred() != 0:
-        c.PyErr_Clear()
-        return True
-    return is_open
+    return guard.asks_autograd != 0 and is_level_open(guard)
 
 
 @native

@@ -1,4 +1,4 @@
-"""The owning exports of a call, which come before the walk: to make them may run Python code.
+"""The owning exports of a call, and snapshots of its lists, which come before the walk: to make them may run Python code.
 
 Then :func:`walk.walk` finds them in the frame, in the order in which it meets their objects.
 """
@@ -8,145 +8,195 @@ from numba import types
 from .. import cpython as c
 from ..cpython import PyErr_Occurred
 from ..dltensor import DL_TENSOR, delete_managed, dl_tensor_at
-from ..native import call_int, global_address, load, native, stack, store
+from ..native import call_int, global_address, load, native, native_inline, stack, store
 from . import layout
 from .asking import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find
 from .frame import EXPORT_BYTES, drop
 from .guard import guard_of, is_odd
 from .lists import may_hold_arrays, open_list
-from .walk import COMPLEX, CPU, FLAG_LOOK, FLAG_OWN, FLAG_TRUSTED, kind_on_device
+from .walk import COMPLEX, CPU, FLAG_ASKED, FLAG_LOOK, FLAG_OWN, kind_on_device
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
+
+
+BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the turns
 
 
 @native
 def export_managed(context, runtime, frame, args, nargs, flags):
     """Make every owning export of the call, in the order in which :func:`walk` will ask for them. Returns a STATUS_*.
 
-    Python code may run here: in a producer's ``__dlpack__``, and in what that sets free.
+    In three turns: exports that Python makes, and snapshots of lists; the storages of PyTorch's tensors, which are forbidden to
+    move; then the exports of those, of which each is asked about as it is exported. The last comes after all that could run
+    Python code (a garbage collection runs some, too), and so change a tensor behind the answer.
     """
     pending = stack(PENDING_WORDS)
-    out = stack(1)
-    depth = 0
-    items = args
-    left = nargs
     status = layout.STATUS_OK
+    before = frame.snapshot_count
+    exported = 0
     ob = 0
-    made = 0
-    lists = 0
-    owns = context.owns != 0 or flags & FLAG_OWN != 0
-    differentiates = -1  # not asked yet
-    while True:
-        if left == 0:
-            if depth == 0:
-                break
-            depth -= 1
-            items = load(pending + 16 * depth)
-            left = load(pending + 16 * depth + 8)
-            continue
-        ob = load(items)
-        items += 8
-        left -= 1
-        at = find(runtime, Py_TYPE(ob))
-        if at == 0:
-            status = layout.STATUS_UNKNOWN_TYPE
-            break
-        entry = layout.entry_at(at)
-        kind = entry.kind
-        is_interface = False
-        if context.device_type != CPU:
-            kind = kind_on_device(entry)
-            is_interface = kind == layout.KIND_MANAGED and entry.interface != 0
-            if kind == layout.KIND_NUMBA and entry.asks_python != 0:
-                status = layout.STATUS_STREAM  # before its Python code exports it: that has to be told of the stream
-                break
-        if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and owns):
-            if made < frame.export_count:  # by an earlier round, in a frame that was too small
-                made += 1
+    items = args
+    depth = 0
+    for turn in range(3):
+        items = args
+        left = nargs
+        depth = 0
+        made = 0
+        lists = 0
+        is_waiting = False  # for a later turn
+        while status == layout.STATUS_OK:
+            if left == 0:
+                if depth == 0:
+                    break
+                depth -= 1
+                items = load(pending + 16 * depth)
+                left = load(pending + 16 * depth + 8)
                 continue
-            if frame.export_count == frame.export_capacity:
-                status = layout.STATUS_GROW
+            ob = load(items)
+            items += 8
+            left -= 1
+            at = find(runtime, Py_TYPE(ob))
+            if at == 0:
+                status = layout.STATUS_UNKNOWN_TYPE
                 break
-            export_function = entry.interface if is_interface else entry.managed  # the entry may move while Python code runs
-            guard = guard_of(context, entry)
-            is_buffer = entry.key != 0
-            is_own_memory = entry.borrow != 0
-            asks = guard != 0 and layout.guard_at(guard).asks != 0
-            if flags & FLAG_TRUSTED == 0 and not asks and is_odd(guard, ob):
-                status = layout.STATUS_CHECK
-                break
-            storage = 0
-            if guard != 0 and is_own_memory and (asks or owns):  # PyTorch's exports do not hold it
-                storage = storage_of(layout.guard_at(guard), ob)
-                is_read_later = owns and flags & FLAG_LOOK == 0 and context.device_type == CPU
-                if is_read_later and storage != 0 and is_movable(layout.guard_at(guard), storage):
-                    forbid_moving(layout.guard_at(guard), storage)
-            store(out, 0)
-            failed = call_int(export_function, (ob, out)) != 0
-            if failed or PyErr_Occurred() != 0 or load(out) == 0:
-                if not failed and load(out) != 0:
-                    delete_managed(load(out))
-                if storage != 0:
-                    drop(storage)
-                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
-                if is_interface:
-                    if status == layout.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
-                        status = layout.STATUS_STREAM
+            entry = layout.entry_at(at)
+            kind = entry.kind
+            is_interface = False
+            if context.device_type != CPU:
+                kind = kind_on_device(entry)
+                is_interface = kind == layout.KIND_MANAGED and entry.interface != 0
+                if kind == layout.KIND_NUMBA and entry.asks_python != 0:
+                    status = layout.STATUS_STREAM  # before its Python code exports it: that has to be told of the stream
                     break
-                if status == layout.STATUS_ERROR and flags & FLAG_TRUSTED == 0:
-                    if is_own_memory:
-                        is_final = guard == 0  # the tensor's own __dlpack__ has better words
-                    else:  # Numba may take what DLPack cannot describe
-                        is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
-                    if not is_final:
-                        c.PyErr_Clear()
-                        status = layout.STATUS_CHECK
-                break
-            export = layout.export_at(frame.exports + EXPORT_BYTES * frame.export_count)
-            export.object = ob
-            export.managed = load(out)
-            export.storage = storage
-            export.is_given = 0
-            export.is_interface = types.intp(is_interface)
-            frame.export_count += 1
-            made += 1
-            if asks and flags & FLAG_TRUSTED == 0:
-                is_complex = dl_tensor_at(load(out) + DL_TENSOR).dtype.code == COMPLEX
-                if differentiates < 0:
-                    differentiates = types.intp(is_differentiating_forward(layout.guard_at(guard)))
-                if storage == 0 or differentiates != 0 or is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
-                    status = layout.STATUS_CHECK
+            if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and is_owning(context, flags)):
+                if made == frame.export_count:  # not met by an earlier round, in a frame that was too small
+                    if made == frame.export_capacity:
+                        status = layout.STATUS_GROW
+                        break
+                    export = layout.export_at(frame.exports + EXPORT_BYTES * made)
+                    export.object, export.managed, export.storage = ob, 0, 0
+                    export.is_given, export.is_interface = 0, types.intp(is_interface)
+                    frame.export_count += 1
+                export = layout.export_at(frame.exports + EXPORT_BYTES * made)
+                made += 1
+                if export.managed == 0:
+                    if export.object != ob:
+                        status = layout.STATUS_CHANGED
+                        break
+                    is_of_pytorch = entry.guard != 0 and entry.asks_python == 0
+                    if turn == (BY_PYTORCH if is_of_pytorch else BY_PYTHON):
+                        status = make_export(context, entry, export, flags)
+                        exported += 1
+                    elif turn == STORAGES:
+                        hold_storage(context, entry, export, flags)
+                    is_waiting |= is_of_pytorch
+            elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
+                if depth == layout.MAX_TUPLE_DEPTH:
+                    status = layout.STATUS_NUMBA
                     break
-        elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
-            if depth == layout.MAX_TUPLE_DEPTH:
-                status = layout.STATUS_NUMBA
-                break
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
-            depth += 1
-            items = ob + OB_ITEM
-            left = load(ob + OB_SIZE)
-        elif kind == layout.KIND_LIST:
-            if depth == layout.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
-                status = layout.STATUS_NUMBA
-                break
-            if lists == frame.key_capacity:
-                status = layout.STATUS_GROW
-                break
-            snapshot = open_list(frame, lists, ob)
-            if snapshot == 0:
-                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
-                break
-            lists += 1
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
-            depth += 1
-            items = snapshot + OB_ITEM
-            left = load(snapshot + OB_SIZE)
+                store(pending + 16 * depth, items)
+                store(pending + 16 * depth + 8, left)
+                depth += 1
+                items = ob + OB_ITEM
+                left = load(ob + OB_SIZE)
+            elif kind == layout.KIND_LIST:
+                if depth == layout.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
+                    status = layout.STATUS_NUMBA
+                    break
+                if lists == frame.key_capacity:
+                    status = layout.STATUS_GROW
+                    break
+                snapshot = open_list(frame, lists, ob)
+                if snapshot == 0:
+                    status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
+                    break
+                lists += 1
+                store(pending + 16 * depth, items)
+                store(pending + 16 * depth + 8, left)
+                depth += 1
+                items = snapshot + OB_ITEM
+                left = load(snapshot + OB_SIZE)
+        if status != layout.STATUS_OK or not is_waiting:
+            break
+    if status == layout.STATUS_OK and exported == 0 and frame.snapshot_count == before:
+        status = layout.STATUS_CHANGED  # what the walk has asked for is no longer there
     if status != layout.STATUS_OK:
         outer = load(pending) if depth > 0 else items
         frame.position = ((outer - args) >> 3) - 1
         frame.object = ob
     return status
+
+
+@native_inline
+def is_owning(context, flags):
+    """Whether a call holds owning exports of all its tensors."""
+    return context.owns != 0 or flags & FLAG_OWN != 0
+
+
+@native
+def hold_storage(context, entry, export, flags):
+    """Hold the storage of a tensor of PyTorch's, if its export is to have it; forbid that it is resized if it is read later."""
+    guard = layout.guard_at(guard_of(context, entry))
+    if entry.borrow == 0 or (guard.asks == 0 and not is_owning(context, flags)):  # PyTorch's exports do not hold it
+        return
+    is_read_later = is_owning(context, flags) and flags & FLAG_LOOK == 0 and context.device_type == CPU
+    before = export.storage
+    export.storage = storage_of(guard, export.object)
+    if is_read_later and export.storage != 0 and is_movable(guard, export.storage):
+        forbid_moving(guard, export.storage)
+    if before != 0:
+        drop(before)
+
+
+@native_inline
+def is_of(guard, storage, ob):
+    """Whether a storage, the Python object of it, is that of the tensor `ob` still; True where memory does not tell."""
+    if storage == 0 or guard.storage_object == 0:
+        return True
+    return load(load(ob + guard.object) + guard.storage) == load(storage + guard.storage_object)
+
+
+@native
+def make_export(context, entry, export, flags):
+    """Make an owning export, and if it is of a tensor of PyTorch's ask about that. Returns a STATUS_*."""
+    ob = export.object
+    out = stack(1)
+    # the entry may move while Python code runs
+    export_function = entry.interface if export.is_interface != 0 else entry.managed
+    guard = guard_of(context, entry)
+    is_buffer = entry.key != 0
+    is_own_memory = entry.borrow != 0
+    asks = guard != 0 and layout.guard_at(guard).asks != 0
+    if_odd = layout.STATUS_CHECK if flags & FLAG_ASKED == 0 else layout.STATUS_NUMBA
+    if not asks and is_odd(guard, ob):
+        return if_odd
+    if guard != 0 and not is_of(layout.guard_at(guard), export.storage, ob):
+        return layout.STATUS_CHANGED
+    store(out, 0)
+    failed = call_int(export_function, (ob, out)) != 0
+    if failed or PyErr_Occurred() != 0 or load(out) == 0:
+        if not failed and load(out) != 0:
+            delete_managed(load(out))
+        status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+        if export.is_interface != 0:
+            if status == layout.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
+                status = layout.STATUS_STREAM
+        elif status == layout.STATUS_ERROR and flags & FLAG_ASKED == 0:
+            if is_own_memory:
+                is_final = guard == 0  # the tensor's own __dlpack__ has better words
+            else:  # Numba may take what DLPack cannot describe
+                is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
+            if not is_final:
+                c.PyErr_Clear()
+                status = layout.STATUS_CHECK
+        return status
+    export.managed = load(out)
+    if asks:
+        is_complex = dl_tensor_at(load(out) + DL_TENSOR).dtype.code == COMPLEX
+        if export.storage == 0 or is_differentiating_forward(layout.guard_at(guard)):
+            return if_odd
+        if is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
+            return if_odd
+    return layout.STATUS_OK

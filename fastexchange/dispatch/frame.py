@@ -74,6 +74,7 @@ def new_frame(keys):
     frame.snapshot_count = 0
     frame.lists_changed = 0
     frame.holder = 0
+    frame.watched = 0
     frame.code = 0
     for i in range(keys):
         layout.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
@@ -310,7 +311,7 @@ def release(runtime, frame):
     for i in range(count):
         export = layout.export_at(frame.exports + EXPORT_BYTES * i)
         storage = export.storage
-        if export.is_given == 0:
+        if export.is_given == 0 and export.managed != 0:
             delete_managed(export.managed)
         if storage != 0:
             drop(storage)

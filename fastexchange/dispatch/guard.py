@@ -4,14 +4,31 @@ Offsets and bits come from the framework's producer (``producers.torch_layout``)
 foreign code, so a borrowed view stays what it was.
 """
 
+from .. import cpython as c
 from ..native import call_int, load, native, native_inline
 from . import layout
+
+
+@native
+def is_level_open(guard):
+    """Whether a level of forward-mode differentiation is open: the tangents of a level end with it. Runs no Python code."""
+    if guard.questions == 0:
+        return True
+    questions = layout.questions_at(guard.questions)
+    level = c.PyDict_GetItemWithError(questions.forward_names, questions.current_level)
+    if level == 0:
+        return True
+    is_open = c.PyLong_AsSsize_t(level) >= 0
+    if c.PyErr_Occurred() != 0:
+        c.PyErr_Clear()
+        return True
+    return is_open
 
 
 @native_inline
 def has_tangent(guard, known):
     """Whether the tensor may be a dual number of forward-mode differentiation, which does not ask for grad mode."""
-    return guard.tangent != 0 and load(known + guard.tangent) != 0
+    return guard.tangent != 0 and load(known + guard.tangent) != 0 and is_level_open(guard)
 
 
 @native

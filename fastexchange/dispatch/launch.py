@@ -1,9 +1,9 @@
 """Bound launches: a call whose arguments are read once, into a frame that stays theirs, and made again and again.
 
 :data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame. The launch's
-vectorcall, which ``entry.bound_entry`` strings together of the parts here, goes from CPython straight to the compiled kernel. An
-array that the kernel keeps gets the frame's *holder* for an owner, a Python object that lets go of the frame when it dies
-(:data:`let_go`).
+vectorcall, which ``entry.bound_entry`` strings together of the parts here, sees that the memory is still where it was
+(``watching``) and goes from CPython straight to the compiled kernel. An array that the kernel keeps gets the frame's *holder*
+for an owner, a Python object that lets go of the frame when it dies (:data:`let_go`).
 """
 
 from numba import types
@@ -25,7 +25,8 @@ from .frame import (
 )
 from .plan import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
 from .shim import call_method, launch, look_up, read, tell
-from .walk import FLAG_OWN
+from .walk import CPU, FLAG_OWN
+from .watching import is_unmoved, watch
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -57,6 +58,9 @@ def hold_by(read, context_address, args, nargs, flags, report_address):
             status = layout.STATUS_UNKNOWN_SHAPE
         elif layout.overload_at(report.overload).trampoline == 0:
             status = layout.STATUS_NUMBA
+        elif not watch(runtime, frame, context.device_type != CPU):
+            c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+            status = layout.STATUS_ERROR
     status = tell(report, frame, status)
     if status != layout.STATUS_OK:
         release(runtime, frame)
@@ -75,6 +79,9 @@ def let_go(runtime_address, frame_address):
     runtime = layout.runtime_at(runtime_address)
     frame = layout.frame_at(frame_address)
     frame.holder = 0
+    watched = frame.watched
+    frame.watched = 0
+    c.PyMem_RawFree(watched)
     release(runtime, frame)
     give_frame(runtime, frame_address)
 
@@ -107,15 +114,16 @@ def let_kept_escape(runtime_address, frame_address):
 def enter(callable_, nargsf, kwnames, is_alone):
     """The ``fx_bound`` of a launch that is called as it should be; 0 for a call with arguments, or within another.
 
+    It is 0, too, for a launch whose memory is not where it was.
     `is_alone`: nothing else runs while the kernel does, so that there is no call within another.
     """
     at = load(callable_ + CALLABLE_CONTEXT)
     bound = layout.bound_at(at)
     if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0:
         return 0
+    if (is_alone == 0 and bound.is_running != 0) or not is_unmoved(bound.watched):
+        return 0
     if is_alone == 0:
-        if bound.is_running != 0:
-            return 0
         bound.is_running = 1
     return at
 
@@ -214,7 +222,7 @@ def renew(callable_, bound, result):
 def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     """The vectorcall of a bound launch that lets other threads run, or has lists among its arguments, of any kernel."""
     bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0:
+    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0 or not is_unmoved(bound.watched):
         return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
     context = layout.context_at(bound.context)
     frame = layout.frame_at(bound.frame)

@@ -34,6 +34,8 @@ typedef struct {
     int64_t storage;            /* in the implementation: a pointer to the storage, 0 if unknown; in that … */
     int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed, and … */
     int64_t storage_size;       /* … the word here its size in bytes; 0 if unknown */
+    int64_t storage_deleter;    /* … the word here what frees it, something else while it is copy-on-write; 0 if unknown */
+    int64_t storage_object;     /* in the Python object of a storage: a pointer to the storage, 0 if unknown */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
     int64_t allowing;           /* the fx_guard for kernels that take tensors whatever autograd knows */
     int64_t questions;          /* fx_questions *, 0 if the framework has not all of them */
@@ -186,7 +188,7 @@ typedef struct {
 
 /* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
 typedef struct {
-    int64_t object, managed, storage;
+    int64_t object, managed, storage;   /* managed is 0 for one that is still to be made */
     int64_t is_given;           /* to an array that was kept */
     int64_t is_interface;       /* `interface` of its entry made it */
 } fx_export;
@@ -200,6 +202,7 @@ struct fx_frame {
     int64_t exports, export_capacity, export_count;
     int64_t lists, list_count, snapshot_count;      /* fx_list[key_capacity]; how many have been made, and looked at */
     int64_t lists_changed;              /* of a bound launch: the kernel has changed a list, not only its items */
+    int64_t watched;                    /* of a bound launch: what `watching` has to compare, owned; else 0 */
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
     int64_t position;                   /* index of the top-level argument at which the walk stopped */
@@ -232,6 +235,7 @@ typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */
     int64_t words;              /* the frame's */
+    int64_t watched;            /* the frame's: with another word there the arguments have to be read again */
     int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
     int64_t is_running;         /* a call of it is in progress, or: */
     int64_t is_stale;           /* its frame can no longer be used */

@@ -52,11 +52,21 @@ def may_hold_arrays(runtime, ob):
 
 
 @native
-def open_list(frame, index, ob):
-    """The snapshot of the list `ob`, the call's `index`-th. 0: there was another list here, or an exception is set."""
+def snapshot_of(frame, index, ob):
+    """The snapshot of the list `ob`, the call's `index`-th, which has been made. 0: of another list."""
     record = layout.list_at(frame.lists + LIST_BYTES * index)
+    return record.snapshot if record.object == ob else 0
+
+
+@native
+def open_list(frame, index, ob):
+    """The snapshot of the list `ob`, the call's `index`-th. 0: there was another list here, or an exception is set.
+
+    To make one may set off a garbage collection, which runs Python code.
+    """
     if index < frame.snapshot_count:
-        return record.snapshot if record.object == ob else 0
+        return snapshot_of(frame, index, ob)
+    record = layout.list_at(frame.lists + LIST_BYTES * index)
     snapshot = c.PyList_AsTuple(ob)
     if snapshot != 0:
         record.object = ob

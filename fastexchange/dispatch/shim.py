@@ -144,10 +144,7 @@ def read_by(walk, context, runtime, frame_address, args, nargs, flags):
     while status == layout.STATUS_EXPORT or status == layout.STATUS_GROW:
         drop_lists(frame)  # they will be made again
         if status == layout.STATUS_EXPORT:
-            exported = frame.export_count
             status = export_managed(context, runtime, frame, args, nargs, flags)
-            if status == layout.STATUS_OK and frame.export_count == exported:
-                status = layout.STATUS_CHANGED
         if status == layout.STATUS_GROW:
             is_bound = args == frame.bound
             grown = grow_frame(runtime, frame_address, nargs + 1)

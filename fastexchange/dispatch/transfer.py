@@ -125,6 +125,9 @@ def transfer(state, ob, to):
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
+    if is_odd(guard, ob):  # since it was exported, by a mode's Python code
+        delete_managed(export)
+        return 0, False
     if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
         delete_managed(export)
         return 0, False

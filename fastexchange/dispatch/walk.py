@@ -1,7 +1,9 @@
 """The walk over a call's arguments: each leaf read once, its words and its key appended to the frame.
 
-The order inside a call keeps borrowed views safe: producers that may run Python code (owning exports) go first, in
-``exporting.export_managed``; then :func:`walk` takes all borrowed views, and no Python code runs until the kernel has returned.
+The order inside a call keeps borrowed views safe, and what a guard has said true: what may run Python code (owning exports,
+snapshots of lists, which a garbage collection may precede) goes first, in ``exporting.export_managed``; then :func:`walk` asks
+the guards and takes all borrowed views, and no Python code runs until the kernel has returned. So no answer is older than the
+last line of Python; none is kept for a later look at the same call.
 """
 
 from numba import types
@@ -32,7 +34,7 @@ from .frame import ARRAY_BYTES, EXPORT_BYTES
 from .guard import guard_of, is_odd, is_short
 from .layout import DTYPE_SHIFT, KIND_SCALAR
 from .leaves import dtype_entry, keep_tensor, pack_ndarray, pack_tensor
-from .lists import fold, may_hold_arrays, open_list
+from .lists import fold, may_hold_arrays, snapshot_of
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
 COMPLEX = int(DLDataTypeCode.kDLComplex)
@@ -48,7 +50,7 @@ SCALAR_UINT64 = KIND_SCALAR | (1 | 64 << 8) << DTYPE_SHIFT
 SCALAR_BOOL = KIND_SCALAR | (6 | 8 << 8) << DTYPE_SHIFT
 SCALAR_COMPLEX128 = KIND_SCALAR | (5 | 128 << 8) << DTYPE_SHIFT
 
-FLAG_TRUSTED = 1  # the slow path has asked the frameworks about the tensors that a guard flagged
+FLAG_ASKED = 1  # the slow path has asked the frameworks about all tensors: what they say of one that is odd still is final
 FLAG_LOOK = 2  # stop before the kernel: only the keys are wanted
 FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
 
@@ -256,6 +258,13 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                     status = layout.STATUS_CHANGED
                     break
                 managed = export.managed
+                if managed == 0:
+                    status = layout.STATUS_EXPORT
+                    break
+                if is_own_memory and is_odd(guard, ob):  # since it was exported; where PyTorch is asked, it is odd always
+                    if layout.guard_at(guard).asks == 0:
+                        status = layout.STATUS_CHECK if flags & FLAG_ASKED == 0 else layout.STATUS_NUMBA
+                        break
                 if managed_at(managed).version.major != 1:
                     status = layout.STATUS_VERSION
                     break
@@ -266,15 +275,15 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                 storage = export.storage
                 origin = ob + layout.ORIGIN_EXPORT
             else:
-                if flags & FLAG_TRUSTED == 0 and is_odd(guard, ob):
-                    status = layout.STATUS_CHECK
+                if is_odd(guard, ob):
+                    status = layout.STATUS_CHECK if flags & FLAG_ASKED == 0 else layout.STATUS_NUMBA
                     break
                 tensor = view
                 dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
                 failed = call_int(entry.borrow, (ob, tensor)) != 0
                 if failed or PyErr_Occurred() != 0:
                     status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
-                    if status == layout.STATUS_ERROR and guard != 0 and flags & FLAG_TRUSTED == 0:
+                    if status == layout.STATUS_ERROR and guard != 0 and flags & FLAG_ASKED == 0:
                         c.PyErr_Clear()  # the tensor's own __dlpack__ has better words
                         status = layout.STATUS_CHECK
                     break
@@ -301,7 +310,7 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                     is_gone = is_beyond(layout.guard_at(guard), storage, begin, end)
                 if is_gone:
                     status = layout.STATUS_NULL_DATA if storage == 0 else layout.STATUS_CHANGED
-                    if flags & FLAG_TRUSTED == 0:
+                    if flags & FLAG_ASKED == 0:
                         status = layout.STATUS_CHECK
                 elif is_cuda:
                     pass  # `cuda.bound` sees to it that a launch finds the memory where it was
@@ -387,12 +396,12 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
             if kind == layout.KIND_NAMED_TUPLE:
                 key = layout.entry_at(entry_address).key
         elif kind == layout.KIND_LIST:
-            if depth == layout.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
-                status = layout.STATUS_NUMBA
+            if lists == frame.snapshot_count:
+                status = layout.STATUS_EXPORT if may_hold_arrays(runtime, ob) else layout.STATUS_NUMBA
                 break
-            snapshot = open_list(frame, lists, ob)
-            if snapshot == 0:
-                status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
+            snapshot = snapshot_of(frame, lists, ob)
+            if depth == layout.MAX_TUPLE_DEPTH or snapshot == 0:
+                status = layout.STATUS_NUMBA if snapshot != 0 else layout.STATUS_CHANGED
                 break
             lists += 1
             level = pending + PENDING_BYTES * depth

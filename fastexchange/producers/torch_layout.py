@@ -35,7 +35,7 @@ class Guard:
         self.knows_keys = self.knows_storage = self.knows_autograd = False
         self.can_ask = False
         self.why: dict[str, str] = {}
-        """Of what could not be found, ``keys``, ``storage``, ``autograd`` or ``questions``: why not."""
+        """Of what could not be found, ``keys``, ``storage``, ``deleter``, ``autograd`` or ``questions``: why not."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
             # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
@@ -77,6 +77,8 @@ class Guard:
         self.knows_keys = self._has_found("keys", self._find_keys)
         if self.knows_keys:
             self.knows_storage = self._has_found("storage", self._find_storage)
+            if self.knows_storage:  # without it bound launches are ordinary calls
+                self._has_found("deleter", self._find_deleter)
             self.knows_autograd = self._has_found("autograd", self._find_autograd)
 
     def _has_found(self, what: str, find) -> bool:
@@ -141,6 +143,37 @@ class Guard:
         if len(at) != 1 or not inside(data) or len(inside(size)) != 1:
             return self._not_one("storage", storage=at, address=inside(data)[:1], size=inside(size))
         self._set(storage=at[0], storage_data=inside(data)[0], storage_size=inside(size)[0])
+        return True
+
+    def _find_deleter(self) -> bool:
+        """Find a storage in its Python object, and in it the word that is another one while it is copy-on-write.
+
+        That is the function that frees the memory, the same for all that are not. The words beside it will not do: the address
+        stays as it is when a storage becomes copy-on-write, and who owns the memory may lie where another owner has lain.
+        """
+        import torch
+
+        offsets = list(range(_WORD, 10 * _WORD, _WORD))
+        tensors = [torch.ones(count, dtype=torch.float32) for count in (1, 3, 1000)]
+        in_object = [
+            at
+            for at in range(2 * _WORD, torch.UntypedStorage.__basicsize__, _WORD)
+            if all(_word(id(storage) + at) == storage._cdata for storage in (tensor.untyped_storage() for tensor in tensors))
+        ]
+        usual = {at: _word(tensors[0].untyped_storage()._cdata + at) for at in offsets}
+        for tensor in tensors:
+            at_storage = tensor.untyped_storage()._cdata
+            address = tensor.data_ptr()
+            offsets = [at for at in offsets if _word(at_storage + at) == usual[at]]
+            clone = torch._lazy_clone(tensor)
+            offsets = [at for at in offsets if _word(at_storage + at) != usual[at]]
+            tensor.add_(1)
+            if tensor.data_ptr() == address or clone.sum() != clone.numel():
+                return False  # nothing was copied on writing
+            offsets = [at for at in offsets if _word(at_storage + at) == usual[at]]
+        if len(in_object) != 1 or not offsets:
+            return self._not_one("deleter", storage=in_object, deleter=offsets[:1])
+        self._set(storage_object=in_object[0], storage_deleter=offsets[0])
         return True
 
     def _find_autograd(self) -> bool:

@@ -1,0 +1,366 @@
+"""Bound launches of tensors whose memory moves, is freed, or is shared with others after they were bound.
+
+Each case is compared with an ordinary call: what the tensors show then is what a launch reads and writes. What would end the
+process is tried in another one.
+"""
+
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+from frameworks import torch
+
+from fastexchange import fast_args
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+COUNTS = [3, 1000, 300_000]  # in a small block, in a large one, in pages of its own
+
+
+@fast_args
+def increment(x):
+    for i in range(x.shape[0]):
+        x[i] += 1
+
+
+@fast_args(nogil=True)
+def increment_unlocked(x):
+    for i in range(x.shape[0]):
+        x[i] += 1
+
+
+@fast_args
+def increment_and_keep(x):
+    for i in range(x.shape[0]):
+        x[i] += 1
+    return x
+
+
+@fast_args
+def increment_first(xs):
+    for i in range(xs[0].shape[0]):
+        xs[0][i] += 1
+
+
+def in_tuple(tensor):
+    return (tensor, np.zeros(2))
+
+
+def in_list(tensor):
+    return [tensor, torch.zeros(2)]
+
+
+KERNELS = {
+    "alone": (increment, lambda tensor: tensor),
+    "nogil": (increment_unlocked, lambda tensor: tensor),
+    "kept": (increment_and_keep, lambda tensor: tensor),
+    "tuple": (increment_first, in_tuple),
+    "list": (increment_first, in_list),
+}
+
+
+def share_by_queue(tensor):
+    import torch.multiprocessing as multiprocessing
+
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(tensor)
+    queue.get()
+
+
+def share_in_model(tensor):
+    model = torch.nn.Module()
+    model.register_buffer("tensor", tensor)
+    model.share_memory()
+
+
+def share_twice(tensor):
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    try:
+        torch.multiprocessing.set_sharing_strategy("file_descriptor")
+        tensor.untyped_storage()._share_fd_cpu_()
+        tensor.untyped_storage()._share_filename_cpu_()
+    finally:
+        torch.multiprocessing.set_sharing_strategy(strategy)
+
+
+SHARING = {
+    "share_memory_": lambda tensor: tensor.share_memory_(),
+    "of a view": lambda tensor: tensor[1:].share_memory_(),
+    "queue": share_by_queue,
+    "model": share_in_model,
+    "twice": share_twice,
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("share", SHARING.values(), ids=SHARING)
+@pytest.mark.parametrize(("kernel", "wrapped"), KERNELS.values(), ids=KERNELS)
+def test_a_tensor_that_moves_into_shared_memory(kernel, wrapped, share, count):
+    tensor = torch.zeros(count)
+    launch = kernel.bind(wrapped(tensor))
+    launch()
+    before = tensor.data_ptr()
+    share(tensor)
+    assert tensor.data_ptr() != before and tensor.is_shared()
+    junk = [torch.full((count,), 7.0) for _ in range(20)]  # has the memory that was the tensor's, or some of it
+    for _ in range(3):
+        launch()
+    assert tensor.tolist() == [4.0] * count
+    assert all(bool((each == 7.0).all()) for each in junk)
+
+
+@needs_torch
+def test_it_is_native_again_once_it_has_followed():
+    tensor = torch.zeros(5)
+    launch = increment.bind(tensor)
+    tensor.share_memory_()
+    launch()
+    native = increment.stats()
+    for _ in range(10):
+        launch()
+    assert increment.stats().fast == native.fast + 10 and launch._held.bound[0] is tensor
+    assert tensor.tolist() == [11.0] * 5
+
+
+def run(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@needs_torch
+def test_two_million_elements_that_move():
+    run("""
+        import torch
+        from fastexchange import fast_args
+        @fast_args
+        def increment(x):
+            for i in range(x.shape[0]):
+                x[i] += 1
+        tensors = [torch.zeros(2_000_000) for _ in range(3)]
+        launches = [increment.bind(tensor) for tensor in tensors]
+        for tensor in tensors:
+            tensor.share_memory_()
+        for launch in launches:
+            launch()
+        assert all(bool((tensor == 1).all()) for tensor in tensors)
+    """)
+
+
+@needs_torch
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(("kernel", "wrapped"), KERNELS.values(), ids=KERNELS)
+def test_a_tensor_whose_memory_becomes_copy_on_write(kernel, wrapped, count):
+    tensor = torch.zeros(count)
+    launch = kernel.bind(wrapped(tensor))
+    launch()
+    clone = torch._lazy_clone(tensor)
+    launch()
+    assert tensor.tolist() == [2.0] * count and clone.tolist() == [1.0] * count
+    clone.add_(10)
+    again = torch._lazy_clone(tensor)
+    del again  # the memory is the tensor's alone again, and copy-on-write still
+    launch()
+    assert tensor.tolist() == [3.0] * count and clone.tolist() == [11.0] * count
+
+
+@needs_torch
+def test_one_of_several_tensors_moves():
+    @fast_args
+    def add(x, y, z):
+        for i in range(z.shape[0]):
+            z[i] += x[i] + y[i]
+
+    x, y, z = (torch.full((100,), float(i)) for i in range(3))
+    launch = add.bind(x, y.numpy(), z)
+    launch()
+    for moves in (x, z):
+        moves.share_memory_()
+        launch()
+    assert z.tolist() == [5.0] * 100
+
+
+@needs_torch
+def test_what_no_longer_fits_is_refused_or_an_ordinary_call():
+    tensor = torch.zeros(100)
+    launch = increment.bind(tensor)
+    tensor.share_memory_()
+    tensor.requires_grad_()
+    with pytest.raises(BufferError, match=r"argument 'x' \(position 0\).*requires grad"):
+        launch()
+    tensor.requires_grad_(False)
+    launch()
+    assert tensor.tolist() == [1.0] * 100
+    tensor.untyped_storage()._share_filename_cpu_()
+    other = torch.arange(4, dtype=torch.int64)
+    tensor.data = other  # other memory, of another dtype; that it was bound to has moved
+    for _ in range(3):
+        launch()
+    assert other.tolist() == [3, 4, 5, 6]
+
+
+@needs_torch
+def test_rebinding_after_memory_has_moved():
+    tensor, other = torch.zeros(100), torch.zeros(50)
+    launch = increment.bind(tensor)
+    tensor.share_memory_()
+    launch.rebind(x=other)
+    launch()
+    assert other.tolist() == [1.0] * 50 and tensor.sum() == 0
+
+
+@needs_torch
+@pytest.mark.parametrize("change", ["set_", "data", "resize_"])
+def test_a_tensor_that_is_given_other_memory_leaves_the_launch_its_own(change):
+    tensor, other = torch.zeros(100), torch.full((100,), 5.0)
+    view = tensor[:]
+    launch = increment.bind(tensor)
+    if change == "set_":
+        tensor.set_(other)
+    elif change == "data":
+        tensor.data = other
+    else:
+        tensor.resize_(10)
+        with pytest.raises(RuntimeError, match="not resizable"):
+            tensor.resize_(1000)
+    launch()
+    assert view.tolist() == [1.0] * 100 and other.tolist() == [5.0] * 100
+
+
+@needs_torch
+def test_declared_outputs_of_a_launch_that_follows():
+    @fast_args(out="x[n] -> y[n]")
+    def double(x, y):
+        for i in range(x.shape[0]):
+            y[i] = 2 * x[i]
+
+    x = torch.arange(100.0)
+    launch = double.bind(x)
+    result = launch()
+    for moves in (x, result):
+        moves.share_memory_()
+        x += 1
+        again = launch()
+        assert again.tolist() == (2 * x).tolist() and again is result
+
+
+@needs_torch
+def test_moving_while_other_threads_launch():
+    tensors = [torch.zeros(1000) for _ in range(40)]
+    launches = [increment.bind(tensor) for tensor in tensors]
+    failed: list = []
+    stop = threading.Event()
+
+    def launch_all():
+        try:
+            while not stop.is_set():
+                for launch in launches:
+                    launch()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=launch_all) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for tensor in tensors:
+        tensor.share_memory_()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    before = [tensor[0].item() for tensor in tensors]
+    for launch in launches:
+        launch()
+    assert not failed and [tensor[0].item() for tensor in tensors] == [value + 1 for value in before]
+
+
+# ---- arrays of NumPy --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("refcheck", [True, False])
+def test_a_bound_array_is_not_resized(refcheck, count):
+    array = np.zeros(count)
+    held = [increment.bind(array), increment_first.bind((array, np.zeros(2))), increment_first.bind([array])]
+    with pytest.raises(ValueError, match="resize"):
+        array.resize(2 * count, refcheck=refcheck)
+    for launch in held:
+        launch()
+    assert array.tolist() == [3.0] * count
+    del held, launch
+    array.resize(2 * count, refcheck=False)
+    assert array.shape == (2 * count,)
+
+
+def test_the_owner_of_a_bound_view_is_not_resized():
+    array = np.zeros(1000)
+    launch = increment.bind(array[1:])
+    with pytest.raises(ValueError, match="resize"):
+        array.resize(2, refcheck=False)
+    launch()
+    assert array.sum() == 999
+
+
+SHAPES = [(4,), (100,), (124,), (125,), (900,), (1000,), (3000,), (10, 10), (5, 4, 5), ()]
+
+
+@pytest.mark.parametrize("byteorder", ["=", ">"])
+@pytest.mark.parametrize("new", SHAPES, ids=str)
+@pytest.mark.parametrize("old", [(1000,), (30, 30), (6, 5, 4)], ids=str)
+def test_an_array_that_is_given_another_state(old, new, byteorder):
+    @fast_args
+    def fill(x):
+        for i in np.ndindex(x.shape):
+            x[i] = 3.0
+
+    other = np.array(np.zeros(new), np.dtype("f8").newbyteorder(byteorder))
+    for _ in range(5):
+        array = np.zeros(old)
+        launch = fill.bind(array)
+        launch()
+        state = other.__reduce__()[2]
+        array.__setstate__(state)
+        launch()
+        fill(array)
+        want = array.copy()
+        array[...] = 0.0
+        launch()
+        assert array.shape == new and array.tolist() == want.tolist() == np.full(new, 3.0).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Setting the dtype:DeprecationWarning")
+def test_the_same_address_and_rank_with_another_shape():
+    """A smaller block of memory may lie where a larger one was; here it is the same one, as other elements."""
+    array = np.zeros(1000)
+    launch = increment.bind(array)
+    launch()
+    array.dtype = np.complex128
+    launch()
+    assert array.tolist() == [2 + 1j] * 500
+    array.dtype = np.float64
+    launch()
+    assert array.tolist() == [3.0, 2.0] * 500
+    matrix = np.zeros((4, 6))
+    launch = increment_and_keep.bind(matrix)
+    matrix.shape = (6, 4)
+    assert launch().shape == (6, 4)
+
+
+@needs_torch
+@pytest.mark.parametrize("unknown", ["_find_deleter", "_find_keys"])
+def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(f"""
+            import pytest
+            from fastexchange.producers import torch_layout
+            setattr(torch_layout.Guard, {unknown!r}, lambda self: False)
+            others = "native_again or words_do_not_tell or million or leaves_the_launch or ndarray or array or view"
+            arguments = ["-q", "-x", "-p", "no:cacheprovider", "tests/test_bound_memory.py", "-k", f"not ({{others}})"]
+            raise SystemExit(pytest.main(arguments))
+        """)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 80
