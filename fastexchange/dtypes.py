@@ -17,7 +17,6 @@ import numba
 import numpy as np
 
 from . import registry
-from .values import DLDataType
 
 __all__ = [
     "NoNumbaType",
@@ -25,7 +24,6 @@ __all__ = [
     "dtype_field",
     "dtype_of_dl",
     "element_of",
-    "elements_named",
     "field_itemsize",
     "field_to_dtype",
     "field_to_numba",
@@ -33,14 +31,15 @@ __all__ = [
     "storage_of",
 ]
 
-_FIRST_PARAMETRIC = 1 << 16
+FIRST_PARAMETRIC = 1 << 16
+"""Fields below are DLPack's code and bits."""
 _FIRST_STORABLE = 1 << 23
 """From here on: dtypes that have neither a DLPack name nor a Numba type, but a storage integer. Native code looks at the bit."""
 _FIELD_LIMIT = 1 << 24
 
 _FIELDS: dict[np.dtype, int] = {dtype: code | bits << 8 for (code, bits), dtype in registry.BUILT_IN_DTYPES.items()}
 _DTYPES: dict[int, np.dtype] = {field: dtype for dtype, field in _FIELDS.items()}
-_next_parametric = itertools.count(_FIRST_PARAMETRIC)
+_next_parametric = itertools.count(FIRST_PARAMETRIC)
 _next_storable = itertools.count()
 
 
@@ -100,9 +99,9 @@ def _is_storable(dtype: np.dtype) -> bool:
 def field_to_dtype(field: int) -> np.dtype:
     """The NumPy dtype of a field that :func:`dtype_field` gave, or of DLPack's code and bits. Raises KeyError."""
     known = _DTYPES.get(field)
-    if known is None and field < _FIRST_PARAMETRIC:
+    if known is None and field < FIRST_PARAMETRIC:
         known = registry.dtype_of(field & 0xFF, field >> 8)
-    if known is None or not (field >= _FIRST_PARAMETRIC or known in _FIELDS or _is_storable(known)):
+    if known is None or not (field >= FIRST_PARAMETRIC or known in _FIELDS or _is_storable(known)):
         raise KeyError(field)
     return known
 
@@ -149,13 +148,6 @@ def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
         return dtype
     element_of(field, storage)
     return dtype if is_computed(field) else cast(np.dtype, storage_of(field))
-
-
-def elements_named(field: int) -> str:
-    """The name of elements of this field, for a message: ``bfloat16``, ``int4``, ``code200:16``."""
-    if field >= _FIRST_PARAMETRIC:
-        return field_to_dtype(field).name
-    return str(DLDataType(field & 0xFF, field >> 8))
 
 
 def is_computed(field: int) -> bool:

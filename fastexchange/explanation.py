@@ -9,14 +9,14 @@ from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
 from .dispatch.walk import FLAG_LOOK, FLAG_TRUSTED
-from .dtypes import dtype_field, element_of, elements_named, is_computed
+from .dtypes import dtype_field, element_of, is_computed
 from .naming import type_name
 from .numba_call import as_numba_takes_it
 from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import check_tensors, refuse_mixed, why_not_computed, wording
+from .refusal import check_tensors, elements_named, refuse_mixed, why_not_computed, wording
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 

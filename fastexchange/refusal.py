@@ -10,7 +10,7 @@ from .dispatch import layout
 from .dispatch.signature import UnknownDtype
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from .dltensor import MAX_ELEMENTS, MAX_OFFSET
-from .dtypes import elements_named, storage_of
+from .dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from .naming import type_name
 from .producers import torch
 
@@ -32,9 +32,18 @@ def dtype_name(code: int, bits: int, lanes: int = 1) -> str:
     return f"{name} of {bits} bits" + (f" in {lanes} lanes" if lanes != 1 else "")
 
 
+def elements_named(field: int) -> str:
+    """The name of elements of this field: ``bfloat16``, ``int4``, ``code 200 (unknown to DLPack 1.3) of 16 bits``."""
+    if field >= FIRST_PARAMETRIC:
+        return field_to_dtype(field).name
+    key = field & 0xFF, field >> 8
+    return next((name for name, known in registry.ML_DTYPES.items() if known == key), dtype_name(*key))
+
+
 def why_not_computed(field: int, value) -> str:
     """Why a tensor with elements of this field, in or as `value`, is refused: Numba has no type for them. And what to do."""
     name, stored = elements_named(field), storage_of(field)
+    in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if name in registry.ML_DTYPES and field < FIRST_PARAMETRIC else ""
     is_torch = _holds_torch(value)
     wider = next((wide for known, wide in _WIDER.items() if name.startswith(known)), None)
     ways = []
@@ -43,7 +52,7 @@ def why_not_computed(field: int, value) -> str:
         ways.append(f"convert it ({short}{f'.to(torch.{wider})' if is_torch else f'.astype({wider!r})'})")
     if stored is not None:
         ways.append(f"make the kernel with fast_args(storage=True), which gives it their bits as {stored.name}")
-    return f"Numba cannot compute with its elements, {name}; {', or '.join(ways) or 'convert it'}"
+    return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
 
 
 _WIDER = {"bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8"}
