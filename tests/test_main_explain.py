@@ -72,7 +72,7 @@ def test_a_kernel(module):
     found = facts(done.stdout)
     assert found["defined in"] == f"{module / 'kernels_of_mine.py'}, line 6"
     assert found["parameters"] == "x, y=2.0"
-    assert found["fast_args"] == "grad='allow', returns=numpy.ndarray, out=None"
+    assert found["fast_args"] == "grad='allow', storage=False, returns=numpy.ndarray, out=None"
     assert found["njit"] == "nogil=True"
     assert found["way"].startswith("native; it gives up the GIL")
     assert found["compiled"] == "array(float64, 1d, C), omitted(default=2.0)"
@@ -86,7 +86,7 @@ def test_a_file(module):
     done = run("explain", f"{module / 'kernels_of_mine.py'}:Holder.kernel")
     assert (done.returncode, done.stderr) == (0, "")
     found = facts(done.stdout)
-    assert found["fast_args"] == "grad='refuse', returns=None, out='x[n] -> out[n]'"
+    assert found["fast_args"] == "grad='refuse', storage=False, returns=None, out='x[n] -> out[n]'"
     assert found["njit"] == "no options"
     assert found["way"] == "native; it borrows its tensors"
     assert found["disk cache"].startswith("off")

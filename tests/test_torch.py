@@ -300,6 +300,35 @@ def test_the_slow_check_gives_the_same_answers(unknown):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 70
 
 
+WITHOUT_A_TABLE = """
+    import torch
+    for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"):
+        if name in vars(torch.Tensor):
+            delattr(torch.Tensor, name)
+"""
+
+
+@pytest.mark.parametrize("unknown", ["", "_find_keys"])
+def test_without_an_exchange_table_the_answers_are_the_same(unknown):
+    """As on PyTorch before 2.10, whose tensors are exported by the C function behind ``__dlpack__``, or by that itself."""
+    script = f"""
+    {WITHOUT_A_TABLE}
+    import pytest
+    from fastexchange import explain
+    from fastexchange.producers import torch_layout as producer
+    if {unknown!r}:
+        setattr(producer.Guard, {unknown!r}, lambda self: False)
+    assert ("to_dlpack" in str(explain(torch.ones(3)))) == (not {unknown!r})
+    others = "layout or slow_check or from_many_threads or without_the_compiler or exchange_table"
+    if {unknown!r}:  # then each call is one for Python
+        others += " or native or is_read or borrowed or without_the_gil or box_hold or owner or modes"
+    raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/test_torch.py", "-k", f"not ({{others}})"]))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 70
+
+
 def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
     from torch.overrides import TorchFunctionMode
 

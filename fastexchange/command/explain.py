@@ -75,7 +75,8 @@ def _kernel(kernel) -> str:
     options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value}
     if not dispatcher._can_compile:
         options["signatures"] = "explicit, no others are compiled"
-    own = {"grad": "allow" if kernel.allows_grad else "refuse", "storage": kernel.storage, "returns": kernel.returns, "out": kernel.out}
+    own = {"grad": "allow" if kernel.allows_grad else "refuse", "storage": kernel.storage}
+    own |= {"returns": kernel.returns, "out": kernel.out}
     stats, cache = kernel.stats(), dispatcher.stats
     signatures = [", ".join(map(str, signature)) or "no arguments" for signature in dispatcher.signatures]
     state = runtime()

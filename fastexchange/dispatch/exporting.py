@@ -72,7 +72,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             export_function = entry.interface if is_interface else entry.managed  # the entry may move while Python code runs
             guard = guard_of(context, entry)
             is_buffer = entry.key != 0
-            is_own_memory = entry.borrow != 0
+            is_own_memory = entry.is_own_memory != 0
             asks = guard != 0 and layout.guard_at(guard).asks != 0
             if flags & FLAG_TRUSTED == 0 and not asks and is_odd(guard, ob):
                 status = layout.STATUS_CHECK

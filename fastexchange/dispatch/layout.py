@@ -57,7 +57,7 @@ typedef struct {
     int64_t kind;               /* KIND_* */
     int64_t key;                /* what becomes of the leaf's key; dtypes: the dtype field */
     int64_t size;               /* scalars, dtypes: bytes of one element */
-    int64_t borrow;             /* dltensor_from_py_object_no_sync; 0: exports need not show the tensor's own memory */
+    int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
@@ -68,7 +68,7 @@ typedef struct {
     int64_t is_by_object;       /* whether objects of this type have entries of their own, with … */
     int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
-    int64_t reserved;
+    int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
