@@ -208,7 +208,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         notes.append("it has __dlpack__ but no __dlpack_device__")
         return None
     if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
-        notes.append(f"it has no {EXCHANGE_ATTRIBUTE} that can be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
+        notes.append(f"it has no {EXCHANGE_ATTRIBUTE} to be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
         return Discovery(PATH_DUNDER, {
             "kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,

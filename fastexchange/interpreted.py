@@ -4,6 +4,7 @@ import functools
 import inspect
 import operator
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -92,7 +93,7 @@ def _view(value, tensors: list, lists: list, manner):
 
 
 class _Stored:
-    """A producer of the tensor `of`, elements that Numba cannot compute with as the kernel gets them: see ``dtypes.element_of``."""
+    """A producer of the tensor `of`, with elements as a kernel gets them: see ``dtypes.element_of``."""
 
     def __init__(self, of, storage: bool):
         self._of, self._storage = of, storage
@@ -117,7 +118,7 @@ def _returned(result, tensors: list, cls: type):
         return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
     if not isinstance(result, np.ndarray):
         return result
-    origin = None
+    origin: Any = None
     for tensor, view in tensors:
         if result is view:
             return tensor

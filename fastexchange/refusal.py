@@ -55,7 +55,9 @@ def why_not_computed(field: int, value) -> str:
     return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
 
 
-_WIDER = {"bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8"}
+_WIDER = {
+    "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
+}  # fmt: skip
 """By how the name of an element type begins: to what it is converted."""
 
 

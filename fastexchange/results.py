@@ -44,7 +44,8 @@ def prepare() -> None:
 def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
     """What becomes of an array that `kernel` returned. `target`: the type of the tensor after which it goes, None for NumPy's.
 
-    `field`: that of the elements, if the kernel had their bits: 0, if it had the elements. Raises BufferError if the framework has no such tensor, or the memory belongs to nobody.
+    `field`: that of the elements if the kernel had their bits; else 0. Raises BufferError if the framework has no such tensor, or
+    the memory belongs to nobody.
     """
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
     if array.base is None and array.size and not array.flags.owndata:

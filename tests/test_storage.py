@@ -1,5 +1,6 @@
 """Elements that Numba cannot compute with: refused on every path, or passed as their bits to kernels that ask for those."""
 
+import functools
 import importlib.util
 import pickle
 
@@ -104,11 +105,11 @@ def test_refused_on_every_path(make, way):
     for options in ({}, {"nogil": True}):
         kernel = fast_args(function, **options)
         for _ in range(3):
-            refused(lambda: call(kernel, tensor), "position 0", "bfloat16", "float32", "uint16")
+            refused(functools.partial(call, kernel, tensor), "position 0", "bfloat16", "float32", "uint16")
         for _ in range(CALLS):
             assert call(kernel, plain) == 3
         for _ in range(3):  # now that there are an overload for uint16 and a fast entry
-            refused(lambda: call(kernel, tensor), "position 0")
+            refused(functools.partial(call, kernel, tensor), "position 0")
         assert all("uint16" in str(signature) for signature in kernel.signatures) and len(kernel.signatures) == 1
 
 

@@ -120,7 +120,7 @@ def check_what_a_kernel_gets_without_an_exchange_table():
         for _ in range(40):
             kernel(torch.arange(4.0))
     column = next(column for column in COLUMNS if column.title == OURS)
-    print(json.dumps([filled for filled in truth_table.fill(ROWS, [column])]))
+    print(json.dumps(list(truth_table.fill(ROWS, [column]))))
 
 
 def test_a_kernel_gets_the_same_without_an_exchange_table(found):

@@ -206,7 +206,7 @@ struct fx_frame {
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
     int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
-    int64_t elements;                   /* then: the dtype field of the array's elements, of which the kernel had the bits; else 0 */
+    int64_t elements;                   /* then: the dtype field of an array's elements, if the kernel had their bits; else 0 */
     int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
     int64_t device, managed_device;     /* CUDA: of the tensors, and of managed memory, which other devices read too; -1: none */
     int64_t stream, other_stream;       /* CUDA: current_work_stream of the producers, 0: none, or no other */
