@@ -146,7 +146,7 @@ class Export:
         return watched
 
     def retype(self, code: int, bits: int) -> None:
-        """Let it say that its elements are of another type of the same width; the producer's own managed tensor is left as it is."""
+        """Let it say that its elements are of another type of the same width. The producer's own is left as it is."""
         self._watch(0)
         self.tensor.dtype.code, self.tensor.dtype.bits = code, bits
 

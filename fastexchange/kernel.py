@@ -298,8 +298,9 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
     A :class:`FastKernel`; without a function, a decorator.
 
     Raises TypeError for anything else, for a `storage` that is no bool, for a `returns` that is no type of tensors, and for
-    options of Numba's given together with a dispatcher, which has its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that
-    does not fit the parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
+    options of Numba's given together with a dispatcher, which has its own; ValueError for another `grad`, for a `returns`
+    that names no parameter, and for an `out` that does not fit the parameters. A call raises ValueError for inputs whose
+    shapes do not fit `out`.
 
     Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``, or a loop
     in parallel), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors
