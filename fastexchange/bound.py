@@ -183,7 +183,8 @@ class _Held:
         if report.status != layout.STATUS_OK:
             if report.unmade is not None:  # Numba says why it cannot compile it, if so
                 serials = kernel._native.runtime.serials
-                kernel.dispatcher.compile(tuple(numba_types(report.unmade[0], kernel._parameters.defaults, serials)))
+                given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
+                kernel.dispatcher.compile(tuple(given))
             if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
                 raise TypeError(
                     f"{kernel.__qualname__}(): tensors on a GPU are bound with a launch configuration: "

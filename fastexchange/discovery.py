@@ -20,7 +20,7 @@ from .dispatch import layout
 from .dispatch.state import runtime
 from .dtypes import dtype_field, field_itemsize
 from .naming import shown, type_name
-from .producers import buffer, dunder, forwarded, torch, torch_layout
+from .producers import buffer, dunder, forwarded, torch, torch_capsule, torch_layout
 from .producers.ndarray import dtype_of
 from .producers.omitted import Omitted
 
@@ -182,7 +182,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # which may run Python code, when no view is borrowed yet
     kind = layout.KIND_EXCHANGE if view and not is_asked else layout.KIND_MANAGED
     fields = {
-        "kind": kind, "borrow": view, "managed": managed, "guard": guard,
+        "kind": kind, "borrow": view, "managed": managed, "guard": guard, "is_own_memory": int(bool(view)),
         "to_object": made, "takes_all": not torch.is_tensor_type(cls),
         "allocator": int(ffi.cast("intptr_t", table.managed_tensor_allocator)),
         "stream": int(ffi.cast("intptr_t", table.current_work_stream)),
@@ -207,6 +207,12 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
     if not hasattr(cls, "__dlpack_device__"):
         notes.append("it has __dlpack__ but no __dlpack_device__")
         return None
+    if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
+        notes.append(f"it has no {EXCHANGE_ATTRIBUTE} to be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
+        managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
+        return Discovery(PATH_DUNDER, {
+            "kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,
+        }, notes)  # fmt: skip
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.

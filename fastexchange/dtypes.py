@@ -1,27 +1,54 @@
 """Element types: DLPack's ``(code, bits)``, NumPy's dtype and Numba's type, and the 24-bit *field* that keys carry.
 
-A plain dtype's field is ``code | bits << 8``, and so is that of a registered one (``registry``) for which Numba has no type: a
-kernel sees its elements as unsigned integers of the same width. A parametric dtype (structured, datetime64, fixed-width text)
-gets a number above those, one per distinct dtype, kept for the life of the process like the code compiled for it.
+A plain dtype's field is ``code | bits << 8``, and so is that of a registered one (``registry``) for which Numba has no type.
+Any other dtype (structured, datetime64, fixed-width text; bits that have no DLPack name) gets a number above those, one per
+distinct dtype, kept for the life of the process like the code compiled for it.
+
+What a kernel computes with for a field is decided here, in :func:`element_of` and nowhere else: Numba's type for it; where it
+has none, the *storage integer*, if the kernel asks for that (``fast_args(storage=True)``); else the tensor is refused.
 """
 
 import functools
 import itertools
 import sys
+from typing import cast
 
 import numba
 import numpy as np
 
 from . import registry
 
-__all__ = ["dtype_field", "dtype_of_dl", "field_itemsize", "field_to_dtype", "field_to_numba"]
+__all__ = [
+    "NoNumbaType",
+    "as_kernel_has_it",
+    "dtype_field",
+    "dtype_of_dl",
+    "element_of",
+    "field_itemsize",
+    "field_to_dtype",
+    "field_to_numba",
+    "is_computed",
+    "storage_of",
+]
 
-_FIRST_PARAMETRIC = 1 << 16
+FIRST_PARAMETRIC = 1 << 16
+"""Fields below are DLPack's code and bits."""
+_FIRST_STORABLE = 1 << 23
+"""From here on: dtypes that have neither a DLPack name nor a Numba type, but a storage integer. Native code looks at the bit."""
 _FIELD_LIMIT = 1 << 24
 
 _FIELDS: dict[np.dtype, int] = {dtype: code | bits << 8 for (code, bits), dtype in registry.BUILT_IN_DTYPES.items()}
 _DTYPES: dict[int, np.dtype] = {field: dtype for dtype, field in _FIELDS.items()}
-_next_parametric = itertools.count(_FIRST_PARAMETRIC)
+_next_parametric = itertools.count(FIRST_PARAMETRIC)
+_next_storable = itertools.count()
+
+
+class NoNumbaType(Exception):
+    """Elements of this field are not for a kernel: Numba has no type for them, and they are not asked for as they are stored."""
+
+    def __init__(self, field: int):
+        super().__init__(field)
+        self.field = field
 
 
 def is_native_order(dtype: np.dtype) -> bool:
@@ -32,18 +59,24 @@ def is_native_order(dtype: np.dtype) -> bool:
 
 
 def dtype_field(dtype: np.dtype) -> int | None:
-    """The field of `dtype`; None if Numba has no type for it or it is not in native byte order.
+    """The field of `dtype`; None if it is not in native byte order, or neither Numba nor a storage integer is of any use for it.
 
     Equal dtypes have equal fields, whichever objects they are. Types of less than a byte that are kept one in a byte
-    (ml_dtypes) have fields as parametric ones have: DLPack's field of that name means packed elements.
+    (ml_dtypes) have no field of DLPack's: those of that name mean packed elements.
     """
     known = _FIELDS.get(dtype)
     if known is not None or not is_native_order(dtype):
         return known
-    if not _has_numba_type(dtype) and registry.padded_key_of(dtype) is None:
-        return _registered_field(dtype)
-    field = next(_next_parametric)
-    if field >= _FIELD_LIMIT:
+    if _has_numba_type(dtype):
+        field, limit = next(_next_parametric), _FIRST_STORABLE
+    elif not _is_storable(dtype):
+        return None
+    elif (key := registry.key_of(dtype)) is not None:
+        return key[0] | key[1] << 8
+    else:
+        field = _FIRST_STORABLE | dtype.itemsize << 16 | next(_next_storable)
+        limit = _FIRST_STORABLE | dtype.itemsize + 1 << 16
+    if field >= limit:
         return None
     _FIELDS[dtype] = field
     _DTYPES[field] = dtype
@@ -58,13 +91,6 @@ def _has_numba_type(dtype: np.dtype) -> bool:
     return True
 
 
-def _registered_field(dtype: np.dtype) -> int | None:
-    key = registry.key_of(dtype)
-    if key is None or not _is_storable(dtype):
-        return None
-    return key[0] | key[1] << 8
-
-
 def _is_storable(dtype: np.dtype) -> bool:
     """Whether elements of `dtype` are bits and nothing else, of which there is an unsigned integer of the same width."""
     return not dtype.hasobject and dtype.subdtype is None and dtype.itemsize in (1, 2, 4, 8) and is_native_order(dtype)
@@ -73,22 +99,64 @@ def _is_storable(dtype: np.dtype) -> bool:
 def field_to_dtype(field: int) -> np.dtype:
     """The NumPy dtype of a field that :func:`dtype_field` gave, or of DLPack's code and bits. Raises KeyError."""
     known = _DTYPES.get(field)
-    if known is None and field < _FIRST_PARAMETRIC:
+    if known is None and field < FIRST_PARAMETRIC:
         known = registry.dtype_of(field & 0xFF, field >> 8)
-    if known is None or not (field >= _FIRST_PARAMETRIC or known in _FIELDS or _is_storable(known)):
+    if known is None or not (field >= FIRST_PARAMETRIC or known in _FIELDS or _is_storable(known)):
         raise KeyError(field)
     return known
 
 
-def as_numba_has_it(dtype: np.dtype) -> np.dtype:
-    """`dtype`, or the unsigned integer of its width if it is a registered one for which Numba has no type."""
-    return dtype if _has_numba_type(dtype) else registry.storage_dtype(dtype)
+# ---- what a kernel computes with -----------------------------------------------------------------------------------
 
 
-@functools.cache
+@functools.cache  # of what is found: an exception is not kept, and a type may be registered later
 def field_to_numba(field: int):
-    """The Numba type of one element."""
-    return numba.from_dtype(as_numba_has_it(field_to_dtype(field)))
+    """Numba's type for elements of this field. Raises NoNumbaType."""
+    try:
+        return numba.from_dtype(field_to_dtype(field))
+    except Exception:  # Numba's several ways to say that it has no such type
+        raise NoNumbaType(field) from None
+
+
+def storage_of(field: int) -> np.dtype | None:
+    """The storage integer of elements of this field: the unsigned one of the same width; None if there is none."""
+    bits = 8 * (field >> 16 & 0x7F) if field >= _FIRST_STORABLE else field >> 8
+    return np.dtype(f"u{bits // 8}") if bits in (8, 16, 32, 64) else None
+
+
+def element_of(field: int, storage: bool):
+    """The Numba type as which a kernel sees elements of this field. Raises NoNumbaType: a tensor of them is refused.
+
+    `storage`: whether the kernel asks for the bits of what Numba has no type for.
+    """
+    try:
+        return field_to_numba(field)
+    except NoNumbaType:
+        stored = storage_of(field)
+        if not storage or stored is None:
+            raise
+        return numba.from_dtype(stored)
+
+
+def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
+    """The dtype as which a kernel sees an array of `dtype`, as :func:`element_of` decides. Raises NoNumbaType.
+
+    Itself also where no kernel has a place for it, and Numba the words.
+    """
+    field = dtype_field(dtype)
+    if field is None:
+        return dtype
+    element_of(field, storage)
+    return dtype if is_computed(field) else cast(np.dtype, storage_of(field))
+
+
+def is_computed(field: int) -> bool:
+    """Whether Numba has a type for elements of this field."""
+    try:
+        field_to_numba(field)
+    except NoNumbaType:
+        return False
+    return True
 
 
 def field_itemsize(field: int) -> int:

@@ -1,22 +1,23 @@
 """``explain``: which path an object takes into a kernel, and why not a faster one."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numba
 
 from .compile_errors import raise_named
-from .discovery import PATH_BUFFER, PATH_NDARRAY, PATH_NUMBA, discover, learn
+from .discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
 from .dispatch.state import runtime
 from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
-from .dtypes import as_numba_has_it, dtype_field, field_to_dtype
+from .dtypes import dtype_field, element_of, is_computed
 from .naming import type_name
 from .numba_call import as_numba_takes_it
+from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import check_tensors, refuse_mixed, wording
+from .refusal import check_tensors, elements_named, refuse_mixed, why_not_computed, wording
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
@@ -46,7 +47,7 @@ class Explanation:
     Of kernels for CUDA also ``device-array``, ``cuda-interface`` and ``package``.
     """
     reasons: tuple[str, ...] = ()
-    """Why no faster path is taken."""
+    """Why no faster path is taken; and why kernels refuse it, if that is so because of its elements."""
 
     def __str__(self):
         lines = [f"{self.type}: path {self.path} ({_MEANING[self.path]})"]
@@ -78,16 +79,33 @@ def explain(obj, /) -> Explanation:
     >>> explain(np.ones(3)).path
     'ndarray'
     """
+    explanation = _path_of(obj)
+    field = _field_of(obj, explanation.path)
+    if field is None or is_computed(field):
+        return explanation
+    return replace(explanation, reasons=(*explanation.reasons, why_not_computed(field, obj)))
+
+
+def _path_of(obj) -> Explanation:
+    """:func:`explain`, but for its elements, about which kernels differ."""
     found = discover(type(obj), obj)
-    notes = list(found.notes)
-    if found.path == PATH_NDARRAY:
-        given = dtype_of(obj)
-        if dtype_field(given) is not None and as_numba_has_it(given) is not given:
-            notes.append(f"Numba has no type for its elements, {given.name}: a kernel sees them as {as_numba_has_it(given).name}")
     if found.path == PATH_BUFFER and is_numba_only(obj):
-        notes.append("its strides are no multiple of its item size, which DLPack cannot describe")
-        return Explanation(type_name(type(obj)), PATH_NUMBA, tuple(notes))
-    return Explanation(type_name(type(obj)), found.path, tuple(notes))
+        notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
+        return Explanation(type_name(type(obj)), PATH_NUMBA, notes)
+    return Explanation(type_name(type(obj)), found.path, tuple(found.notes))
+
+
+def _field_of(obj, path: str) -> int | None:
+    """The dtype field of a tensor's elements; None for what is no tensor, and where it cannot be told."""
+    if path == PATH_NDARRAY:
+        return dtype_field(dtype_of(obj))
+    if path not in (PATH_EXCHANGE, PATH_DUNDER):
+        return None
+    try:
+        dtype = shape_and_dtype(obj, "explain()")[1]
+    except Exception:  # a tensor that is refused for something else, or no tensor after all
+        return None
+    return dtype.code | dtype.bits << 8 if dtype is not None and dtype.lanes == 1 else None
 
 
 def explain_type(cls: type, /) -> Explanation:
@@ -127,7 +145,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
         if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
-            outcome, numba_names = fate_of(kernel, report.keys)
+            outcome, numba_names = fate_of(kernel, report.keys, bound)
             if report.keys not in kernel._native:
                 try:
                     raise_named(kernel, bound, as_numba_takes_it)
@@ -172,7 +190,7 @@ def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths:
     """
 
     def how(position: int, value) -> Explanation:
-        return Explanation(type_name(type(value)), paths[position]) if paths and position in paths else explain(value)
+        return Explanation(type_name(type(value)), paths[position]) if paths and position in paths else _path_of(value)
 
     arguments = tuple(
         (
@@ -187,12 +205,14 @@ def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths:
     return CallExplanation(kernel.__qualname__, arguments, outcome, notes)
 
 
-def fate_of(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
+def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]]:
     """What becomes of a call with these keys, and the names of its arguments' Numba types."""
     try:
-        given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials)
+        given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials, kernel._element_of)
     except UnknownDtype as unknown:
-        return f"refused with BufferError: argument {unknown.position} has an element type without a NumPy dtype", []
+        name, value = kernel._parameters.name_of(unknown.position), bound[unknown.position]
+        why = why_not_computed(unknown.field, value)
+        return f"refused with BufferError: argument {name!r} (position {unknown.position}): {why}", []
     if keys not in kernel._native:
         fate = "new: the next such call compiles it"
     elif kernel._native.is_native(keys):
@@ -201,16 +221,16 @@ def fate_of(kernel, keys: tuple[int, ...]) -> tuple[str, list[str]]:
         fate = "known: Numba's own dispatcher makes this call"
     names = [str(numba_type) for numba_type in given]
     if len(keys) == len(given):  # no tuples
-        names = [name + _stored_as(key) for name, key in zip(names, keys, strict=True)]
+        names = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
     return fate, names
 
 
-def _stored_as(key: int) -> str:
-    """For an array whose elements Numba has no type for: what they are."""
-    if key & 0xFF != layout.KIND_ARRAY:
+def _stored_as(kernel, key: int) -> str:
+    """For an array whose elements the kernel sees as storage integers: what they are."""
+    field = key >> layout.DTYPE_SHIFT & 0xFFFFFF
+    if key & 0xFF != layout.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
         return ""
-    dtype = field_to_dtype(key >> layout.DTYPE_SHIFT & 0xFFFFFF)
-    return "" if as_numba_has_it(dtype) is dtype else f", the bits of its elements, which are {dtype.name}"
+    return f", the bits of its elements, which are {elements_named(field)}"
 
 
 def _numba_name(names: list[str], position: int, value) -> str:
@@ -221,6 +241,6 @@ def _numba_name(names: list[str], position: int, value) -> str:
     try:
         return str(numba.typeof(value))
     except Exception as error:
-        if explain(value).path in ("c-exchange", "dunder"):
+        if _path_of(value).path in ("c-exchange", "dunder"):
             return "an array, of a type that is not looked at here"
         return f"(no Numba type: {error})".splitlines()[0]

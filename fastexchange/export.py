@@ -5,7 +5,7 @@ An export is given back exactly once, or passed on to whoever takes it; :class:`
 
 import ctypes
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from .dispatch import layout
 from .dispatch.state import runtime
 from .dlpack import DLPackFlag, is_readable_by_cpu
 from .dltensor import READONLY_IS_ASSUMED
+from .dtypes import element_of, storage_of
 from .naming import type_name
 from .native import address_of
 from .producers import capsules, dunder, numpy_table, torch
@@ -144,6 +145,11 @@ class Export:
         self.managed = ffi.addressof(watched, "managed")
         return watched
 
+    def retype(self, code: int, bits: int) -> None:
+        """Let it say that its elements are of another type of the same width. The producer's own is left as it is."""
+        self._watch(0)
+        self.tensor.dtype.code, self.tensor.dtype.bits = code, bits
+
     def capsule(self, is_versioned: bool):
         """A capsule that then owns it."""
         if self.managed.deleter == ffi.NULL:  # which DLPack allows, and not every consumer expects
@@ -227,8 +233,11 @@ def known(cls: type) -> dict[str, int]:
     return entries.fields(cls)
 
 
-def to_numpy(export: Export, what: str = "") -> np.ndarray:
-    """The NumPy array over an export's memory, which it then owns. Raises BufferError, in the name of `what`."""
+def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) -> np.ndarray:
+    """The NumPy array over an export's memory, which it then owns. Raises BufferError, in the name of `what`.
+
+    `storage`: the integers as which it shows elements that NumPy has no dtype for.
+    """
     prefix = f"{what}: " if what else ""
     to_object = known(np.ndarray).get("to_object")
     if not to_object:
@@ -236,7 +245,10 @@ def to_numpy(export: Export, what: str = "") -> np.ndarray:
     tensor = export.tensor
     status = status_of(tensor)
     if not status and registry.dtype_of(tensor.dtype.code, tensor.dtype.bits) is None:
-        status = layout.STATUS_DTYPE
+        if storage is None:
+            status = layout.STATUS_DTYPE
+        else:
+            export.retype(*cast(tuple, registry.key_of(storage)))
     if status:
         raise BufferError(prefix + wording(status, tensor))
     return export.into(to_object)
@@ -249,10 +261,15 @@ def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> np.nda
     return to_numpy(export, what).copy(order=order)
 
 
-def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int) -> np.ndarray:
+def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool) -> np.ndarray:
     """A NumPy array over the memory of `tensor`, which it keeps alive; readonly if the export says so.
 
-    Raises BufferError if a CPU cannot read it, and whatever the producer raises.
+    `storage`: whether a kernel for which it is asks for the bits of what Numba cannot compute with. Raises NoNumbaType for a
+    tensor that no kernel like that gets, BufferError if a CPU cannot read it, and whatever the producer raises.
     """
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
-        return to_numpy(export)
+        dtype = export.tensor.dtype
+        field = dtype.code | dtype.bits << 8
+        if dtype.lanes == 1:
+            element_of(field, storage)
+        return to_numpy(export, storage=storage_of(field))

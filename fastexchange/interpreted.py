@@ -4,11 +4,16 @@ import functools
 import inspect
 import operator
 import sys
+from typing import Any
 
 import numpy as np
 
+from .dlpack import DLDataTypeCode
+from .dtypes import NoNumbaType, as_kernel_has_it, element_of, is_computed
+from .naming import type_name
 from .producers import torch
 from .producers.omitted import OMITTED
+from .registry import dtype_in
 
 
 def interpreted(func, manner):
@@ -72,11 +77,39 @@ def _view(value, tensors: list, lists: list, manner):
     if torch.is_tensor_type(type(value)):
         torch.check(value, manner.allows_grad)
         view = value.detach()
-    if hasattr(view, "__dlpack__") and not isinstance(view, np.ndarray):
-        view = np.from_dlpack(view)
-    if isinstance(view, np.ndarray):
-        tensors.append((value, view))
-    return view
+    try:
+        if hasattr(view, "__dlpack__") and not isinstance(view, np.ndarray):
+            view = np.from_dlpack(_Stored(view, manner.storage))
+        if isinstance(view, np.ndarray):
+            dtype = as_kernel_has_it(view.dtype, manner.storage)
+            view = view if dtype is view.dtype else view.view(dtype)
+            tensors.append((value, view))
+        return view
+    except NoNumbaType as error:
+        field = error.field
+    from .refusal import why_not_computed
+
+    raise BufferError(f"a {type_name(type(value))} cannot be passed to the kernel: {why_not_computed(field, value)}")
+
+
+class _Stored:
+    """A producer of the tensor `of`, with elements as a kernel gets them: see ``dtypes.element_of``."""
+
+    def __init__(self, of, storage: bool):
+        self._of, self._storage = of, storage
+
+    def __dlpack_device__(self):
+        return self._of.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        capsule = self._of.__dlpack__(**options)
+        dtype = dtype_in(capsule)
+        if dtype is not None and dtype.lanes == 1:
+            field = dtype.code | dtype.bits << 8
+            element_of(field, self._storage)
+            if not is_computed(field):
+                dtype.code = int(DLDataTypeCode.kDLUInt)
+        return capsule
 
 
 def _returned(result, tensors: list, cls: type):
@@ -85,10 +118,16 @@ def _returned(result, tensors: list, cls: type):
         return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
     if not isinstance(result, np.ndarray):
         return result
+    origin: Any = None
     for tensor, view in tensors:
         if result is view:
             return tensor
+        if result.dtype == view.dtype and np.may_share_memory(result, view):
+            origin = tensor  # of which a view has its type, also if the kernel had its bits
+            if isinstance(tensor, np.ndarray) and tensor.dtype != view.dtype:
+                result = result.view(tensor.dtype)
     if torch.is_tensor_type(cls):
-        return sys.modules["torch"].from_numpy(result)
+        made = sys.modules["torch"].from_numpy(result)
+        return made.view(origin.dtype) if torch.is_tensor_type(type(origin)) and made.dtype != origin.dtype else made
     make = getattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack", None)
     return make(result) if make is not None and not issubclass(cls, np.ndarray) else result

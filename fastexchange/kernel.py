@@ -49,6 +49,7 @@ class FastKernel(NativeCallable):
     dispatcher : the Numba dispatcher. Called directly, it takes what Numba takes.
     py_func : the Python function.
     allows_grad : whether it takes tensors that require grad while grad mode is on.
+    storage : whether it gets the bits of elements that Numba has no type for.
     returns : what says of which framework its results are: None, a parameter's name, or a type.
     out : the notation that declares its outputs, or None.
     cuda : the kernel that gets the calls with tensors on a GPU, or None.
@@ -67,7 +68,7 @@ class FastKernel(NativeCallable):
         self.py_func = dispatcher.py_func
         self._slow_calls = 0
         self._manner = manner = manner or _Manner()
-        self.allows_grad, self.returns, self.out, self.cuda, launch = manner
+        self.allows_grad, self.storage, self.returns, self.out, self.cuda, launch = manner
         self._parameters, self._outputs = _parameters_and_outputs(dispatcher.py_func, self.out)
         release_gil = bool(dispatcher.targetoptions.get("nogil"))
         self._native = KernelContext(
@@ -92,6 +93,12 @@ class FastKernel(NativeCallable):
 
     def __reduce__(self):
         return _kernel_of, (self.dispatcher, self._manner)
+
+    def _element_of(self, field: int):
+        """What it computes with for elements of this dtype field. Raises ``dtypes.NoNumbaType``: they are refused."""
+        from .dtypes import element_of
+
+        return element_of(field, self.storage)
 
     def _returns(self) -> type | int | None:
         """What :attr:`returns` is to native code: a type, a parameter's position, or None."""
@@ -259,6 +266,7 @@ class _Manner(NamedTuple):
     """How a kernel treats tensors: what ``fast_args`` is told beside the options of Numba."""
 
     allows_grad: bool = False
+    storage: bool = False
     returns: "str | type | None" = None
     out: "str | None" = None
     cuda: Any = None
@@ -276,7 +284,7 @@ def _parameters_and_outputs(py_func: Callable, out: str | None):
     return Parameters(py_func, len(outputs)), outputs
 
 
-def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None, launch=None, **options):
+def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=None, cuda=None, launch=None, **options):
     """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
 
     Parameters
@@ -287,6 +295,9 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None,
     grad : what becomes of tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as ``__dlpack__``
         has it, because autograd sees nothing of what a kernel does. ``"allow"``: the kernel gets their memory, as after
         ``detach()``; for kernels that take part in a backward pass of their own, and for optimiser steps.
+    storage : True: elements of types that Numba does not know (bfloat16, the float8 types, complex32, ml_dtypes' int4, those of
+        ``register_dlpack_dtype``) are passed as unsigned integers of the same width, their bits; a view of such an argument that
+        the kernel returns has the argument's type again. False: BufferError, because arithmetic on the bits means nothing.
     returns : what an array becomes that the kernel makes and returns, alone or in tuples and lists. None: a tensor of the
         framework of the call's first tensor, NumPy's where there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor
         of that type. A parameter's name: a tensor of the framework of that argument. An argument that the kernel returns is
@@ -305,10 +316,10 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None,
     -------
     A :class:`FastKernel`; without a function, a decorator.
 
-    Raises TypeError for anything else, for an option that neither this function nor ``numba.njit`` has, for a `returns` that is
-    no type of tensors, and for options of Numba's given together with a dispatcher, which has its own; ValueError for another
-    `grad`, for a `returns` that names no parameter, and for an `out` that does not fit the parameters. A call raises ValueError
-    for inputs whose shapes do not fit `out`.
+    Raises TypeError for anything else, for an option that neither this function nor ``numba.njit`` has, for a `storage` that is
+    no bool, for a `returns` that is no type of tensors, and for options of Numba's given together with a dispatcher, which has
+    its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that does not fit the
+    parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
 
     Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``, or a loop
     in parallel), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors
@@ -332,9 +343,12 @@ def fast_args(func=None, /, *, grad="refuse", returns=None, out=None, cuda=None,
         raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
     if returns is not None and not isinstance(returns, (str, type)):
         raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
-    manner = _Manner(grad == "allow", returns, out, _checked_cuda(cuda, launch, out, grad), launch)
+    if not isinstance(storage, bool):
+        raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
+    manner = _Manner(grad == "allow", storage, returns, out, _checked_cuda(cuda, launch, out, grad, storage), launch)
     if func is None:
-        return functools.partial(fast_args, grad=grad, returns=returns, out=out, cuda=cuda, launch=launch, **options)
+        own = {"grad": grad, "storage": storage, "returns": returns, "out": out, "cuda": cuda, "launch": launch}
+        return functools.partial(fast_args, **own, **options)
     if isinstance(func, FastKernel):
         _no_options(options, "a FastKernel")
         if manner not in (_Manner(), func._manner):
@@ -361,7 +375,7 @@ def _cuda_target_of(func):
     return target_of(func)
 
 
-def _checked_cuda(cuda, launch, out, grad: str):
+def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
     """The kernel for CUDA that ``fast_args(cuda=...)`` is given, None for none."""
     if cuda is None:
         if launch is not None:
@@ -371,7 +385,7 @@ def _checked_cuda(cuda, launch, out, grad: str):
         raise TypeError(f"fast_args(): cuda is a @cuda.jit dispatcher, or what fast_args made of one, not {shown(cuda)}")
     if launch is None or out is not None:
         raise TypeError("fast_args(): cuda= needs launch=, which says how it is launched, and no out=: it allocates nothing")
-    kernel = fast_args(cuda, grad=grad)
+    kernel = fast_args(cuda, grad=grad, storage=storage)
     if _cuda_target_of(kernel.dispatcher) is None:
         raise TypeError(f"fast_args(): cuda is a kernel for CUDA, and {kernel!r} is one for the CPU")
     return kernel

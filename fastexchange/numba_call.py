@@ -16,13 +16,13 @@ from .conversion import from_dlpack
 from .cpython import NativeCallable
 from .discovery import discover
 from .dispatch import layout
-from .dtypes import as_numba_has_it, dtype_field, is_native_order
+from .dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from .export import numpy_view
 from .naming import type_name
 from .producers import torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import argument, check_tensors, refuse_value, refused
+from .refusal import argument, check_tensors, refuse_value, refused, why_not_computed
 from .results import as_target, check_argument
 
 __all__ = ["as_numba_takes_it", "call_numba", "forget_frames"]
@@ -79,12 +79,11 @@ class Given:
     """The tensors of a call that Numba's dispatcher makes, and what the kernel gets of them."""
 
     def __init__(self):
-        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as Numba has it
+        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as the kernel has it
         self._lists: list[tuple[list, list, list]] = []  # with what Numba gets for it, and that again, to see what it changes
 
-    def add(self, tensor, view: np.ndarray) -> np.ndarray:
-        """`view`, that of `tensor`, as Numba has it."""
-        viewed = _as_numba_has_it(view)
+    def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
+        """Note a tensor, its NumPy view, and that as the kernel has it, which is returned."""
         self._tensors.append((tensor, view, viewed))
         return viewed
 
@@ -115,12 +114,17 @@ class Given:
             return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
         if type(result) is not np.ndarray:
             return result
+        origin: Any = None
         for tensor, view, viewed in self._tensors:
             if _is_same(result, viewed):
                 return tensor
-            if view.dtype != viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
-                result = result.view(view.dtype)
-        return as_target(result, self._target(kernel, bound), kernel.__qualname__)
+            if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
+                origin = tensor
+                result = result if view.dtype == viewed.dtype else result.view(view.dtype)
+        made = as_target(result, self._target(kernel, bound), kernel.__qualname__)
+        if torch.is_tensor_type(type(made)) and torch.is_tensor_type(type(origin)) and made.dtype != origin.dtype:
+            return made.view(origin.dtype)  # a view of an argument has the argument's type, for which NumPy has no dtype
+        return made
 
     def _target(self, kernel, bound: tuple) -> type | None:
         if isinstance(kernel.returns, type):
@@ -165,12 +169,16 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
                 detached = value.detach()  # which nobody else knows, and so does not change
                 if not is_checked:
                     check_tensors(kernel, position, detached)
-                view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"])
+                view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"], kernel.storage)
             else:
-                view = numpy_view(value, fields["managed"])
-            return _as_numba_has_it(view) if given is None else given.add(value, view)
+                view = numpy_view(value, fields["managed"], kernel.storage)
+            viewed = _as_kernel_has_it(kernel, view)
+            return viewed if given is None else given.add(value, view, viewed)
+        except NoNumbaType as error:
+            field = error.field
         except Exception as error:
             refused(kernel, position, error)
+        refuse_value(kernel, position, value, why_not_computed(field, value))
     elif kind == layout.KIND_TUPLE:
         return tuple([as_numba_takes_it(kernel, position, item, given) for item in value])
     elif kind == layout.KIND_NAMED_TUPLE:
@@ -186,7 +194,13 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
                 advice = "a masked array cannot be passed; pass its filled(), or its data and its mask"
                 error.patch_message(f"{argument(kernel, position)}: {advice}. Numba says: {error}")
                 raise
-        return _as_numba_has_it(value) if given is None else given.add(value, value)
+        try:
+            viewed = _as_kernel_has_it(kernel, value)
+        except NoNumbaType as error:
+            field = error.field
+        else:
+            return viewed if given is None else given.add(value, value, viewed)
+        refuse_value(kernel, position, value, why_not_computed(field, value))
     elif isinstance(value, NativeCallable):
         return value.dispatcher
     elif kind == layout.KIND_NUMBA:
@@ -223,12 +237,10 @@ def _is_tensor(kernel, value) -> bool:
     return fields["kind"] in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
 
 
-def _as_numba_has_it(array: np.ndarray) -> np.ndarray:
-    """`array`, or a view of it as unsigned integers if its dtype is a registered one for which Numba has no type."""
+def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:
+    """`array`, or a view of it as storage integers, if the kernel asks for those. Raises NoNumbaType."""
     given = dtype_of(array)
-    if dtype_field(given) is None:
-        return array
-    dtype = as_numba_has_it(given)
+    dtype = as_kernel_has_it(given, kernel.storage)
     return array if dtype is given else array.view(dtype)
 
 

@@ -27,7 +27,7 @@ from .producers.omitted import OMITTED, Omitted
 from .results import as_target, tensor_type
 from .values import DLDataType
 
-__all__ = ["Outputs"]
+__all__ = ["Outputs", "shape_and_dtype"]
 
 
 class Outputs:
@@ -112,7 +112,7 @@ class Outputs:
 
     def _check(self, output: Output, value, shape: tuple[int, ...]) -> None:
         """Raise ValueError for an output of another shape than the inputs ask for."""
-        given, _ = _shape_and_dtype(value, self._argument(output.position))
+        given, _ = shape_and_dtype(value, self._argument(output.position))
         if given != shape:
             raise ValueError(f"{self._argument(output.position)}: its shape is {given}, and must be {shape} ({self.pattern})")
 
@@ -145,7 +145,7 @@ class Outputs:
             extents[name], sources[name] = int(value), self._argument(position)
         for each in self.pattern.inputs:
             what = self._argument(each.position)
-            shape, dtypes[each.position] = _shape_and_dtype(arguments[each.position], what)
+            shape, dtypes[each.position] = shape_and_dtype(arguments[each.position], what)
             dims: list = list(each.dims)
             if ... in dims:
                 at, count = dims.index(...), len(shape) - len(dims) + 1
@@ -208,7 +208,7 @@ class Outputs:
 _ALLOCATE = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 5)
 
 
-def _shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | None]:
+def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | None]:
     """A tensor's shape and element type, None for one that DLPack has no name for.
 
     Raises TypeError for what is no tensor, and what its framework raises.

@@ -7,8 +7,10 @@ from typing import NoReturn
 from . import registry
 from ._abi import ffi
 from .dispatch import layout
+from .dispatch.signature import UnknownDtype
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from .dltensor import MAX_ELEMENTS, MAX_OFFSET
+from .dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from .naming import type_name
 from .producers import torch
 from .producers.torch_kinds import why_no_memory
@@ -31,8 +33,48 @@ def dtype_name(code: int, bits: int, lanes: int = 1) -> str:
     return f"{name} of {bits} bits" + (f" in {lanes} lanes" if lanes != 1 else "")
 
 
+def elements_named(field: int) -> str:
+    """The name of elements of this field: ``bfloat16``, ``int4``, ``code 200 (unknown to DLPack 1.3) of 16 bits``."""
+    if field >= FIRST_PARAMETRIC:
+        return field_to_dtype(field).name
+    key = field & 0xFF, field >> 8
+    return next((name for name, known in registry.ML_DTYPES.items() if known == key), dtype_name(*key))
+
+
+def why_not_computed(field: int, value) -> str:
+    """Why a tensor with elements of this field, in or as `value`, is refused: Numba has no type for them. And what to do."""
+    name, stored = elements_named(field), storage_of(field)
+    in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if name in registry.ML_DTYPES and field < FIRST_PARAMETRIC else ""
+    is_torch = _holds_torch(value)
+    wider = next((wide for known, wide in _WIDER.items() if name.startswith(known)), None)
+    ways = []
+    if wider is not None:
+        short = ".float() or " if is_torch and wider == "float32" else ""
+        ways.append(f"convert it ({short}{f'.to(torch.{wider})' if is_torch else f'.astype({wider!r})'})")
+    if stored is not None:
+        ways.append(f"make the kernel with fast_args(storage=True), which gives it their bits as {stored.name}")
+    return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
+
+
+_WIDER = {
+    "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
+}  # fmt: skip
+"""By how the name of an element type begins: to what it is converted."""
+
+
+def _holds_torch(value) -> bool:
+    if issubclass(type(value), tuple) or type(value) is list:
+        return any(map(_holds_torch, value[:]))
+    return torch.is_tensor_type(type(value))
+
+
+def refuse_elements(kernel, bound: tuple, unknown: UnknownDtype) -> NoReturn:
+    """Raise BufferError for an argument of a call whose elements are none that the kernel gets."""
+    refuse(kernel, unknown.position, bound, why_not_computed(unknown.field, bound[unknown.position]))
+
+
 def advice(code: int, bits: int) -> str:
-    """What to do with a tensor of an element type that has no NumPy dtype."""
+    """What to do with a tensor of an element type that has no NumPy dtype, of which there has to be an array."""
     if (code, bits) in registry.ML_DTYPES.values():
         return "import ml_dtypes, which has it, or convert it first"
     return "convert it first"

@@ -10,7 +10,7 @@ somebody has imported it; and NumPy's own registry (2.5), which has no way to be
 ml_dtypes keeps its types of less than a byte (int4, float6_e2m3fn, float4_e2m1fn and their like) one in a byte. They are not
 in these tables: ``(code, 8)`` would be another type, and ``(code, 4)`` says *packed* unless the tensor carries
 ``DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED`` (DLPack 1.3), which a borrowed view cannot carry and consumers overlook. So they
-are neither exported nor imported; a kernel gets them as bytes (:func:`padded_key_of` knows them).
+are neither exported nor imported; a kernel that asks for bits gets those bytes (``dtypes.storage_of``).
 """
 
 import ctypes
@@ -26,11 +26,11 @@ from .naming import shown
 from .once import forkable_lock
 
 __all__ = [
+    "dtype_in",
     "dtype_of",
     "key_of",
     "padded_key_of",
     "register_dlpack_dtype",
-    "storage_dtype",
 ]
 
 Key = tuple[int, int]
@@ -123,16 +123,6 @@ def dtype_of(code: int, bits: int) -> np.dtype | None:
             _learn_ml_dtypes()
             dtype = _known_dtype(key)
     return dtype
-
-
-def storage_dtype(dtype: np.dtype) -> np.dtype:
-    """The unsigned integer of the same width and byte order: what a kernel gets of a dtype that Numba cannot compute with.
-
-    Raises TypeError if there is none, and for elements that are, or refer to, Python objects.
-    """
-    if dtype.hasobject or dtype.subdtype is not None or dtype.itemsize not in (1, 2, 4, 8):
-        raise TypeError(f"{dtype!r} has no unsigned integer of its width: its elements are not plain 1, 2, 4 or 8 bytes")
-    return np.dtype(f"{dtype.byteorder}u{dtype.itemsize}")
 
 
 # ---- the tables; the lock is held ----------------------------------------------------------------------------------
@@ -251,6 +241,7 @@ _VERSIONED = b"dltensor_versioned"
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
 )
+_is_valid_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -278,8 +269,16 @@ def _ask_numpy_for_key(dtype: np.dtype) -> Key | None:
         capsule = array.__dlpack__(max_version=VERSION)
     except BufferError:
         return None
-    managed = ffi.cast("DLManagedTensorVersioned *", _capsule_pointer(capsule, _VERSIONED))
-    return managed.dl_tensor.dtype.code, managed.dl_tensor.dtype.bits
+    told = dtype_in(capsule)
+    return told.code, told.bits
+
+
+def dtype_in(capsule):
+    """The ``DLDataType`` in a capsule that nobody has consumed, as long as that lives; None for anything else."""
+    for name, struct in ((_VERSIONED, "DLManagedTensorVersioned *"), (b"dltensor", "DLManagedTensor *")):
+        if type(capsule).__name__ == "PyCapsule" and _is_valid_capsule(capsule, name):
+            return ffi.cast(struct, _capsule_pointer(capsule, name)).dl_tensor.dtype
+    return None
 
 
 def _ask_numpy_for_dtype(key: Key) -> np.dtype | None:

@@ -4,6 +4,7 @@ An array that a kernel made is handed back as a tensor of the *target*: the type
 the argument which it names, or of the call's first tensor. A framework whose tensors NumPy's cannot become, gives NumPy's.
 """
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -20,6 +21,7 @@ from .dispatch import layout
 from .dispatch.boxing import box
 from .dispatch.results import SEVERAL, box_result
 from .dispatch.state import runtime
+from .dtypes import field_to_dtype
 from .export import export_of, known
 from .naming import type_name
 from .native import address_of
@@ -39,16 +41,20 @@ def prepare() -> None:
     runtime().native.reflect = id(for_ever(sys.intern("reflect")))
 
 
-def as_target(array: np.ndarray, target: type | None, kernel: str):
+def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
     """What becomes of an array that `kernel` returned. `target`: the type of the tensor after which it goes, None for NumPy's.
 
-    Raises BufferError if the framework has no such tensor, or the memory belongs to nobody.
+    `field`: that of the elements if the kernel had their bits; else 0. Raises BufferError if the framework has no such tensor, or
+    the memory belongs to nobody.
     """
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
     if array.base is None and array.size and not array.flags.owndata:
         raise BufferError(
             f"{what}, shows memory that nobody owns (that of a global array, or at an address); return a copy of it"
         )
+    if field:
+        with contextlib.suppress(KeyError):  # NumPy has none: the bits, then
+            array = array.view(field_to_dtype(field))
     cls = np.ndarray if target is None else tensor_type(target)
     make = None if cls is np.ndarray else _maker(cls)
     if make is None:

@@ -24,7 +24,7 @@ from .native import address_of
 from .numba_call import call_numba, forget_frames
 from .numba_internals import can_compile, declared_signature, may_run_python
 from .producers import buffer, torch
-from .refusal import advice, check_tensors, dtype_name, refuse, refuse_mixed, refused, wording
+from .refusal import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from .results import check_argument
 
 MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
@@ -193,16 +193,13 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     check_argument(kernel, bound)
     native = kernel._native
     edition = native.edition  # before it is looked what has been compiled: that may be recompiled meanwhile
+    unknown = None
     try:
-        given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
-        unknown = None
+        given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, kernel._element_of)
     except UnknownDtype as error:
-        unknown = error.position, error.field
+        unknown = error
     if unknown is not None:
-        position, field = unknown
-        code, bits = field & 0xFF, field >> 8 & 0xFF
-        why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
-        refuse(kernel, position, bound, why)
+        refuse_elements(kernel, bound, unknown)
     if not can_compile(kernel.dispatcher):
         given = tuple(map(_as_declared, given))
     chosen = _overload_for(kernel.dispatcher, given)

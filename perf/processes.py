@@ -37,6 +37,8 @@ LABELS = {
     "asked/c": "hand-written C",
     "asked/fast": "fastexchange",
     "asked/complex": "fastexchange, complex64",
+    "tableless/fast": "fastexchange",
+    "tableless/views": "njit_kernel(x.numpy(), ...)",
 }
 """The rows: their keys, and what they are called."""
 
@@ -75,7 +77,16 @@ def asked(rounds: int) -> dict[str, Samples]:
     """Nanoseconds of calls with three tensors where PyTorch is asked about each, and of hand-written C in the same process."""
     if not find_spec("torch"):
         return {}
-    found = json.loads(_run(str(_HERE / "asked.py"), str(rounds)))
+    return _rows_of("asked.py", rounds)
+
+
+def without_table(rounds: int) -> dict[str, Samples]:
+    """Nanoseconds of calls with three tensors of a PyTorch without an exchange table, and of ``.numpy()`` in the same process."""
+    return _rows_of("without_table.py", rounds) if find_spec("torch") else {}
+
+
+def _rows_of(program: str, rounds: int) -> dict[str, Samples]:
+    found = json.loads(_run(str(_HERE / program), str(rounds)))
     return {key: Samples(np.array(values)) for key, values in found.items()}
 
 

@@ -27,6 +27,7 @@ SECTIONS = {
     "cold": "a kernel's first call, with nothing cached; not with --quick",
     "memory": "of a kernel and of a signature; not with --quick",
     "asked": "calls with PyTorch's tensors where their layout is unknown",
+    "tableless": "calls with tensors of a PyTorch without an exchange table",
     "threads": "two threads that call at once",
 }
 
@@ -85,6 +86,7 @@ def _extra(times: dict[str, Samples]) -> list[str]:
         ("import/", "start/", "cold/"): ("New processes", "ms", 1e6),
         ("memory/",): ("Private memory", "kB", 1e3),
         ("asked/",): ("3 PyTorch CPU tensors, PyTorch asked about each", "ns", 1),
+        ("tableless/",): ("3 PyTorch CPU tensors, PyTorch without an exchange table", "ns", 1),
     }
     tables = []
     for prefixes, (title, unit, of) in parts.items():
@@ -141,6 +143,7 @@ def main() -> int:
         ("cold", processes.cold_calls, 2),
         ("memory", processes.memory, 2),
         ("asked", processes.asked, rounds),
+        ("tableless", processes.without_table, rounds),
         ("threads", two_threads.measure, 3 if options.quick else 7),
     ):
         if name in sections:

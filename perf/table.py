@@ -78,6 +78,7 @@ def _arguments(t: _Lines) -> Iterator[Callable[[], None]]:
     yield lambda: t.call("3 PyTorch views", "autograd/views")
     yield lambda: t.call("3 PyTorch weights, in `no_grad()`", "autograd/weights")
     yield lambda: t.call("3 PyTorch tensors, not where they are expected in memory: PyTorch is asked", "asked")
+    yield lambda: t.call("3 PyTorch tensors, no exchange table", "tableless", ("tableless/views", "`njit_kernel(x.numpy(), …)`"))
     yield lambda: t.call("3 `array.array`", "buffer/3")
     yield lambda: t.call("3 objects with only `__dlpack__`", "dunder/3", ("dunder/3/from_dlpack", from_dlpack))
     yield lambda: t.call("58 NumPy arrays", "numpy/58", ("numpy/58/empty", empty))

@@ -40,6 +40,8 @@ def _tensors(book: Book) -> None:
         book.add(label, "≤ 1.15 x C without guards", lambda t, o=ours, c=c: t[o] / t[c], 1.15, "x")
     asked = lambda t: t["asked/fast"] / t["asked/c"]  # noqa: E731
     book.add("3 torch, PyTorch asked about each", "≤ 6 x C without guards", asked, 6, "x")
+    without_table = lambda t: t["tableless/fast"] / t["tableless/views"]  # noqa: E731
+    book.add("3 torch, no exchange table", "≤ 1 x njit_kernel(x.numpy(), …)", without_table, 1, "x")
     call = "3 NumPy arrays"
     book.add(call, "≤ 2 x empty C builtin", lambda t: t["numpy/3/fast"] / t["numpy/3/empty"], 2, "x")
     with_loop = "≤ 2 x empty, loop counted"

@@ -169,7 +169,7 @@ def _address_and_elements(x):
     return x.ctypes.data, x.copy()
 
 
-_kernel = fast_args(numba.njit(_address_and_elements), returns=np.ndarray)
+_kernel = fast_args(numba.njit(_address_and_elements), returns=np.ndarray, storage=True)
 
 
 @fast_args

@@ -310,11 +310,11 @@ def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
 
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
             tensor = torch.ones(3, dtype=dtype)
-            for refused in (first, from_dlpack):
+            for refused, advice in ((first, "storage=True"), (from_dlpack, "import ml_dtypes")):
                 try:
                     refused(tensor)
                 except BufferError as error:
-                    assert "import ml_dtypes" in str(error), error
+                    assert advice in str(error), error
                 else:
                     raise AssertionError("not refused")
         del sys.modules["ml_dtypes"]
@@ -322,7 +322,6 @@ def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
             import ml_dtypes
         except ImportError:
             sys.exit()
-        assert [first(torch.ones(3, dtype=torch.bfloat16)) for _ in range(40)] == [0x3F80] * 40
         assert from_dlpack(torch.ones(3, dtype=torch.bfloat16)).dtype == ml_dtypes.bfloat16
         """
     )

@@ -129,7 +129,7 @@ def test_the_type_of_another_input():
 
 @needs_torch
 def test_pytorchs_own_types_and_allocator():
-    kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+    kernel = fast_args(out="x[n] -> y[n]", storage=True)(lambda x, y: None)
     y = kernel(torch.ones(3, dtype=torch.bfloat16))
     assert y.dtype == torch.bfloat16 and y.is_contiguous()
     weight = torch.nn.Parameter(torch.ones(3))
@@ -157,7 +157,7 @@ def test_frameworks_that_cannot_allocate():
 
 
 def test_types_that_numpy_lacks():
-    kernel = fast_args(out="x[n] -> y[n]: bfloat16")(lambda x, y: None)
+    kernel = fast_args(out="x[n] -> y[n]: bfloat16", storage=True)(lambda x, y: None)
     if ml_dtypes is not None:
         assert kernel(np.ones(2)).dtype == ml_dtypes.bfloat16
     four = fast_args(out="x[n] -> y[n]: int4")(lambda x, y: None)

@@ -15,7 +15,8 @@ from interpreter import run_python
 from fastexchange import fast_args, from_dlpack, registry, to_dlpack
 from fastexchange._abi import ffi
 from fastexchange.dlpack import VERSION, DLDataTypeCode
-from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype, storage_dtype
+from fastexchange.dtypes import dtype_field, storage_of
+from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype
 
 NUMPY_REGISTERS = hasattr(np.dtypes, "register_dlpack_dtype")
 needs_numpy_registry = pytest.mark.skipif(not NUMPY_REGISTERS, reason="NumPy 2.5 has a registry of its own")
@@ -338,26 +339,6 @@ def test_lookups_and_registrations_at_once(code):
 # ---- storage -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dtype", "storage"),
-    [("f2", "u2"), ("f4", "u4"), ("c8", "u8"), ("?", "u1"), ("V1", "u1"), ("V2", "u2"), ("M8[s]", "u8"), ("S4", "u4"),
-     ("U1", "u4"), ("u4", "u4"), (">f2", ">u2"), ("<f2", "<u2"), (">M8[s]", ">u8")],
-)  # fmt: skip
-def test_storage(dtype, storage):
-    assert storage_dtype(np.dtype(dtype)) == np.dtype(storage)
-
-
-@pytest.mark.parametrize("dtype", ["V3", "V16", "c16", "g", "V0", "O", [("a", "O")], ("f2", (2,))], ids=repr)
-def test_storage_that_there_is_none(dtype):
-    with pytest.raises(TypeError, match="has no unsigned integer of its width"):
-        storage_dtype(np.dtype(dtype))
-
-
-def test_storage_of_strings_of_any_length():
-    with pytest.raises(TypeError, match="has no unsigned integer"):
-        storage_dtype(np.dtypes.StringDType())
-
-
 # ---- ml_dtypes -----------------------------------------------------------------------------------------------------
 
 needs_ml_dtypes = pytest.mark.skipif(importlib.util.find_spec("ml_dtypes") is None, reason="ml_dtypes is not installed")
@@ -380,7 +361,7 @@ def test_ml_dtypes_out_of_the_box(name, key):
 
     dtype = np.dtype(getattr(ml_dtypes, name))
     assert key_of(dtype) == key and dtype_of(*key) is dtype and key[1] == 8 * dtype.itemsize
-    assert storage_dtype(dtype) == np.dtype(f"u{dtype.itemsize}")
+    assert storage_of(dtype_field(dtype)) == np.dtype(f"u{dtype.itemsize}")
     assert key_of(dtype.newbyteorder("S")) is None
     assert registry.padded_key_of(dtype) is None
     register_dlpack_dtype(key, dtype)  # what the user, or ml_dtypes itself, may do as well
@@ -525,7 +506,7 @@ def test_less_than_a_byte_is_not_exchanged(name, key):
     assert registry.padded_key_of(dtype.newbyteorder("S")) is None
     with pytest.raises(ValueError, match="its bits must be the 8 of"):
         register_dlpack_dtype(key, dtype)
-    assert storage_dtype(dtype) == np.dtype("u1")
+    assert storage_of(dtype_field(dtype)) == np.dtype("u1")
 
 
 @needs_ml_dtypes
@@ -534,7 +515,7 @@ def test_a_kernel_gets_less_than_a_byte_as_bytes(name):
     import ml_dtypes
 
     array = np.array([1, 0, 1], "f4").astype(getattr(ml_dtypes, name))
-    kernel = fast_args(lambda x: x.sum())
+    kernel = fast_args(lambda x: x.sum(), storage=True)
     for _ in range(3):
         assert kernel(array) == array.view("u1").sum()
     assert kernel.signatures == [(numba.uint8[::1],)]

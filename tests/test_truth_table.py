@@ -1,5 +1,6 @@
 """The truth table of PyTorch's tensors: it says what happens, and a kernel gets right elements or an exception."""
 
+import json
 import os
 import signal
 import time
@@ -110,3 +111,24 @@ def check_that_processes_that_die_or_hang_take_no_other_cell_along():
 
 def test_processes_that_die_or_hang_take_no_other_cell_along():
     run_python("import test_truth_table as tests; tests.check_that_processes_that_die_or_hang_take_no_other_cell_along()")
+
+
+def check_what_a_kernel_gets_without_an_exchange_table():
+    from fastexchange import explain
+
+    for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"):
+        if name in vars(torch.Tensor):
+            delattr(torch.Tensor, name)
+    assert "to_dlpack" in str(explain(torch.ones(3)))
+    for kernel in truth_table._USED:
+        for _ in range(40):
+            kernel(torch.arange(4.0))
+    column = next(column for column in COLUMNS if column.title == OURS)
+    print(json.dumps(list(truth_table.fill(ROWS, [column]))))
+
+
+def test_a_kernel_gets_the_same_without_an_exchange_table(found):
+    """As on PyTorch before 2.10."""
+    done = run_python("import test_truth_table as tests; tests.check_what_a_kernel_gets_without_an_exchange_table()")
+    differing = {row: (outcome, found[row][OURS]) for row, _, outcome in json.loads(done.stdout) if outcome != found[row][OURS]}
+    assert not differing

@@ -31,8 +31,9 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
                 with naming(launcher):
                     report = settle(launcher, arguments, launcher.on_stream(streams[0]), FLAG_LOOK)
                 if report.status == layout.STATUS_UNKNOWN_SHAPE:
-                    taken_for(kernel, types_given(kernel, report.keys))  # raises what a declared signature has no place for
-                    outcome, names = fate_of(kernel, report.keys)
+                    outcome, names = fate_of(kernel, report.keys, bound)
+                    if names:  # it is not refused for its elements
+                        taken_for(kernel, types_given(kernel, report.keys))  # raises what a declared signature has no place for
                     why_own = kernel._native.why_own.get(report.keys, "")
                     if why_own:
                         outcome = f"{kernel.target.name}'s own launch: {why_own}"

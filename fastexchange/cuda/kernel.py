@@ -52,9 +52,9 @@ class CudaKernel(FastKernel):
         self.target = target
         self._slow_calls = 0
         self._manner = manner = manner or _Manner()
-        if manner != _Manner(manner.allows_grad):
+        if manner != _Manner(manner.allows_grad, manner.storage):
             raise TypeError("fast_args(): a kernel for CUDA returns nothing, and has no returns=, out= or cuda=")
-        self.allows_grad = manner.allows_grad
+        self.allows_grad, self.storage = manner.allows_grad, manner.storage
         self.returns = self.out = self.cuda = self._elsewhere = None
         self._parameters, self._outputs = Parameters(self.py_func), None
         if self._parameters.variadic is not None:
@@ -68,6 +68,9 @@ class CudaKernel(FastKernel):
         self._lock = forkable_lock()
         self.why_not = target.why_not(dispatcher)
         """Why all its launches are the package's own; nothing if they are not."""
+
+    def _element_of(self, field: int):
+        return self.target.element_of(field, self.storage)
 
     def __call__(self, /, *args, **kwargs):
         name = self.__qualname__

@@ -1,9 +1,11 @@
 """A kernel for a launch that is new: which signature it has, compiled by its package, held against the driver, loaded."""
 
+import functools
 from typing import NoReturn
 
 from ..dispatch.signature import UnknownDtype, numba_types
-from ..refusal import advice, argument, dtype_name, refuse
+from ..dtypes import element_of
+from ..refusal import argument, refuse_elements
 from .context import Launchable
 from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
@@ -19,12 +21,11 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
     native, target = kernel._native, kernel.target
     edition = native.edition
     try:
-        seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials)
         given = types_given(kernel, keys)
     except UnknownDtype as error:
-        code, bits = error.field & 0xFF, error.field >> 8 & 0xFF
-        why = f"its element type, {dtype_name(code, bits)}, has no NumPy dtype; {advice(code, bits)}"
-        refuse(kernel, error.position, bound, why)
+        refuse_elements(kernel, bound, error)
+    width = functools.partial(element_of, storage=True)  # also of elements that only the package has a type for
+    seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width)
     driver().context(device)
     with driver().as_before(), target.on_device(device):
         taken, changes = taken_for(kernel, given)
@@ -45,7 +46,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
 
 def types_given(kernel, keys: tuple[int, ...]) -> tuple:
     """The types of a launch's arguments, as the package has them. Raises UnknownDtype."""
-    types = numba_types(keys, {}, kernel._native.runtime.serials, kernel.target.element_of)
+    types = numba_types(keys, {}, kernel._native.runtime.serials, kernel._element_of)
     return tuple(map(kernel.target.type_of, types))
 
 

@@ -87,6 +87,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                         break
                     is_of_pytorch = entry.guard != 0 and entry.asks_python == 0
                     if turn == (BY_PYTORCH if is_of_pytorch else BY_PYTHON):
+                        if entry.guard != 0 and not is_of_pytorch:  # of a PyTorch without an exchange table
+                            hold_storage(context, entry, export, flags)
+                            entry = layout.entry_at(find(runtime, Py_TYPE(ob)))  # it may have moved
                         status = make_export(context, entry, export, flags)
                         exported += 1
                     elif turn == STORAGES:
@@ -139,7 +142,7 @@ def is_owning(context, flags):
 def hold_storage(context, entry, export, flags):
     """Hold the storage of a tensor of PyTorch's, if its export is to have it; forbid that it is resized if it is read later."""
     guard = layout.guard_at(guard_of(context, entry))
-    if entry.borrow == 0 or (guard.asks == 0 and not is_owning(context, flags)):  # PyTorch's exports do not hold it
+    if entry.is_own_memory == 0 or (guard.asks == 0 and not is_owning(context, flags)):  # PyTorch's exports do not hold it
         return
     is_read_later = is_owning(context, flags) and flags & FLAG_LOOK == 0 and context.device_type == CPU
     before = export.storage
@@ -167,7 +170,7 @@ def make_export(context, entry, export, flags):
     export_function = entry.interface if export.is_interface != 0 else entry.managed
     guard = guard_of(context, entry)
     is_buffer = entry.key != 0
-    is_own_memory = entry.borrow != 0
+    is_own_memory = entry.is_own_memory != 0
     asks = guard != 0 and layout.guard_at(guard).asks != 0
     if_odd = layout.STATUS_CHECK if flags & FLAG_ASKED == 0 else layout.STATUS_NUMBA
     if not asks and is_odd(guard, ob):

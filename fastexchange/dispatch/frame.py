@@ -185,6 +185,22 @@ def note_origins(frame, overload, args):
 
 
 @native
+def own_storage_of(runtime, ob):
+    """A new reference to the storage of a PyTorch tensor, 0 for any other object, and where exports may show other memory.
+
+    An export does not keep the memory if the tensor is set to other memory. A pending exception stays.
+    """
+    entry = find(runtime, Py_TYPE(ob))
+    if entry == 0 or layout.entry_at(entry).guard == 0 or layout.entry_at(entry).is_own_memory == 0:
+        return 0
+    error = stack(3)
+    c.PyErr_Fetch(error, error + 8, error + 16)
+    storage = storage_of(layout.guard_at(layout.entry_at(entry).guard), ob)
+    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+    return storage
+
+
+@native
 def give_owner(runtime, frame, i):
     """Give the memory block of the i-th array an owner, if it has none: the kernel, or what it called, has kept the array.
 
@@ -203,19 +219,23 @@ def give_owner(runtime, frame, i):
         ob = frame.holder
     elif origin == layout.ORIGIN_EXPORT:
         export = layout.export_at(export_of_array(frame, i))
-        managed = export.managed
         held = export.storage
-        export.is_given = 1
+        if held == 0:
+            storage = own_storage_of(runtime, ob)
+        if storage != 0:
+            ob = storage
+        else:
+            managed = export.managed
+            export.is_given = 1
     elif origin == layout.ORIGIN_VIEW:
         # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
         out = stack(1)
         error = stack(3)
         store(out, 0)
+        storage = own_storage_of(runtime, ob)
         c.PyErr_Fetch(error, error + 8, error + 16)
         entry = find(runtime, Py_TYPE(ob))
-        guard = layout.entry_at(entry).guard if entry != 0 else 0
-        storage = storage_of(layout.guard_at(guard), ob) if guard != 0 else 0
-        if storage != 0:  # of PyTorch: its exports would not keep the memory if the tensor is set to other memory
+        if storage != 0:
             ob = storage
         elif entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)

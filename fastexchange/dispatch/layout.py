@@ -59,7 +59,7 @@ typedef struct {
     int64_t kind;               /* KIND_* */
     int64_t key;                /* what becomes of the leaf's key; dtypes: the dtype field */
     int64_t size;               /* scalars, dtypes: bytes of one element */
-    int64_t borrow;             /* dltensor_from_py_object_no_sync; 0: exports need not show the tensor's own memory */
+    int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t to_object;          /* managed_tensor_to_py_object_no_sync, or 0 */
@@ -70,7 +70,7 @@ typedef struct {
     int64_t is_by_object;       /* whether objects of this type have entries of their own, with … */
     int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
-    int64_t reserved;
+    int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -209,6 +209,7 @@ struct fx_frame {
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
     int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
+    int64_t elements;                   /* then: the dtype field of an array's elements, if the kernel had their bits; else 0 */
     int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
     int64_t device, managed_device;     /* CUDA: of the tensors, and of managed memory, which other devices read too; -1: none */
     int64_t stream, other_stream;       /* CUDA: current_work_stream of the producers, 0: none, or no other */

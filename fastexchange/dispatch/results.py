@@ -46,9 +46,10 @@ from .leaves import dtype_entry, pack_ndarray, pack_tensor
 ARRAY_WORDS = layout.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
 OWNDATA = 0x0004  # NPY_ARRAY_OWNDATA
-UINT = 1  # kDLUInt
+UINT, COMPLEX = 1, 5  # kDLUInt, kDLComplex
 PLAIN_CODES = 0b1100111  # kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool: those for which Numba has types
 PARAMETRIC = 1 << 16
+STORABLE = 1 << 23  # from here on fields say the size of an element, in bytes, in bits 16 to 22: `dtypes.dtype_field`
 ONE, SEVERAL = 1, 2  # what fx_overload.boxes_arrays says: the result is an array, or holds some
 
 
@@ -66,8 +67,12 @@ def is_stored_as(field, stored):
     """Whether a kernel sees elements of the dtype `field` as those of the dtype `stored`."""
     if field == stored:
         return True
-    code = field & 0xFF  # Numba has no type for these: their bits are unsigned integers
-    return field < PARAMETRIC and (code > 6 or PLAIN_CODES >> code & 1 == 0) and stored == (UINT | field & 0xFF00)
+    if field >= STORABLE:
+        return stored == UINT | (field >> 16 & 0x7F) << 11
+    code, bits = field & 0xFF, field >> 8
+    is_half_complex = code == COMPLEX and bits < 64
+    is_plain = code <= 6 and PLAIN_CODES >> code & 1 != 0 and not is_half_complex
+    return field < PARAMETRIC and not is_plain and stored == UINT | bits << 8
 
 
 @native
@@ -219,6 +224,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
     runtime = layout.runtime_at(context.runtime)
     meminfo = load(at)
     i = index_of_argument(frame, meminfo)
+    frame.elements = 0
     if i >= 0 and field != 0:
         words = stack(ARRAY_WORDS)
         given = read_argument(runtime, frame, i, ndim, words)
@@ -227,7 +233,9 @@ def box_array(frame_address, at, ndim, field, is_mutable):
                 ob = layout.array_at(frame.arrays + ARRAY_BYTES * i).origin & -4
                 c.incref(ob)
                 return ob
-            field = given  # a view of an argument has elements of the argument's type
+            if field != given:  # a view of an argument has elements of the argument's type
+                frame.elements = given
+            field = given
     if i >= 0:
         give_owner(runtime, frame, i)  # what is done from here on may set the argument free
     target = target_of(frame)
@@ -256,14 +264,20 @@ def finish_array(frame_address, array):
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
     is_owned = ndarray_at(array).base != 0 or types.intp(ndarray_at(array).flags) & OWNDATA != 0
-    if is_owned and (target == 0 or (entry != 0 and layout.entry_at(entry).kind == layout.KIND_NDARRAY)):
+    if is_owned and frame.elements == 0 and (target == 0 or (entry != 0 and layout.entry_at(entry).kind == layout.KIND_NDARRAY)):
         return array
-    arguments = stack(4)
+    elements = c.PyLong_FromSsize_t(frame.elements)
+    if elements == 0:
+        c.Py_DecRef(array)
+        return note_failure(frame)
+    arguments = stack(5)
     store(arguments, runtime.results)
     store(arguments + 8, array)
     store(arguments + 16, target if target != 0 else global_address("_Py_NoneStruct"))
     store(arguments + 24, context.name)
-    made = c.PyObject_VectorcallMethod(runtime.as_target, arguments, 4, 0)
+    store(arguments + 32, elements)
+    made = c.PyObject_VectorcallMethod(runtime.as_target, arguments, 5, 0)
+    c.Py_DecRef(elements)
     c.Py_DecRef(array)
     return made if made != 0 else note_failure(frame)
 

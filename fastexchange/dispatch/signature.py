@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from numba.core import types
 
-from ..dtypes import field_to_dtype, field_to_numba
+from ..dtypes import NoNumbaType, field_to_numba
 from ..producers.buffer import CLASSES
 from .layout import (
     ALIGNED,
@@ -32,19 +32,19 @@ from .layout import (
 
 
 class UnknownDtype(Exception):
-    """A key's dtype is none that NumPy and Numba know. `position`: of the argument. `field`: code and bits."""
+    """A key's elements are none that the kernel gets. `position`: of the argument. `field`: of the elements."""
 
     def __init__(self, position: int, field: int):
         super().__init__(position, field)
         self.position, self.field = position, field
 
 
-def numba_types(keys, defaults: dict[int, object], serials, element=field_to_numba) -> tuple:
+def numba_types(keys, defaults: dict[int, object], serials, element) -> tuple:
     """The Numba types of a call's arguments, ``*args`` folded into one tuple type, as Numba's dispatcher folds them.
 
     `keys`: the key sequence. `defaults`: by parameter index, what an omitted argument stands for. `serials`: from serial
     number to a function that returns the named tuple class, or the Numba type of a constant. `element`: from a dtype field to
-    the type of an array's elements.
+    the type of an array's elements; raises NoNumbaType. Raises UnknownDtype.
     """
     stream = iter(keys)
     decoded: list[object] = []
@@ -59,7 +59,7 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
     if kind == KIND_ARRAY:
         return _array_type(key, position, element)
     if kind == KIND_SCALAR:
-        return field_to_numba(_known_field(key, position))
+        return field_to_numba(_field(key))
     if kind == KIND_NONE:
         return types.none
     if kind == KIND_OMITTED:
@@ -88,19 +88,17 @@ def lists_in(numba_types) -> tuple:
     return tuple(found)
 
 
-def _known_field(key: int, position: int) -> int:
-    field = (key >> DTYPE_SHIFT) & 0xFFFFFF
-    try:
-        field_to_dtype(field)
-    except KeyError:
-        raise UnknownDtype(position, field) from None
-    return field
+def _field(key: int) -> int:
+    return (key >> DTYPE_SHIFT) & 0xFFFFFF
 
 
 def _array_type(key: int, position: int, element_of):
     flags = key >> FLAGS_SHIFT
     cls = CLASSES[key >> CLASS_SHIFT]
-    element, ndim = element_of(_known_field(key, position)), (key >> NDIM_SHIFT) & 0xFF
+    try:
+        element, ndim = element_of(_field(key)), (key >> NDIM_SHIFT) & 0xFF
+    except NoNumbaType as error:
+        raise UnknownDtype(position, error.field) from None
     order: Literal["C", "F", "A"] = "C" if flags & C_ORDER else "F" if flags & F_ORDER else "A"
     readonly = not flags & WRITEABLE
     if cls is types.Array:

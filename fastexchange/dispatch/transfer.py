@@ -103,7 +103,7 @@ def transfer(state, ob, to):
     if layout.entry_at(target).guard == 0 and layout.entry_at(target).kind != layout.KIND_NDARRAY:
         return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
     guard = layout.entry_at(source).guard
-    is_own_memory = layout.entry_at(source).borrow != 0
+    is_own_memory = layout.entry_at(source).is_own_memory != 0
     if to_object == 0 or is_odd(guard, ob):
         return 0, False
     out = stack(1)

@@ -234,7 +234,7 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
         elif kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED or kind == layout.KIND_VIEW:
             entry = layout.entry_at(entry_address)
             class_key = entry.key
-            is_own_memory = entry.borrow != 0
+            is_own_memory = entry.is_own_memory != 0
             guard = guard_of(context, entry)  # the entry may move while foreign code runs
             stream = entry.stream
             origin = ob + layout.ORIGIN_VIEW

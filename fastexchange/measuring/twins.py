@@ -37,7 +37,7 @@ def twin(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, 
     made = _function(kernel.__name__, ", ".join(listed), body, namespace)
     owns = bool(kernel._native.native.owns)
     out = kernel.out if declares_outputs else None
-    return _made(made, _is_nogil(kernel), kernel.allows_grad, owns, returns=kernel.returns, out=out)
+    return _made(made, _is_nogil(kernel), kernel.allows_grad, owns, storage=kernel.storage, returns=kernel.returns, out=out)
 
 
 def returning_twin(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:

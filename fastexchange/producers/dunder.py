@@ -62,6 +62,38 @@ python_items = python_side("fastexchange.producers.dunder")
 
 
 @native
+def take(capsule, out):
+    """Fill the pointer at `out` with the owning export in a new capsule, which is renamed to ``used_…`` and dropped.
+
+    Returns 0, or -1 with an exception set.
+    """
+    side = python_items()
+    if side == 0:
+        c.Py_DecRef(capsule)
+        return types.int32(-1)
+    managed = 0
+    if c.PyCapsule_IsValid(capsule, cstring("dltensor_versioned")) != 0:
+        managed = c.PyCapsule_GetPointer(capsule, cstring("dltensor_versioned"))
+        c.PyCapsule_SetName(capsule, cstring("used_dltensor_versioned"))
+    elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
+        legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
+        managed = wrap_legacy(legacy, c.PyLong_AsSsize_t(load(side + 32)))
+        if managed != 0:
+            c.PyCapsule_SetName(capsule, cstring("used_dltensor"))
+        else:
+            c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+    else:
+        refused = c.PyObject_CallFunctionObjArgs(load(side + 24), capsule, 0)
+        if refused != 0:
+            c.Py_DecRef(refused)
+    c.Py_DecRef(capsule)
+    if managed == 0:
+        return types.int32(-1)
+    store(out, managed)
+    return types.int32(0)
+
+
+@native
 def export(py_object, out):
     """Fill the pointer at `out` with an owning export of `py_object`; the caller calls its deleter, once.
 
@@ -84,26 +116,7 @@ def export(py_object, out):
         capsule = c.PyObject_VectorcallMethod(load(side), arguments, 1, 0)
         if capsule == 0:
             return types.int32(-1)
-    managed = 0
-    if c.PyCapsule_IsValid(capsule, cstring("dltensor_versioned")) != 0:
-        managed = c.PyCapsule_GetPointer(capsule, cstring("dltensor_versioned"))
-        c.PyCapsule_SetName(capsule, cstring("used_dltensor_versioned"))
-    elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
-        legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
-        managed = wrap_legacy(legacy, c.PyLong_AsSsize_t(load(side + 32)))
-        if managed != 0:
-            c.PyCapsule_SetName(capsule, cstring("used_dltensor"))
-        else:
-            c.PyErr_SetNone(global_address("PyExc_MemoryError"))
-    else:
-        refused = c.PyObject_CallFunctionObjArgs(load(side + 24), capsule, 0)
-        if refused != 0:
-            c.Py_DecRef(refused)
-    c.Py_DecRef(capsule)
-    if managed == 0:
-        return types.int32(-1)
-    store(out, managed)
-    return types.int32(0)
+    return take(capsule, out)
 
 
 @cfunction(types.int32, types.intp, types.intp)

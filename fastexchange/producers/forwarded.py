@@ -10,7 +10,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction
 from ..cpython import OB_ITEM
-from ..native import call_int, global_address, load
+from ..native import call_int, global_address, load, native
 from . import dunder, torch
 from .python_side import python_side
 
@@ -21,8 +21,8 @@ MAX_WRAPPERS = 8
 python_items = python_side("fastexchange.producers.forwarded")
 
 
-@cfunction(types.int32, types.intp, types.intp)
-def managed_tensor_from_py_object_no_sync(py_object, out):
+@native
+def export(py_object, out):
     """Fill the pointer at `out` with an owning export of what `py_object` stands for; the caller calls its deleter, once.
 
     Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
@@ -39,6 +39,12 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         failed = call_int(c.PyLong_AsSsize_t(load(answer + OB_ITEM + 8)), (load(answer + OB_ITEM), out))
     c.Py_DecRef(answer)
     return types.int32(failed)
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """:data:`export`, as a function of an exchange table."""
+    return export(py_object, out)
 
 
 def resolve(wrapper):

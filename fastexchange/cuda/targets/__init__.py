@@ -32,8 +32,8 @@ class Target(Protocol):
     def on_device(self, device: int):
         """A context manager: the package's current device."""
 
-    def element_of(self, field: int):
-        """The package's type, or Numba's, for an array's elements of this dtype field (``dtypes.dtype_field``)."""
+    def element_of(self, field: int, storage: bool):
+        """The package's type, or else what ``dtypes.element_of`` says, for an array's elements of this dtype field."""
 
     def type_of(self, numba_type):
         """The package's type for one of Numba's."""

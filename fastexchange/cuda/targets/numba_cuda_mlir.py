@@ -13,7 +13,7 @@ from typing import Any
 from numba.core import types
 
 from ...dispatch.layout import ARRAY_HEAD_WORDS
-from ...dtypes import field_to_numba
+from ...dtypes import element_of
 from .. import layout
 from ..streams import default_stream, expressly
 from . import BFLOAT16, Parameter
@@ -36,8 +36,8 @@ class NumbaCudaMlir:
     def on_device(self, device: int):
         return self.cuda.gpus[device]
 
-    def element_of(self, field: int):
-        return self.cuda.types.bfloat16 if field == BFLOAT16 else field_to_numba(field)
+    def element_of(self, field: int, storage: bool):
+        return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage)
 
     def type_of(self, numba_type):
         if isinstance(numba_type, types.Array):

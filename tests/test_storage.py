@@ -1,0 +1,364 @@
+"""Elements that Numba cannot compute with: refused on every path, or passed as their bits to kernels that ask for those."""
+
+import functools
+import importlib.util
+import pickle
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch, tvm_ffi
+from interoperability import jax, ml_dtypes
+from interpreter import run_python
+from made_producers import Dunder, Tabled, tabled_type
+
+from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype
+from fastexchange.kernel import _CarefulKernel, _Manner
+from fastexchange.registry import ML_DTYPES, ML_DTYPES_PADDED
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not installed")
+
+CALLS = 40  # more than it takes for a fast entry
+BITS = [0x3F80, 0x4000, 0x4040]  # 1.0, 2.0, 3.0 in bfloat16
+
+
+def _array():
+    return np.array(BITS, "u2").view(ml_dtypes.bfloat16)
+
+
+Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
+MAKERS = {
+    "numpy": _array,
+    "torch": lambda: torch.tensor([1.0, 2.0, 3.0]).to(torch.bfloat16),
+    "jax": lambda: jax.numpy.array([1.0, 2.0, 3.0], jax.numpy.bfloat16),
+    "tvm_ffi": lambda: convert(_array(), tvm_ffi.Tensor),
+    "only __dlpack__": lambda: Dunder(np.array(BITS, "u2"), code=4),
+    "exchange table": lambda: Tabled(np.array(BITS, "u2"), code=4),
+    "exchange table without views": lambda: Exporting(np.array(BITS, "u2"), code=4),
+}
+NEEDED = {"torch": torch, "jax": jax, "tvm_ffi": tvm_ffi}
+of_each = pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=pytest.mark.skipif(NEEDED.get(name, name) is None, reason="not installed"))
+        for name, make in MAKERS.items()
+    ],
+)
+
+
+def total(x):
+    s = 0
+    for i in range(x.shape[0]):
+        s += x[i]
+    return s
+
+
+def total_beside(x, text):
+    return total_njit(x) + len(text)
+
+
+def total_inside(pair):
+    return total_njit(pair[0]) + pair[1]
+
+
+def total_listed(tensors):
+    s = 0
+    for each in tensors:
+        s += total_njit(each)
+    return s
+
+
+def total_of_all(*tensors):
+    return total_njit(tensors[0])
+
+
+total_njit = numba.njit(total)
+WAYS = {
+    "position": (total, lambda kernel, x: kernel(x)),
+    "keyword": (total, lambda kernel, x: kernel(x=x)),
+    "bound": (total, lambda kernel, x: kernel.bind(x)()),
+    "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
+    "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
+    "in a list": (total_listed, lambda kernel, x: kernel([x])),
+    "of *args": (total_of_all, lambda kernel, x: kernel(x)),
+}
+by_each_way = pytest.mark.parametrize("way", WAYS)
+
+
+def refused(call, *words: str) -> str:
+    with pytest.raises(BufferError) as raised:
+        call()
+    message = str(raised.value)
+    for word in ("Numba cannot compute with its elements", "fast_args(storage=True)", *words):
+        assert word in message, message
+    return message
+
+
+@needs_ml_dtypes
+@of_each
+@by_each_way
+def test_refused_on_every_path(make, way):
+    function, call = WAYS[way]
+    tensor = make()
+    plain = np.ones(3, np.uint16)
+    for options in ({}, {"nogil": True}):
+        kernel = fast_args(function, **options)
+        for _ in range(3):
+            refused(functools.partial(call, kernel, tensor), "position 0", "bfloat16", "float32", "uint16")
+        for _ in range(CALLS):
+            assert call(kernel, plain) == 3
+        for _ in range(3):  # now that there are an overload for uint16 and a fast entry
+            refused(functools.partial(call, kernel, tensor), "position 0")
+        assert all("uint16" in str(signature) for signature in kernel.signatures) and len(kernel.signatures) == 1
+
+
+@needs_ml_dtypes
+@of_each
+@by_each_way
+def test_a_kernel_that_asks_gets_the_bits(make, way):
+    function, call = WAYS[way]
+    tensor = make()
+    for options in ({}, {"nogil": True}):
+        kernel = fast_args(function, storage=True, **options)
+        assert [call(kernel, tensor) for _ in range(CALLS)] == [sum(BITS)] * CALLS
+        assert call(kernel, np.array([1.5, 2.0])) == 3.5
+
+
+@needs_ml_dtypes
+@of_each
+@pytest.mark.parametrize("first", [False, True])
+def test_kernels_of_one_dispatcher_share_no_answer(make, first):
+    dispatcher = numba.njit(total)
+    kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
+    assert kernels[False] is not kernels[True] and fast_args(dispatcher, storage=True) is kernels[True]
+    tensor = make()
+    for _ in range(3):
+        for storage in (first, not first):
+            for _ in range(CALLS):
+                if storage:
+                    assert kernels[True](tensor) == sum(BITS)
+                else:
+                    refused(lambda: kernels[False](tensor))
+
+
+@needs_ml_dtypes
+@pytest.mark.parametrize("name", [*ML_DTYPES, *ML_DTYPES_PADDED, "bcomplex32"])
+def test_every_type_of_ml_dtypes(name):
+    if not hasattr(ml_dtypes, name):
+        pytest.skip("this ml_dtypes does not have it")
+    array = np.array([1, 0, 1], np.float32).astype(getattr(ml_dtypes, name))
+    bits = array.view(f"u{array.itemsize}")
+    for kernel in (fast_args(total), fast_args(total_beside)):
+        arguments = (array,) if kernel.py_func is total else (array, "")
+        refused(lambda arguments=arguments, kernel=kernel: kernel(*arguments), name, bits.dtype.name)
+    asking, beside = fast_args(lambda x: (x, x[1:]), storage=True), fast_args(lambda x, text: (x, x[1:]), storage=True)
+    for _ in range(CALLS):
+        for same, tail in (asking(array), beside(array, "")):
+            assert same is array and tail.dtype == array.dtype and tail.view(bits.dtype).tolist() == bits[1:].tolist()
+    assert asking.signatures == [(numba.typeof(bits),)]
+
+
+NARROW = ["bfloat16", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("name", NARROW)
+def test_every_type_of_pytorch(name):
+    tensor = torch.tensor([1.0, 2.0, 0.5]).to(getattr(torch, name))
+    stored = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[tensor.element_size()]
+    advice = "complex64" if name == "complex32" else ".float()"
+    for _ in range(3):
+        refused(lambda: fast_args(total)(tensor), name, advice, f"to(torch.{'complex64' if 'complex' in name else 'float32'})")
+    kernel = fast_args(lambda x: (x, x[1:], x.copy()), storage=True)
+    for _ in range(CALLS):
+        same, tail, copied = kernel(tensor)
+        assert same is tensor and tail.dtype == tensor.dtype and tail.data_ptr() == tensor[1:].data_ptr()
+        assert copied.dtype == stored and copied.tolist() == tensor.view(stored).tolist()
+
+
+def test_registered_dtypes_and_others_that_are_bits():
+    register_dlpack_dtype((203, 16), np.dtype("V2"))
+    of_four = np.array(BITS, "u4").view("V4")
+    for array in (np.array(BITS, "u2").view("V2"), Dunder(np.array(BITS, "u2"), code=203), of_four):
+        for _ in range(3):
+            refused(lambda array=array: fast_args(total)(array), "uint32" if array is of_four else "uint16")
+        kernel = fast_args(total, storage=True)
+        assert [kernel(array) for _ in range(CALLS)] == [sum(BITS)] * CALLS
+
+
+@pytest.mark.parametrize(("code", "bits"), [(0, 4), (2, 128), (200, 24), (17, 4)])
+def test_elements_without_an_integer_of_their_width(code, bits):
+    tensor = Dunder(np.zeros(4), code=code, bits=bits)
+    for storage in (False, True):
+        with pytest.raises(BufferError, match="Numba cannot compute with its elements") as raised:
+            fast_args(total, storage=storage)(tensor)
+        assert "storage" not in str(raised.value)
+
+
+def test_what_numba_computes_with_is_passed_as_it_is():
+    kernel = fast_args(lambda x: x, storage=True)
+    for dtype in ("?", "i1", "u8", "f4", "c8", "M8[s]", [("a", "i4"), ("b", "f8")], "S3", "U2"):
+        array = np.zeros(3, dtype)
+        assert kernel(array) is array
+        assert kernel.signatures[-1] == (numba.typeof(array),)
+
+
+# ---- outputs, results, bound launches ------------------------------------------------------------------------------
+
+
+@needs_ml_dtypes
+@of_each
+def test_declared_outputs(make):
+    tensor = make()
+    if isinstance(tensor, (Tabled, Exporting)):
+        pytest.skip("its allocator makes no such tensors")
+    for out in ("x[n] -> y[n]", "x[n] -> y[n]: bfloat16"):
+        refused(lambda out=out: fast_args(out=out)(lambda x, y: None)(tensor), "'x' (position 0)")
+    refused(lambda: fast_args(out="x[n] -> y[n]: bfloat16")(lambda x, y: None)(np.ones(3)), "'y' (position 1)")
+    refused(lambda: fast_args(lambda x, y: None, out="x[n] -> y[n]")(np.ones(3), y=tensor), "'y' (position 1)")
+
+
+@needs_torch
+def test_declared_outputs_of_kernels_that_ask():
+    kernel = fast_args(out="x[n] -> y[n]: bfloat16", storage=True)(_upper_half)
+    for _ in range(CALLS):
+        made = kernel(torch.tensor([1.0, 2.0, 3.0]).view(torch.int32))
+        assert made.dtype == torch.bfloat16 and made.tolist() == [1.0, 2.0, 3.0]
+
+
+def _upper_half(x, y):
+    for i in range(x.shape[0]):
+        y[i] = x[i] >> 16
+
+
+@needs_ml_dtypes
+@pytest.mark.parametrize("target", [np.ndarray, "torch", "tvm_ffi", "jax"])
+def test_a_view_that_is_returned_has_the_arguments_type(target):
+    module = {"torch": torch, "tvm_ffi": tvm_ffi, "jax": jax, np.ndarray: np}[target]
+    if module is None:
+        pytest.skip("not installed")
+    cls = {"torch": "Tensor", "tvm_ffi": "Tensor", "jax": "Array", np.ndarray: "ndarray"}[target]
+    array = _array()
+    returns = getattr(module, cls)
+    native = fast_args(lambda x: x[1:], storage=True, returns=returns)
+    by_numba = fast_args(lambda x, text: x[1:], storage=True, returns=returns)
+    for _ in range(CALLS):
+        for made in (native(array), by_numba(array, "")):
+            assert isinstance(made, returns) and from_dlpack(made).dtype == ml_dtypes.bfloat16
+            assert from_dlpack(made).tolist() == [2.0, 3.0]
+
+
+@needs_ml_dtypes
+def test_a_launch_that_is_bound_anew():
+    launch = fast_args(total).bind(np.ones(3))
+    assert launch() == 3.0
+    refused(lambda: launch.rebind(x=_array()))
+    launch = fast_args(total, storage=True).bind(_array())
+    assert [launch() for _ in range(3)] == [sum(BITS)] * 3
+
+
+# ---- interpreters --------------------------------------------------------------------------------------------------
+
+WITHOUT_ML_DTYPES = """
+    import sys
+    sys.modules["ml_dtypes"] = None  # whatever is installed
+    import torch
+    from fastexchange import explain, fast_args
+
+    tensor = torch.tensor([1.0, 2.0, 3.0]).to(torch.bfloat16)
+    native, by_numba = (lambda x: (x, x[1:])), (lambda x, text: (x, x[1:]))
+    for function, rest in ((native, ()), (by_numba, ("",))):
+        for storage in (False, True, False, True):
+            kernel = fast_args(function, storage=storage)
+            for _ in range(40):
+                try:
+                    same, tail = kernel(tensor, *rest)
+                except BufferError as error:
+                    assert not storage and "storage=True" in str(error) and "ml_dtypes" not in str(error), error
+                else:
+                    assert storage and same is tensor and tail.dtype == torch.bfloat16 and tail.tolist() == [2.0, 3.0]
+    assert "storage=True" in str(explain(tensor)) and "ml_dtypes" not in str(explain(tensor))
+"""
+
+
+@needs_torch
+def test_without_ml_dtypes():
+    run_python(WITHOUT_ML_DTYPES)
+
+
+@needs_torch
+def test_without_ml_dtypes_and_without_compiling():
+    run_python(WITHOUT_ML_DTYPES, NUMBA_DISABLE_JIT="1")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ml_dtypes") is None, reason="ml_dtypes is not installed")
+def test_without_compiling():
+    run_python(
+        """
+        import ml_dtypes, numpy as np
+        from fastexchange import fast_args
+        from made_producers import Dunder
+
+        bits = np.array([0x3F80, 0x4000], "u2")
+        for array in (bits.view(ml_dtypes.bfloat16), Dunder(bits, code=4)):
+            assert fast_args(lambda x: int(x.sum()), storage=True)(array) == 0x7F80
+            for arguments in ((array,), ((array, 1),), ([array],)):
+                try:
+                    fast_args(lambda x: 0)(*arguments)
+                except BufferError as error:
+                    assert "fast_args(storage=True)" in str(error), error
+                else:
+                    raise AssertionError("not refused")
+        same, tail = fast_args(lambda x: (x, x[1:]), storage=True)(bits.view(ml_dtypes.bfloat16))
+        assert tail.dtype == ml_dtypes.bfloat16 and tail.tolist() == [2.0]
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
+
+
+@needs_ml_dtypes
+@of_each
+def test_where_numbas_dispatcher_makes_all_calls(make):
+    dispatcher = numba.njit(total)
+    refused(lambda: _CarefulKernel(dispatcher)(make()), "position 0")
+    assert _CarefulKernel(dispatcher, _Manner(storage=True))(make()) == sum(BITS)
+
+
+# ---- what is said, and the option ----------------------------------------------------------------------------------
+
+
+@needs_ml_dtypes
+@of_each
+def test_explained(make):
+    tensor = make()
+    said = str(explain(tensor))
+    assert "fast_args(storage=True)" in said and "float32" in said and "bfloat16" in said, said
+    for name, (function, _) in WAYS.items():
+        arguments = {"beside a string": (tensor, ""), "in a tuple": ((tensor, 0),), "in a list": ([tensor],)}.get(name, (tensor,))
+        said = fast_args(function).explain(*arguments)
+        assert said.outcome.startswith("refused with BufferError") and "fast_args(storage=True)" in said.outcome, said
+        said = fast_args(function, storage=True).explain(*arguments)
+        assert "refused" not in str(said) and "storage=True" not in str(said), said
+    assert "the bits of its elements, which are bfloat16" in str(fast_args(total, storage=True).explain(tensor))
+
+
+@pytest.mark.parametrize("storage", [1, None, "allow"])
+def test_the_option_is_a_bool(storage):
+    with pytest.raises(TypeError, match="storage is True or False"):
+        fast_args(total, storage=storage)
+
+
+def kept(x):
+    return x.shape[0]
+
+
+asking = fast_args(kept, storage=True)
+
+
+def test_a_kernel_knows_what_it_asks_for():
+    assert asking.storage is True and fast_args(kept).storage is False
+    assert isinstance(asking, FastKernel) and pickle.loads(pickle.dumps(asking)).storage is True
+    with pytest.raises(TypeError, match="has its options already"):
+        fast_args(fast_args(kept), storage=True)
