@@ -4,6 +4,7 @@ from typing import NoReturn
 
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..refusal import advice, argument, dtype_name, refuse
+from . import resets
 from .context import Launchable
 from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
@@ -27,6 +28,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
         refuse(kernel, error.position, bound, why)
     driver().context(device)
     with driver().as_before(), target.on_device(device):
+        resets.watch(device)
         taken, changes = taken_for(kernel, given)
         compiled = target.compile(kernel.dispatcher, taken)
         parameters = compiled.parameters()
@@ -85,6 +87,7 @@ def load(kernel, overload: int, device: int, native) -> None:
     """Load the kernel on a device, for launches like that of the ``fx_launcher`` `native`."""
     driver().context(device)
     with driver().as_before(), kernel.target.on_device(device):
+        resets.watch(device)
         kernel._native.load(overload, device, native)
 
 
