@@ -28,11 +28,12 @@ class BoundCudaLaunch(NativeCallable):
     """A launch with fixed arguments, made by ``kernel[grid, block].bind(...)``. Calling it without any launches the kernel.
 
     Ownership: it holds an owning export of every tensor, and the arguments, so that their memory lives as long as it
-    does; after a reset of a device's context, which takes it away, the call raises :class:`~fastexchange.CudaError`. Of PyTorch tensors each call looks whether their storage still is where it was: if not (``resize_()``), the
-    call is an ordinary one, and so are all further calls. What else becomes of a tensor does not concern it: after a
-    ``set_()`` it goes on with the old memory. Scalars have the values that they had. What is refused for its state (a
-    tensor that requires grad …) is refused when it is bound. It launches the code that the kernel had then, also when that
-    has been compiled anew since.
+    does; after a reset of a device's context, which takes memory away, a call raises :class:`~fastexchange.CudaError`. Of
+    PyTorch tensors each call looks whether their storage still is where it was: if not (``resize_()``), the call is an
+    ordinary one, and so are all further calls. What else becomes of a tensor does not concern it: after a ``set_()`` it
+    goes on with the old memory. Scalars have the values that they had. What is refused for its state (a tensor that
+    requires grad …) is refused when it is bound. It launches the code that the kernel had then, also when that has been
+    compiled anew since.
 
     Attributes
     ----------

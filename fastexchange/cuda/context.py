@@ -89,13 +89,14 @@ class CudaContext(dispatch.KernelContext):
                 loaded.blocks[place] = best
         loaded.function = function  # last: native code may look at any moment
 
-    def unload(self, device: int) -> None:
-        """Forget what has been loaded on a device, whose context has been reset: launches there load it anew."""
+    def unload(self) -> None:
+        """Forget what has been loaded, on all devices: launches load it anew."""
         for filed in list(self._overloads.values()):
             if filed.overload.loaded:
-                loaded = ffi.cast("fx_loaded *", filed.overload.loaded)[device]
-                loaded.function = loaded.shared_limit = 0
-                loaded.blocks = [0] * layout.MAX_BEST_BLOCKS
+                loaded = ffi.cast("fx_loaded *", filed.overload.loaded)
+                for device in range(MAX_DEVICES):
+                    loaded[device].function = loaded[device].shared_limit = 0
+                    loaded[device].blocks = [0] * layout.MAX_BEST_BLOCKS
 
     def types_taken(self, overload: int) -> tuple:
         """The types of the parameters of what is launched, as the package has them; none if it has been forgotten."""

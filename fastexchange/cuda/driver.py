@@ -39,7 +39,7 @@ _ADVICE = {
     2: "the device has no memory left",
     209: "the kernel was compiled for another architecture than this device's",
     701: "a block needs more registers than the device has: use fewer threads, or cuda.jit(max_registers=...)",
-    709: "it has been reset, by cuda.close() perhaps, and with it memory and streams are gone; the next launch loads the kernel anew",
+    709: "it has been reset, by cuda.close() perhaps, and its memory and streams are gone; the next launch loads the kernel anew",
     720: "more blocks than can run at the same time, as a cooperative launch needs it",
 }
 
@@ -150,7 +150,8 @@ class Driver:
     def reset_since(self, what: str, advice: str) -> CudaError:
         """The exception for `what` needs something that was in a context before it has been reset."""
         name = self.name_of(_IS_DESTROYED)
-        return CudaError(f"{what}: {name}: a context has been reset since, by cuda.close() perhaps; {advice}", _IS_DESTROYED, name)
+        why = "a context has been reset since, by cuda.close() perhaps"
+        return CudaError(f"{what}: {name}: {why}; {advice}", _IS_DESTROYED, name)
 
     def has(self, device: int) -> bool:
         """Whether there is a device of this number."""

@@ -1,4 +1,4 @@
-"""Resets of devices' contexts: ``cuda.close()``, ``device.reset()``, ``current_context().reset()``. What was in one is not used again.
+"""Resets of devices' contexts, by ``cuda.close()`` or ``device.reset()``: what was in a context is not used again.
 
 A reset takes kernels, streams and memory away and leaves the context's handle as it was, so the driver cannot be asked at
 no cost. The packages empty their context's list of modules: an object of ours is in it, and dies with the others.
@@ -9,10 +9,9 @@ import sys
 import weakref
 from typing import Any
 
-from .._abi import ffi
 from ..dispatch import layout as dispatch
 from ..dispatch.state import runtime
-from ..native import offset_of
+from ..native import address_of, offset_of
 
 __all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "keep_up", "retire", "watch"]
 
@@ -62,7 +61,7 @@ def count() -> int:
 
 def address_of_count() -> int:
     """Where native code finds it."""
-    return runtime().native.cuda + offset_of("fx_cuda", "resets")
+    return address_of(_cuda()) + offset_of("fx_cuda", "resets")
 
 
 def is_stale(library) -> bool:
@@ -74,12 +73,15 @@ def is_stale(library) -> bool:
 
 
 def forget(device: int) -> None:
-    """Use nothing any more of what was in a device's context."""
+    """Use nothing any more of what was in a device's context.
+
+    Kernels are loaded anew on all devices: numba-cuda has one library for them, which goes with the first context.
+    """
     cuda = _cuda()
     cuda.contexts[device] = 0
     cuda.resets += 1
     for context in list(_contexts):
-        context.unload(device)
+        context.unload()
     runtime().entries.remove_kind(dispatch.KIND_VIEW)  # device arrays: their memory has to be looked at
     for launcher in list(_launchers):
         launcher.retire()
@@ -87,10 +89,12 @@ def forget(device: int) -> None:
 
 def forget_all() -> None:
     """The driver says that a context has been reset, and not which."""
-    for device in range(dispatch.MAX_DEVICES):
+    for device in range(dispatch.MAX_DEVICES if runtime().native.cuda else 0):
         if _cuda().contexts[device]:
             forget(device)
 
 
 def _cuda():
-    return ffi.cast("fx_cuda *", runtime().native.cuda)
+    from .driver import driver
+
+    return driver().native

@@ -92,7 +92,9 @@ def test_strides_are_those_of_the_array(stub, package, name):
         assert array_type.layout == "A"
 
 
-@pytest.mark.parametrize("name", ["broadcast", "slice of a broadcast", "in the middle", "of one number", "reversed", "0-d", "no rows"])
+@pytest.mark.parametrize(
+    "name", ["broadcast", "slice of a broadcast", "in the middle", "of one number", "reversed", "0-d", "no rows"]
+)
 def test_those_that_are_read_in_each_launch(stub, package, name):
     """Of a class under the packages', whose interface native code asks; and those with a stream of their own."""
     made, stream = MADE[name](package), package.stream()
