@@ -92,6 +92,7 @@ class BoundCudaLaunch(NativeCallable):
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
         self.launcher._check()
+        assert self._held is not None
         if self._held.resets != resets.count():
             raise driver().reset_since(f"{self._what} was not launched", "bind the launch anew, with arguments that have memory")
         call(self.launcher, self.arguments)

@@ -104,15 +104,16 @@ def test_a_kernel_takes_uint64_as_it_is(stub):
     big = 2**63 + 2**62 + 5
     ptx, _ = cuda.compile_ptx(kernel, (types.Array(types.float64, 1, "C"), types.uint64), device=False, cc=(9, 0))
     assert "cvt.rn.f64.u64" in ptx and "cvt.rn.f64.s64" not in ptx
-    out, dispatcher = cuda.device_array(1, np.float64), cuda.jit(kernel)
+    out = cuda.device_array(1, np.float64)
     ours = fast_args(cuda.jit(kernel))
     for launches in range(1, 25):
         for value in (5, big, np.uint64(big), 2**64 - 1):
             ours[1, 1](out, value)
             assert struct.unpack("<Q", stub.launches[-1].parameters[-1])[0] == int(value), launches
     assert {str(signature[1]) for signature in ours.signatures} == {"int64", "uint64"}
-    dispatcher[1, 1](out, 5)
+    dispatcher = cuda.jit(lambda n: None)
+    dispatcher[1, 1](5)
     with pytest.raises(OverflowError):
-        dispatcher[1, 1](out, big)
-    dispatcher[1, 1](out, np.uint64(big))  # by the kernel for int64: to that it is negative
-    assert [str(signature[1]) for signature in dispatcher.overloads] == ["int64"]
+        dispatcher[1, 1](big)
+    dispatcher[1, 1](np.uint64(big))  # by the kernel for int64: to that it is negative
+    assert [str(*signature) for signature in dispatcher.overloads] == ["int64"]
