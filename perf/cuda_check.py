@@ -9,6 +9,7 @@ import argparse
 import collections
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -51,8 +52,8 @@ def _found(report: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_file(path: Path, expression: str) -> dict[str, Any]:
-    """Run the tests of a file, those that ``-k`` selects.
+def run_file(path: Path, expression: str, limit: float = _LIMIT) -> dict[str, Any]:
+    """Run the tests of a file, those that ``-k`` selects, for at most `limit` seconds.
 
     "outcome" is "passed", "FAILED", "crashed", "hung", "skipped" (all of them) or "none selected".
     """
@@ -61,7 +62,7 @@ def run_file(path: Path, expression: str) -> dict[str, Any]:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-k", expression, str(path)]
         try:
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_LIMIT)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit)
         except subprocess.TimeoutExpired as error:  # a kernel that never ends
             seconds, output = round(time.perf_counter() - start, 1), (error.stdout or b"").decode(errors="replace")[-4000:]
             return {"file": path.relative_to(ROOT).as_posix(), "outcome": "hung", "seconds": seconds, "output": output}
@@ -85,12 +86,46 @@ def _lines(row: dict[str, Any]) -> list[str]:
     return lines + ([row["output"]] if "output" in row else [])
 
 
+def results_of(path: Path | None, machine: dict[str, Any], expression: str) -> list[dict[str, Any]]:
+    """The files' results that an earlier call, with ``--minutes``, has left. Raises SystemExit for those of another run."""
+    if path is None or not path.exists():
+        return []
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if (document["machine"]["device"], document["expression"]) != (machine["device"], expression):
+        raise SystemExit(f"{path} is of another device, or of other tests: name another with --json.")
+    return document["files"]
+
+
+def run_files(files: list[Path], rows: list[dict[str, Any]], expression: str, minutes: float, done) -> bool:
+    """Add to `rows` the results of the files that are not among them, and call `done` after each. Whether none is left.
+
+    Of a file that the time, `minutes` for all, did not suffice for, nothing is written: the next call begins with it. One
+    that has been given nearly all of the time is hung.
+    """
+    start, have = time.monotonic(), {row["file"] for row in rows}
+    for file in files:
+        if file.relative_to(ROOT).as_posix() in have:
+            continue
+        left = 60 * minutes - (time.monotonic() - start)
+        if left <= 0:
+            return False
+        row = run_file(file, expression, min(_LIMIT, left))
+        if row["outcome"] == "hung" and left < min(_LIMIT, 0.9 * 60 * minutes):
+            return False
+        rows.append(row)
+        done(row)
+    return True
+
+
 def main() -> int:
-    """Run the tests. The exit code is 1 when one has failed."""
+    """Run the tests. The exit code is 1 when one has failed, 3 when the time was over before all had been run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stub", action="store_true", help="run where there is no GPU, too: against the driver stub")
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="only these tests, as pytest's -k has it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write; on a GPU perf/results/DATE-cuda-check.json")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, metavar="N", help="end in time; the next call goes on from what this one wrote"
+    )
     options = parser.parse_args()
     place = cuda_places.place()
     if not place.is_gpu and not options.stub:
@@ -99,15 +134,24 @@ def main() -> int:
         raise SystemExit("The tests need pytest and more: pip install '.[test]'")
     machine = cuda_launches.described(place)
     path = options.json
+    if path is None and options.minutes < math.inf and not place.is_gpu:
+        parser.error("--minutes needs --json FILE, from which the next call goes on")
     if path is None and place.is_gpu:
         path = ROOT / "perf" / "results" / f"{datetime.now(timezone.utc):%Y-%m-%d}-cuda-check.json"
-    rows: list[dict[str, Any]] = []
-    for file in FILES:
-        rows.append(run_file(file, options.k))
-        print("\n".join(_lines(rows[-1])), flush=True)
+    rows = results_of(path, machine, options.k) if options.minutes < math.inf else []
+    if rows:
+        print(f"{len(rows)} of {len(FILES)} files have been run, says {path}")
+
+    def write(row):
+        print("\n".join(_lines(row)), flush=True)
         if path is not None:  # after each file, should the machine not last until the end
             document = {"machine": machine, "expression": options.k, "files": rows}
             path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    is_complete = run_files(FILES, rows, options.k, options.minutes, write)
+    if not is_complete:
+        print(f"{len(FILES) - len(rows)} files are left: the same command goes on, with {path} where it is.")
+        return 3
     if path is not None:
         print(f"written to {path}")
     if not any(row.get("passed") for row in rows):

@@ -4,6 +4,7 @@ A place is chosen before any CUDA package is imported, for the stub has to be in
 """
 
 import hashlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,23 @@ class Interface:
         self.__cuda_array_interface__ = interface
 
 
+def _torch_like():
+    """A type of tensors that has an exchange table, as PyTorch's has, and ``__dlpack__``."""
+    from cuda_tensors import DeviceTensor, first_stream
+
+    capsule = floor.load_cuda().capsule
+
+    class Tensor(DeviceTensor, stream=first_stream):
+        """With an exchange table of its own. PyTorch's ``__dlpack__`` is a method in Python, too, which does more."""
+
+        __slots__ = ()
+
+        def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+            return capsule(self._context, max_version is not None)
+
+    return Tensor
+
+
 class Stub:
     """The driver stub, with tensors whose type has an exchange table, as PyTorch's has, and ``__dlpack__``.
 
@@ -67,19 +85,7 @@ class Stub:
         directory.mkdir(parents=True, exist_ok=True)
         self.stub = cuda_stub.load(directory, force=True)
         self.stub.set_devices(self.device_count)
-        from cuda_tensors import DeviceTensor, first_stream
-
-        capsule = floor.load_cuda().capsule
-
-        class Tensor(DeviceTensor, stream=first_stream):
-            """With an exchange table of its own. PyTorch's ``__dlpack__`` is a method in Python, too, which does more."""
-
-            __slots__ = ()
-
-            def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-                return capsule(self._context, max_version is not None)
-
-        self._tensor = Tensor
+        self._tensor = _torch_like()
 
     def tensor(self, device: int = 0):
         """A tensor of float32."""
@@ -143,16 +149,68 @@ class Gpu:
     begin = prepare
 
 
-def place(wants_stub: bool = False) -> Stub | Gpu:
-    """The GPU if PyTorch sees one, else the stub. Raises SystemExit, with the reason, where neither can be had.
+class BareGpu:
+    """A GPU without PyTorch: memory of the driver's, in tensors of a type with an exchange table of ours. As :class:`Stub`."""
 
-    `wants_stub`: the stub, even where there is a GPU.
+    name = "GPU, without PyTorch"
+    is_gpu = True
+    tensor_name = "torch-like tensor"
+    stub = None
+    most_launches = Gpu.most_launches
+
+    def __init__(self):
+        from fastexchange.cuda.driver import driver
+
+        self._driver = driver()
+        self.device_count = self._driver.device_count
+        self._tensor = _torch_like()
+
+    def _allocated(self, device: int) -> int:
+        with self._driver.on(device):
+            return int(self._driver.call("cuMemAlloc", 4 * SIZE))
+
+    def tensor(self, device: int = 0):
+        return self._tensor((SIZE,), strides=(1,), device=device, data=self._allocated(device))
+
+    def interface(self):
+        return Interface(self._allocated(0))
+
+    def described(self) -> dict[str, Any]:
+        call, which = self._driver.call, self._driver.bindings.CUdevice_attribute
+        device = call("cuDeviceGet", 0)
+        major, minor, processors = (
+            call("cuDeviceGetAttribute", getattr(which, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
+            for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT")
+        )
+        return {
+            "driver": call("cuDriverGetVersion"),
+            "devices": self.device_count,
+            "name": call("cuDeviceGetName", 64, device).rstrip(b"\0").decode(),
+            "capability": f"{major}.{minor}",
+            "memory": call("cuDeviceTotalMem", device),
+            "multiprocessors": processors,
+            "torch_cuda": None,
+        }
+
+    def prepare(self) -> None:
+        """Empty the queues of launches of all devices."""
+        for device in range(self.device_count):
+            with self._driver.on(device):
+                self._driver.call("cuCtxSynchronize")
+
+    begin = prepare
+
+
+def place(wants_stub: bool = False, wants_torch: bool = True) -> Stub | Gpu | BareGpu:
+    """The GPU if there is one, else the stub. Raises SystemExit, with the reason, where neither can be had.
+
+    `wants_stub`: the stub, even where there is a GPU. `wants_torch`: PyTorch's tensors on a GPU, where PyTorch is installed.
     """
     if not wants_stub and cuda_stub.real_driver():
-        try:
-            import torch
-        except ImportError:
-            raise SystemExit("There is a CUDA driver, but no PyTorch to make tensors with; --stub measures without.") from None
+        if not wants_torch or importlib.util.find_spec("torch") is None:
+            return BareGpu()
+        import torch
+
         if not torch.cuda.is_available():
             raise SystemExit(f"PyTorch {torch.__version__} sees no GPU, though there is a driver; --stub measures without.")
         return Gpu(torch)

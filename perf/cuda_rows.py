@@ -11,7 +11,7 @@ from typing import Any
 
 import floor
 import numpy as np
-from cuda_places import PACKAGES, SIZE, OnlyDunder
+from cuda_places import PACKAGES, SIZE, BareGpu, OnlyDunder
 from groups import C, Group, Row, call, names_of
 
 from fastexchange import fast_args
@@ -273,6 +273,8 @@ def peers(place) -> tuple[Group | None, list[str]]:
     kinds = {"CuPy": _cupy, "Triton": _triton, "PyTorch": _torch}
     if not place.is_gpu:
         return None, [f"{', '.join(kinds)}: their rows need a GPU."]
+    if isinstance(place, BareGpu):
+        return None, [f"{', '.join(kinds)}: their rows need PyTorch."]
     import torch
 
     group, left_out = Group("Others: 3 arrays"), []

@@ -44,13 +44,16 @@ def rows_table(title: str, labels: dict[str, str], times: dict[str, Samples], un
     return f"{title}\n{table(('what', unit, 'IQR'), lines)}\n" if lines else ""
 
 
-def write_json(path: Path, described: dict, rounds: int, groups, labels, times: dict[str, Samples], found, seconds: dict) -> None:
+def write_json(
+    path: Path, described: dict, rounds: int, groups, labels, times: dict[str, Samples], found, seconds: dict, before=(),
+) -> None:  # fmt: skip
     """Everything a run measured, in a file as ``fastexchange/measuring/files.py`` has them, with the targets.
 
-    `labels`: of the rows that are in none of the `groups`. `seconds`: how long each section took.
+    `labels`: of the rows that are in none of the `groups`. `seconds`: how long each section took. `before`: the results of
+    an earlier call of the same run.
     """
     rows = {row.key: row for group in groups for row in group.rows}
-    results = []
+    results = list(before)
     for key, samples in times.items():
         row = rows.get(key)
         if row is None:
@@ -64,5 +67,9 @@ def write_json(path: Path, described: dict, rounds: int, groups, labels, times: 
 def read_json(path: Path) -> tuple[dict, dict[str, Samples]]:
     """What :func:`write_json` wrote: the machine, and by key the samples. Raises KeyError or ValueError for other files."""
     document = json.loads(path.read_text(encoding="utf-8"))
-    times = {row["key"]: Samples(np.array(row[f"samples_{unit_of(row['key'])}"])) for row in document["results"]}
-    return document["machine"], times
+    return document["machine"], samples_of(document["results"])
+
+
+def samples_of(results) -> dict[str, Samples]:
+    """By key the samples of results as :func:`write_json` writes them."""
+    return {row["key"]: Samples(np.array(row[f"samples_{unit_of(row['key'])}"])) for row in results}

@@ -10,7 +10,8 @@ from ..dispatch import launch
 from ..dispatch import layout as dispatch
 from ..naming import type_name
 from ..native import address_of
-from . import launching, views
+from . import launching, resets, views
+from .driver import driver
 from .looks import are_exported, is_for_package, look_at
 from .own_launch import whose
 from .slow_path import call, check_device, device_of, naming, settle
@@ -26,11 +27,12 @@ class BoundCudaLaunch(NativeCallable):
     """A launch with fixed arguments, made by ``kernel[grid, block].bind(...)``. Calling it without any launches the kernel.
 
     Ownership: it holds an owning export of every tensor, and the arguments, so that their memory lives as long as it
-    does. Of PyTorch tensors each call looks whether their storage still is where it was, and nobody else's: if not
-    (``resize_()``, ``torch._lazy_clone()``), the call is an ordinary one, and so are all further calls. What else becomes of a
-    tensor does not concern it: after a ``set_()`` it goes on with the old memory. Scalars have the values that they had. What
-    is refused for its state (a tensor that requires grad …) is refused when it is bound. It launches the code that the kernel
-    had then, also when that has been compiled anew since.
+    does; after a reset of a device's context, which takes memory away, a call raises :class:`~fastexchange.CudaError`. Of
+    PyTorch tensors each call looks whether their storage still is where it was, and nobody else's: if not (``resize_()``,
+    ``torch._lazy_clone()``), the call is an ordinary one, and so are all further calls. What else becomes of a tensor does not
+    concern it: after a ``set_()`` it goes on with the old memory. Scalars have the values that they had. What is refused for its
+    state (a tensor that requires grad …) is refused when it is bound. It launches the code that the kernel had then, also when
+    that has been compiled anew since.
 
     Attributes
     ----------
@@ -88,6 +90,10 @@ class BoundCudaLaunch(NativeCallable):
             raise TypeError(
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
+        self.launcher._check()
+        assert self._held is not None
+        if self._held.resets != resets.count():
+            raise driver().reset_since(f"{self._what} was not launched", "bind the launch anew, with arguments that have memory")
         call(self.launcher, self.arguments)
 
     def _driver_error(self, code: int):
@@ -105,6 +111,7 @@ class _Held:
         self.bound = bound
         self.kernel = kernel = launcher.kernel
         self.native = launcher._native
+        self.resets = resets.count()
         self._stack = contextlib.ExitStack()
         looks = look_at(kernel, bound)
         if launcher.why_not or is_for_package(looks):
@@ -141,11 +148,14 @@ class _Held:
         self._zero = ffi.new("int64_t *")
         if _PACK(launching.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
             raise_out_of_range(kernel, bound, kernel._native.types_taken(self.overload))
+        words = ffi.cast("int64_t *", frame.watched)
+        resets_word = resets.address_of_count(), self.resets  # twice: a watch list has an even number of pairs
+        self.watched = ffi.new("int64_t[]", [words[0] + 2, *resets_word, *resets_word, *words[1 : 1 + 2 * words[0]]])
         self._name = sys.intern("_call_slowly")
         native = self.launch = ffi.new("fx_bound_launch *")
         native.launcher, native.overload, native.slow_name = address_of(self.native), self.overload, id(self._name)
         native.device, native.stream = self.device, self.stream
-        native.pointers, native.watched = address_of(self.pointers), frame.watched
+        native.pointers, native.watched = address_of(self.pointers), address_of(self.watched)
 
     def __del__(self, is_finalizing=sys.is_finalizing):
         if self.frame and not is_finalizing():

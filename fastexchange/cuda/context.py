@@ -8,7 +8,7 @@ from ..dispatch import context as dispatch
 from ..dispatch.layout import MAX_DEVICES
 from ..dlpack import DLDeviceType
 from ..native import address_of
-from . import entry, launching, layout
+from . import entry, launching, layout, resets
 from .converting import words_of_all
 from .driver import driver
 from .targets import Compiled, Parameter
@@ -40,6 +40,7 @@ class CudaContext(dispatch.KernelContext):
         self._values = parameters.defaults
         for index, value in parameters.defaults.items():
             self._defaults[index] = id(value)
+        resets.keep_up(self)
 
     def _prepare(self) -> None:
         self.native.device_type = DLDeviceType.kDLCUDA
@@ -87,6 +88,15 @@ class CudaContext(dispatch.KernelContext):
                 loaded.blocks_shared[place] = launcher.shared
                 loaded.blocks[place] = best
         loaded.function = function  # last: native code may look at any moment
+
+    def unload(self) -> None:
+        """Forget what has been loaded, on all devices: launches load it anew."""
+        for filed in list(self._overloads.values()):
+            if filed.overload.loaded:
+                loaded = ffi.cast("fx_loaded *", filed.overload.loaded)
+                for device in range(MAX_DEVICES):
+                    loaded[device].function = loaded[device].shared_limit = 0
+                    loaded[device].blocks = [0] * layout.MAX_BEST_BLOCKS
 
     def types_taken(self, overload: int) -> tuple:
         """The types of the parameters of what is launched, as the package has them; none if it has been forgotten."""

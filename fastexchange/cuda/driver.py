@@ -15,6 +15,7 @@ from ..dispatch.layout import MAX_DEVICES
 from ..dispatch.state import runtime
 from ..native import address_of
 from ..once import once
+from . import resets
 
 __all__ = ["CudaError", "Driver", "driver"]
 
@@ -32,13 +33,13 @@ _SIGNATURES_OF = 12000
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911))
 """Errors after which a context is lost, and with it the process, says the driver's documentation."""
 _ABSENT = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED
-_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_NO_CONTEXT, _IS_DESTROYED = 201, 709  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_CONTEXT_IS_DESTROYED
 _ADVICE = {
     1: "the grid, the block or the shared memory is beyond the device's limits, or empty",
     2: "the device has no memory left",
     209: "the kernel was compiled for another architecture than this device's",
     701: "a block needs more registers than the device has: use fewer threads, or cuda.jit(max_registers=...)",
-    709: "it has been reset since, by cuda.close() perhaps: dispatchers and kernels have to be made anew",
+    709: "it has been reset, by cuda.close() perhaps, and its memory and streams are gone; the next launch loads the kernel anew",
     720: "more blocks than can run at the same time, as a cooperative launch needs it",
 }
 
@@ -132,6 +133,8 @@ class Driver:
         message = f"{what}: {name}"
         if text:
             message += f", {text.decode()}"
+        if code == _IS_DESTROYED:
+            resets.forget_all()
         if os.getpid() != self._process:
             message += " (CUDA was used before this process was forked, and cannot be used here: start processes by spawn)"
         elif code in _ADVICE:
@@ -143,6 +146,12 @@ class Driver:
                 "further calls will fail: start the process anew, and look for the kernel with compute-sanitizer"
             )
         return CudaError(message, code, name, is_sticky)
+
+    def reset_since(self, what: str, advice: str) -> CudaError:
+        """The exception for `what` needs something that was in a context before it has been reset."""
+        name = self.name_of(_IS_DESTROYED)
+        why = "a context has been reset since, by cuda.close() perhaps"
+        return CudaError(f"{what}: {name}: {why}; {advice}", _IS_DESTROYED, name)
 
     def has(self, device: int) -> bool:
         """Whether there is a device of this number."""
@@ -158,9 +167,9 @@ class Driver:
         return self.native.contexts[device]
 
     def current_device(self) -> int:
-        """The device of the thread's current context; the default device if it has none."""
-        current = self.call("cuCtxGetCurrent")
-        return int(self.call("cuCtxGetDevice")) if int(current) else self.native.default_device
+        """The device of the thread's current context; the default device if it has none, or one that has been reset."""
+        code, device = self.bindings.cuCtxGetDevice()
+        return self.native.default_device if int(code) else int(device)
 
     @contextlib.contextmanager
     def on(self, device: int):
@@ -188,7 +197,7 @@ class Driver:
         """Of which device the memory at an address is. Called for each array of a launch: straight, not through the bindings."""
         words = ffi.new("int[3]")  # and not the same for all: the calls give up the GIL
         code = self._attributes_of(pointer, words)
-        if code == _NO_CONTEXT:  # it wants any, and the thread has none
+        if code in (_NO_CONTEXT, _IS_DESTROYED):  # it wants any, and the thread has none, or one that has been reset
             with self.on(self.native.default_device):
                 code = self._attributes_of(pointer, words)
         if code:

@@ -2,6 +2,9 @@
 
 What is not is left to ``cuda.views``, which knows all of the protocol and says what is wrong.
 
+The packages' own arrays say ``strides: None`` of more than what is contiguous, of what has been broadcast for one: of
+those the attribute ``strides`` is read, as the packages do.
+
 Source: CUDA Array Interface, version 3.
 """
 
@@ -20,7 +23,7 @@ from ..native import call_int, global_address, load, native, stack, store
 from ..producers.python_side import python_side
 from . import layout
 
-__all__ = ["SAYS_STREAM", "managed_tensor_of_interface"]
+__all__ = ["SAYS_STREAM", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
 
 OB_SIZE = c.OB_SIZE
 _STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # then come the strides
@@ -147,8 +150,10 @@ def find_place_there(cuda, tensor):
 
 
 @native
-def read(interface, side, at):
+def read(interface, own_strides, side, at):
     """Fill the managed tensor at `at` with what the dict `interface` says. Whether all is as usual.
+
+    `own_strides`: the strides, a borrowed object, where the dict's are not to be believed; else 0.
 
     What is found in the dict is looked at before the next thing is asked for: with odd keys that may run Python code, which
     may change it.
@@ -185,7 +190,7 @@ def read(interface, side, at):
     if ndim < 0:
         return False
     tensor.ndim, tensor.shape, tensor.strides = ndim, at + _EXTENTS, 0
-    found = c.PyDict_GetItemWithError(interface, load(side + _STRIDES))
+    found = own_strides if own_strides != 0 else c.PyDict_GetItemWithError(interface, load(side + _STRIDES))
     if found != 0 and found != global_address("_Py_NoneStruct"):
         strides = at + _EXTENTS + _EXTENT_BYTES
         if are_ints(found, strides) != ndim:
@@ -205,23 +210,21 @@ def read(interface, side, at):
     return find_place(layout.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
 
 
-@cfunction(types.int32, types.intp, types.intp)
-def managed_tensor_of_interface(ob, out):
+@native
+def export(ob, has_strides, out):
     """Fill the pointer at `out` with an owning export of an array with ``__cuda_array_interface__``.
 
     Returns 0, or -1 where it is not as usual, with no exception set: what is wrong is for others to say. Only what is no
     ``Exception``, Ctrl-C for one, stays set. Needs the GIL, runs Python code.
+    `has_strides`: whether its attribute ``strides`` is read.
     """
     side = python_items()
     if side == 0:
-        return types.int32(-1)
+        return -1
     interface = c.PyObject_GetAttr(ob, load(side + _INTERFACE))
-    if interface == 0:
-        if c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) != 0:
-            c.PyErr_Clear()
-        return types.int32(-1)
+    strides = c.PyObject_GetAttr(ob, load(side + _STRIDES)) if has_strides and interface != 0 else 0
     at = 0
-    if Py_TYPE(interface) == global_address("PyDict_Type"):
+    if interface != 0 and (strides != 0 or not has_strides) and Py_TYPE(interface) == global_address("PyDict_Type"):
         at = c.PyMem_RawMalloc(_EXTENTS + 2 * _EXTENT_BYTES)
     is_usual = False
     if at != 0:
@@ -229,20 +232,35 @@ def managed_tensor_of_interface(ob, out):
         managed.version.major, managed.version.minor = 1, 0
         managed.manager_ctx, managed.deleter = 0, c.PyLong_AsSsize_t(load(side + _CUDA + 8))
         managed.dl_tensor.byte_offset = 0
-        is_usual = read(interface, side, at)
-        if c.PyErr_Occurred() != 0:
-            is_usual = False
-            if c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) != 0:
-                c.PyErr_Clear()
-    c.Py_DecRef(interface)
+        is_usual = read(interface, strides, side, at)
+    if c.PyErr_Occurred() != 0:
+        is_usual = False
+        if c.PyErr_ExceptionMatches(global_address("PyExc_Exception")) != 0:
+            c.PyErr_Clear()
+    if strides != 0:
+        c.Py_DecRef(strides)
+    if interface != 0:
+        c.Py_DecRef(interface)
     if not is_usual:
         if at != 0:
             c.PyMem_RawFree(at)
-        return types.int32(-1)
+        return -1
     c.incref(ob)
     store(at + _OWNER, ob)
     store(out, at)
-    return types.int32(0)
+    return 0
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_of_interface(ob, out):
+    """:func:`export` of an array whose interface says all."""
+    return types.int32(export(ob, False, out))
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_of_device_array(ob, out):
+    """:func:`export` of an array of one of the packages."""
+    return types.int32(export(ob, True, out))
 
 
 def __getattr__(name):

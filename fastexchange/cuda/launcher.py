@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from .._abi import ffi
 from ..cpython import NativeCallable, enable_vectorcall
 from ..native import address_of
-from . import launching, layout
-from .streams import default_stream
+from . import launching, layout, resets
+from .streams import DEFAULT_STREAMS, default_stream
 
 __all__ = ["Configuration", "CudaLauncher"]
 
@@ -61,6 +61,9 @@ class CudaLauncher(NativeCallable):
         self._context = address_of(self._native)
         self._vectorcall = (launching.vectorcall_own if kernel.why_not else launching.vectorcall).address
         self._callbacks: list | None = None
+        self._is_retired = False
+        if configuration.stream is not None and configuration.stream not in DEFAULT_STREAMS:
+            resets.retire(self)
 
     def _fill(self, native) -> None:
         grid, block, stream, shared, cluster, tasks = self.configuration
@@ -101,6 +104,22 @@ class CudaLauncher(NativeCallable):
             self._vectorcall = launching.vectorcall_own.address
         return self._callbacks
 
+    def retire(self) -> None:
+        """Launch no more: a context has been reset, and the stream may be gone with it."""
+        self._is_retired = True
+        self._vectorcall = launching.vectorcall_own.address
+        for cache in (self.kernel._launchers, self.kernel._for_tasks):
+            for key, launcher in list(cache.items()):
+                if launcher is self:  # another stream may have the same handle
+                    cache.pop(key, None)
+
+    def _check(self) -> None:
+        if self._is_retired:
+            from .driver import driver
+
+            what = f"{self.kernel.__qualname__}() was not launched ({self.configuration})"
+            raise driver().reset_since(what, "make the stream and the launcher anew")
+
     @property
     def why_not(self) -> str:
         """Why all its launches are the package's own; nothing if they are not."""
@@ -110,12 +129,14 @@ class CudaLauncher(NativeCallable):
         """A launch with these arguments, whose parameters are packed once: a :class:`~fastexchange.BoundCudaLaunch`."""
         from .bound import BoundCudaLaunch
 
+        self._check()
         return BoundCudaLaunch(self, self.kernel.bound_arguments(args, kwargs))
 
     def explain(self, /, *args, **kwargs):
         """What a launch with these arguments would do, without making it. Returns a ``CallExplanation``; print it."""
         from .explaining import explain_launch
 
+        self._check()
         return explain_launch(self, self.kernel.bound_arguments(args, kwargs))
 
     # ---- what native code calls
@@ -124,6 +145,7 @@ class CudaLauncher(NativeCallable):
         """A launch that is not known: learn it, and make it."""
         from .slow_path import call
 
+        self._check()
         bound = self.kernel.bound_arguments(args, kwargs)
         self.kernel._slow_calls += 1
         call(self, bound)
@@ -132,6 +154,7 @@ class CudaLauncher(NativeCallable):
         """A launch with an argument that native code does not read, or one that is known to be the package's own."""
         from .slow_path import call_otherwise
 
+        self._check()
         bound = self.kernel.bound_arguments(args, kwargs)
         self.kernel._slow_calls += 1
         call_otherwise(self, bound)

@@ -25,6 +25,7 @@ typedef struct {
     int64_t get_device, get_attribute;                          /* cuCtxGetDevice, cuPointerGetAttribute */
     int64_t contexts[64];       /* CUcontext, the primary one of each device; 0: not known yet */
     int64_t default_device;     /* of a launch without tensors, by a thread without a context */
+    int64_t resets;             /* of contexts, that have been noticed: what was bound before one is launched no more */
 } fx_cuda;
 
 /* A compiled kernel on one device. */

@@ -23,9 +23,9 @@ from ..producers import dunder, forwarded, torch
 from ..refusal import check_tensors, device_name, refuse_device, refuse_value, refused
 from ..registry import key_of
 from .driver import CudaError, driver
-from .interface import SAYS_STREAM, managed_tensor_of_interface
+from .interface import SAYS_STREAM, managed_tensor_of_device_array, managed_tensor_of_interface
 from .streams import are_one, stream_of_producer
-from .targets import is_device_array
+from .targets import is_device_array, is_of_package
 
 __all__ = [
     "ARRAY", "DLPACK", "INTERFACE", "TUPLE", "Look", "add_stream", "again", "are_exported", "are_exported_by_python",
@@ -127,6 +127,11 @@ def _classified(position: int, value) -> Look:
     if fields is None:
         learn_type(type(value), value)
         fields = entries.fields(type(value))
+    if is_of_package(type(value)) and getattr(value, "gpu_data", None) is None:
+        raise BufferError(
+            "it is a view that NumPy has made of a managed or mapped array, and has lost the array's memory on the device; pass "
+            "the whole array, or make the view in the kernel"
+        )
     kind = fields["kind"]
     if kind in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
         return Look(position, value, TUPLE)
@@ -164,14 +169,18 @@ def _with_interface(position: int, value, interface: dict) -> Look:
     look.interface = interface
     entries = runtime().entries
     if not entries.fields(type(value)).get("interface"):  # from now on native code reads what is as usual
-        entries.update(type(value), interface=managed_tensor_of_interface.address)
+        export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
+        entries.update(type(value), interface=export.address)
     return look
 
 
 def array_interface(value) -> dict | None:
     """The ``__cuda_array_interface__`` of an array of numbers; None for anything else, records and dates among it."""
     found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
-    return None if found is None or key_of(np.dtype(found["typestr"])) is None else found
+    if found is None or key_of(np.dtype(found["typestr"])) is None:
+        return None
+    # The packages' own arrays say None of broadcast ones, too.
+    return {**found, "strides": tuple(value.strides)} if is_of_package(type(value)) else found
 
 
 def _wrapped(value):

@@ -6,6 +6,7 @@ from typing import NoReturn
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..dtypes import element_of
 from ..refusal import argument, refuse_elements
+from . import resets
 from .context import Launchable
 from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
@@ -28,6 +29,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
     seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width)
     driver().context(device)
     with driver().as_before(), target.on_device(device):
+        resets.watch(device)
         taken, changes = taken_for(kernel, given)
         compiled = target.compile(kernel.dispatcher, taken)
         parameters = compiled.parameters()
@@ -86,6 +88,7 @@ def load(kernel, overload: int, device: int, native) -> None:
     """Load the kernel on a device, for launches like that of the ``fx_launcher`` `native`."""
     driver().context(device)
     with driver().as_before(), kernel.target.on_device(device):
+        resets.watch(device)
         kernel._native.load(overload, device, native)
 
 

@@ -21,12 +21,14 @@ from ..naming import shown
 from ..native import address_of
 from .driver import CudaError, Driver, driver
 
-__all__ = ["are_one", "default_stream", "expressly", "handle_of", "in_order", "stream_of_producer"]
+__all__ = ["DEFAULT_STREAMS", "are_one", "default_stream", "expressly", "handle_of", "in_order", "stream_of_producer"]
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
 KDL_CUDA = 2
 _LEGACY = (0, 1)  # CUstream: to the driver both are the legacy default stream, of which 1, CU_STREAM_LEGACY, says so expressly
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
+DEFAULT_STREAMS = (*_LEGACY, _PER_THREAD)
+"""The ``CUstream`` that every context has."""
 _NUMBAS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 
 

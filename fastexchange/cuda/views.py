@@ -24,6 +24,7 @@ from ..native import address_of, load, store
 from ..once import once
 from ..refusal import refused
 from ..registry import key_of
+from . import resets
 from .looks import ARRAY, DLPACK, INTERFACE, TUPLE, Look, add_stream, again, array_interface, leaves, whereabouts
 from .streams import default_stream
 
@@ -34,7 +35,6 @@ _IS_VALID = ctypes.pythonapi.PyCapsule_IsValid
 _GET_POINTER = ctypes.pythonapi.PyCapsule_GetPointer
 _SET_NAME = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(("PyCapsule_SetName", ctypes.pythonapi))
 _USED = {b"dltensor_versioned": ctypes.c_char_p(b"used_dltensor_versioned"), b"dltensor": ctypes.c_char_p(b"used_dltensor")}
-
 
 
 class _View(NativeCallable):
@@ -61,7 +61,8 @@ def managed_tensor_of_view(view, out):
 def _remember(value, place) -> None:
     """Let native code see a device array of numba's, whose memory and shape stay what they are, as long as it lives."""
     entries = runtime().entries
-    view = _from_interface(value, value.__cuda_array_interface__, place)
+    resets.watch(place[1])
+    view = _from_interface(value, array_interface(value), place)
     view.held = None  # not the array itself, which would live for ever
     if not entries.fields(type(value)).get("is_by_object"):
         entries.update(type(value), is_by_object=1)

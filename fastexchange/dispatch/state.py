@@ -109,6 +109,13 @@ class EntryTable:
             holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
         del holder, kept  # outside of the lock: they may set anything free
 
+    def remove_kind(self, kind: int) -> None:
+        """Forget all things of a KIND_*."""
+        with self._lock:
+            addresses = [address for address, fields in self._fields.items() if fields.get("kind") == kind]
+        for address in addresses:
+            self.remove(address)
+
     def _insert(self, address: int, fields: dict[str, int]) -> None:
         self._fields[address] = fields
         if 2 * (self._used + 1) > self._entries[0].address:

@@ -51,7 +51,7 @@ typedef struct Object {
 
 typedef struct Context {
     Object object;
-    int device, primary, retained, api_version;
+    int device, primary, retained, active, api_version; /* a primary one is active from its first retaining to a reset */
     unsigned flags;
     unsigned long long id;
     unsigned long long limits[16];
@@ -277,7 +277,7 @@ static CUresult enter(const char *function, int anytime)
 
 static Context *current(void) { return depth ? stack[depth - 1] : NULL; }
 
-static int live(const Context *context) { return context->object.alive && (!context->primary || context->retained); }
+static int live(const Context *context) { return context->object.alive && (!context->primary || context->active); }
 
 static CUresult check_current(void)
 {
@@ -693,10 +693,9 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t size, unsigned fl
         .type = DEVICE, .device = context->device, .context = context, .managed = 1, .flags = flags}));
 }
 
-EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
+EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer) /* in any context, or none */
 {
-    ENTER_CONTEXT;
-    (void)context;
+    ENTER;
     TRY(not_capturing());
     CHECK(pointer, SUCCESS);
     TRY(release(pointer, DEVICE, 0));
@@ -1198,12 +1197,20 @@ static void empty(Context *context)
     context->peers = 0;
 }
 
+static void reset(Context *context)
+{
+    empty(context);
+    context->active = 0;
+    context->id = next_id++;
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRetain(void **context, CUdevice device)
 {
     ENTER;
     CHECK(valid_device(device), INVALID_DEVICE);
     CHECK(context, INVALID_VALUE);
     primaries[device]->retained++;
+    primaries[device]->active = 1;
     *context = primaries[device];
     LEAVE(SUCCESS);
 }
@@ -1214,7 +1221,7 @@ EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     CHECK(valid_device(device), INVALID_DEVICE);
     CHECK(primaries[device]->retained, INVALID_CONTEXT);
     if (!--primaries[device]->retained)
-        empty(primaries[device]);
+        reset(primaries[device]);
     LEAVE(SUCCESS);
 }
 
@@ -1222,8 +1229,7 @@ EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     ENTER;
     CHECK(valid_device(device), INVALID_DEVICE);
-    primaries[device]->retained = 0;
-    empty(primaries[device]);
+    reset(primaries[device]); /* it stays retained, and is active again when it is retained once more */
     LEAVE(SUCCESS);
 }
 
@@ -1241,7 +1247,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int
     CHECK(valid_device(device), INVALID_DEVICE);
     CHECK(flags && active, INVALID_VALUE);
     *flags = primaries[device]->flags;
-    *active = primaries[device]->retained > 0;
+    *active = primaries[device]->active;
     LEAVE(SUCCESS);
 }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...dlpack import DLDataTypeCode
 
-__all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "is_device_array", "target_of"]
+__all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "is_device_array", "is_of_package", "target_of"]
 
 
 BFLOAT16 = int(DLDataTypeCode.kDLBfloat) | 16 << 8
@@ -92,6 +92,11 @@ def is_device_array(value: Any) -> bool:
     return cls.__name__ == "DeviceNDArray" and cls.__module__ in (
         "numba.cuda.cudadrv.devicearray", "numba_cuda_mlir.numba_cuda.cudadrv.devicearray",
     )  # fmt: skip
+
+
+def is_of_package(cls: type) -> bool:
+    """Whether arrays of this type are one of the packages' own: on a device, managed, mapped, or of a class under those."""
+    return getattr(cls, "__cuda_ndarray__", False) is True
 
 
 def target_of(function: Any) -> Target | None:

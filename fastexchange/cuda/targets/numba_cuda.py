@@ -7,6 +7,7 @@ Source: numba-cuda 0.30, ``numba.cuda.dispatcher``; held against the driver's ow
 kernel is loaded.
 """
 
+import copy
 import functools
 from typing import Any
 
@@ -14,7 +15,7 @@ from numba.core import types
 
 from ...dispatch.layout import ARRAY_HEAD_WORDS
 from ...dtypes import element_of
-from .. import layout
+from .. import layout, resets
 from ..streams import expressly
 from . import BFLOAT16, Parameter
 
@@ -65,6 +66,7 @@ class NumbaCuda:
 
     def compile(self, dispatcher, taken: tuple) -> "CompiledKernel":
         kernel = dispatcher.overloads.get(taken) or dispatcher.compile(taken)
+        _renew(kernel.library)
         kernel.bind()
         return CompiledKernel(kernel, taken)
 
@@ -110,6 +112,7 @@ class CompiledKernel:
     def function(self) -> int:
         from ..driver import driver
 
+        _renew(self._kernel.library)
         self._kernel.bind()
         bindings = driver().bindings
         kernel = bindings.CUkernel(int(self._kernel.library.get_cufunc().handle))
@@ -121,6 +124,14 @@ class CompiledKernel:
         for each in self.taken:
             word = _add(each, word, found)
         return found
+
+
+def _renew(library) -> None:
+    """See to it that the package loads a kernel anew that it has loaded before a reset: it would not by itself."""
+    if resets.is_stale(library):
+        library._cufunc_cache.clear()
+        for capability, code in list(library._cubin_cache.items()):
+            library._cubin_cache[capability] = copy.copy(code)  # which is not loaded
 
 
 def _add(numba_type, word: int, found: list[Parameter]) -> int:

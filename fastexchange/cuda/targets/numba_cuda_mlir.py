@@ -14,7 +14,7 @@ from numba.core import types
 
 from ...dispatch.layout import ARRAY_HEAD_WORDS
 from ...dtypes import element_of
-from .. import layout
+from .. import layout, resets
 from ..streams import default_stream, expressly
 from . import BFLOAT16, Parameter
 
@@ -139,8 +139,11 @@ class CompiledKernel:
         return NumbaCudaMlir.why_not(target(), self._dispatcher)  # a callback may have come with what it links
 
     def function(self) -> int:
+        library = self._result._codelibrary
+        if resets.is_stale(library):  # it would not be loaded anew by itself
+            library._cufunc_cache.clear()
         self._dispatcher._apply_shared_memory_carveout(self._result)
-        return int(self._result._codelibrary.get_cufunc().handle)
+        return int(library.get_cufunc().handle)
 
     def parameters(self) -> list[Parameter]:
         found: list[Parameter] = []

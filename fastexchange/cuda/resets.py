@@ -1,0 +1,100 @@
+"""Resets of devices' contexts, by ``cuda.close()`` or ``device.reset()``: what was in a context is not used again.
+
+A reset takes kernels, streams and memory away and leaves the context's handle as it was, so the driver cannot be asked at
+no cost. The packages empty their context's list of modules: an object of ours is in it, and dies with the others.
+A reset behind their back (``cuDevicePrimaryCtxReset``) is only noticed where the driver refuses a launch for it.
+"""
+
+import sys
+import weakref
+from typing import Any
+
+from ..dispatch import layout as dispatch
+from ..dispatch.state import runtime
+from ..native import address_of, offset_of
+
+__all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "keep_up", "retire", "watch"]
+
+_DEVICES = ("numba.cuda.cudadrv.devices", "numba_cuda_mlir.numba_cuda.cudadrv.devices")
+_KEY = "fastexchange"
+_contexts: weakref.WeakSet = weakref.WeakSet()
+_launchers: weakref.WeakSet = weakref.WeakSet()
+_renewed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class _Witness:
+    """In a package's list of the modules in a context: it dies when they are unloaded."""
+
+    __slots__ = ("_device", "_is_finalizing")
+
+    def __init__(self, device: int):
+        self._device, self._is_finalizing = device, sys.is_finalizing
+
+    def __del__(self):
+        if not self._is_finalizing():
+            forget(self._device)
+
+
+def watch(device: int) -> None:
+    """Notice resets of a device's context by the packages that use it by now."""
+    for name in _DEVICES:
+        devices: Any = sys.modules.get(name)
+        context = None if devices is None else devices.gpus[device].primary_context
+        if context is not None and _KEY not in context.modules:
+            context.modules[_KEY] = _Witness(device)
+
+
+def keep_up(context) -> None:
+    """From now on a reset unloads the kernels of a ``CudaContext``."""
+    _contexts.add(context)
+
+
+def retire(launcher) -> None:
+    """From now on a reset makes a launcher, which has a stream of its own, launch no more."""
+    _launchers.add(launcher)
+
+
+def count() -> int:
+    """How many resets have been noticed in this process."""
+    return _cuda().resets
+
+
+def address_of_count() -> int:
+    """Where native code finds it."""
+    return address_of(_cuda()) + offset_of("fx_cuda", "resets")
+
+
+def is_stale(library) -> bool:
+    """Whether a package's library may have loaded its kernel before a reset; the next time it has not. `library`: any object."""
+    if _renewed.get(library, 0) == count():
+        return False
+    _renewed[library] = count()
+    return True
+
+
+def forget(device: int) -> None:
+    """Use nothing any more of what was in a device's context.
+
+    Kernels are loaded anew on all devices: numba-cuda has one library for them, which goes with the first context.
+    """
+    cuda = _cuda()
+    cuda.contexts[device] = 0
+    cuda.resets += 1
+    for context in list(_contexts):
+        context.unload()
+    runtime().entries.remove_kind(dispatch.KIND_VIEW)  # device arrays: their memory has to be looked at
+    for launcher in list(_launchers):
+        launcher.retire()
+
+
+def forget_all() -> None:
+    """The driver says that a context has been reset, and not which."""
+    for device in range(dispatch.MAX_DEVICES if runtime().native.cuda else 0):
+        if _cuda().contexts[device]:
+            forget(device)
+
+
+def _cuda():
+    from .driver import driver
+
+    return driver().native

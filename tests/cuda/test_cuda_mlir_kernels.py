@@ -1,0 +1,119 @@
+"""Who is right where numba-cuda-mlir's own launch and ours differ: its compiled kernels, run here on the parameters of both.
+
+A kernel's PTX, of straight lines, is run for one thread on integers; what is asked of it is which addresses it reads, and
+what it does with a number. The parameters are those that the driver stub has recorded.
+"""
+
+import re
+import struct
+
+import numpy as np
+import pytest
+from cuda_tensors import DeviceTensor
+from launches import Interface, address
+
+from fastexchange import fast_args
+
+cuda = pytest.importorskip("numba_cuda_mlir.cuda")
+from numba_cuda_mlir import types  # noqa: E402
+
+_MASK = 2**64 - 1
+
+
+def reads(ptx: str, parameters: list[int], thread: tuple[int, int]) -> list[int]:
+    """The addresses from which one thread, of a grid of one block, loads."""
+    special = {"%tid.x": thread[0], "%tid.y": thread[1], "%ntid.x": 8, "%ntid.y": 8, "%ctaid.x": 0, "%ctaid.y": 0}
+    registers, found = dict(special), []
+    body = ptx[ptx.index("{\n", ptx.index(".entry")) :]
+    for line in re.findall(r"^\t*([a-z][\w.:]*)\s+(.*);", body, re.M):
+        name, operands = line[0].split("."), re.split(r",\s*", line[1])
+        value = [registers.get(each, int(each) if re.fullmatch(r"-?\d+", each) else None) for each in operands]
+        if name[:2] == ["ld", "param"]:
+            result = parameters[int(re.search(r"_param_(\d+)\]", operands[1])[1])]
+        elif name[:2] == ["ld", "global"]:
+            base, _, offset = operands[1].strip("[]").partition("+")
+            found.append((registers[base] + int(offset or 0)) & _MASK)
+            result = 0
+        elif name[0] in ("st", "ret") or name[-1] in ("f32", "f64", "b16"):
+            continue
+        elif name[0] in ("mov", "cvt", "cvta"):
+            result = value[1]
+        elif name[0] == "add":
+            result = value[1] + value[2]
+        elif name[0] == "mul":
+            result = value[1] * value[2]
+        elif name[0] == "mad":
+            result = value[1] * value[2] + value[3]
+        elif name[0] == "shl":
+            result = value[1] << value[2]
+        elif name[0] == "setp" and name[1] == "lt":
+            result = value[1] < value[2]
+        elif name[0] == "selp":
+            result = value[1] if value[3] else value[2]
+        else:
+            raise AssertionError(f"unknown: {line}")
+        registers[operands[0]] = result
+    return found
+
+
+def one(x, out):
+    i = cuda.grid(1)
+    out[i] = x[i]
+
+
+def two(x, out):
+    i, j = cuda.grid(2)
+    out[i, j] = x[i, j]
+
+
+@pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "its own"])
+@pytest.mark.parametrize(
+    ("dtype", "shape", "strides"),
+    [("c8", (5,), (2,)), ("c16", (5,), (3,)), ("c8", (4, 5), (0, 1)), ("f4", (4, 5), (0, 1)), ("f4", (5,), (3,))],
+)
+def test_which_elements_a_kernel_reads(stub, dtype, shape, strides, is_ours):
+    """Ours are the array's. Its own launch doubles the strides of complex arrays, and takes a broadcast array for contiguous."""
+    dtype, function = np.dtype(dtype), one if len(shape) == 1 else two
+    x = DeviceTensor(shape, dtype, strides, data=address(cuda))
+    value = x
+    if not is_ours:
+        value = Interface(x)
+        if 0 in strides:  # as cuda.to_device makes them
+            value = cuda.as_cuda_array(value)
+            assert value.strides == tuple(dtype.itemsize * stride for stride in strides)
+    out = cuda.device_array(shape, dtype)
+    dispatcher = cuda.jit(function)
+    (fast_args(dispatcher) if is_ours else dispatcher)[1, (8,) * len(shape)](value, out)
+    parameters = [int.from_bytes(word, "little", signed=True) for word in stub.launches[-1].parameters]
+    element = types.complex64 if dtype == "c8" else types.complex128 if dtype == "c16" else types.float32
+    arrays = [types.Array(element, len(shape), layout) for layout in "AC"]
+    ptx, _ = cuda.compile_ptx(function, tuple(arrays), device=False, cc=(9, 0))
+    wrong = 0
+    for thread in [(i, 0) if len(shape) == 1 else (i, j) for i in range(shape[0]) for j in range(shape[-1])]:
+        place = x.data + dtype.itemsize * sum(i * stride for i, stride in zip(thread, strides, strict=False))
+        wrong += reads(ptx, parameters, thread)[0] != place
+    assert (wrong == 0) == (is_ours or (dtype.kind != "c" and 0 not in strides)), wrong
+
+
+def test_a_kernel_takes_uint64_as_it_is(stub):
+    """It reads 64 bits without a sign, as we pass them; its own launch refuses ints beyond int64, or takes another kernel."""
+
+    def kernel(out, n):
+        out[0] = n * 0.5
+
+    big = 2**63 + 2**62 + 5
+    ptx, _ = cuda.compile_ptx(kernel, (types.Array(types.float64, 1, "C"), types.uint64), device=False, cc=(9, 0))
+    assert "cvt.rn.f64.u64" in ptx and "cvt.rn.f64.s64" not in ptx
+    out = cuda.device_array(1, np.float64)
+    ours = fast_args(cuda.jit(kernel))
+    for launches in range(1, 25):
+        for value in (5, big, np.uint64(big), 2**64 - 1):
+            ours[1, 1](out, value)
+            assert struct.unpack("<Q", stub.launches[-1].parameters[-1])[0] == int(value), launches
+    assert {str(signature[1]) for signature in ours.signatures} == {"int64", "uint64"}
+    dispatcher = cuda.jit(lambda n: None)
+    dispatcher[1, 1](5)
+    with pytest.raises(OverflowError):
+        dispatcher[1, 1](big)
+    dispatcher[1, 1](np.uint64(big))  # by the kernel for int64: to that it is negative
+    assert [str(*signature) for signature in dispatcher.overloads] == ["int64"]
