@@ -143,8 +143,7 @@ def test_odd_tensors_are_refused_on_every_path(name, calls_before):
 
 def has_table() -> bool:
     """Whether tensors were found to have an exchange table: what a type has later (tvm-ffi gives it one) does not count."""
-    total(torch.ones(3))
-    return bool(runtime().entries.fields(torch.Tensor)["to_object"])
+    return bool(runtime().entries.fields(torch.Tensor).get("to_object"))
 
 
 def test_gradients_are_taken_while_grad_mode_is_off():

@@ -1,4 +1,4 @@
-"""Elements that neither Numba nor a package for CUDA computes with: refused, or passed as bits. bfloat16 they have."""
+"""Elements that neither Numba nor a package for CUDA computes with: refused, or passed as their bits."""
 
 import numpy as np
 import pytest
