@@ -41,7 +41,7 @@ unknown  what was not done in time, on a busy machine, was killed from outside, 
 
 examples:
   python -m fastexchange doctor           what is installed, which way types go, what is slow
-  python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok" | "slow" | "unknown" | "wrong"}
+  python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok"}; or slow, unknown, wrong
 
 exit code 1 when a line says wrong, else 0"""
 _EXPLAIN = """\

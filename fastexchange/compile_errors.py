@@ -6,14 +6,13 @@ Which exception it is about is decided by types and values: no code reads a mess
 from typing import Any, cast
 
 import numba
-import numpy as np
 from numba.core import types
 from numba.core.errors import TypingError
 
 from .naming import type_name
-from .producers import torch
+from .numba_internals import has_representation
 from .producers.omitted import OMITTED
-from .refusal import argument, refuse_value
+from .refusal import argument
 
 __all__ = ["add_call", "check_items", "raise_named", "without_representation"]
 
@@ -44,9 +43,9 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
     for position, value in enumerate(bound):
         if value is OMITTED:
             continue
-        found = without_representation(kernel, viewed := as_numba_takes_it(kernel, position, value))
-        if found is not None:
-            _refuse_elements(kernel, position, value, viewed, found)
+        viewed = as_numba_takes_it(kernel, position, value)
+        if (found := without_representation(viewed)) is not None:
+            _refuse_number(kernel, position, value, found)
         mixed = _first_mixed(viewed)
         if mixed is not None:
             first, other, index = mixed
@@ -56,40 +55,29 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
             )
 
 
-def without_representation(kernel, value):
+def without_representation(value):
     """The Numba type in an argument, as the dispatcher gets it, that has no machine representation on the CPU; else None."""
     try:
         numba_type: Any = numba.typeof(value)
     except Exception:  # it is not known, which is another matter
         return None
-    return _inmost(kernel.dispatcher.targetctx.data_model_manager, numba_type)
+    return _inmost(numba_type)
 
 
-def _inmost(models, numba_type: Any):
+def _inmost(numba_type: Any):
     """A type, or what it is made of, that has no representation; None if all have."""
     inside: Any = (numba_type.dtype,) if isinstance(numba_type, (types.Array, types.List)) else ()
     if isinstance(numba_type, types.BaseTuple):
         inside = cast(Any, numba_type).types
     for part in inside:
-        if (found := _inmost(models, part)) is not None:
+        if (found := _inmost(part)) is not None:
             return found
-    try:
-        models.lookup(numba_type)
-    except NotImplementedError:
-        return numba_type
-    return None
+    return None if has_representation(numba_type) else numba_type
 
 
-def _refuse_elements(kernel, position: int, value, viewed, found) -> None:
-    why = f"Numba has no arithmetic on {found} on the CPU"
-    if isinstance(viewed, (np.ndarray, tuple, list)):
-        has_torch = torch.is_tensor_type(type(value))
-        refuse_value(
-            kernel, position, value,
-            f"its elements are {found}, and {why}; convert it, {'with .float()' if has_torch else 'for example to float32'}",
-        )  # fmt: skip
+def _refuse_number(kernel, position: int, value, found) -> None:
     what = f"{argument(kernel, position)}, a {type_name(type(value))}"
-    raise NotImplementedError(f"{what}: {why}; convert it, for example by float()")
+    raise NotImplementedError(f"{what}: Numba has no arithmetic on {found} on the CPU; convert it, for example by float()")
 
 
 def _first_mixed(value) -> tuple | None:

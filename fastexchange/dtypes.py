@@ -17,6 +17,7 @@ import numba
 import numpy as np
 
 from . import registry
+from .numba_internals import has_representation
 
 __all__ = [
     "NoNumbaType",
@@ -111,11 +112,20 @@ def field_to_dtype(field: int) -> np.dtype:
 
 @functools.cache  # of what is found: an exception is not kept, and a type may be registered later
 def field_to_numba(field: int):
-    """Numba's type for elements of this field. Raises NoNumbaType."""
+    """Numba's type for elements of this field, which need not be one for the CPU. Raises NoNumbaType."""
     try:
         return numba.from_dtype(field_to_dtype(field))
     except Exception:  # Numba's several ways to say that it has no such type
         raise NoNumbaType(field) from None
+
+
+@functools.cache
+def field_to_computed(field: int):
+    """Numba's type for elements of this field with which it computes on the CPU: there it has no float16. Raises NoNumbaType."""
+    found = field_to_numba(field)
+    if not has_representation(found):
+        raise NoNumbaType(field)
+    return found
 
 
 def storage_of(field: int) -> np.dtype | None:
@@ -124,13 +134,13 @@ def storage_of(field: int) -> np.dtype | None:
     return np.dtype(f"u{bits // 8}") if bits in (8, 16, 32, 64) else None
 
 
-def element_of(field: int, storage: bool):
+def element_of(field: int, storage: bool, type_of=field_to_computed):
     """The Numba type as which a kernel sees elements of this field. Raises NoNumbaType: a tensor of them is refused.
 
-    `storage`: whether the kernel asks for the bits of what Numba has no type for.
+    `storage`: whether the kernel asks for the bits of what Numba has no type for. `type_of`: which types there are.
     """
     try:
-        return field_to_numba(field)
+        return type_of(field)
     except NoNumbaType:
         stored = storage_of(field)
         if not storage or stored is None:
@@ -151,9 +161,9 @@ def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
 
 
 def is_computed(field: int) -> bool:
-    """Whether Numba has a type for elements of this field."""
+    """Whether Numba computes with elements of this field on the CPU."""
     try:
-        field_to_numba(field)
+        field_to_computed(field)
     except NoNumbaType:
         return False
     return True

@@ -17,7 +17,7 @@ from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import check_tensors, elements_named, refuse_mixed, why_not_computed, wording
+from .refusal import check_tensors, elements_named, refuse_elements, refuse_mixed, why_not_computed, wording
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
@@ -146,7 +146,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             continue
         if status == layout.STATUS_UNKNOWN_SHAPE:
             outcome, numba_names = fate_of(kernel, report.keys, bound)
-            if report.keys not in kernel._native:
+            if (numba_names or not bound) and report.keys not in kernel._native:
                 try:
                     raise_named(kernel, bound, as_numba_takes_it)
                 except Exception as error:
@@ -210,9 +210,10 @@ def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]
     try:
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials, kernel._element_of)
     except UnknownDtype as unknown:
-        name, value = kernel._parameters.name_of(unknown.position), bound[unknown.position]
-        why = why_not_computed(unknown.field, value)
-        return f"refused with BufferError: argument {name!r} (position {unknown.position}): {why}", []
+        try:
+            refuse_elements(kernel, bound, unknown)
+        except BufferError as error:
+            return f"refused with BufferError: {error}", []
     if keys not in kernel._native:
         fate = "new: the next such call compiles it"
     elif kernel._native.is_native(keys):

@@ -9,7 +9,6 @@ from typing import Any
 import numba
 import numpy as np
 from numba.core.errors import TypingError
-from numba.core.typing.typeof import Purpose, _TypeofContext, typeof_impl
 
 from .compile_errors import add_call, check_items, raise_named
 from .conversion import from_dlpack
@@ -19,9 +18,11 @@ from .dispatch import layout
 from .dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from .export import numpy_view
 from .naming import type_name
+from .numba_internals import type_of_argument
 from .producers import torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
+from .producers.torch_kinds import why_no_memory
 from .refusal import argument, check_tensors, refuse_value, refused, why_not_computed
 from .results import as_target, check_argument
 
@@ -175,10 +176,11 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             viewed = _as_kernel_has_it(kernel, view)
             return viewed if given is None else given.add(value, view, viewed)
         except NoNumbaType as error:
-            field = error.field
+            why = why_not_computed(error.field, value)
         except Exception as error:
-            refused(kernel, position, error)
-        refuse_value(kernel, position, value, why_not_computed(field, value))
+            known = why_no_memory(value) if is_torch else None
+            why = known or refused(kernel, position, error)
+        refuse_value(kernel, position, value, why)
     elif kind == layout.KIND_TUPLE:
         return tuple([as_numba_takes_it(kernel, position, item, given) for item in value])
     elif kind == layout.KIND_NAMED_TUPLE:
@@ -285,7 +287,7 @@ def _shortened(value: int) -> str:
 def _has_numba_type(value) -> bool:
     """Whether ``numba.typeof`` has an answer, or an objection of its own, which its dispatcher then words."""
     try:
-        return typeof_impl(value, _TypeofContext(Purpose.argument)) is not None  # numba.typeof raises ValueError for None
+        return type_of_argument(value) is not None
     except Exception:
         return True
 

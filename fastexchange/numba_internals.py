@@ -105,11 +105,22 @@ def size_of(numba_type) -> int:
     return context.get_abi_sizeof(context.get_data_type(numba_type))
 
 
+def has_representation(numba_type) -> bool:
+    """Whether code for the CPU has values of this type."""
+    try:
+        _cpu_target.target_context.data_model_manager.lookup(numba_type)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _check_arrays() -> None:
     """As ``dispatch.leaves`` writes them: five words, then shape and strides, in bytes."""
     array = types.Array(types.float64, 2, "A")
     names = [name for name, _ in fields_of(array)]
     _expect("Numba's array struct", names, ["meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"])
+    found = [has_representation(each) for each in (types.float32, array, types.float16)]
+    _expect("which types have values on the CPU", found, [True, True, False])
     _expect("an array's size", size_of(array), 8 * (5 + 2 + 2))
 
 
@@ -317,6 +328,12 @@ def use_cache(dispatcher, cache) -> None:
     dispatcher._cache = cache
 
 
+def type_of_argument(value) -> Any:
+    """The Numba type of a value as an argument, None if it has none. Raises what whoever knows its type raises."""
+    typeof = importlib.import_module("numba.core.typing.typeof")
+    return typeof.typeof_impl(value, typeof._TypeofContext(typeof.Purpose.argument))  # numba.typeof raises ValueError for None
+
+
 def names_of_target_options() -> set[str]:
     """The options that functions for the CPU can be compiled with."""
     registered, kind = CPUDispatcher.targetdescr.options, importlib.import_module("numba.core.options").TargetOptions.Mapping
@@ -332,4 +349,6 @@ def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
     for name in ("_can_compile", "_cache", "overloads", "typingctx", "targetoptions", "compile", "disable_compile", "py_func"):
         getattr(made, name)
+    _expect("the type of an int", type_of_argument(1), types.int64)
+    _expect("the type of an object", type_of_argument(object()), None)
     _expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)

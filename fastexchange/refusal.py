@@ -38,6 +38,8 @@ def elements_named(field: int) -> str:
     if field >= FIRST_PARAMETRIC:
         return field_to_dtype(field).name
     key = field & 0xFF, field >> 8
+    if (known := registry.dtype_of(*key)) is not None:
+        return known.name
     return next((name for name, known in registry.ML_DTYPES.items() if known == key), dtype_name(*key))
 
 

@@ -247,7 +247,7 @@ def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: boo
         return None
     except Exception as error:
         return type(error).__name__
-    expected = array.view("u2") if way.sees_bits and dtype == "bfloat16" else array
+    expected = array.view("u2") if way.sees_bits and dtype in ("bfloat16", "f2") else array
     assert elements == expected.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
     first, end = memory_of(tensor, array)
     if not array.size:

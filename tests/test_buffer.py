@@ -622,7 +622,8 @@ def end_of(kernel, *arguments):
     try:
         result = kernel(*arguments)
     except (TypeError, SystemError, numba.core.errors.TypingError) as error:
-        return type(error), str(error)
+        ours, _, numbas = str(error).partition(" It says:\n")  # a line of ours stands in front of Numba's typing errors
+        return type(error), numbas or ours
     return type(result), result
 
 

@@ -46,7 +46,7 @@ from .leaves import dtype_entry, pack_ndarray, pack_tensor
 ARRAY_WORDS = layout.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
 OWNDATA = 0x0004  # NPY_ARRAY_OWNDATA
-UINT, COMPLEX = 1, 5  # kDLUInt, kDLComplex
+UINT, FLOAT, COMPLEX = 1, 2, 5  # kDLUInt, kDLFloat, kDLComplex
 PLAIN_CODES = 0b1100111  # kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool: those for which Numba has types
 PARAMETRIC = 1 << 16
 STORABLE = 1 << 23  # from here on fields say the size of an element, in bytes, in bits 16 to 22: `dtypes.dtype_field`
@@ -71,7 +71,8 @@ def is_stored_as(field, stored):
         return stored == UINT | (field >> 16 & 0x7F) << 11
     code, bits = field & 0xFF, field >> 8
     is_half_complex = code == COMPLEX and bits < 64
-    is_plain = code <= 6 and PLAIN_CODES >> code & 1 != 0 and not is_half_complex
+    is_half = code == FLOAT and bits < 32
+    is_plain = code <= 6 and PLAIN_CODES >> code & 1 != 0 and not is_half_complex and not is_half
     return field < PARAMETRIC and not is_plain and stored == UINT | bits << 8
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from numba.core import types
 
 from ...dispatch.layout import ARRAY_HEAD_WORDS
-from ...dtypes import element_of
+from ...dtypes import element_of, field_to_numba
 from .. import layout, resets
 from ..streams import default_stream, expressly
 from . import BFLOAT16, Parameter
@@ -37,7 +37,7 @@ class NumbaCudaMlir:
         return self.cuda.gpus[device]
 
     def element_of(self, field: int, storage: bool):
-        return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage)
+        return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage, field_to_numba)
 
     def type_of(self, numba_type):
         if isinstance(numba_type, types.Array):
