@@ -10,12 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from ._abi import ffi
+from .compile_errors import raise_named
 from .cpython import NativeCallable, enable_vectorcall
 from .dispatch import layout
 from .dispatch.launch import claim, hold, let_go
 from .dispatch.signature import numba_types
 from .naming import type_name
 from .native import address_of
+from .numba_call import as_numba_takes_it
 from .slow_path import call, settle
 
 __all__ = ["BoundLaunch"]
@@ -176,6 +178,11 @@ class _Held:
         self.frame = 0
         self.bound = bound
         self.kernel = kernel
+        if not kernel._native.runtime.is_native:
+            raise TypeError(
+                f"{kernel.__qualname__}(): nothing can be bound here, Numba's own dispatcher makes all calls; call the kernel "
+                "itself (`python -m fastexchange doctor` says why)"
+            )
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
         # NumPy does not resize an array that is weakly referenced, not even with refcheck=False.
         self.references = [weakref.ref(array) for array in _owners(bound)]
@@ -185,6 +192,7 @@ class _Held:
                 serials = kernel._native.runtime.serials
                 given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
                 kernel.dispatcher.compile(tuple(given))
+            raise_named(kernel, bound, as_numba_takes_it)
             if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
                 raise TypeError(
                     f"{kernel.__qualname__}(): tensors on a GPU are bound with a launch configuration: "

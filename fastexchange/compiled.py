@@ -9,14 +9,11 @@ import contextlib
 import functools
 import hashlib
 import re
-import sys
-import sysconfig
 import uuid
 from pathlib import Path
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import config
@@ -175,8 +172,7 @@ class CodeCache:
         return ""
 
     def _full_key(self, key: tuple, module: str) -> str:
-        python = (sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize)
-        return repr((key, source_stamp(module), python, np.__version__, numba_internals.code_depends_on()))
+        return repr((key, source_stamp(module), numba_internals.code_depends_on()))
 
     def _load(self, key: tuple, full_key: str):
         for folder in self.folders:

@@ -430,12 +430,13 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
             f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
         )
     is_cached = bool(options.pop("cache", False))
+    given = dict(options)
     if is_cached:
         options["pipeline_class"] = with_unique_symbols(options.get("pipeline_class", compiler.Compiler))
     dispatcher: Any = numba.njit(**options)(function)
     if is_cached:
         try:
-            use_cache(dispatcher, KernelCache(function, dispatcher.targetoptions))
+            use_cache(dispatcher, KernelCache(function, given))
         except RuntimeError as error:
             warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
     if signatures is not None:

@@ -12,6 +12,9 @@ import functools
 import types as python_types
 import uuid
 from pathlib import Path
+from typing import Any, cast
+
+from numba.core import types
 
 from .disk_cache import FOLDER, CacheFolder
 from .numba_internals import FunctionCache, code_depends_on
@@ -30,12 +33,16 @@ class _Entries:
 
     def load(self, key):
         """What was saved with this key, or None."""
-        stored = self._folder.load(self._name, self._text(key))
-        # Types of the same name may be different ones: jitclasses, enumerations, records.
+        meaning = _meaning_of(key[0])
+        if meaning is None:
+            return None
+        stored = self._folder.load(self._name, self._text((key, meaning)))
         return stored[1] if stored is not None and stored[0] == key else None
 
     def save(self, key, data) -> None:
-        self._folder.save(self._name, self._text(key), (key, data))
+        meaning = _meaning_of(key[0])
+        if meaning is not None:
+            self._folder.save(self._name, self._text((key, meaning)), (key, data))
 
     def flush(self) -> None:
         """Forget all signatures of this function."""
@@ -43,7 +50,10 @@ class _Entries:
 
 
 class KernelCache(FunctionCache):
-    """Numba's cache of a function. Raises RuntimeError where there is no directory for it, or none to be trusted."""
+    """Numba's cache of a function, compiled with these options of ``numba.njit``.
+
+    Raises RuntimeError where there is no directory for it, or none to be trusted.
+    """
 
     def __init__(self, py_func, options: dict):
         super().__init__(py_func)
@@ -53,6 +63,33 @@ class KernelCache(FunctionCache):
         stamp = self._impl.locator.get_source_stamp()
         depends_on = (code_depends_on(), stamp, _described(py_func.__code__), sorted(options.items()))
         self._cache_file = _Entries(folder, self._impl.filename_base, depends_on)
+
+
+def _meaning_of(signature) -> list | None:
+    """What types that a user has defined are in this process: their names need not mean the same in another.
+
+    None where nothing says it: of a jitclass, of another function, of a type of somebody else's package.
+    """
+    if isinstance(signature, str):  # which can only name Numba's own
+        return []
+    found: list = []
+    for numba_type in getattr(signature, "args", signature):
+        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _UNTOLD):
+            return None
+        if isinstance(numba_type, types.BaseNamedTuple):
+            found.append(cast(Any, numba_type).fields)
+        if isinstance(numba_type, types.EnumMember):
+            found.append([(member.name, repr(member.value)) for member in cast(Any, numba_type.instance_class)])
+        inner = [getattr(numba_type, name, None) for name in ("dtype", "type", "key_type", "value_type", "yield_type")]
+        inner += getattr(numba_type, "types", ())
+        inside = _meaning_of(tuple(each for each in inner if isinstance(each, types.Type) and each is not numba_type))
+        if inside is None:
+            return None
+        found.append(inside)
+    return found
+
+
+_UNTOLD = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)
 
 
 def _described(code: python_types.CodeType) -> tuple:

@@ -13,11 +13,14 @@ import functools
 import importlib
 import pickle
 import re
+import sys
+import sysconfig
 from collections.abc import Iterator
 from typing import Any
 
 import llvmlite
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import config
@@ -204,10 +207,18 @@ def restored(state) -> Any:
 
 
 def code_depends_on() -> tuple:
-    """What machine code depends on beside its sources: versions, the processor, Numba's settings."""
+    """What machine code depends on beside its sources: builds and versions, the processor, Numba's settings."""
     settings: Any = config
     processor = _cpu_target.target_context.codegen().magic_tuple()
-    return numba.__version__, llvmlite.__version__, processor, str(settings.OPT), bool(settings.DEBUG_JIT)
+    builds = sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize, numba.__version__, llvmlite.__version__, np.__version__
+    return builds, processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+
+
+_SETTINGS = (
+    "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
+    "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
+)  # fmt: skip
+"""Those of Numba's that may make other code of the same function."""
 
 
 def compiler_locks() -> list[Any]:

@@ -456,6 +456,9 @@ def test_constants_and_options_are_part_of_a_kernels_key(module):
     code = """
     kernels = [module.by_text("x[0] + 1"), module.by_text("x[0] + 2")]
     print(*[int(called(kernel)) for kernel in kernels], sum(sum(each.dispatcher.stats.cache_hits.values()) for each in kernels))
+    import numba
+    single = module.by_text("x[0] * 0.1 + 0.2", locals={"y": numba.float64[::1]})
+    called(single), called(module.by_text("x[0] * 0.1 + 0.2"))
     unchecked, checked = module.by_text("x[7 + len(x)]"), module.by_text("x[7 + len(x)]", boundscheck=True)
     called(unchecked)
     try:
@@ -495,10 +498,10 @@ def test_a_signature_of_another_type_of_the_same_name(folder):
             return Number, (self.number,)
 
     entries = _Entries(folder, "name", ())
-    entries.save(Named(1), "one")
-    assert entries.load(Named(1)) == "one" and entries.load(Named(2)) is None
+    entries.save(((), Named(1)), "one")
+    assert entries.load(((), Named(1))) == "one" and entries.load(((), Named(2))) is None
     entries.flush()
-    assert entries.load(Named(1)) is None
+    assert entries.load(((), Named(1))) is None
 
 
 class Number:
@@ -522,6 +525,109 @@ def test_versions_share_a_folder(folder, monkeypatch):
     assert old != new
     folder.save("raise", old, "old"), folder.save("raise", new, "new")
     assert folder.load("raise", old) == "old" and folder.load("raise", new) == "new"
+
+
+TYPES = """
+import collections, enum, sys
+import numba
+from fastexchange import fast_args
+
+reverse = sys.argv[2] == "reversed"
+Point = collections.namedtuple("Point", ["b", "a"] if reverse else ["a", "b"])
+Colour = enum.Enum("Colour", {"red": 2 if reverse else 1})
+
+@numba.experimental.jitclass([("number", numba.float64)])
+class Holder:
+    def __init__(self, number):
+        self.number = number
+    def get(self):
+        return self.number * (-1 if reverse else 1)
+
+@fast_args(cache=True)
+def difference(x, p):
+    return p.a - p.b + x[0]
+
+@fast_args(cache=True)
+def value(x, colour):
+    return colour.value + x[0]
+
+@fast_args(cache=True)
+def held(x, holder):
+    return holder.get() + x[0]
+"""
+
+
+def test_types_of_users_mean_what_they_mean_in_this_process(tmp_path):
+    """A named tuple with other fields, an enumeration with other values, a jitclass with another method: by the same names."""
+    (tmp_path / "types_of_the_test.py").write_text(TYPES)
+    code = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    from types_of_the_test import *
+    x = np.zeros(3)
+    print(difference(x, Point(a=5, b=2)), value(x, Colour.red), held(x, Holder(7.0)))
+    print(*[sum(each.dispatcher.stats.cache_hits.values()) for each in (difference, value, held)])
+    """
+    for hits in ("0 0 0", "1 1 0"):
+        assert run_python(code, str(tmp_path), "").stdout.splitlines() == ["3.0 1.0 7.0", hits]
+        assert run_python(code, str(tmp_path), "reversed").stdout.splitlines() == ["3.0 2.0 -7.0", hits]
+
+
+EXTENSION = """
+    import sys
+    import numba, numpy as np
+    from numba import types
+    from numba.extending import NativeValue, box, models, register_model, type_callable, lower_builtin, typeof_impl
+    from fastexchange import fast_args, compiled
+
+    class Money(types.Number):
+        def __init__(self):
+            super().__init__(name="Money")
+
+    money = Money()
+    register_model(Money)(models.FloatModel if hasattr(models, "FloatModel") else models.PrimitiveModel)
+
+    def as_money(x):
+        pass
+
+    @type_callable(as_money)
+    def typed(context):
+        return lambda x: money
+
+    @register_model(Money)
+    class Model(models.PrimitiveModel):
+        def __init__(self, manager, of):
+            super().__init__(manager, of, models.ir.DoubleType())
+
+    @lower_builtin(as_money, types.float64)
+    def lowered(context, builder, signature, values):
+        return values[0]
+
+    @box(Money)
+    def boxed(of, value, c):
+        return c.pyapi.float_from_double(c.builder.fmul(value, value.type(float(sys.argv[1]))))
+
+    @fast_args
+    def paid(x):
+        return as_money(x[0])
+
+    print(paid(np.ones(3)), paid(np.ones(3)))
+    """
+
+
+def test_results_of_types_of_users_are_made_by_this_process(tmp_path):
+    """Types of one name, in two programs, with another way to Python each."""
+    for factor in ("2.0", "3.0"):
+        assert run_python(EXTENSION, factor, NUMBA_CACHE_DIR=str(tmp_path)).stdout.split() == [factor] * 2
+
+
+def test_settings_of_numba_are_part_of_a_kernels_key(module):
+    """With bounds checked, what was compiled without is not good enough."""
+    code = RUN + "\n    print(called(module.by_text('x[7 + len(x)]')) is not None)"
+    assert run_python(code, str(module)).stdout.split() == ["True"]
+    done = run_python(code, str(module), check=False, NUMBA_BOUNDSCHECK="1")
+    assert "IndexError" in done.stderr
 
 
 def test_a_kernel_with_a_cache_forgets_its_entries(tmp_path, monkeypatch):

@@ -64,7 +64,7 @@ def box(return_type) -> tuple[int, tuple]:
     if size > RESULT_BYTES:
         raise UnsupportedEntry(f"a result of {size} bytes")
     key = ("box", return_type)
-    return code_cache.get(key, lambda: _build_box(context, return_type), __name__, persist=_is_plain(return_type))
+    return code_cache.get(key, lambda: _build_box(context, return_type), __name__, persist=is_plain(return_type))
 
 
 def _holds_buffer(numba_type) -> bool:
@@ -87,14 +87,16 @@ def holds_array(numba_type) -> bool:
     return isinstance(numba_type, (types.List, types.Set)) and holds_array(numba_type.dtype)
 
 
-def _is_plain(numba_type) -> bool:
-    """Whether the type's name says all about it, in any process."""
+def is_plain(numba_type) -> bool:
+    """Whether the type's name says all about it, in any process: that of a user's own type does not."""
+    if type(numba_type).__module__.partition(".")[0] != "numba":
+        return False
     if isinstance(numba_type, types.Optional):
-        return _is_plain(numba_type.type)
+        return is_plain(numba_type.type)
     if isinstance(numba_type, types.Array):
-        return _is_plain(numba_type.dtype)
+        return is_plain(numba_type.dtype)
     if isinstance(numba_type, (types.Tuple, types.UniTuple)):
-        return all(map(_is_plain, numba_type.types))
+        return all(map(is_plain, numba_type.types))
     plain = (types.NoneType, types.Number, types.Boolean, types.NPDatetime, types.NPTimedelta, types.UnicodeType)
     return isinstance(numba_type, plain)
 

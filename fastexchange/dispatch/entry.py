@@ -27,7 +27,7 @@ from ..numba_internals import (
     runtime_library,
 )
 from . import launch, layout, plan
-from .boxing import UnsupportedEntry, target_context
+from .boxing import UnsupportedEntry, is_plain, target_context
 from .frame import ARRAY_BYTES
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
@@ -57,8 +57,9 @@ def trampoline(given: tuple, taken: tuple) -> int:
     if given == taken:
         key: tuple = ("trampoline", tuple(str(leaf) for leaf in leaves))
     else:
-        key = ("casting-trampoline", repr(given), repr(taken))
-    return code_cache.get(key, lambda: _build_trampoline(context, leaves, given, taken), __name__)[0]
+        key = ("casting-trampoline", given, taken)
+    build = functools.partial(_build_trampoline, context, leaves, given, taken)
+    return code_cache.get(key, build, __name__, persist=given == taken or all(map(is_plain, given + taken)))[0]
 
 
 def _build_trampoline(context, leaves, given, taken):
@@ -143,10 +144,11 @@ def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, 
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
-    casts = () if given == taken else (repr(given), repr(taken))
+    casts = () if given == taken else (given, taken)
     read = tuple((node.kind, node.guard, node.rank, node.items) for node in nodes)
     key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
-    return code_cache.get(key, lambda: _build_fast_entry(context, leaves, given, taken, nodes, count, boxing), __name__)[0]
+    build = functools.partial(_build_fast_entry, context, leaves, given, taken, nodes, count, boxing)
+    return code_cache.get(key, build, __name__, persist=not casts or all(map(is_plain, given + taken)))[0]
 
 
 def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
@@ -201,7 +203,7 @@ def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: 
     The kernel's own code goes into it, where it is at hand, so that only those words are loaded that it uses.
     """
     # By identity: another process, whose kernel was loaded from the disk cache, may have used the same symbols.
-    key = ("bound-entry", compiled.library, boxing, has_outputs, () if given == taken else (repr(given), repr(taken)))
+    key = ("bound-entry", compiled.library, boxing, has_outputs, () if given == taken else (given, taken))
     build = functools.partial(_build_bound_entry, given, taken, compiled, boxing, has_outputs)
     return code_cache.get(key, build, __name__, persist=False)[0]
 
