@@ -35,6 +35,8 @@ def call_numba(kernel, bound: tuple):
     positional: list[Any] = []
     named: dict[str, Any] = {}
     given = Given()
+    for position, value in enumerate(bound):  # what may run Python code comes before PyTorch's tensors, which that may change
+        _take_others(kernel, position, value, given)
     for position, value in enumerate(bound):
         if value is OMITTED:
             continue
@@ -81,6 +83,8 @@ class Given:
 
     def __init__(self):
         self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as the kernel has it
+        self.taken: dict[int, Any] = {}
+        """What is no tensor of PyTorch's and has been looked at already, by ``id``: what Numba gets for it."""
         self._lists: list[tuple[list, list, list]] = []  # with what Numba gets for it, and that again, to see what it changes
 
     def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
@@ -147,6 +151,8 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
 
     `given`: where the views of a call are noted. None: no kernel is about to run, for which memory would have to be held.
     """
+    if given is not None and id(value) in given.taken:
+        return given.taken[id(value)]
     cls = type(value)
     try:
         fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
@@ -209,6 +215,19 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         check_items(kernel, position, value)
         _require_numba_type(kernel, position, value)
     return value
+
+
+def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> None:
+    """Look at what is in an argument and is no tensor of PyTorch's, if that may run Python code."""
+    cls = type(value)
+    if issubclass(cls, tuple) or cls is list:
+        for item in value[:] if depth < layout.MAX_TUPLE_DEPTH else ():
+            _take_others(kernel, position, item, given, depth + 1)
+    elif value is not OMITTED and not torch.is_tensor_type(cls) and not isinstance(value, (np.ndarray, *_NUMBERS)):
+        given.taken[id(value)] = as_numba_takes_it(kernel, position, value, given)
+
+
+_NUMBERS = int, float, complex, str, np.generic
 
 
 def _can_be_viewed(tensor) -> bool:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 
+import numba
 import numpy as np
 import pytest
 from frameworks import torch
@@ -328,6 +329,30 @@ def test_an_array_that_is_given_another_state(old, new, byteorder):
         array[...] = 0.0
         launch()
         assert array.shape == new and array.tolist() == want.tolist() == np.full(new, 3.0).tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Setting the dtype:DeprecationWarning")
+def test_the_same_address_and_shape_with_other_elements_or_flags():
+    @fast_args
+    def double(x, out):
+        for i in range(x.shape[0]):
+            out[i] = 2 * x[i]
+
+    for _ in range(50):
+        array, out = np.ones(3), np.zeros(3)
+        launch = double.bind(array, out)
+        launch()
+        array.__setstate__((1, (3,), np.dtype("i8"), False, np.array([1, 2, 3]).tobytes()))
+        launch()
+        assert out.tolist() == [2.0, 4.0, 6.0]
+        array.dtype = np.float64
+        launch()
+        assert out.tolist() == (2 * array).tolist()
+    out.flags.writeable = False
+    with pytest.raises(numba.TypingError):
+        double(array, out)
+    with pytest.raises(numba.TypingError):
+        launch()
 
 
 @pytest.mark.filterwarnings("ignore:Setting the dtype:DeprecationWarning")

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 from frameworks import torch
+from interpreter import run_python
 from numba import types
 from numba.extending import overload
 
@@ -116,6 +117,8 @@ PLACES = {
     "in a tuple": lambda victim, evil: ((victim, 1.0), evil, 1.0),
     "in a list": lambda victim, evil: ([victim], evil, 1.0),
     "beside an odd one": lambda victim, evil: (victim, evil, made_dual()),
+    "beside a string": lambda victim, evil: (victim, evil, "text"),  # such calls are Numba's dispatcher's
+    "before, in tuples, beside a string": lambda victim, evil: ((victim, 1.0), (evil, 1.0), "text"),
     "beside a hundred": lambda victim, evil: (tuple([victim] + [np.zeros(1)] * 100), evil, 1.0),  # no frame has room for them
 }
 
@@ -177,7 +180,7 @@ def test_no_argument_is_changed_behind_the_guard(action, make, place, when):
         if order == "later":
             for _ in range(20):
                 read(*PLACES[place](VICTIMS[make](), Evil(lambda: None)))
-        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
+        for armed_at in range(1, 6 if place.startswith("beside an odd") else 3):  # a call may ask for an export several times
             victim = VICTIMS[make]()
             calls = itertools.count(1)
 
@@ -350,3 +353,50 @@ def test_flags_and_shape_of_an_array_that_another_argument_changes():
         with pytest.raises(Exception, match=r"readonly|read-only|immutable"):
             write(array, evil)
         assert array[0] == 2.0
+
+
+def test_without_an_exchange_table():
+    """PyTorch before 2.10 has none: its tensors are exported after all others, too."""
+    run_python(
+        """
+        import sys
+        sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
+        import torch
+        del torch.Tensor.__dlpack_c_exchange_api__
+        import numpy as np
+        from fastexchange import fast_args
+        from test_outrun import ACTIONS, Evil, REFUSED, give_other_memory, reading, value_of
+        assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+        for nogil in (False, True):
+            read = reading(nogil)
+            for action in ACTIONS:
+                for third in (1.0, "text"):
+                    for _ in range(20):
+                        victim = torch.full((4,), 2.0)
+                        try:
+                            got, _ = read(victim, Evil(lambda: action(victim)), third)
+                        except REFUSED:
+                            continue
+                        assert got == value_of(victim), (nogil, action, third, got, value_of(victim))
+
+        @fast_args
+        def increase(x, other):
+            for i in range(x.shape[0]):
+                x[i] += 1
+
+        def share():
+            victim.share_memory_()
+
+        def clone():
+            global clone_of_it
+            clone_of_it = torch._lazy_clone(victim)
+
+        for _ in range(100):
+            victim = torch.zeros(300)
+            increase(victim, Evil(share))
+            assert victim.tolist() == [1.0] * 300
+            victim = torch.zeros(300)
+            increase(victim, Evil(clone))
+            assert victim.tolist() == [1.0] * 300 and clone_of_it.tolist() == [0.0] * 300
+        """
+    )

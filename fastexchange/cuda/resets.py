@@ -5,6 +5,7 @@ no cost. The packages empty their context's list of modules: an object of ours i
 A reset behind their back (``cuDevicePrimaryCtxReset``) is only noticed where the driver refuses a launch for it.
 """
 
+import contextlib
 import sys
 import weakref
 from typing import Any
@@ -39,9 +40,10 @@ def watch(device: int) -> None:
     """Notice resets of a device's context by the packages that use it by now."""
     for name in _DEVICES:
         devices: Any = sys.modules.get(name)
-        context = None if devices is None else devices.gpus[device].primary_context
-        if context is not None and _KEY not in context.modules:
-            context.modules[_KEY] = _Witness(device)
+        with contextlib.suppress(Exception):  # a package that is imported, and cannot be used here: the one in Numba itself, say
+            context = None if devices is None else devices.gpus[device].primary_context
+            if context is not None and _KEY not in context.modules:
+                context.modules[_KEY] = _Witness(device)
 
 
 def keep_up(context) -> None:

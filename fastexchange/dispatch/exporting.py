@@ -85,11 +85,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                     if export.object != ob:
                         status = layout.STATUS_CHANGED
                         break
-                    is_of_pytorch = entry.guard != 0 and entry.asks_python == 0
+                    # With a table, or without one: then Python code runs only for what is odd.
+                    is_of_pytorch = entry.guard != 0 and (entry.asks_python == 0 or entry.is_own_memory != 0)
                     if turn == (BY_PYTORCH if is_of_pytorch else BY_PYTHON):
-                        if entry.guard != 0 and not is_of_pytorch:  # of a PyTorch without an exchange table
-                            hold_storage(context, entry, export, flags)
-                            entry = layout.entry_at(find(runtime, Py_TYPE(ob)))  # it may have moved
                         status = make_export(context, entry, export, flags)
                         exported += 1
                     elif turn == STORAGES:
@@ -142,7 +140,9 @@ def is_owning(context, flags):
 def hold_storage(context, entry, export, flags):
     """Hold the storage of a tensor of PyTorch's, if its export is to have it; forbid that it is resized if it is read later."""
     guard = layout.guard_at(guard_of(context, entry))
-    if entry.is_own_memory == 0 or (guard.asks == 0 and not is_owning(context, flags)):  # PyTorch's exports do not hold it
+    if entry.is_own_memory == 0:  # PyTorch's exports do not hold it
+        return
+    if guard.asks == 0 and entry.asks_python == 0 and not is_owning(context, flags):  # nor is it exported
         return
     is_read_later = is_owning(context, flags) and flags & FLAG_LOOK == 0 and context.device_type == CPU
     before = export.storage

@@ -6,7 +6,8 @@ ndarray, which has no exports, frees its memory when it is given other (``__sets
 
 - of a PyTorch tensor the address in its storage, and the function that frees that, which is another one for memory that is
   copy-on-write;
-- of an ndarray the address, and the shape, because a smaller block of memory may lie where the larger one was;
+- of an ndarray the address, the shape, because a smaller block of memory may lie where the larger one was, the dtype and the
+  flags, which can be set to others in place;
 - for a device the size of a storage, too: on the CPU ``resize_()`` of a bound storage is an error.
 
 A *watch list* is a count, and so many pairs of an address and the word that has to be there: an even number. They are
@@ -22,7 +23,7 @@ from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, export_of_array
 
-DATA, RANK, DIMENSIONS = (offset_of("fx_ndarray", name) for name in ("data", "nd", "dimensions"))
+DATA, RANK, DIMENSIONS, DESCR, FLAGS = (offset_of("fx_ndarray", name) for name in ("data", "nd", "dimensions", "descr", "flags"))
 RANK_OF_SHORT = 3  # from this rank on, a shape of a lower rank may have less room
 
 
@@ -67,7 +68,8 @@ def note_ndarray(watched, count, ob):
         count = note(watched, count, ob + DIMENSIONS)
     for i in range(rank):
         count = note(watched, count, ndarray_at(ob).dimensions + 8 * i)
-    return count
+    count = note(watched, count, ob + DESCR)
+    return note(watched, count, ob + FLAGS & -8)  # a word of its own, or the upper half of one
 
 
 @native
