@@ -311,7 +311,7 @@ def whereabouts(kernel, looks: list[Look]) -> Whereabouts:
     for look in tensors:
         device_type, number = look.place
         if not driver().has(number):  # no framework could say on which stream of it it works
-            refuse_value(kernel, look.position, look.value, f"its memory is on device {_named(look.place)}, which there is not")
+            refuse_value(kernel, look.position, look.value, f"its memory is on device {_named(look.place)}, which does not exist")
         if device_type == DLDeviceType.kDLCUDA:
             if device is not None and number != device:
                 refuse_device(kernel, look.position, look.value, number, device)

@@ -56,6 +56,9 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, code):
         error = caught.value
         assert (error.code, error.name) == (code, f"CUDA_ERROR_{(STICKY | OTHERS)[code]}")
         assert error.is_sticky == (code in STICKY) == ("sticky" in str(error))
+        if code == 709 and launch is bound:  # the first of these said that a context has been reset, and what was bound is stale
+            assert "was not launched: " in str(error) and "bind the launch anew" in str(error)
+            continue
         assert str(error).startswith("kernels_of.<locals>.one() was not launched (grid (2, 3, 1), block (8, 4, 1), stream ")
         assert error.name in str(error) and "64 bytes of dynamic shared memory" in str(error)
         assert stub.current_context() == before
