@@ -65,7 +65,7 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, code):
         assert error.__cause__ is error.__context__ is None
         del caught, error
         launch()
-    assert len(stub.launches) == len(ways)
+    assert len(stub.launches) == len(ways) - (code == 709)
     exports.ledger.check(22)
 
 
