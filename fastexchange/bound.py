@@ -188,16 +188,16 @@ class _Held:
         self.references = [weakref.ref(array) for array in _owners(bound)]
         report = settle(kernel, bound, hold)
         if report.status != layout.STATUS_OK:
-            raise_named(kernel, bound, as_numba_takes_it)
-            if report.unmade is not None:  # Numba says why it cannot compile it, if so
-                serials = kernel._native.runtime.serials
-                given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
-                kernel.dispatcher.compile(tuple(given))
             if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
                 raise TypeError(
                     f"{kernel.__qualname__}(): tensors on a GPU are bound with a launch configuration: "
                     f"{kernel.__qualname__}.cuda[grid, block].bind(...)"
                 )
+            raise_named(kernel, bound, as_numba_takes_it)
+            if report.unmade is not None:  # Numba says why it cannot compile it, if so
+                serials = kernel._native.runtime.serials
+                given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
+                kernel.dispatcher.compile(tuple(given))
             raise TypeError(
                 f"{kernel.__qualname__}(): these arguments cannot be bound, Numba's own dispatcher makes such calls; explain() "
                 "says because of which"

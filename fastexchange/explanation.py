@@ -211,7 +211,7 @@ def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials, kernel._element_of)
     except UnknownDtype as unknown:
         try:
-            refuse_elements(kernel, bound, unknown)
+            refuse_elements(kernel, bound, unknown.position, unknown.field)
         except BufferError as error:
             return f"refused with BufferError: {error}", []
     if keys not in kernel._native:

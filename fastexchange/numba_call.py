@@ -193,9 +193,9 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return cls._make([as_numba_takes_it(kernel, position, item, given) for item in value])
     elif kind == layout.KIND_LIST:
         return _list(kernel, position, value, given)
-    elif isinstance(value, np.ndarray):
+    elif issubclass(cls, np.ndarray):  # not isinstance(), which asks the value
         _require_native_order(kernel, position, value)
-        if isinstance(value, np.ma.MaskedArray):
+        if issubclass(cls, np.ma.MaskedArray):
             try:
                 numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
             except TypingError as error:
@@ -209,7 +209,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         else:
             return viewed if given is None else given.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
-    elif isinstance(value, NativeCallable):
+    elif issubclass(cls, NativeCallable):
         return value.dispatcher
     elif kind == layout.KIND_NUMBA:
         check_items(kernel, position, value)
@@ -223,7 +223,7 @@ def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> 
     if issubclass(cls, tuple) or cls is list:
         for item in value[:] if depth < layout.MAX_TUPLE_DEPTH else ():
             _take_others(kernel, position, item, given, depth + 1)
-    elif value is not OMITTED and not torch.is_tensor_type(cls) and not isinstance(value, (np.ndarray, *_NUMBERS)):
+    elif value is not OMITTED and not torch.is_tensor_type(cls) and not issubclass(cls, (np.ndarray, *_NUMBERS)):
         given.taken[id(value)] = as_numba_takes_it(kernel, position, value, given)
 
 

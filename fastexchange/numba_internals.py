@@ -112,7 +112,7 @@ def has_representation(numba_type) -> bool:
     """Whether code for the CPU has values of this type."""
     try:
         _cpu_target.target_context.data_model_manager.lookup(numba_type)
-    except NotImplementedError:
+    except (NotImplementedError, KeyError):  # KeyError: another target's type
         return False
     return True
 

@@ -7,7 +7,6 @@ from typing import NoReturn
 from . import registry
 from ._abi import ffi
 from .dispatch import layout
-from .dispatch.signature import UnknownDtype
 from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from .dltensor import MAX_ELEMENTS, MAX_OFFSET
 from .dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
@@ -70,9 +69,9 @@ def _holds_torch(value) -> bool:
     return torch.is_tensor_type(type(value))
 
 
-def refuse_elements(kernel, bound: tuple, unknown: UnknownDtype) -> NoReturn:
-    """Raise BufferError for an argument of a call whose elements are none that the kernel gets."""
-    refuse(kernel, unknown.position, bound, why_not_computed(unknown.field, bound[unknown.position]))
+def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn:
+    """Raise BufferError for the argument at `position`, whose elements, of the dtype `field`, are none that the kernel gets."""
+    refuse(kernel, position, bound, why_not_computed(field, bound[position]))
 
 
 def advice(code: int, bits: int) -> str:
@@ -157,8 +156,8 @@ _REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedErr
 def _is_nothing_but_words(error: BaseException) -> bool:
     """Whether another exception of its type with another text is as good: it has one, and its class adds nothing to that."""
     cls = type(error)
-    if cls in _REWORDED:
-        return True
+    if cls.__module__ == "builtins":  # a RecursionError, which is a RuntimeError, arrives as it is
+        return cls in _REWORDED
     return (
         issubclass(cls, _REWORDED)
         and not any("__init__" in vars(base) or "__new__" in vars(base) or "__str__" in vars(base) for base in _own_bases(cls))

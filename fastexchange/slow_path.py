@@ -193,13 +193,13 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     check_argument(kernel, bound)
     native = kernel._native
     edition = native.edition  # before it is looked what has been compiled: that may be recompiled meanwhile
-    unknown = None
+    given, unknown = (), None
     try:
         given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, kernel._element_of)
     except UnknownDtype as error:
-        unknown = error
+        unknown = error.position, error.field  # not the error, whose traceback holds this frame
     if unknown is not None:
-        refuse_elements(kernel, bound, unknown)
+        refuse_elements(kernel, bound, *unknown)
     if not can_compile(kernel.dispatcher):
         given = tuple(map(_as_declared, given))
     chosen = _overload_for(kernel.dispatcher, given)

@@ -21,10 +21,13 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
     """
     native, target = kernel._native, kernel.target
     edition = native.edition
+    given, unknown = (), None
     try:
         given = types_given(kernel, keys)
     except UnknownDtype as error:
-        refuse_elements(kernel, bound, error)
+        unknown = error.position, error.field
+    if unknown is not None:
+        refuse_elements(kernel, bound, *unknown)
     width = functools.partial(element_of, storage=True)  # also of elements that only the package has a type for
     seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width)
     driver().context(device)
