@@ -31,8 +31,12 @@ class _Witness:
     def __init__(self, device: int):
         self._device, self._is_finalizing = device, sys.is_finalizing
 
+    def dismiss(self) -> None:
+        """Let its end mean nothing."""
+        self._device = -1
+
     def __del__(self):
-        if not self._is_finalizing():
+        if self._device >= 0 and not self._is_finalizing():
             forget(self._device)
 
 
@@ -43,7 +47,9 @@ def watch(device: int) -> None:
         with contextlib.suppress(Exception):  # a package that is imported, and cannot be used here: the one in Numba itself, say
             context = None if devices is None else devices.gpus[device].primary_context
             if context is not None and _KEY not in context.modules:
-                context.modules[_KEY] = _Witness(device)
+                witness = _Witness(device)
+                if context.modules.setdefault(_KEY, witness) is not witness:  # another thread was faster
+                    witness.dismiss()
 
 
 def keep_up(context) -> None:

@@ -209,6 +209,35 @@ assert one.stats().slow <= slow + 4
 """)
 
 
+def test_two_threads_that_begin_at_once_are_no_reset(stub, package, tmp_path):
+    """Each finds no witness in the context's list of modules: one of the two is put there, and the other's end means nothing."""
+    run(tmp_path, package, "pass", """
+import threading
+from fastexchange.cuda import resets
+
+class Late(type(cuda.current_context().modules)):
+    "As the list looks to a thread that another one overtakes."
+    def __contains__(self, name):
+        return False
+
+context = cuda.current_context()
+@kernel
+def nothing(x):
+    pass
+made(nothing[1, 1], tensor())
+before, handle = resets.count(), made(nothing[1, 1], tensor())
+device = cuda.get_current_device().primary_context
+device.modules = Late(device.modules)
+witness = dict(device.modules)["fastexchange"]
+resets.watch(0)
+assert resets.count() == before and dict(device.modules)["fastexchange"] is witness
+assert made(nothing[1, 1], tensor()) == handle
+del witness
+cuda.close()
+assert resets.count() == before + 1
+""")
+
+
 def test_at_the_end_of_the_process(stub, package, tmp_path):
     """Nothing is said of a context that ends with its process, or of a reset in an exit function."""
     assert run(tmp_path, package, "cuda.close()", """
