@@ -363,9 +363,10 @@ def test_without_an_exchange_table():
         sys.modules["tvm_ffi"] = None  # it gives PyTorch's tensors a table where they have none
         import torch
         del torch.Tensor.__dlpack_c_exchange_api__
+        import gc
         import numpy as np
         from fastexchange import fast_args
-        from test_outrun import ACTIONS, Evil, REFUSED, give_other_memory, reading, value_of
+        from test_outrun import ACTIONS, Evil, Finalizer, REFUSED, give_other_memory, reading, value_of
         assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
         for nogil in (False, True):
             read = reading(nogil)
@@ -378,6 +379,21 @@ def test_without_an_exchange_table():
                         except REFUSED:
                             continue
                         assert got == value_of(victim), (nogil, action, third, got, value_of(victim))
+
+        for allocations in range(1, 40):  # a garbage collection at each of PyTorch's function, too
+            victim = torch.full((4,), 2.0)
+            gc.collect()
+            gc.disable()
+            Finalizer(lambda: setattr(victim, "data", torch._neg_view(torch.full((4,), 3.0))))
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            gc.enable()
+            try:
+                got, _ = read(victim, np.zeros(1), 1.0)
+            except REFUSED:
+                continue
+            finally:
+                gc.set_threshold(700, 10, 10)
+            assert got == 8.0, (allocations, got)
 
         @fast_args
         def increase(x, other):

@@ -65,7 +65,8 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
             c.PyErr_Clear()
         elif dunder.take(capsule, out) == 0:
             tensor = dl_tensor_at(load(out) + DL_TENSOR)
-            if examine(tensor) != SOUND or is_empty(tensor) or not is_short(address, py_object, end_of(tensor)):
+            is_long = examine(tensor) != SOUND or is_empty(tensor) or not is_short(address, py_object, end_of(tensor))
+            if is_long and is_plain(address, py_object):  # still: making a capsule may collect garbage, and that runs Python
                 return types.int32(0)
             delete_managed(load(out))
         else:
