@@ -20,7 +20,7 @@ from . import interpreted
 from .cpython import NativeCallable, enable_vectorcall
 from .kernel_cache import KernelCache, with_unique_symbols
 from .naming import shown
-from .numba_internals import CPUDispatcher, register_dispatcher, use_cache
+from .numba_internals import CPUDispatcher, failures, register_dispatcher, use_cache
 from .options import check_names
 from .parameters import Parameters
 
@@ -429,7 +429,9 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
         raise TypeError(
             f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
         )
-    is_cached = bool(options.pop("cache", False))
+    is_cached = bool(options.get("cache")) and not failures()
+    if is_cached:
+        del options["cache"]
     given = dict(options)
     if is_cached:
         options["pipeline_class"] = with_unique_symbols(options.get("pipeline_class", compiler.Compiler))

@@ -1,23 +1,25 @@
 """The disk cache of kernels with ``cache=True``: Numba's, with files that prove what they are.
 
 Numba keeps one index for each function, which processes read, change and write without a lock, and data files that say nothing
-of themselves; its key has the function's bytecode, but neither its constants nor its options; and its symbols are unique in
-one process only, so that two functions of the same name that were compiled in two processes take each other's place in a
-third that loads both. Here an entry is a file of ``disk_cache``, its key has all that, and symbols are unique everywhere.
+of themselves; its key has the function's bytecode, but neither its constants nor its options nor what its globals are; and its
+symbols are unique in one process only, so that two functions of the same name that were compiled in two processes take each
+other's place in a third that loads both. Here an entry is a file of ``disk_cache``, its key has all that, and a kernel's symbols
+are unique everywhere or cannot be seen from outside.
 
 Which directory it is, what makes an entry and what makes a function of it again, stay Numba's.
 """
 
 import functools
-import types as python_types
 import uuid
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
-from numba.core import types
+from numba.core.errors import NumbaWarning
 
+from .dependencies import Untold, dependencies, meaning_of
 from .disk_cache import FOLDER, CacheFolder
-from .numba_internals import FunctionCache, code_depends_on
+from .numba_internals import FunctionCache, code_depends_on, sealed_library
 
 __all__ = ["KernelCache", "with_unique_symbols"]
 
@@ -25,24 +27,36 @@ __all__ = ["KernelCache", "with_unique_symbols"]
 class _Entries:
     """What :class:`numba.core.caching.IndexDataCacheFile` is to a cache, without an index."""
 
-    def __init__(self, folder: CacheFolder, name: str, depends_on: tuple):
+    def __init__(self, folder: CacheFolder, name: str, depends_on: Callable[[], tuple]):
         self._folder, self._name, self._depends_on = folder, name, depends_on
+        self._missed: dict = {}  # the keys' texts, since when code is being compiled
 
-    def _text(self, key) -> str:
-        return repr((self._depends_on, key))
+    def _text(self, key) -> str | None:
+        """All that the code of this signature depends on as things stand, None if that cannot be told."""
+        meaning = meaning_of(key[0])
+        if meaning is None:
+            return None
+        try:
+            return repr((self._depends_on(), key, meaning))
+        except Untold as error:
+            why = f"{error}: nothing tells its value to another process"
+            warnings.warn(f"fast_args(cache=True): {self._name} is not kept on disk, because {why}", NumbaWarning, stacklevel=2)
+            return None
 
     def load(self, key):
         """What was saved with this key, or None."""
-        meaning = _meaning_of(key[0])
-        if meaning is None:
-            return None
-        stored = self._folder.load(self._name, self._text((key, meaning)))
-        return stored[1] if stored is not None and stored[0] == key else None
+        text = self._text(key)
+        stored = self._folder.load(self._name, text) if text is not None else None
+        if stored is not None and stored[0] == key:
+            return stored[1]
+        self._missed[key] = text
+        return None
 
     def save(self, key, data) -> None:
-        meaning = _meaning_of(key[0])
-        if meaning is not None:
-            self._folder.save(self._name, self._text((key, meaning)), (key, data))
+        """Keep what was compiled, unless what it depends on has changed meanwhile."""
+        text = self._missed.pop(key, None)
+        if text is not None and text == self._text(key):
+            self._folder.save(self._name, text, (key, data))
 
     def flush(self) -> None:
         """Forget all signatures of this function."""
@@ -61,41 +75,11 @@ class KernelCache(FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
-        depends_on = (code_depends_on(), stamp, _described(py_func.__code__), sorted(options.items()))
+        depends_on = lambda: (code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
         self._cache_file = _Entries(folder, self._impl.filename_base, depends_on)
 
-
-def _meaning_of(signature) -> list | None:
-    """What types that a user has defined are in this process: their names need not mean the same in another.
-
-    None where nothing says it: of a jitclass, of another function, of a type of somebody else's package.
-    """
-    if isinstance(signature, str):  # which can only name Numba's own
-        return []
-    found: list = []
-    for numba_type in getattr(signature, "args", signature):
-        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _UNTOLD):
-            return None
-        if isinstance(numba_type, types.BaseNamedTuple):
-            found.append(cast(Any, numba_type).fields)
-        if isinstance(numba_type, types.EnumMember):
-            found.append([(member.name, repr(member.value)) for member in cast(Any, numba_type.instance_class)])
-        inner = [getattr(numba_type, name, None) for name in ("dtype", "type", "key_type", "value_type", "yield_type")]
-        inner += getattr(numba_type, "types", ())
-        inside = _meaning_of(tuple(each for each in inner if isinstance(each, types.Type) and each is not numba_type))
-        if inside is None:
-            return None
-        found.append(inside)
-    return found
-
-
-_UNTOLD = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)
-
-
-def _described(code: python_types.CodeType) -> tuple:
-    """All of a function's code that its machine code depends on, in words that are the same in every process."""
-    constants = tuple(_described(each) if isinstance(each, python_types.CodeType) else repr(each) for each in code.co_consts)
-    return code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars
+    def _index_key(self, sig, codegen):
+        return sig, codegen.magic_tuple()
 
 
 @functools.cache
@@ -107,10 +91,13 @@ def with_unique_symbols(pipeline: type) -> type:
 
     class UniqueSymbols(pipeline):
         def define_pipelines(self):
-            identity = self.state.func_id
+            state = self.state
+            identity = state.func_id
             if not hasattr(identity, "fastexchange_id"):
                 identity.fastexchange_id = identity.unique_id = f"{identity.unique_id}x{uuid.uuid4().hex}"
                 identity.unique_name = f"{identity.func_qualname}${identity.unique_id}"
+            if state.library is None:
+                state.library = sealed_library(state.targetctx, identity.func_qualname)
             return super().define_pipelines()
 
     return UniqueSymbols

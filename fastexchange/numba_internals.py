@@ -15,7 +15,9 @@ import pickle
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import llvmlite
@@ -45,11 +47,14 @@ global_compiler_lock: Any = _imported("numba.core.compiler_lock", "global_compil
 EnvironmentManager: Any = _imported("numba.core.pythonapi", "EnvironmentManager", object)
 FunctionCache: Any = _imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = _imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
+_Dispatcher: Any = _imported("numba.core.dispatcher", "Dispatcher", CPUDispatcher)
 register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
 _cpu_target: Any = _imported("numba.core.registry", "cpu_target")
 _rtsys: Any = _imported("numba.core.runtime", "rtsys")
 _get_type_class: Any = _imported("numba.core.typing.bufproto", "get_type_class")
+_Environment: Any = _imported("numba.core.environment", "Environment")
+_Linkage: Any = _imported("llvmlite.binding", "Linkage")
 _excinfo_ptr_t: Any = _imported("numba.core.callconv", "excinfo_ptr_t")
 
 
@@ -196,6 +201,54 @@ def finish_library(library, module, linked: list, symbol: str) -> None:
     library.finalize()
 
 
+def sealed_library(context, name: str) -> Any:
+    """A library for a function to be kept on disk: only what the function itself defines can be seen from outside.
+
+    What is linked into it, other functions and their environments (Numba's tables of Python objects), has symbols that are
+    unique in this process only. Where the library is loaded, they would lead to other functions' code and objects.
+    """
+    made = context.codegen().create_library(name)
+    kind: Any = type(made)
+    library = _sealing(kind)(made.codegen, name)
+    library.enable_object_caching()
+    return library
+
+
+@functools.cache
+def _sealing(kind: Any):
+    class Sealed(kind):
+        def finalize(self):
+            module = self._final_module
+            defined = [each for each in (*module.functions, *module.global_variables) if not each.is_declaration]
+            self._own = {each.name for each in defined if each.linkage in (_Linkage.external, _Linkage.common)}
+            self._environments = []  # which Numba does not keep alive
+            super().finalize()
+            for environment in self._environments:
+                self.codegen.set_env(environment.env_name, environment)
+
+        def _optimize_final_module(self):
+            module = self._final_module
+            for function in module.functions:
+                if not function.is_declaration and function.name not in self._own:
+                    function.linkage = "internal"
+            for variable in list(module.global_variables):
+                if variable.linkage == _Linkage.common and variable.name not in self._own:
+                    self._rename(variable)
+            super()._optimize_final_module()
+
+        def _rename(self, variable):
+            known = _Environment._memo.get(variable.name)
+            if known is not None:
+                variable.name = f"{variable.name}x{uuid.uuid4().hex}"
+                renamed = _Environment(known.globals)
+                renamed.consts[:] = known.consts
+                renamed.env_name = variable.name
+                _Environment._memo[variable.name] = renamed
+                self._environments.append(renamed)
+
+    return Sealed
+
+
 def serialized(library) -> Any:
     """What can be pickled of a library, machine code and all."""
     return library.serialize_using_object_code()
@@ -235,10 +288,13 @@ def _check_units() -> None:
     _expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (
-        (library, "add_ir_module finalize get_pointer_to_function serialize_using_object_code _get_module_for_linking"),
+        (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function"),
+        (library, "serialize_using_object_code _get_module_for_linking"),
         (library._final_module, "link_in functions"),
-        (target_context().codegen(), "unserialize_library magic_tuple"),
+        (target_context().codegen(), "unserialize_library magic_tuple set_env"),
         (module, "globals"),
+        (library._final_module, "global_variables"),
+        (_Environment, "_memo consts"),
     ):
         for name in names.split():
             getattr(thing, name)
@@ -337,6 +393,26 @@ def declared_signature(dispatcher, given: tuple) -> tuple | None:
 def use_cache(dispatcher, cache) -> None:
     """Have a dispatcher look for machine code in `cache`, a :data:`FunctionCache`, and keep it there."""
     dispatcher._cache = cache
+
+
+def implementation_of(value: Any) -> tuple[Callable, dict] | None:
+    """The Python function behind a dispatcher, or a ufunc of Numba's, and its options; None for anything else."""
+    dispatcher = value if isinstance(value, _Dispatcher) else getattr(value, "dispatcher", getattr(value, "_dispatcher", None))
+    if dispatcher is None or not isinstance(getattr(dispatcher, "py_func", None), FunctionType):
+        return None
+    return dispatcher.py_func, dict(dispatcher.targetoptions)
+
+
+def registered_for(value: Any) -> list[Callable]:
+    """The Python functions that say what a function is in compiled code, as ``numba.extending`` was told."""
+    typing_context = _cpu_target.typing_context
+    try:
+        typing_context.refresh()
+        templates = getattr(typing_context.resolve_value_type(value), "templates", ())
+    except Exception:  # whatever typing raises for what has no type
+        return []
+    found = [getattr(each, name, None) for each in templates for name in ("_overload_func", "_definition_func")]
+    return [each for each in found if isinstance(each, FunctionType)]
 
 
 def type_of_argument(value) -> Any:

@@ -1,9 +1,11 @@
 """Entries on disk prove what they are: whatever happens to the files, nobody gets another function's code."""
 
+import importlib
 import os
 import random
 import signal
 import stat
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -468,6 +470,123 @@ def test_constants_and_options_are_part_of_a_kernels_key(module):
         """
     assert run(module, code) == ["2", "3", "0", "checked"]
     assert run(module, code) == ["2", "3", "2", "checked"]
+
+
+USER = """
+import numpy as np
+from fastexchange import fast_args
+import helper_of_the_test as helper
+from helper_of_the_test import calls
+
+LIMIT, TABLE = 1, np.arange(3.0) * 1
+
+@fast_args(cache=True)
+def used(x): return {}
+"""
+HELPER = """
+import numba
+DEEP = 1
+@numba.njit
+def inner(x): return x.sum() + DEEP
+@numba.njit
+def calls(x): return inner(x)
+"""
+CHANGES = {
+    "a global": ("x[0] + LIMIT", "LIMIT, TABLE = 1", "LIMIT, TABLE = 2"),
+    "an array": ("x[0] + TABLE[1]", "np.arange(3.0) * 1", "np.arange(3.0) * 2"),
+    "another module's constant": ("x[0] + helper.DEEP", "DEEP = 1", "DEEP = 2"),
+    "what a function of another module calls": ("calls(x) - 2", "x.sum() + DEEP", "x.sum() + DEEP + 1"),
+    "an attribute of another module": ("helper.calls(x) - 2", "DEEP = 1", "DEEP = 2"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_kernel_names_is_part_of_its_key(tmp_path, monkeypatch, change):
+    """Its own file has the size and the time that it had."""
+    expression, before, after = CHANGES[change]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = "program_of_the_test", "helper_of_the_test"
+
+    def called_with(text: str) -> tuple[float, int]:
+        for name, source in zip(names, (USER.format(expression), HELPER), strict=True):
+            file = tmp_path / f"{name}.py"
+            file.write_text(source.replace(before, text))
+            os.utime(file, (1e9, 1e9))
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        kernel = importlib.import_module(names[0]).used
+        return kernel(np.ones(3)), sum(kernel.dispatcher.stats.cache_hits.values())
+
+    assert [called_with(text) for text in (before, before, after, after)] == [(2.0, 0), (2.0, 1), (3.0, 0), (3.0, 1)]
+
+
+def test_a_kernel_that_names_what_cannot_be_told(module):
+    """It is compiled by each process, which is said."""
+    code = r"""
+    class Level:
+        def __init__(self, number): self.number = number
+    from numba.extending import typeof_impl, register_model, models, overload_attribute
+    from numba.core.imputils import lower_constant
+    from numba import types
+    class LevelType(types.Type):
+        def __init__(self, number):
+            self.number = number
+            super().__init__(f"Level({number})")
+    register_model(LevelType)(models.OpaqueModel)
+    typeof_impl.register(Level)(lambda value, context: LevelType(value.number))
+    lower_constant(LevelType)(lambda context, builder, kind, value: context.get_dummy_value())
+    @overload_attribute(LevelType, "number")
+    def number(level):
+        constant = level.number
+        return lambda level: constant
+    for level in (1, 2):
+        namespace = {"LEVEL": Level(level)}
+        exec(compile("def used(x): return x[0] + LEVEL.number", module.__file__, "exec"), namespace)
+        print(fast_args(cache=True)(namespace["used"])(x))
+    """
+    done = run_python(RUN + code, str(module))
+    assert done.stdout.split() == ["2.0", "3.0"]
+    assert "used-" in done.stderr and "'LEVEL', a global of used, is a 'Level'" in done.stderr
+    assert not list(module.rglob("*used-*.entry"))
+
+
+NAMESAKES = r"""
+import math
+def calling(factor):
+    namespace = {"math": math, "numba": numba, "__name__": __name__}
+    steps = "".join(f"    if x[0] > {i}: s += math.sin(x[0] * {i})\n" for i in range(2, 60))
+    exec(f'''
+def helper(x):
+    s = x[0] * {factor}
+{steps}
+    if s > 100:
+        raise ValueError("{factor}", s)
+    y = x.astype("f{4 if factor == '2' else 8}")
+    with numba.objmode(seen="float64"):
+        seen = y[1]
+    return s + seen - 1
+''', namespace)
+    helper = numba.njit(namespace["helper"])
+    return fast_args(cache=True)(lambda x: helper(x))
+"""
+
+
+def test_functions_of_one_name_that_kernels_call(module):
+    """They are too long to be part of the kernels' own code, and Numba gives them, and their objects, the same symbols."""
+    (module / "module_of_the_test.py").write_text(MODULE + NAMESAKES)
+    code = """
+    kernels = [module.calling(factor) for factor in sys.argv[2]]
+    for kernel in kernels:
+        print(kernel(x), *kernel.dispatcher.stats.cache_hits.values())
+        try:
+            kernel(x * 1000)
+        except ValueError as raised:
+            print(raised.args[0])
+    """
+    for factor in "624":  # the first compiles more, so that its functions have other numbers than those of the others
+        assert run_python(RUN + code, str(module), factor).stdout.split() == [f"{factor}.0", factor]
+    assert run_python(RUN + code, str(module), "242").stdout.split() == ["2.0", "1", "2", "4.0", "1", "4", "2.0", "1", "2"]
 
 
 @needs_users
