@@ -131,7 +131,7 @@ class CodeCache:
         """
         wanted = getattr(config, "CACHE_DIR", "")
         found = []
-        for parent in [Path(wanted)] * bool(wanted) + [_ROOT / "__pycache__", user_cache()]:
+        for parent in filter(None, [Path(wanted) if wanted else None, _ROOT / "__pycache__", user_cache()]):
             found.append(CacheFolder(parent / FOLDER))
             if found[-1].is_writable:
                 break

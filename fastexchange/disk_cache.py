@@ -4,8 +4,9 @@ One entry is one file, named by a digest of its whole key. The file holds the ke
 temporary name and renamed, so that a reader sees all of it or nothing. There is no index: processes that write at the same
 time, different versions that share a folder, a disk that fills up and a process that is killed cannot mix entries up.
 
-Code is loaded only where no other user could have written it: folder and file belong to this user or to root, and neither
-the group nor others can write to them. What fails any check is compiled anew.
+Code is loaded only where no other user could have written it: folder and file belong to this user or to root, neither the
+group nor others can write to them, and neither is a link. The folder is looked at and held open first, and names are looked up
+in what is held, so that nobody puts another one in between. What fails any check is compiled anew.
 """
 
 import contextlib
@@ -59,15 +60,17 @@ class CacheContents(NamedTuple):
     """Files that are not believed, and why."""
 
 
-def user_cache() -> Path:
-    """Where this platform keeps a user's caches."""
+def user_cache() -> Path | None:
+    """Where this platform keeps a user's caches; None for a user without a home."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
     elif sys.platform == "darwin":
         base = os.path.expanduser("~/Library/Caches")
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base)
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(base):  # which that variable's specification says to ignore
+            base = os.path.expanduser("~/.cache")
+    return Path(base) if os.path.isabs(base) else None
 
 
 def _why_not_trusted(status: os.stat_result) -> str:
@@ -76,6 +79,8 @@ def _why_not_trusted(status: os.stat_result) -> str:
         return ""
     if status.st_uid not in (0, os.geteuid()):
         return f"it belongs to user {status.st_uid}, not to user {os.geteuid()}"
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a link"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
     return ""
@@ -92,7 +97,7 @@ class CacheFolder:
     def why_not_trusted(self) -> str:
         """Why no entry of this folder is believed; nothing if entries are, or if there is no folder yet."""
         try:
-            return _why_not_trusted(os.stat(self.path))
+            return _why_not_trusted(os.lstat(self.path))
         except OSError:
             return ""
 
@@ -104,21 +109,32 @@ class CacheFolder:
             existing = existing.parent
         return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK) and not self.why_not_trusted
 
+    @contextlib.contextmanager
+    def _held(self, is_trusted: bool = True) -> Iterator["_Held"]:
+        """The folder, as it is now. Raises OSError, and NotBelieved if it must be trusted and is not."""
+        handle = os.open(self.path, _READ | os.O_DIRECTORY) if os.open in os.supports_dir_fd else None
+        try:
+            why = _why_not_trusted(os.stat(self.path if handle is None else handle))
+            if is_trusted and why:
+                raise NotBelieved(why)
+            yield _Held(self.path, handle)
+        finally:
+            if handle is not None:
+                os.close(handle)
+
     def load(self, name: str, key: str) -> Any:
         """The value of the entry with this key, None if there is none that is believed. `name`: for people."""
-        path = self._path(name, key)
+        file = _file_of(name, key)
         try:
-            if self.why_not_trusted:
-                return None
-            stored, value = _read(path, MAX_BYTES)
-            if stored != key:
-                raise NotBelieved("it is another entry")
+            with self._held() as held:
+                stored, value = held.read(file)
+                if stored != key:
+                    raise NotBelieved("it is another entry")
+                with contextlib.suppress(OSError):  # in a folder of root's, say
+                    held.touch(file, _TOUCH_AFTER)
+                return value
         except (OSError, NotBelieved):
             return None
-        with contextlib.suppress(OSError):  # in a folder of root's, say
-            if abs(time.time() - os.stat(path).st_mtime) > _TOUCH_AFTER:
-                os.utime(path)
-        return value
 
     def save(self, name: str, key: str, value: Any) -> bool:
         """Keep an entry. Returns whether that went well; if not, what was there before still is."""
@@ -126,23 +142,12 @@ class CacheFolder:
             data = _framed(key, value)
         except Exception:  # whatever pickling raises: then the entry is this process's only
             return False
-        path = self._path(name, key)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{uuid.uuid4().hex[:16]}{_TEMPORARY}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o755, exist_ok=True)
-            if self.why_not_trusted:
-                return False
-            file = os.open(temporary, _CREATE, 0o644)
-            try:
-                with open(file, "wb") as stream:  # closing it may fail, too: a network's disk writes then
-                    stream.write(data)
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-        except OSError:
+            with self._held() as held:
+                held.write(_file_of(name, key), data)
+        except (OSError, NotBelieved):
             return False
         if not self._is_pruned:
             self._is_pruned = True
@@ -153,63 +158,108 @@ class CacheFolder:
         """Remove what no process has loaded for long, what is too much, and what was never finished."""
         now = time.time()
         entries = []
-        for path, status in self._files():
-            age = now - status.st_mtime
-            if path.name.endswith(_TEMPORARY):
-                if abs(age) > _TEMPORARY_AGE:
-                    _remove(path)
-            elif age > MAX_AGE:
-                _remove(path)
-            else:
-                if age < -_TOUCH_AFTER:  # a clock was wrong, then or now
-                    with contextlib.suppress(OSError):
-                        os.utime(path)
-                entries.append((age, status.st_size, path))
-        size = 0
-        for count, (_, bytes_, path) in enumerate(sorted(entries)):
-            size += bytes_
-            if count >= MAX_ENTRIES or size > MAX_BYTES:
-                _remove(path)
+        with contextlib.suppress(OSError, NotBelieved), self._held() as held:
+            for file, status in held.files():
+                age = now - status.st_mtime
+                if file.endswith(_TEMPORARY):
+                    if abs(age) > _TEMPORARY_AGE:
+                        held.remove(file)
+                elif age > MAX_AGE:
+                    held.remove(file)
+                else:
+                    if age < -_TOUCH_AFTER:  # a clock was wrong, then or now
+                        with contextlib.suppress(OSError):
+                            held.touch(file)
+                    entries.append((age, status.st_size, file))
+            size = 0
+            for count, (_, bytes_, file) in enumerate(sorted(entries)):
+                size += bytes_
+                if count >= MAX_ENTRIES or size > MAX_BYTES:
+                    held.remove(file)
 
     def contents(self) -> CacheContents:
         """What is here; each entry is read. Raises OSError for a folder that exists and cannot be looked at."""
-        if not self.path.exists():
-            return CacheContents(0, 0, [])
-        os.listdir(self.path)
         entries = size = 0
         refused = []
-        for path, status in self._files():
-            size += status.st_size
-            if path.name.endswith(_TEMPORARY):
-                continue
-            try:
-                key, _ = _read(path, MAX_BYTES, is_value_wanted=False)
-                if not path.name.endswith(_digest(key) + _SUFFIX):
-                    raise NotBelieved("it is another entry")
-                entries += 1
-            except (OSError, NotBelieved) as error:
-                refused.append(f"{path.name}: {error}")
+        if not os.path.lexists(self.path):
+            return CacheContents(0, 0, [])
+        with self._held(is_trusted=False) as held:
+            for file, status in held.files():
+                size += status.st_size
+                if file.endswith(_TEMPORARY):
+                    continue
+                try:
+                    key, _ = held.read(file, is_value_wanted=False)
+                    if not file.endswith(_digest(key) + _SUFFIX):
+                        raise NotBelieved("it is another entry")
+                    entries += 1
+                except (OSError, NotBelieved) as error:
+                    refused.append(f"{file}: {error}")
         return CacheContents(entries, size, refused)
 
     def clear(self, name: str) -> None:
         """Remove all entries with this name."""
-        for path, _ in self._files():
-            if path.name[: -len(_SUFFIX) - 2 * _DIGEST_BYTES - 1] == _shown(name):
-                _remove(path)
+        with contextlib.suppress(OSError, NotBelieved), self._held() as held:
+            for file, _ in held.files():
+                if file[: -len(_SUFFIX) - 2 * _DIGEST_BYTES - 1] == _shown(name):
+                    held.remove(file)
 
-    def _path(self, name: str, key: str) -> Path:
-        return self.path / f"{_shown(name)}-{_digest(key)}{_SUFFIX}"
 
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+class _Held:
+    """A folder that is held open, by a handle where the platform has such: whatever is put in its place, this is the one."""
+
+    def __init__(self, path: Path, handle: int | None):
+        self._path, self._handle = path, handle
+
+    def _at(self, file: str) -> str:
+        return file if self._handle is not None else os.fspath(self._path / file)
+
+    def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """What is this module's in the folder."""
-        try:
-            names = sorted(os.listdir(self.path))
-        except OSError:
-            return
-        for name in names:
-            if name.endswith((_SUFFIX, _TEMPORARY)):
+        for file in sorted(os.listdir(self._path if self._handle is None else self._handle)):
+            if file.endswith((_SUFFIX, _TEMPORARY)):
                 with contextlib.suppress(OSError):
-                    yield self.path / name, os.lstat(self.path / name)
+                    status = os.stat(self._at(file), dir_fd=self._handle, follow_symlinks=False)
+                    yield file, status
+
+    def read(self, file: str, is_value_wanted: bool = True) -> tuple[str, Any]:
+        """The key and the value in an entry's file. Raises OSError or NotBelieved."""
+        with open(os.open(self._at(file), _READ, dir_fd=self._handle), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise NotBelieved("it is no regular file")
+            if why := _why_not_trusted(status):
+                raise NotBelieved(why)
+            if status.st_size > MAX_BYTES:
+                raise NotBelieved(f"it has {status.st_size} bytes")
+            return _unframed(stream.read(), is_value_wanted)
+
+    def write(self, file: str, data: bytes) -> None:
+        """Write all of a file or, raising OSError, nothing."""
+        temporary = self._at(f"{file}.{os.getpid()}.{uuid.uuid4().hex[:16]}{_TEMPORARY}")
+        handle = os.open(temporary, _CREATE, 0o644, dir_fd=self._handle)
+        try:
+            with open(handle, "wb") as stream:  # closing it may fail, too: a network's disk writes then
+                stream.write(data)
+            os.replace(temporary, self._at(file), src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self._handle)
+            raise
+
+    def touch(self, file: str, at_least: float = 0.0) -> None:
+        """Note that a file is in use, unless that was noted within these seconds."""
+        if abs(time.time() - os.stat(self._at(file), dir_fd=self._handle).st_mtime) > at_least:
+            os.utime(self._at(file), dir_fd=self._handle)
+
+    def remove(self, file: str) -> None:
+        with contextlib.suppress(OSError):  # another process has done it, or it is not ours to remove
+            os.unlink(self._at(file), dir_fd=self._handle)
+
+
+def _file_of(name: str, key: str) -> str:
+    """What the file of an entry is called."""
+    return f"{_shown(name)}-{_digest(key)}{_SUFFIX}"
 
 
 def _shown(name: str) -> str:
@@ -228,18 +278,8 @@ def _framed(key: str, value: Any) -> bytes:
     return _MAGIC + hashlib.sha256(rest).digest() + rest
 
 
-def _read(path: Path, limit: int, is_value_wanted: bool = True) -> tuple[str, Any]:
-    """The key and the value in an entry's file. Raises OSError or NotBelieved."""
-    file = os.open(path, _READ)
-    with open(file, "rb") as stream:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise NotBelieved("it is no regular file")
-        if why := _why_not_trusted(status):
-            raise NotBelieved(why)
-        if status.st_size > limit:
-            raise NotBelieved(f"it has {status.st_size} bytes")
-        data = stream.read()
+def _unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
+    """The key and the value in the bytes of an entry's file. Raises NotBelieved."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
         raise NotBelieved("it does not begin as an entry does")
@@ -254,8 +294,3 @@ def _read(path: Path, limit: int, is_value_wanted: bool = True) -> tuple[str, An
         return key, pickle.loads(rest[8 + length :])
     except Exception as error:  # whatever unpickling raises: a class that is no longer there, say
         raise NotBelieved(f"its value cannot be made again: {type(error).__name__}: {error}") from error
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # another process has done it, or it is not ours to remove
-        os.unlink(path)

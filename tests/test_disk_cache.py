@@ -158,7 +158,6 @@ def test_processes_that_compile_at_the_same_time(tmp_path):
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_process_killed_at_any_line_of_saving(folder, is_new):
     """What was there before is there still, or the new entry is whole."""
-    import sys
 
     def killed_at(line: int) -> bool:
         child = os.fork()
@@ -286,6 +285,53 @@ def test_what_is_no_file_is_not_believed(folder, entry, tmp_path, kind):
     {"link": lambda: entry.symlink_to(aside), "pipe": lambda: os.mkfifo(entry), "directory": entry.mkdir}[kind]()
     assert folder.load("name", "key") is None
     assert folder.save("name", "key", VALUE) == (kind != "directory")
+
+
+@needs_users
+def test_a_folder_that_is_a_link_is_not_believed(folder, entry, tmp_path):
+    """Whoever can write to the directory above could make it, to any folder of this user's."""
+    folder.path.rename(tmp_path / "aside")
+    folder.path.symlink_to(tmp_path / "aside")
+    assert folder.why_not_trusted == "it is a link" and not folder.is_writable
+    assert folder.load("name", "key") is None and not folder.save("name", "other key", VALUE)
+    folder.clear("name")
+    assert list((tmp_path / "aside").iterdir()) == [tmp_path / "aside" / entry.name]
+
+
+@needs_users
+@pytest.mark.parametrize("act", [lambda folder: folder.load("name", "key"), lambda folder: folder.save("name", "key", "late")])
+def test_a_folder_that_is_exchanged_after_the_look_at_it(folder, entry, tmp_path, monkeypatch, act):
+    """What was looked at is what is used."""
+    other = CacheFolder(tmp_path / "other")
+    assert other.save("name", "key", "other")
+    looked_at = disk_cache._why_not_trusted
+
+    def look(status):
+        why = looked_at(status)
+        if stat.S_ISDIR(status.st_mode) and not (tmp_path / "aside").exists():
+            folder.path.rename(tmp_path / "aside")
+            other.path.rename(folder.path)
+        return why
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_cache, "_why_not_trusted", look)
+        found = act(folder)
+    assert found in (VALUE, True) and folder.load("name", "key") == "other"
+    assert CacheFolder(tmp_path / "aside").load("name", "key") == (VALUE if found == VALUE else "late")
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="these are the rules of the others")
+def test_where_a_users_caches_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for wanted in (None, "", "not/absolute"):
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False) if wanted is None else monkeypatch.setenv("XDG_CACHE_HOME", wanted)
+        assert disk_cache.user_cache() == tmp_path / ".cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert disk_cache.user_cache() == tmp_path / "caches"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for a user whom nobody knows
+    assert disk_cache.user_cache() is None
 
 
 @needs_users
@@ -613,14 +659,32 @@ def test_a_signature_of_another_type_of_the_same_name(folder):
         def __eq__(self, other):
             return self.number == other.number
 
+        def __hash__(self):
+            return 0
+
         def __reduce__(self):
             return Number, (self.number,)
 
-    entries = _Entries(folder, "name", ())
+    entries = _Entries(folder, "name", lambda: ())
+    assert entries.load(((), Named(1))) is None
     entries.save(((), Named(1)), "one")
     assert entries.load(((), Named(1))) == "one" and entries.load(((), Named(2))) is None
     entries.flush()
     assert entries.load(((), Named(1))) is None
+
+
+def test_what_changed_while_code_was_compiled_is_not_kept(folder):
+    from fastexchange.kernel_cache import _Entries
+
+    depends_on = ["before"]
+    entries = _Entries(folder, "name", lambda: tuple(depends_on))
+    for changed in ("after", "before"):
+        assert entries.load(((), 1)) is None
+        depends_on.append(changed)
+        entries.save(((), 1), "code")
+    assert entries.load(((), 1)) is None
+    entries.save(((), 1), "code")
+    assert entries.load(((), 1)) == "code"
 
 
 class Number:
@@ -735,18 +799,24 @@ EXTENSION = """
     """
 
 
-def test_results_of_types_of_users_are_made_by_this_process(tmp_path):
+def test_results_of_types_of_users_are_made_by_this_process():
     """Types of one name, in two programs, with another way to Python each."""
     for factor in ("2.0", "3.0"):
-        assert run_python(EXTENSION, factor, NUMBA_CACHE_DIR=str(tmp_path)).stdout.split() == [factor] * 2
+        assert run_python(EXTENSION, factor).stdout.split() == [factor] * 2
 
 
 def test_settings_of_numba_are_part_of_a_kernels_key(module):
     """With bounds checked, what was compiled without is not good enough."""
-    code = RUN + "\n    print(called(module.by_text('x[7 + len(x)]')) is not None)"
-    assert run_python(code, str(module)).stdout.split() == ["True"]
-    done = run_python(code, str(module), check=False, NUMBA_BOUNDSCHECK="1")
-    assert "IndexError" in done.stderr
+    code = """
+    for numba.config.BOUNDSCHECK, options in ((0, {"boundscheck": True}), (0, {}), (1, {}), (0, {})):
+        kernel = module.by_text("x[7 + len(x)]", **options)
+        try:
+            called(kernel)
+            print(*kernel.dispatcher.stats.cache_hits.values())
+        except IndexError:
+            print("checked")
+    """
+    assert run(module, code) == ["checked", "checked", "1"]
 
 
 def test_a_kernel_with_a_cache_forgets_its_entries(tmp_path, monkeypatch):
