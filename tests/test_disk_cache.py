@@ -808,7 +808,7 @@ def test_results_of_types_of_users_are_made_by_this_process():
 def test_settings_of_numba_are_part_of_a_kernels_key(module):
     """With bounds checked, what was compiled without is not good enough."""
     code = """
-    for numba.config.BOUNDSCHECK, options in ((0, {"boundscheck": True}), (0, {}), (1, {}), (0, {})):
+    for numba.config.BOUNDSCHECK, options in ((None, {"boundscheck": True}), (None, {}), (1, {}), (None, {})):
         kernel = module.by_text("x[7 + len(x)]", **options)
         try:
             called(kernel)
