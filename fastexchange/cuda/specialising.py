@@ -5,6 +5,7 @@ from typing import NoReturn
 
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..dtypes import element_of
+from ..once import forkable_lock
 from ..refusal import argument, refuse_elements
 from . import resets
 from .context import Launchable
@@ -12,6 +13,9 @@ from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
 
 __all__ = ["check_range", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
+
+_loading = forkable_lock()
+"""Packages are not made for threads that load a kernel at once: one of them finds it loaded half way."""
 
 
 def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool:
@@ -31,7 +35,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
     width = functools.partial(element_of, storage=True)  # also of elements that only the package has a type for
     seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width)
     driver().context(device)
-    with driver().as_before(), target.on_device(device):
+    with _loading, driver().as_before(), target.on_device(device):
         resets.watch(device)
         taken, changes = taken_for(kernel, given)
         compiled = target.compile(kernel.dispatcher, taken)
@@ -90,7 +94,7 @@ def is_as_driver_says(compiled, parameters) -> bool:
 def load(kernel, overload: int, device: int, native) -> None:
     """Load the kernel on a device, for launches like that of the ``fx_launcher`` `native`."""
     driver().context(device)
-    with driver().as_before(), kernel.target.on_device(device):
+    with _loading, driver().as_before(), kernel.target.on_device(device):
         resets.watch(device)
         kernel._native.load(overload, device, native)
 

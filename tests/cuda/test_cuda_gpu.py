@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -486,6 +487,28 @@ def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
     for i, (_, out) in enumerate(pairs):
         tensors.check(out, 3 + i)
     assert stub_or_none is None or stub_or_none.fast_count == launches * count
+
+
+def test_one_thread_at_a_time_loads(package, tensors, monkeypatch):
+    """numba-cuda fails when two do, and its kernels are then loaded half way."""
+    copy, loading, most = copy_kernel(package), [], []
+    pairs = [(tensors(3), tensors()) for _ in range(4)]
+    compile_ = type(copy.target).compile
+
+    def slowly(*arguments):
+        loading.append(threading.get_ident())
+        time.sleep(0.02)
+        most.append(len(set(loading)))
+        loading.remove(threading.get_ident())
+        return compile_(*arguments)
+
+    monkeypatch.setattr(type(copy.target), "compile", slowly)
+    workers = [threading.Thread(target=copy[1, SIZE], args=pair) for pair in pairs]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert most and set(most) == {1}
 
 
 @gpu
