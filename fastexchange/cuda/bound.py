@@ -6,7 +6,6 @@ import sys
 
 from .._abi import ffi
 from ..cpython import NativeCallable, enable_vectorcall
-from ..dispatch import launch
 from ..dispatch import layout as dispatch
 from ..naming import type_name
 from ..native import address_of
@@ -20,7 +19,6 @@ from .specialising import load, raise_out_of_range
 __all__ = ["BoundCudaLaunch"]
 
 _PACK = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_void_p] * 4)
-_LET_GO = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class BoundCudaLaunch(NativeCallable):
@@ -107,7 +105,6 @@ class _Held:
     """The frame of a bound launch, with the exports of its tensors, and its parameters, until this object dies."""
 
     def __init__(self, launcher, bound: tuple):
-        self.frame = 0
         self.bound = bound
         self.kernel = kernel = launcher.kernel
         self.native = launcher._native
@@ -127,7 +124,7 @@ class _Held:
         report = settle(launcher, self.arguments, self.native, function=launching.hold)
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
-        self.frame, self.overload = report.held
+        self._capsule, (self.frame, self.overload) = report.result, report.held
         frame, overload = ffi.cast("fx_frame *", self.frame), ffi.cast("fx_overload *", self.overload)
         self.device = frame.device if frame.device >= 0 else frame.managed_device
         self.stream = frame.stream
@@ -157,7 +154,6 @@ class _Held:
         native.device, native.stream = self.device, self.stream
         native.pointers, native.watched = address_of(self.pointers), address_of(self.watched)
 
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        if self.frame and not is_finalizing():
-            _LET_GO(launch.let_go.address)(self.kernel._native.runtime.address, self.frame)
+    def __del__(self):
+        self._capsule = None  # first: it holds what the stack has exported
         self._stack.close()
