@@ -99,8 +99,8 @@ class BoundLaunch(NativeCallable):
             held = type(before)(self.kernel, self.kernel._complete(new + before.bound[len(names) :]))
             if held.overload != before.overload:
                 given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
-                types, instead = (self.kernel._native.types_of(overload) for overload in (held.overload, before.overload))
-                raise TypeError(f"{self._what}: rebind({given}) would be another signature, {types} instead of {instead}; bind anew")
+                now, then = (self.kernel._native.types_of(overload) for overload in (held.overload, before.overload))
+                raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {then}; bind anew")
             if self._take(before, held):
                 return self
             if before is self._held:  # else another thread has rebound it meanwhile

@@ -207,7 +207,8 @@ class FastKernel(NativeCallable):
         from .slow_path import call
 
         self._slow_calls += 1
-        return call(self, bound) if self._outputs is None else self._outputs.call(bound, self.returns, functools.partial(call, self))
+        make_call = functools.partial(call, self)
+        return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
     def _call_with_outputs(self, /, *args, **kwargs):
         """Called by the shim for a call whose outputs it could not make: make them, and the call."""

@@ -1,9 +1,9 @@
 """Bound launches: a call whose arguments are read once, into a frame that stays theirs, and made again and again.
 
 :data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame, which a
-capsule owns (:data:`let_go`). :data:`take` then binds the launch to it. The launch's vectorcall, which ``entry.bound_entry`` strings
-together of the parts here, sees that the memory is still where it was (``watching``) and goes from CPython straight to the compiled
-kernel. An array that the kernel keeps gets the frame's *holder* for an owner, the Python object that has the capsule.
+capsule owns (:data:`let_go`). :data:`take` binds a launch to another frame. The launch's vectorcall, which ``entry.bound_entry``
+strings together of the parts here, sees that the memory is still where it was (``watching``) and goes from CPython straight to
+the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner, the Python object that has the capsule.
 """
 
 from numba import types
@@ -98,7 +98,7 @@ def let_go(capsule):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def take(callable_, holder, before, after, bound_address):
-    """Bind a launch to another frame, in one step, as long as the GIL is held: native code and Python's see both the one or the other.
+    """Bind a launch to another frame, in one step: no other code, native or Python's, sees it between the two. Needs the GIL.
 
     `holder`: the launch's list of one item, the Python object that holds its frame, which is `before` and becomes `after`.
     `bound_address`: the ``fx_bound`` of that. Returns 0, with nothing done, if a call is running or the item is another one.
