@@ -78,7 +78,7 @@ def _tracer_of_instructions(name: str, note: Callable[[tuple], object]):
 
     def local(frame, event, argument):
         if event == "opcode":
-            note((frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name, frame.f_lineno, frame.f_lasti))
+            note((frame.f_code.co_name, frame.f_lineno, frame.f_lasti))
         return local
 
     def trace(frame, event, argument):

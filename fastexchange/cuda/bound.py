@@ -43,11 +43,18 @@ class BoundCudaLaunch(NativeCallable):
     def __init__(self, launcher, bound: tuple):
         self.launcher = launcher
         self._what = f"{launcher.kernel.__qualname__}()"
-        self._held: _Held | None = None
         self._alive: list[_Held] = []
         with naming(launcher):
             self._take(_Held(launcher, bound))
         self._vectorcall = launching.vectorcall_bound.address
+
+    @property
+    def _held(self) -> "_Held":
+        return next(each for each in self._alive if address_of(each.launch) == self._context)
+
+    @property
+    def arguments(self) -> tuple:
+        return self._held.bound
 
     def __repr__(self):
         return f"<{self.launcher!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
@@ -69,7 +76,6 @@ class BoundCudaLaunch(NativeCallable):
         with naming(self.launcher):
             bound = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=True))
             held = _Held(self.launcher, bound)
-        assert self._held is not None
         if held.overload != self._held.overload:
             given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
             raise TypeError(f"{self._what}: rebind({given}) would be another signature; bind anew")
@@ -79,7 +85,6 @@ class BoundCudaLaunch(NativeCallable):
     def _take(self, held: "_Held") -> None:
         self._alive = [*self._alive, held]  # Ctrl-C may come between any two steps: whichever is used then has to live
         self._context = address_of(held.launch)  # in one step: other threads may launch
-        self.arguments, self._held = held.bound, held
         # A launch that has begun with others, and waits for the driver without the GIL, is counted in theirs.
         self._alive = [each for each in self._alive if each is held or each.launch.running]
 
@@ -89,7 +94,6 @@ class BoundCudaLaunch(NativeCallable):
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
         self.launcher._check()
-        assert self._held is not None
         if self._held.resets != resets.count():
             raise driver().reset_since(f"{self._what} was not launched", "bind the launch anew, with arguments that have memory")
         call(self.launcher, self.arguments)

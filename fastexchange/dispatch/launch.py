@@ -3,7 +3,7 @@
 :data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame, which a
 capsule owns (:data:`let_go`). :data:`take` binds a launch to another frame. The launch's vectorcall, which ``entry.bound_entry``
 strings together of the parts here, sees that the memory is still where it was (``watching``) and goes from CPython straight to
-the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner, the Python object that has the capsule.
+the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner: the Python object with the capsule.
 """
 
 from numba import types

@@ -71,6 +71,7 @@ typedef struct {
     int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
     int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
+    int64_t memory;             /* in an object that may be given other memory while it is exported: its address; 0: none may */
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
