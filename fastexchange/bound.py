@@ -32,21 +32,24 @@ class BoundLaunch(NativeCallable):
 
     Ownership: it holds an owning export of every tensor, and the arguments themselves, so their memory lives as long as it
     does, or as an array that the kernel has kept. What later becomes of a tensor does not concern it: after ``set_()``,
-    ``x.data = …`` or ``t_()`` it goes on with the memory and the shape that it was bound to; ``rebind()`` reads it anew. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a
-    RuntimeError of ``resize_()`` says so; NumPy refuses ``resize``, also with ``refcheck=False``. What is refused for its state
-    (a tensor that requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
+    ``x.data = …`` or ``t_()`` it goes on with the memory and the shape that it was bound to, and ``rebind()`` reads the tensor
+    anew. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a RuntimeError of ``resize_()``
+    says so; NumPy refuses ``resize``, also with ``refcheck=False``. What is refused for its state (a tensor that requires grad …)
+    is refused when it is bound, and not looked at again. Scalars have the values that they had.
 
     Memory that moves all the same is noticed: that of a PyTorch storage by ``share_memory_()`` (and with it by a queue of
     ``torch.multiprocessing``, or ``model.share_memory()``) or by copy-on-write (``torch._lazy_clone()``), that of an ndarray by
-    ``__setstate__()``, that of an object of ctypes by ``ctypes.resize()``; so are an ndarray's new shape, strides, dtype and flags.
-    Then the next call is an ordinary one, which reads the arguments anew and may refuse one; the launch is then bound to them as
-    they are, or, where that is another signature, all its further calls are ordinary ones. Where PyTorch's layout is not as expected
-    all calls with its tensors are. What is not noticed is memory that moves under a tensor which itself goes on showing the old:
-    a view of an ndarray that is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a
-    ``memoryview`` of an object of ctypes. No call with such a tensor is right: make it, and the launch, anew.
+    ``__setstate__()``, that of an object of ctypes by ``ctypes.resize()``; so are new strides, a new shape or dtype of an ndarray.
+    Then the next call is an ordinary one, which reads the arguments anew and may refuse one. The launch is then bound to them
+    as they are, or, where that is another signature, all its further calls are ordinary ones. Where PyTorch's layout is not as
+    expected all calls with its tensors are.
 
-    Where native code makes no calls, and for kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the
-    tensors as they are then, and ``rebind`` takes arguments of any type.
+    What is not noticed is memory that moves under a tensor which itself goes on showing the old: under a view of an ndarray that
+    is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a ``memoryview`` of an object
+    of ctypes. No call with such a tensor is right: make it, and the launch, anew.
+
+    Where native code makes no calls, and of kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the tensors as
+    they are then, and ``rebind`` takes arguments of any type.
 
     One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
     is an ordinary call of the kernel with these arguments: it sees tensors as they are then. A kernel that changes a list itself

@@ -50,7 +50,10 @@ class BoundCudaLaunch(NativeCallable):
 
     @property
     def _held(self) -> "_Held":
-        return next(each for each in self._alive if address_of(each.launch) == self._context)
+        while True:  # another thread may rebind it meanwhile
+            for each in self._alive:
+                if address_of(each.launch) == self._context:
+                    return each
 
     @property
     def arguments(self) -> tuple:
