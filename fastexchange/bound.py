@@ -39,17 +39,17 @@ class BoundLaunch(NativeCallable):
 
     Memory that moves all the same is noticed: that of a PyTorch storage by ``share_memory_()`` (and with it by a queue of
     ``torch.multiprocessing``, or ``model.share_memory()``) or by copy-on-write (``torch._lazy_clone()``), that of an ndarray by
-    ``__setstate__()``, that of an object of ctypes by ``ctypes.resize()``; so are new strides, a new shape or dtype of an ndarray.
+    ``__setstate__()``, that of an object of ctypes by ``ctypes.resize()``; so is an ndarray's new shape, dtype or strides.
     Then the next call is an ordinary one, which reads the arguments anew and may refuse one. The launch is then bound to them
     as they are, or, where that is another signature, all its further calls are ordinary ones. Where PyTorch's layout is not as
     expected all calls with its tensors are.
 
-    What is not noticed is memory that moves under a tensor which itself goes on showing the old: under a view of an ndarray that
-    is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a ``memoryview`` of an object
-    of ctypes. No call with such a tensor is right: make it, and the launch, anew.
+    What is not noticed is memory that moves under a tensor which itself goes on showing the old: under a view of an ndarray
+    that is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a ``memoryview`` of an
+    object of ctypes. No call with such a tensor is right: make it, and the launch, anew.
 
-    Where native code makes no calls, and of kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the tensors as
-    they are then, and ``rebind`` takes arguments of any type.
+    Where native code makes no calls, and of kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the tensors
+    as they are then, and ``rebind`` takes arguments of any type.
 
     One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
     is an ordinary call of the kernel with these arguments: it sees tensors as they are then. A kernel that changes a list itself
