@@ -1,11 +1,10 @@
 """``kernel.bind``: a launch whose arguments are fixed, and cost nothing any more."""
 
-import contextlib
 import ctypes
-import functools
 import sys
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -13,30 +12,44 @@ from ._abi import ffi
 from .compile_errors import raise_named
 from .cpython import NativeCallable, enable_vectorcall
 from .dispatch import layout
-from .dispatch.launch import claim, hold, let_go
+from .dispatch.launch import hold, take
 from .dispatch.signature import numba_types
 from .naming import type_name
 from .native import address_of
 from .numba_call import as_numba_takes_it
-from .slow_path import call, settle
+from .slow_path import settle
 
-__all__ = ["BoundLaunch"]
+__all__ = ["BoundLaunch", "OrdinaryLaunch", "bind"]
+
+
+def bind(kernel, bound: tuple) -> "BoundLaunch":
+    """A launch with these arguments, in parameter order and complete."""
+    return (BoundLaunch if kernel._native.runtime.is_native else OrdinaryLaunch)(kernel, bound)
 
 
 class BoundLaunch(NativeCallable):
     """A call of a kernel with fixed arguments. Made by ``kernel.bind(...)``; calling it, without arguments, makes the call.
 
     Ownership: it holds an owning export of every tensor, and the arguments themselves, so their memory lives as long as it
-    does, or as an array that the kernel has kept. What later becomes of a tensor does not concern it: after a ``set_()`` it
-    goes on with the old memory. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a
-    RuntimeError of ``resize_()`` says so; NumPy refuses ``resize``, also with ``refcheck=False``. What is refused for its state
-    (a tensor that requires grad …) is refused when it is bound, and not looked at again. Scalars have the values that they had.
+    does, or as an array that the kernel has kept. What later becomes of a tensor does not concern it: after ``set_()``,
+    ``x.data = …`` or ``t_()`` it goes on with the memory and the shape that it was bound to, and ``rebind()`` reads the tensor
+    anew. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a RuntimeError of ``resize_()``
+    says so; NumPy refuses ``resize``, also with ``refcheck=False``. What is refused for its state (a tensor that requires grad …)
+    is refused when it is bound, and not looked at again. Scalars have the values that they had.
 
     Memory that moves all the same is noticed: that of a PyTorch storage by ``share_memory_()`` (and with it by a queue of
     ``torch.multiprocessing``, or ``model.share_memory()``) or by copy-on-write (``torch._lazy_clone()``), that of an ndarray by
-    ``__setstate__()``; so is an ndarray's new shape. Then the next call reads the arguments anew, as a call of the kernel does,
-    and may refuse one; the launch is bound to them as they are then, or, where that is another signature, all its further calls
-    are ordinary ones. Where PyTorch's layout is not as expected all calls with its tensors are.
+    ``__setstate__()``, that of an object of ctypes by ``ctypes.resize()``; so is an ndarray's new shape, dtype or strides.
+    Then the next call is an ordinary one, which reads the arguments anew and may refuse one. The launch is then bound to them
+    as they are, or, where that is another signature, all its further calls are ordinary ones. Where PyTorch's layout is not as
+    expected all calls with its tensors are.
+
+    What is not noticed is memory that moves under a tensor which itself goes on showing the old: under a view of an ndarray
+    that is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a ``memoryview`` of an
+    object of ctypes. No call with such a tensor is right: make it, and the launch, anew.
+
+    Where native code makes no calls, and of kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the tensors
+    as they are then, and ``rebind`` takes arguments of any type.
 
     One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
     is an ordinary call of the kernel with these arguments: it sees tensors as they are then. A kernel that changes a list itself
@@ -54,20 +67,24 @@ class BoundLaunch(NativeCallable):
 
     __slots__ = ("__dict__", "__weakref__")
 
-    _held: "_Held | None" = None
-    _outputs: object = None
-    _kept: tuple = ()
-
     def __init__(self, kernel, bound: tuple):
+        held = _Held(kernel, bound)
         self.kernel = kernel
-        self._what = f"{kernel.__qualname__}()"
-        self._names = sys.intern("_call_slowly"), sys.intern("_renew")
-        self._native = ffi.new("fx_bound *")
-        self._native.context = kernel._native.address
-        self._native.slow_name, self._native.renew_name = map(id, self._names)
-        self._take(bound)
-        self._context = address_of(self._native)
-        self._vectorcall = kernel._native.bound_entry(self._native.overload)
+        self._holder: list[Any] = [held]  # with _context, which `take` changes in the same step, all that rebinding changes
+        self._context = address_of(held.native)
+        self._vectorcall = kernel._native.bound_entry(held.overload)
+
+    @property
+    def _held(self) -> "_Held":
+        return self._holder[0]
+
+    @property
+    def arguments(self) -> tuple:
+        return self._held.bound
+
+    @property
+    def _what(self) -> str:
+        return f"{self.kernel.__qualname__}()"
 
     def __repr__(self):
         return f"<{self.kernel!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
@@ -86,103 +103,67 @@ class BoundLaunch(NativeCallable):
         unknown = [name for name in arguments if name not in names]
         if unknown:
             raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
-        new = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=False))
-        self._take(self.kernel._complete(new + self.arguments[len(names) :]), arguments)
-        return self
+        while True:
+            before = self._held
+            new = tuple(arguments.get(name, value) for name, value in zip(names, before.bound, strict=False))
+            held = type(before)(self.kernel, self.kernel._complete(new + before.bound[len(names) :]))
+            if held.overload != before.overload:
+                given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
+                now, then = (self.kernel._native.types_of(overload) for overload in (held.overload, before.overload))
+                raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {then}; bind anew")
+            if self._take(before, held):
+                return self
+            if before is self._held:  # else another thread has rebound it meanwhile
+                raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
 
-    def _take(self, bound: tuple, replaced=()) -> None:
-        """Hold these arguments instead of those held so far."""
-        held = _Held(self.kernel, bound)
-        if replaced and held.overload != self._native.overload:
-            given = ", ".join(f"{name}={type_name(type(value))}" for name, value in replaced.items())
-            now, before = (self.kernel._native.types_of(overload) for overload in (held.overload, self._native.overload))
-            raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {before}; bind anew")
-        if not self._native.is_stale and not _CLAIM(claim.address)(address_of(self._native)):
-            raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
-        try:
-            self._use(bound, held)
-        finally:
-            self._native.is_running = 0
+    def _take(self, before: "_Held", held: "_Held") -> bool:
+        """Hold these arguments in place of those, in one step: Ctrl-C may come between any two. False if that cannot be done."""
+        return bool(_TAKE(take.address)(self, self._holder, before, held, address_of(held.native)))
 
-    def _use(self, bound: tuple, held: "_Held") -> None:
-        outputs = self.kernel._outputs.of(bound) if self.kernel._outputs is not None else None
-        # Ctrl-C may come between any two steps: whichever is used then has to live
-        self._kept = self._held, held, self._outputs, outputs
-        frame = ffi.cast("fx_frame *", held.frame)
-        self._native.watched = address_of(_NEVER)  # other threads may call it meanwhile
-        self._native.frame, self._native.overload, self._native.args = held.frame, held.overload, address_of(held.pointers)
-        self._native.words = frame.words
-        self._native.outputs = id(outputs) if outputs is not None else 0
-        self.arguments, self._held, self._outputs = bound, held, outputs
-        self._kept = ()
-        self._native.is_stale = 0
-        self._native.watched = frame.watched
-
-    def _renew(self) -> None:
-        """Called by native code in a call whose kernel has changed a list: from now on it has those items, if it can."""
-        with contextlib.suppress(Exception):
-            held = _Held(self.kernel, self.arguments)
-            if held.overload == self._native.overload:
-                self._use(self.arguments, held)
-
-    def _call_slowly(self, /, *args, **kwargs):
+    def _check(self, args: tuple, kwargs: dict) -> None:
+        """Raise TypeError for a call with arguments."""
         if args or kwargs:
             raise TypeError(
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
-        if not self._native.is_stale and _CLAIM(claim.address)(address_of(self._native)):  # none is running: memory has moved
-            try:
-                self._follow()
-            finally:
-                if not self._native.is_stale:
-                    self._native.is_running = 0
-        return self._call(self.arguments)
 
-    def _follow(self) -> None:
-        """Hold the arguments as they are now. If they fit another signature, further calls are ordinary ones."""
-        if self._native.watched and ffi.cast("int64_t *", self._native.watched)[1] == self._native.watched:
-            return  # it always differs
-        try:
-            held = _Held(self.kernel, self.arguments)
-        except Exception:  # the ordinary call says it; the next one may find the argument as it was
+    def _call_slowly(self, /, *args, **kwargs):
+        self._check(args, kwargs)
+        held = self._held
+        is_running = held.native.state == layout.BOUND_RUNNING
+        result = self.kernel._call_bound(held.bound)
+        if not is_running:
+            self._follow(held)
+        return result
+
+    def _follow(self, before: "_Held") -> None:
+        """Hold the arguments as they are now: memory has moved, or the kernel has changed a list."""
+        watched = before.native.watched
+        if before.is_other or (watched and ffi.cast("int64_t *", watched)[1] == watched):  # that always differs
             return
-        if held.overload == self._native.overload:
-            self._use(self.arguments, held)
+        try:
+            held = _Held(self.kernel, before.bound)
+        except Exception:  # the next ordinary call says it, or finds the argument as it was
+            return
+        if held.overload == before.overload:
+            self._take(before, held)
         else:
-            self._native.is_stale = 1
-
-    def _call(self, bound: tuple):
-        """An ordinary call."""
-        outputs = self.kernel._outputs
-        if outputs is None:
-            return call(self.kernel, bound)
-        return outputs.call(bound, self.kernel.returns, functools.partial(call, self.kernel))
+            before.is_other = True
 
 
 enable_vectorcall(BoundLaunch)
 
-_NEVER = ffi.new("int64_t[5]")
-"""A watch list that never holds: in its own first word would have to be -1."""
-_NEVER[0], _NEVER[1], _NEVER[2], _NEVER[3], _NEVER[4] = 2, address_of(_NEVER), -1, address_of(_NEVER), -1
-
-
 # With the GIL, which ctypes' PYFUNCTYPE keeps.
-_CLAIM = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p)
-_LET_GO = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_TAKE = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.py_object] * 4, ctypes.c_void_p)
 
 
 class _Held:
     """A frame and all that it holds, until this object dies: the launch has it, and every array that the kernel has kept."""
 
+    is_other = False
+    """Whether the arguments have become those of another signature: further calls are ordinary ones."""
+
     def __init__(self, kernel, bound: tuple):
-        self.frame = 0
-        self.bound = bound
-        self.kernel = kernel
-        if not kernel._native.runtime.is_native:
-            raise TypeError(
-                f"{kernel.__qualname__}(): nothing can be bound here, Numba's own dispatcher makes all calls; call the kernel "
-                "itself (`python -m fastexchange doctor` says why)"
-            )
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
         # NumPy does not resize an array that is weakly referenced, not even with refcheck=False.
         self.references = [weakref.ref(array) for array in _owners(bound)]
@@ -202,12 +183,44 @@ class _Held:
                 f"{kernel.__qualname__}(): these arguments cannot be bound, Numba's own dispatcher makes such calls; explain() "
                 "says because of which"
             )
-        self.frame, self.overload = report.held
-        ffi.cast("fx_frame *", self.frame).holder = id(self)
+        self.capsule, (address, self.overload) = report.result, report.held
+        frame = ffi.cast("fx_frame *", address)
+        frame.holder = id(self)
+        self.bound, self.kernel = bound, kernel
+        self.outputs = kernel._outputs.of(bound) if kernel._outputs is not None else None
+        self.name = sys.intern("_call_slowly")
+        native = self.native = ffi.new("fx_bound *")
+        native.context, native.frame, native.overload = kernel._native.address, address, self.overload
+        native.args, native.words, native.watched = address_of(self.pointers), frame.words, frame.watched
+        native.outputs = id(self.outputs) if self.outputs is not None else 0
+        native.slow_name = id(self.name)
 
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        if self.frame and not is_finalizing():
-            _LET_GO(let_go.address)(self.kernel._native.runtime.address, self.frame)
+
+class OrdinaryLaunch(BoundLaunch):
+    """A launch where native code makes no calls. It makes ordinary ones, which see tensors as they are then."""
+
+    __slots__ = ()
+
+    def __init__(self, kernel, bound: tuple):
+        self.kernel = kernel
+        self._holder = [_Unheld(kernel, bound)]
+
+    def __call__(self, /, *args, **kwargs):
+        self._check(args, kwargs)
+        return self.kernel._call_bound(self.arguments)
+
+    def _take(self, before, held) -> bool:
+        self._holder[0] = held
+        return True
+
+
+class _Unheld:
+    """The arguments of such a launch."""
+
+    overload = 0
+
+    def __init__(self, kernel, bound: tuple):
+        self.bound = bound
 
 
 def _owners(value) -> Iterator[np.ndarray]:

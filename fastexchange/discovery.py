@@ -314,7 +314,8 @@ def _buffer(cls: type, notes: list[str]) -> Discovery | None:
     managed = buffer.managed_tensor_from_py_object_no_sync.address
     notes.append("it has the buffer protocol only: each call takes its buffer")
     key = buffer.numba_class(cls) << layout.CLASS_SHIFT
-    return Discovery(PATH_BUFFER, {"kind": layout.KIND_MANAGED, "managed": managed, "key": key}, notes)
+    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "key": key, "memory": buffer.memory_of(cls)}
+    return Discovery(PATH_BUFFER, fields, notes)
 
 
 def _numba(cls: type, notes: list[str]) -> Discovery:

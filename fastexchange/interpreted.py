@@ -20,19 +20,32 @@ def interpreted(func, manner):
     """A function that gives `func` NumPy views of its tensors, and its results back as a kernel of this `manner` does."""
     if not inspect.isfunction(func):
         return lambda function: interpreted(function, manner)  # signatures, options: nothing is compiled
-    signature = inspect.signature(func)
-    outputs = None
-    if manner.out is not None:
-        from .kernel import _parameters_and_outputs
+    from .kernel import _parameters_and_outputs
 
-        parameters, outputs = _parameters_and_outputs(func, manner.out)
+    signature = inspect.signature(func)
+    parameters, outputs = _parameters_and_outputs(func, manner.out)
 
     @functools.wraps(func)
     def call(*args, **kwargs):
-        if outputs is not None:
-            bound = parameters.bind(*args, **kwargs)
-            return outputs.call(bound, manner.returns, lambda completed: plain(*_without_omitted(completed, parameters)))
-        return plain(*args, **kwargs)
+        return plain(*args, **kwargs) if outputs is None else call_bound(parameters.bind(*args, **kwargs))
+
+    def call_bound(bound):
+        return plain_bound(bound) if outputs is None else outputs.call(bound, manner.returns, plain_bound)
+
+    def plain_bound(bound):
+        given = [parameters.defaults[i] if value is OMITTED else value for i, value in enumerate(bound)]
+        by_name = parameters.names[parameters.positional :]
+        positional = given[: len(given) - len(by_name)]
+        return plain(*positional, **dict(zip(by_name, given[len(positional) :], strict=True)))
+
+    def complete(bound):
+        return bound if outputs is None else outputs.complete(bound, manner.returns)
+
+    def bind(*args, **kwargs):
+        """``FastKernel.bind``."""
+        from .bound import OrdinaryLaunch
+
+        return OrdinaryLaunch(call, complete(parameters.bind(*args, **kwargs)))
 
     def plain(*args, **kwargs):
         tensors: list = []
@@ -54,12 +67,10 @@ def interpreted(func, manner):
         cls = manner.returns if isinstance(manner.returns, type) else type(target)
         return _returned(result, tensors, cls)
 
-    call.py_func = func
+    of_call: Any = call
+    of_call.py_func, of_call.bind = func, bind
+    of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     return call
-
-
-def _without_omitted(arguments: tuple, parameters) -> list:
-    return [parameters.defaults[i] if value is OMITTED else value for i, value in enumerate(arguments)]
 
 
 def _view(value, tensors: list, lists: list, manner):

@@ -184,9 +184,9 @@ class FastKernel(NativeCallable):
         >>> launch(), launch()
         (6.0, 6.0)
         """
-        from .bound import BoundLaunch
+        from .bound import bind
 
-        return BoundLaunch(self, self._complete(self._parameters.bind(*args, **kwargs)))
+        return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
     def explain(self, /, *args, **kwargs):
         """What a call with these arguments would do, without making it: each argument's path and Numba type, and why.
@@ -202,13 +202,17 @@ class FastKernel(NativeCallable):
         """The arguments of a call with the outputs that have been omitted."""
         return bound if self._outputs is None else self._outputs.complete(bound, self.returns)
 
-    def _call_with_outputs(self, /, *args, **kwargs):
-        """Called by the shim for a call whose outputs it could not make: make them, and the call."""
+    def _call_bound(self, bound: tuple):
+        """Make a call with arguments in parameter order, in which outputs may be omitted."""
         from .slow_path import call
 
-        bound = self._parameters.bind(*args, **kwargs)
         self._slow_calls += 1
-        return self._outputs.call(bound, self.returns, functools.partial(call, self))
+        make_call = functools.partial(call, self)
+        return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
+
+    def _call_with_outputs(self, /, *args, **kwargs):
+        """Called by the shim for a call whose outputs it could not make: make them, and the call."""
+        return self._call_bound(self._parameters.bind(*args, **kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
         """Called by the shim for a call that it does not know: learn it, and make it."""
@@ -250,10 +254,14 @@ class _CarefulKernel(FastKernel):
     __slots__ = ()
 
     def __call__(self, /, *args, **kwargs):
-        if self._outputs is None:
-            return self._call_numba(*args, **kwargs)
-        bound = self._parameters.bind(*args, **kwargs)
-        return self._outputs.call(bound, self.returns, lambda completed: self._call_numba(*completed))
+        return self._call_bound(self._parameters.bind(*args, **kwargs))
+
+    def _call_bound(self, bound: tuple):
+        from .numba_call import call_numba
+
+        self._slow_calls += 1
+        make_call = functools.partial(call_numba, self)
+        return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
 
 _kernels: "weakref.WeakValueDictionary[tuple, FastKernel]" = weakref.WeakValueDictionary()

@@ -240,8 +240,8 @@ def global_address(typingctx, name):
     symbol = name.literal_value
 
     def codegen(context, builder, signature, args):
-        pointer = context.get_python_api(builder).get_c_object(symbol)
-        return builder.ptrtoint(pointer, context.get_value_type(types.intp))
+        variable = builder.module.globals.get(symbol) or ir.GlobalVariable(builder.module, ir.IntType(8), symbol)
+        return builder.ptrtoint(variable, context.get_value_type(types.intp))
 
     return types.intp(name), codegen
 

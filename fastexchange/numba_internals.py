@@ -356,17 +356,18 @@ def set_exception(context, builder, code, excinfo) -> None:
 
 
 def _check_boxing() -> None:
-    api = importlib.import_module("numba.core.pythonapi").PythonAPI
+    function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), []), "fastexchange.check")
+    api = target_context().get_python_api(ir.IRBuilder(function.append_basic_block("entry")))
     for name in (
         "from_native_return", "serialize_object", "unserialize", "call_function_objargs", "nrt_adapt_ndarray_to_python",
-        "incref", "decref", "get_c_object",
+        "incref", "decref", "pyobj",
     ):  # fmt: skip
         getattr(api, name)
     for name in ("add_const", "read_const"):
         getattr(EnvironmentManager, name)
     for name in ("_get_return_status", "raise_error", "get_return_type"):
         getattr(target_context().call_conv, name)
-    for name in ("push_code_library", "get_returned_value", "get_value_type", "insert_const_string"):
+    for name in ("push_code_library", "get_returned_value", "get_value_type", "insert_const_string", "get_dummy_value", "cast"):
         getattr(target_context(), name)
 
 

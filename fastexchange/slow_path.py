@@ -40,7 +40,7 @@ class Report:
 
     def __init__(self):
         self.result: Any = None
-        """What the call returned, if its status is STATUS_OK."""
+        """What the call returned, or after ``launch.hold`` the capsule that owns the frame, if its status is STATUS_OK."""
         self.unmade: tuple | None = None
         """Of a call that native code cannot make although its arguments are fit for that: the keys and the edition."""
         self._native = ffi.new("fx_report *")

@@ -52,6 +52,44 @@ def at_line(line: Line, act: Callable[[], object], work: Callable[[], object]) -
     return bool(acted)
 
 
+def instructions_of(name: str, work: Callable[[], object]) -> list[tuple]:
+    """The instructions of a file of the package that `work` executes, in the order of their first time."""
+    seen: dict[tuple, None] = {}
+    _traced(_tracer_of_instructions(name, lambda place: seen.setdefault(place)), work)
+    return list(seen)
+
+
+def at_instruction(name: str, place: tuple, act: Callable[[], object], work: Callable[[], object]) -> bool:
+    """Do `work`, and `act` before it first executes this instruction of a file; what either raises is raised. Whether it did."""
+    acted = []
+
+    def note(met):
+        if met == place and not acted:
+            acted.append(True)
+            sys.settrace(None)
+            act()
+
+    _traced(_tracer_of_instructions(name, note), work)
+    return bool(acted)
+
+
+def _tracer_of_instructions(name: str, note: Callable[[tuple], object]):
+    file = os.path.join(ROOT, name)
+
+    def local(frame, event, argument):
+        if event == "opcode":
+            note((frame.f_code.co_name, frame.f_lineno, frame.f_lasti))
+        return local
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != file:
+            return None
+        frame.f_trace_opcodes = True
+        return local
+
+    return trace
+
+
 def _traced(trace, work) -> None:
     before = sys.gettrace()
     sys.settrace(trace)
@@ -73,3 +111,14 @@ def at_each_line(scene: Callable[[], tuple]) -> Iterator[tuple[str, Callable, tu
     for line in lines:
         stage = scene()
         yield _name(line), lambda act, line=line, work=stage[0]: at_line(line, act, work), stage
+
+
+def at_each_instruction(name: str, scene: Callable[[], tuple]) -> Iterator[tuple[str, Callable, tuple]]:
+    """As :func:`at_each_line`, at each instruction of one file of the package: a line may have several steps."""
+    work, *_ = scene()
+    places = instructions_of(name, work)
+    del work, _
+    assert len(places) > 10, f"only {len(places)} instructions of {name} were executed: nothing is tested"
+    for place in places:
+        stage = scene()
+        yield f"{name} {place}", lambda act, place=place, work=stage[0]: at_instruction(name, place, act, work), stage

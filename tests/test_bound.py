@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from frameworks import FRAMEWORKS, torch
 from hostile_producers import hostile_type
+from interpreter import run_python
 from made_producers import Dunder, Ledger, Tabled
 from numba.core.errors import TypingError
 from oracle import references_kept, type_and_message
@@ -219,6 +220,77 @@ def test_rebinding_that_is_refused_changes_nothing():
         assert issubclass(got, kind) and "axpy" in message, (wrong, got, message)
     launch()
     assert y.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_rebinding_nothing_reads_the_arguments_anew_and_refuses_another_signature():
+    array = np.ones(3)
+    launch = total.bind(array)
+    array.__setstate__(np.full(5, 2.0).__reduce__()[2])
+    assert launch.rebind() is launch and launch() == 10.0
+    array.__setstate__(np.full(5, 3).__reduce__()[2])
+    kind, message = type_and_message(launch.rebind)
+    assert kind is TypeError and "another signature" in message
+    assert launch() == total(array) == 15
+
+
+def test_two_rebindings_at_a_time_are_both_done():
+    class Rebinds(Dunder):
+        def __dlpack__(self, *, max_version=None):
+            if launch.arguments[2] is ys[0]:
+                launch.rebind(y=ys[1])
+            return super().__dlpack__(max_version=max_version)
+
+    ys = [np.zeros(4), np.zeros(4)]
+    launch = axpy.bind(1.0, Dunder(np.zeros(4)), ys[0])
+    tensor = Rebinds(np.arange(4.0))
+    launch.rebind(x=tensor)
+    assert launch.arguments[1] is tensor and launch.arguments[2] is ys[1]
+    launch()
+    assert ys[0].tolist() == [0.0] * 4 and ys[1].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert (tensor.ledger.made, tensor.ledger.out) == (2, 1)
+
+
+# ---- where nothing is native -----------------------------------------------------------------------------------------
+
+
+def test_a_launch_of_an_interpreted_kernel():
+    run_python(
+        """
+        import numpy as np
+        from fastexchange import BoundLaunch, fast_args
+
+        @fast_args
+        def axpy(a, x, y, *, plus=1.0):
+            y[:] += a * x + plus
+            return y
+
+        @fast_args(out="x[n] -> y[n]")
+        def doubled(x, y):
+            y[:] = 2 * x
+
+        @fast_args
+        def count(x, *rest):
+            return x.sum() + len(rest)
+
+        x, y = np.arange(3.0), np.zeros(3)
+        launch = axpy.bind(2.0, y=y, x=x)
+        assert isinstance(launch, BoundLaunch) and launch.kernel is axpy and launch() is y and y.tolist() == [1.0, 3.0, 5.0]
+        x += 1
+        assert launch.rebind(a=0.0, plus=0.5) is launch and launch().tolist() == [1.5, 3.5, 5.5]
+        assert axpy.bind(1.0, x, np.zeros(3), plus=0.0)().tolist() == [1.0, 2.0, 3.0]
+        made = doubled.bind(x)
+        assert made() is made() is made.arguments[1] and made().tolist() == [2.0, 4.0, 6.0]
+        assert made.rebind(x=np.ones(2), y=None)().tolist() == [2.0, 2.0]
+        assert count.bind(x, 1, 2).rebind(x=np.ones(4))() == 6.0
+        for wrong in (lambda: launch(1), lambda: launch.rebind(b=1), lambda: axpy.bind(1.0)):
+            try:
+                wrong()
+            except TypeError:
+                continue
+            raise AssertionError("no TypeError")
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ Each case is compared with an ordinary call: what the tensors show then is what 
 process is tried in another one.
 """
 
+import ctypes
 import re
 import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 
 import numba
 import numpy as np
@@ -229,6 +231,13 @@ def test_a_tensor_that_is_given_other_memory_leaves_the_launch_its_own(change):
             tensor.resize_(1000)
     launch()
     assert view.tolist() == [1.0] * 100 and other.tolist() == [5.0] * 100
+    if change == "resize_":
+        with pytest.raises(BufferError, match="goes on to byte 4000"):  # PyTorch has left the shape that it refused
+            launch.rebind()
+        tensor.resize_(10)
+    assert launch.rebind()() is None  # reads it as it is now
+    assert tensor[0].item() == (2.0 if change == "resize_" else 6.0)
+    assert tensor.tolist() == tensor[:1].tolist() * len(tensor) and view[50:].tolist() == [1.0] * 50
 
 
 @needs_torch
@@ -373,6 +382,59 @@ def test_the_same_address_and_rank_with_another_shape():
     assert launch().shape == (6, 4)
 
 
+def test_an_array_that_is_not_contiguous_gets_other_strides():
+    """Of a contiguous one the flags change with the strides."""
+
+    @fast_args
+    def mark(x):
+        for i in range(x.shape[0]):
+            for j in range(x.shape[1]):
+                x[i, j] += 1
+
+    @fast_args
+    def mark_cube(x):
+        mark(x[0])
+        mark(x[1])
+
+    for kernel, shape, part, strides in [
+        (increment, 16, np.s_[:8:2], (32,)), (increment, 8, np.s_[:4], (16,)), (mark, (4, 6), np.s_[:2, :3], (96, 8)),
+        (mark, (4, 6), np.s_[:2], (96, 8)), (mark_cube, (2, 2, 4), np.s_[:, :, :2], (64, 16, 8)),
+    ]:  # fmt: skip
+        array, want = np.zeros(shape), np.zeros(shape)
+        view = array[part]
+        launch = kernel.bind(view)
+        launch()
+        want[part] += 1
+        assert array.tolist() == want.tolist()
+        np.lib.stride_tricks.as_strided(want, view.shape, strides)[...] += 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            view.strides = strides
+        launch()
+        launch()
+        assert array.tolist() == want.tolist(), (shape, part)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("kernel", [increment, increment_unlocked, increment_and_keep])
+def test_an_object_of_ctypes_that_is_resized(kernel, count):
+    held = (ctypes.c_double * count)()
+    launch = kernel.bind(held)
+    launch()
+    before = ctypes.addressof(held)
+    behind = []  # what lies behind it, so that it cannot grow where it is
+    while ctypes.addressof(held) == before:
+        assert len(behind) < 20
+        behind.append(np.zeros(100_000))
+        ctypes.resize(held, 8 * count + 2_000_000 * len(behind))
+    junk = [np.full(count, 7.0) for _ in range(20)]
+    native = kernel.stats()
+    for _ in range(3):
+        launch()
+    assert list(held) == [4.0] * count and all((each == 7.0).all() for each in junk)
+    assert kernel.stats().slow == native.slow + 1  # then it is native again
+
+
 @needs_torch
 @pytest.mark.parametrize("unknown", ["_find_deleter", "_find_keys"])
 def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):
@@ -381,7 +443,7 @@ def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):
             import pytest
             from fastexchange.producers import torch_layout
             setattr(torch_layout.Guard, {unknown!r}, lambda self: False)
-            others = "native_again or words_do_not_tell or million or leaves_the_launch or ndarray or array or view"
+            others = "native_again or ctypes or words_do_not_tell or million or leaves_the_launch or ndarray or array or view"
             arguments = ["-q", "-x", "-p", "no:cacheprovider", "tests/test_bound_memory.py", "-k", f"not ({{others}})"]
             raise SystemExit(pytest.main(arguments))
         """)],

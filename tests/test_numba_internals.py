@@ -8,12 +8,13 @@ import pytest
 from interpreter import run_python
 
 import fastexchange
-from fastexchange import numba_internals
+from fastexchange import compiled, numba_internals
 from fastexchange.dispatch.self_test import calls_as_numba
 from fastexchange.dispatch.state import runtime
 
 CHANGES = {
     "a private method": ("hide(callconv.CPUCallConv, '_get_return_status')", "boxing"),
+    "how boxing code is made": ("hide(base.BaseContext, 'get_python_api')", "boxing"),
     "a private name of a library": ("hide(codegen.CPUCodeLibrary, '_get_module_for_linking')", "units"),
     "a name that is imported": ("del typeinfer.register_dispatcher", "numba.core.typeinfer.register_dispatcher"),
     "the order of an array's fields": ("swap(models.ArrayModel)", "arrays"),
@@ -22,9 +23,9 @@ CHANGES = {
 }
 
 CHANGED = """
-    import sys
+    import pickle, sys
     import numba, numpy as np
-    from numba.core import callconv, codegen, dispatcher, typeinfer
+    from numba.core import base, callconv, codegen, dispatcher, typeinfer
     from numba.core.datamodel import models
 
     class Hidden:
@@ -50,7 +51,7 @@ CHANGED = """
     if sys.argv[1].startswith("self_test"):
         from fastexchange.dispatch import self_test
     exec(sys.argv[1])
-    from fastexchange import fast_args, from_dlpack
+    from fastexchange import BoundLaunch, fast_args, from_dlpack
     from fastexchange.command import probe
     from fastexchange.dispatch.state import runtime
 
@@ -70,6 +71,24 @@ CHANGED = """
     assert y.tolist() == [1.0, 4.0, 7.0], y
     assert doubled(np.arange(3.0)).tolist() == [0.0, 2.0, 4.0]
     assert from_dlpack(np.arange(3.0)).tolist() == [0.0, 1.0, 2.0]
+    x = np.arange(3.0)
+    launch, made = axpy.bind(1.0, x=x, y=y), doubled.bind(x)
+    assert isinstance(launch, BoundLaunch) and launch.kernel is axpy and "axpy" in repr(launch)
+    for _ in range(2):
+        launch()
+    assert y.tolist() == [1.0, 6.0, 11.0], y
+    z = np.zeros(3)
+    assert launch.rebind(y=z, a=2.0) is launch and launch() is z and z.tolist() == [0.0, 2.0, 4.0] and launch.arguments[1] is x
+    x.__setstate__(np.ones(5).__reduce__()[2])  # it follows what becomes of a tensor
+    launch.rebind(y=np.zeros(5))
+    assert launch().tolist() == [2.0] * 5
+    for wrong in (lambda: launch(1.0), lambda: launch.rebind(b=z), lambda: axpy.bind(1.0), lambda: pickle.dumps(launch)):
+        try:
+            wrong()
+        except TypeError:
+            continue
+        raise AssertionError("no TypeError")
+    assert made.rebind(x=np.arange(3.0), y=None)() is made() is made.arguments[1] and made().tolist() == [0.0, 2.0, 4.0]
     assert axpy.stats().fast == 0 and "Numba's own dispatcher makes all calls" in str(axpy.explain(1.0, y, y))
     print(*runtime().numba_failures)
     for finding in probe._native():
@@ -89,6 +108,16 @@ def test_a_numba_that_has_changed(change, tmp_path):
     done = run_python(CHANGED, code, NUMBA_CACHE_DIR=str(tmp_path))
     assert done.stdout.splitlines()[0].split() == [name]
     assert re.search(f"^slow .*{re.escape(name)}", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
+    """The stamp with which the self-test's result is kept names all modules that the test uses."""
+    module = calls_as_numba.__module__
+    stamped = {name.removeprefix("fastexchange.") for name in compiled._imports_of(module)}
+    assert {"dispatch.boxing", "dispatch.entry", "numba_internals"} <= stamped
+    for node in ast.walk(ast.parse(Path(compiled._file_of(module)).read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"
 
 
 PUBLIC = {

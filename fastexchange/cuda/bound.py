@@ -6,7 +6,6 @@ import sys
 
 from .._abi import ffi
 from ..cpython import NativeCallable, enable_vectorcall
-from ..dispatch import launch
 from ..dispatch import layout as dispatch
 from ..naming import type_name
 from ..native import address_of
@@ -20,7 +19,6 @@ from .specialising import load, raise_out_of_range
 __all__ = ["BoundCudaLaunch"]
 
 _PACK = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_void_p] * 4)
-_LET_GO = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class BoundCudaLaunch(NativeCallable):
@@ -45,11 +43,21 @@ class BoundCudaLaunch(NativeCallable):
     def __init__(self, launcher, bound: tuple):
         self.launcher = launcher
         self._what = f"{launcher.kernel.__qualname__}()"
-        self._held: _Held | None = None
         self._alive: list[_Held] = []
         with naming(launcher):
             self._take(_Held(launcher, bound))
         self._vectorcall = launching.vectorcall_bound.address
+
+    @property
+    def _held(self) -> "_Held":
+        while True:  # another thread may rebind it meanwhile
+            for each in self._alive:
+                if address_of(each.launch) == self._context:
+                    return each
+
+    @property
+    def arguments(self) -> tuple:
+        return self._held.bound
 
     def __repr__(self):
         return f"<{self.launcher!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
@@ -71,7 +79,6 @@ class BoundCudaLaunch(NativeCallable):
         with naming(self.launcher):
             bound = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=True))
             held = _Held(self.launcher, bound)
-        assert self._held is not None
         if held.overload != self._held.overload:
             given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
             raise TypeError(f"{self._what}: rebind({given}) would be another signature; bind anew")
@@ -81,7 +88,6 @@ class BoundCudaLaunch(NativeCallable):
     def _take(self, held: "_Held") -> None:
         self._alive = [*self._alive, held]  # Ctrl-C may come between any two steps: whichever is used then has to live
         self._context = address_of(held.launch)  # in one step: other threads may launch
-        self.arguments, self._held = held.bound, held
         # A launch that has begun with others, and waits for the driver without the GIL, is counted in theirs.
         self._alive = [each for each in self._alive if each is held or each.launch.running]
 
@@ -91,7 +97,6 @@ class BoundCudaLaunch(NativeCallable):
                 f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
             )
         self.launcher._check()
-        assert self._held is not None
         if self._held.resets != resets.count():
             raise driver().reset_since(f"{self._what} was not launched", "bind the launch anew, with arguments that have memory")
         call(self.launcher, self.arguments)
@@ -107,7 +112,6 @@ class _Held:
     """The frame of a bound launch, with the exports of its tensors, and its parameters, until this object dies."""
 
     def __init__(self, launcher, bound: tuple):
-        self.frame = 0
         self.bound = bound
         self.kernel = kernel = launcher.kernel
         self.native = launcher._native
@@ -127,7 +131,7 @@ class _Held:
         report = settle(launcher, self.arguments, self.native, function=launching.hold)
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
-        self.frame, self.overload = report.held
+        self._capsule, (self.frame, self.overload) = report.result, report.held
         frame, overload = ffi.cast("fx_frame *", self.frame), ffi.cast("fx_overload *", self.overload)
         self.device = frame.device if frame.device >= 0 else frame.managed_device
         self.stream = frame.stream
@@ -157,7 +161,6 @@ class _Held:
         native.device, native.stream = self.device, self.stream
         native.pointers, native.watched = address_of(self.pointers), address_of(self.watched)
 
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        if self.frame and not is_finalizing():
-            _LET_GO(launch.let_go.address)(self.kernel._native.runtime.address, self.frame)
+    def __del__(self):
+        self._capsule = None  # first: it holds what the stack has exported
         self._stack.close()

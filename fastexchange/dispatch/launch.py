@@ -1,9 +1,9 @@
 """Bound launches: a call whose arguments are read once, into a frame that stays theirs, and made again and again.
 
-:data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame. The launch's
-vectorcall, which ``entry.bound_entry`` strings together of the parts here, sees that the memory is still where it was
-(``watching``) and goes from CPython straight to the compiled kernel. An array that the kernel keeps gets the frame's *holder*
-for an owner, a Python object that lets go of the frame when it dies (:data:`let_go`).
+:data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame, which a
+capsule owns (:data:`let_go`). :data:`take` binds a launch to another frame. The launch's vectorcall, which ``entry.bound_entry``
+strings together of the parts here, sees that the memory is still where it was (``watching``) and goes from CPython straight to
+the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner: the Python object with the capsule.
 """
 
 from numba import types
@@ -11,7 +11,7 @@ from numba import types
 from .. import cpython as c
 from ..compiled import cfunction, part
 from ..cpython import CALLABLE_CONTEXT
-from ..native import call_word, cstring, global_address, load, native, native_inline, stack, store
+from ..native import call_word, cstring, global_address, load, native, native_inline, store
 from . import layout
 from .frame import (
     ARRAY_BYTES,
@@ -40,7 +40,7 @@ def hold_by(read, context_address, args, nargs, flags, report_address):
     """Read the arguments of a call, in parameter order, into a frame, which is the caller's from then on.
 
     What became of it is in the fx_report. STATUS_OK: it has the frame and the overload. Else nothing is held; with
-    STATUS_ERROR an exception is set. Returns a new reference to None, or 0 with an exception.
+    STATUS_ERROR an exception is set. Returns a new reference to the capsule that owns the frame, or to None; 0 with an exception.
     """
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
@@ -62,21 +62,24 @@ def hold_by(read, context_address, args, nargs, flags, report_address):
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
             status = layout.STATUS_ERROR
     status = tell(report, frame, status)
+    result = global_address("_Py_NoneStruct")
     if status != layout.STATUS_OK:
-        release(runtime, frame)
-        give_frame(runtime, frame_address)
+        c.incref(result)
+    else:
+        result = c.PyCapsule_New(frame_address, 0, runtime.let_go)
+        if result == 0:
+            status = layout.STATUS_ERROR
+        else:
+            c.PyCapsule_SetContext(result, context.runtime)
+    if status != layout.STATUS_OK:
+        give_back(runtime, frame_address)
     report.status = status
-    if status == layout.STATUS_ERROR:
-        return 0
-    none = global_address("_Py_NoneStruct")
-    c.incref(none)
-    return none
+    return 0 if status == layout.STATUS_ERROR else result
 
 
-@cfunction(types.void, types.intp, types.intp)
-def let_go(runtime_address, frame_address):
+@native
+def give_back(runtime, frame_address):
     """Give back all that a frame holds, and the frame. Needs the GIL."""
-    runtime = layout.runtime_at(runtime_address)
     frame = layout.frame_at(frame_address)
     frame.holder = 0
     watched = frame.watched
@@ -86,13 +89,25 @@ def let_go(runtime_address, frame_address):
     give_frame(runtime, frame_address)
 
 
-@cfunction(types.intp, types.intp)
-def claim(bound_address):
-    """Keep calls of a launch out, as one that is running does; 0 if one is running. Needs the GIL, which makes this one step."""
-    bound = layout.bound_at(bound_address)
-    if bound.is_running != 0:
+@cfunction(types.void, types.intp)
+def let_go(capsule):
+    """Destructor of the capsule that owns a frame; not while Python shuts down, when what a frame holds may be gone."""
+    if c.is_finalizing() == 0:
+        give_back(layout.runtime_at(c.PyCapsule_GetContext(capsule)), c.PyCapsule_GetPointer(capsule, 0))
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def take(callable_, holder, before, after, bound_address):
+    """Bind a launch to another frame, in one step: no other code, native or Python's, sees it between the two. Needs the GIL.
+
+    `holder`: the launch's list of one item, the Python object that holds its frame, which is `before` and becomes `after`.
+    `bound_address`: the ``fx_bound`` of that. Returns 0, with nothing done, if a call is running or the item is another one.
+    """
+    if layout.bound_at(load(callable_ + CALLABLE_CONTEXT)).state == layout.BOUND_RUNNING or c.PyList_GetItem(holder, 0) != before:
         return 0
-    bound.is_running = 1
+    store(callable_ + CALLABLE_CONTEXT, bound_address)
+    c.incref(after)
+    c.PyList_SetItem(holder, 0, after)  # last: what dies with `before` may run Python code
     return 1
 
 
@@ -121,10 +136,10 @@ def enter(callable_, nargsf, kwnames, is_alone):
     bound = layout.bound_at(at)
     if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0:
         return 0
-    if (is_alone == 0 and bound.is_running != 0) or not is_unmoved(bound.watched):
+    if (is_alone == 0 and bound.state != layout.BOUND_FREE) or not is_unmoved(bound.watched):
         return 0
     if is_alone == 0:
-        bound.is_running = 1
+        bound.state = layout.BOUND_RUNNING
     return at
 
 
@@ -191,52 +206,27 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
     if has_outputs != 0:
         value = with_outputs(bound, value)
     if is_alone == 0:
-        bound.is_running = 0
+        bound.state = layout.BOUND_FREE
     context.calls += 1
     return value
-
-
-@native
-def renew(callable_, bound, result):
-    """Let Python bind a launch anew whose lists the kernel has changed. Returns `result`, or 0 with an exception set.
-
-    If that cannot be done the launch is stale: all its calls are ordinary calls of the kernel, until it is bound anew.
-    """
-    bound.is_stale = 1
-    error = stack(3)
-    argument = stack(1)
-    store(argument, callable_)
-    c.PyErr_Fetch(error, error + 8, error + 16)
-    made = c.PyObject_VectorcallMethod(bound.renew_name, argument, 1, 0)
-    if made != 0:
-        c.Py_DecRef(made)
-    elif load(error) == 0:
-        if result != 0:
-            c.Py_DecRef(result)
-        return 0
-    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
-    return result
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     """The vectorcall of a bound launch that lets other threads run, or has lists among its arguments, of any kernel."""
     bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.is_running != 0 or not is_unmoved(bound.watched):
+    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.state != layout.BOUND_FREE or not is_unmoved(bound.watched):
         return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
     context = layout.context_at(bound.context)
     frame = layout.frame_at(bound.frame)
-    bound.is_running = 1
+    bound.state = layout.BOUND_RUNNING
     result = launch(bound.context, bound.frame, bound.overload, bound.args)
     if frame.lists_changed != 0:  # no other call gets this frame
         drop_lists(frame)
     if is_anything_kept(frame, frame.array_count):
         call_word(layout.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
-    if frame.lists_changed != 0:
-        result = renew(callable_, bound, result)
     if bound.outputs != 0:
         result = with_outputs(bound, result)
-    if bound.is_stale == 0:
-        bound.is_running = 0
+    bound.state = layout.BOUND_SPENT if frame.lists_changed != 0 else layout.BOUND_FREE
     context.calls += 1
     return result

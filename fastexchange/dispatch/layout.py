@@ -71,6 +71,7 @@ typedef struct {
     int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
     int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
+    int64_t memory;             /* in an object that may be given other memory while it is exported: its address; 0: none may */
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -90,6 +91,7 @@ typedef struct {
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_planned_result, box_array, finish_array, delete_result;     /* of results, by its names */
     int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
+    int64_t let_go;             /* PyCapsule_Destructor of a bound launch's frame */
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
@@ -231,17 +233,15 @@ typedef struct {
     int64_t code, device, managed_device;       /* CUDA: the frame's */
 } fx_report;
 
-/* A bound launch: a frame that holds its arguments. */
+/* What a launch is bound to: a frame that holds its arguments. The launch has its address, and gets another one's in one step. */
 typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */
     int64_t words;              /* the frame's */
     int64_t watched;            /* the frame's: with another word there the arguments have to be read again */
     int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
-    int64_t is_running;         /* a call of it is in progress, or: */
-    int64_t is_stale;           /* its frame can no longer be used */
+    int64_t state;              /* BOUND_* */
     int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
-    int64_t renew_name;         /* PyObject *, name of the method for a launch whose lists have changed */
 } fx_bound;
 """
 
@@ -308,6 +308,11 @@ STATUS_OVERFLOW = dltensor.OVERFLOW
 STATUS_VERSION = dltensor.VERSION
 STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
 STATUS_MISALIGNED = 40  # elements are not where a device can read them
+
+# Of a bound launch's frame.
+BOUND_FREE = 0
+BOUND_RUNNING = 1  # a call is in progress
+BOUND_SPENT = 2  # its kernel has changed a list: the frame can no longer be used
 
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_VARIANTS = 8  # plans of one overload

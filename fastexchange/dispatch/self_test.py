@@ -12,6 +12,7 @@ from numba import types
 from .. import numba_internals
 from .._abi import ffi
 from ..native import address_of
+from . import boxing, entry
 from .layout import ARRAY_HEAD_WORDS, RESULT_BYTES
 
 _TRAMPOLINE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -36,8 +37,6 @@ def _words(a: np.ndarray, pair: tuple[int, int], z: complex, number: int):
 
 def calls_as_numba() -> str:
     """How calls differ; nothing if they do not."""
-    from . import boxing, entry
-
     given = (types.Array(types.float64, 2, "A"), types.UniTuple(types.int64, 2), types.complex128, types.int64)
     dispatcher = numba_internals.CPUDispatcher(py_func=_kernel, targetoptions={"nopython": True})
     dispatcher.compile(given)

@@ -223,6 +223,7 @@ class Runtime:
         for name in ("box_result", "box_planned_result", "box_array", "finish_array", "delete_result"):
             setattr(self.native, name, getattr(results, name).address)
         self.native.let_kept_escape = launch.let_kept_escape.address
+        self.native.let_go = launch.let_go.address
         self.native.release_items = lists.release_items.address
         self.native.allocate = outputs.allocate.address
         self.native.note_error = outputs.note_error.address

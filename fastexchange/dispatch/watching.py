@@ -7,7 +7,8 @@ ndarray, which has no exports, frees its memory when it is given other (``__sets
 - of a PyTorch tensor the address in its storage, and the function that frees that, which is another one for memory that is
   copy-on-write;
 - of an ndarray the address, the shape, because a smaller block of memory may lie where the larger one was, the dtype and the
-  flags, which can be set to others in place;
+  flags, which can be set to others in place, and the strides, of one that is not contiguous: else the flags tell;
+- of an object of ctypes the address, which ``ctypes.resize`` changes, whoever shows its memory;
 - for a device the size of a storage, too: on the CPU ``resize_()`` of a bound storage is an error.
 
 A *watch list* is a count, and so many pairs of an address and the word that has to be there: an even number. They are
@@ -17,8 +18,9 @@ compared two by two, up to the first that differ: where an address points may de
 from numba import types
 
 from .. import cpython as c
+from ..dltensor import DL_TENSOR, dl_tensor_at
 from ..native import load, native, native_inline, offset_of, store
-from ..producers.ndarray import ndarray_at
+from ..producers.ndarray import C_CONTIGUOUS, F_CONTIGUOUS, ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, export_of_array
@@ -68,6 +70,8 @@ def note_ndarray(watched, count, ob):
         count = note(watched, count, ob + DIMENSIONS)
     for i in range(rank):
         count = note(watched, count, ndarray_at(ob).dimensions + 8 * i)
+    for i in range(0 if ndarray_at(ob).flags & (C_CONTIGUOUS | F_CONTIGUOUS) else rank):
+        count = note(watched, count, ndarray_at(ob).strides + 8 * i)
     count = note(watched, count, ob + DESCR)
     return note(watched, count, ob + FLAGS & -8)  # a word of its own, or the upper half of one
 
@@ -100,8 +104,13 @@ def note_all(runtime, frame, watched, has_sizes):
             if guard != 0:
                 storage = layout.export_at(export_of_array(frame, i)).storage
                 count = note_storage(watched, count, layout.guard_at(guard), storage, has_sizes)
-                if count < 0:
-                    return count
+            elif entry != 0 and layout.entry_at(entry).memory != 0:
+                at = ob + layout.entry_at(entry).memory
+                if load(at) != dl_tensor_at(layout.export_at(export_of_array(frame, i)).managed + DL_TENSOR).data:
+                    return -1
+                count = note(watched, count, at)
+            if count < 0:
+                return count
         count = note_no_more(watched, count)
     return count
 

@@ -171,6 +171,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 # ---- types ---------------------------------------------------------------------------------------------------------
 
 _FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' type of functions, which has a __buffer__ as well
+_CDATA = ctypes.Array.__mro__[1]  # of which all types of ctypes are
 _KNOWN = (bytes, bytearray, memoryview, array.array, mmap.mmap, ctypes.Array, ctypes._SimpleCData, pickle.PickleBuffer)
 
 CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.MemoryView, types.PyArray)
@@ -191,6 +192,11 @@ def numba_class(cls: type) -> int:
     An array where it gives none: it does not read the formats of ctypes.
     """
     return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(class_of_buffer(cls))
+
+
+def memory_of(cls: type) -> int:
+    """Where in instances of `cls` the address of their memory should be if ``ctypes.resize`` can change it; 0 if it cannot."""
+    return object.__basicsize__ if issubclass(cls, _CDATA) else 0
 
 
 def is_numba_only(thing) -> bool:
