@@ -17,7 +17,7 @@ from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import check_tensors, elements_named, refuse_elements, refuse_mixed, why_not_computed, wording
+from .refusal import check_tensors, elements_named, refuse_elements, refuse_mixed, why_narrow, why_not_computed, wording
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
@@ -80,10 +80,11 @@ def explain(obj, /) -> Explanation:
     'ndarray'
     """
     explanation = _path_of(obj)
-    field = _field_of(obj, explanation.path)
-    if field is None or is_computed(field):
-        return explanation
-    return replace(explanation, reasons=(*explanation.reasons, why_not_computed(field, obj)))
+    why = why_narrow(obj)
+    field = _field_of(obj, explanation.path) if why is None else None
+    if field is not None and not is_computed(field):
+        why = why_not_computed(field, obj)
+    return explanation if why is None else replace(explanation, reasons=(*explanation.reasons, why))
 
 
 def _path_of(obj) -> Explanation:

@@ -75,7 +75,7 @@ def _view(value, tensors: list, lists: list, manner):
         return viewed
     view = value
     if torch.is_tensor_type(type(value)):
-        torch.check(value, manner.allows_grad)
+        torch.check(value, manner.allows_grad, manner.storage)
         view = value.detach()
     try:
         if hasattr(view, "__dlpack__") and not isinstance(view, np.ndarray):

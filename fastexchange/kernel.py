@@ -72,7 +72,7 @@ class FastKernel(NativeCallable):
         self._parameters, self._outputs = _parameters_and_outputs(dispatcher.py_func, self.out)
         release_gil = bool(dispatcher.targetoptions.get("nogil"))
         self._native = KernelContext(
-            self._parameters, self.__qualname__, release_gil, manner.allows_grad, self._returns(), self._outputs
+            self._parameters, self.__qualname__, release_gil, manner.guard, self._returns(), self._outputs
         )
         self._context = self._native.address
         if self._native.runtime.is_native:
@@ -271,6 +271,13 @@ class _Manner(NamedTuple):
     out: "str | None" = None
     cuda: Any = None
     launch: Any = None
+
+    @property
+    def guard(self) -> int:
+        """The number of the guard that its tensors have to pass: see ``fx_guard``."""
+        from .dispatch.layout import BITS_ALLOWED, GRAD_ALLOWED
+
+        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
 
 
 def _parameters_and_outputs(py_func: Callable, out: str | None):

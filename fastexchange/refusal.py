@@ -57,6 +57,16 @@ def why_not_computed(field: int, value) -> str:
     return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
 
 
+def why_narrow(tensor) -> str | None:
+    """:func:`why_not_computed` of PyTorch's integers of less than a byte, which it exports as bytes; None for another object."""
+    name = torch.narrow_elements(tensor)
+    whole = f"{name[:-1]}8" if name else None
+    return name and (
+        f"Numba cannot compute with its elements, {name}; convert it (.view(torch.{whole})), or make the kernel with "
+        f"fast_args(storage=True), which gives it their bits as {whole}"
+    )
+
+
 _WIDER = {
     "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
 }  # fmt: skip
@@ -186,10 +196,11 @@ def check_tensors(kernel, position: int, value) -> None:
             check_tensors(kernel, position, item)
     elif torch.is_tensor_type(type(value)):
         try:
-            torch.check(value, kernel.allows_grad)
+            torch.check(value, kernel.allows_grad, kernel.storage)
             return
         except Exception as error:
-            why = why_no_memory(value) or (str(error) if isinstance(error, BufferError) else None)
+            narrow = None if kernel.storage else why_narrow(value)
+            why = why_no_memory(value) or narrow or (str(error) if isinstance(error, BufferError) else None)
             if why is None:
                 refused(kernel, position, error)
         refuse_value(kernel, position, value, why)

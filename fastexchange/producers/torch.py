@@ -7,10 +7,10 @@ negated), that have no memory (fake, zero, wrapper tensors) or that autograd wat
 
 import contextlib
 import sys
-from typing import Any
+from typing import Any, cast
 
 from ..dlpack import VERSION
-from .torch_layout import guard, keys_of
+from .torch_layout import guard, is_narrow, keys_of
 
 __all__ = ["as_dlpack_raises", "check", "check_storage", "forbid_resizing", "is_tensor_type", "overrides_functions"]
 
@@ -31,10 +31,21 @@ def overrides_functions(cls: type) -> bool:
     return getattr(own, "__func__", own) not in [getattr(known, "__func__", known) for known in inherited]
 
 
-def check(tensor, allows_grad: bool = False) -> None:
+def narrow_elements(tensor) -> str | None:
+    """The name of a PyTorch tensor's dtype if that is an integer of less than a byte; None for any other object."""
+    if not is_tensor_type(type(tensor)):
+        return None
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = cast(Any, torch.Tensor.dtype).__get__(tensor)
+    return str(dtype).removeprefix("torch.") if is_narrow(dtype) else None
+
+
+def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
     """Raise BufferError for a tensor whose memory is not its value, or that autograd watches while grad mode is on.
 
-    `allows_grad`: autograd has no say. What else is unusual is left to the tensor's own ``__dlpack__``, which raises what it
+    `allows_grad`: autograd has no say. `allows_bits`: nor does it matter that integers of less than a byte are. What else is unusual is left to the tensor's own ``__dlpack__``, which raises what it
     finds right.
     """
     import torch
@@ -53,6 +64,9 @@ def check(tensor, allows_grad: bool = False) -> None:
                 "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass the primal that "
                 "torch.autograd.forward_ad.unpack_dual() gives for it"
             )
+    if not allows_bits and (name := narrow_elements(tensor)) is not None:
+        whole = f"{name[:-1]}8"
+        raise BufferError(f"its elements are {name}, and PyTorch exports them as {whole}; pass its view(torch.{whole})")
     if is_plain and not is_watched:
         return
     if tensor_layout is not torch.strided:
