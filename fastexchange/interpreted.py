@@ -127,7 +127,6 @@ def _returned(result, tensors: list, cls: type):
             if isinstance(tensor, np.ndarray) and tensor.dtype != view.dtype:
                 result = result.view(tensor.dtype)
     if torch.is_tensor_type(cls):
-        made = sys.modules["torch"].from_numpy(result)
-        return made.view(origin.dtype) if torch.is_tensor_type(type(origin)) and made.dtype != origin.dtype else made
+        return torch.with_elements_of(sys.modules["torch"].from_numpy(result), origin)
     make = getattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack", None)
     return make(result) if make is not None and not issubclass(cls, np.ndarray) else result

@@ -126,10 +126,7 @@ class Given:
             if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
                 origin = tensor
                 result = result if view.dtype == viewed.dtype else result.view(view.dtype)
-        made = as_target(result, self._target(kernel, bound), kernel.__qualname__)
-        if torch.is_tensor_type(type(made)) and torch.is_tensor_type(type(origin)) and made.dtype != origin.dtype:
-            return made.view(origin.dtype)  # a view of an argument has the argument's type, for which NumPy has no dtype
-        return made
+        return torch.with_elements_of(as_target(result, self._target(kernel, bound), kernel.__qualname__), origin)
 
     def _target(self, kernel, bound: tuple) -> type | None:
         if isinstance(kernel.returns, type):

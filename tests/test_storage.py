@@ -178,6 +178,10 @@ def test_every_type_of_pytorch(name):
         assert copied.dtype == stored and copied.tolist() == tensor.view(stored).tolist()
 
 
+def _tail_beside(x, text):
+    return x, x[1:]
+
+
 LESS_THAN_A_BYTE = [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)]
 
 
@@ -211,9 +215,11 @@ def test_integers_of_less_than_a_byte_on_every_path(name, way):
         for _ in range(CALLS):
             assert call(refusing, plain) == call(asking, plain) == 3
         for _ in range(3):  # now that there are an overload for bytes and a fast entry
-            refused(lambda: call(refusing, tensor), "position 0", name)
+            refused(functools.partial(call, refusing, tensor), "position 0", name)
         for _ in range(CALLS):
             assert call(asking, tensor) == (0x83 + 3 if name == "uint4" else 0x83 - 256 + 3)
+    tails = [fast_args(lambda x: (x, x[1:]), storage=True)(tensor), fast_args(_tail_beside, storage=True)(tensor, "")]
+    assert all(same is tensor and tail.dtype == plain.dtype for same, tail in tails)
     allowing = fast_args(function, grad="allow")
     refused(lambda: call(allowing, tensor), "position 0", name)
 

@@ -49,7 +49,7 @@ def is_odd_if_asked(guard, ob, code, bits):
     But for :func:`is_differentiating_forward`, which is not about a tensor. `code`, `bits`: what its export says of its elements.
     """
     questions = questions_at(guard.questions)
-    if guard.odd_types != 0 and bits == 8 and (code == INT or code == UINT):
+    if guard.odd_types != 0 and bits == 8 and code in (INT, UINT):
         dtype = call_word(questions.dtype, (ob, 0))
         if dtype == 0:
             c.PyErr_Clear()

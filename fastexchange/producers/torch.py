@@ -12,7 +12,10 @@ from typing import Any, cast
 from ..dlpack import VERSION
 from .torch_layout import guard, is_narrow, keys_of
 
-__all__ = ["as_dlpack_raises", "check", "check_storage", "forbid_resizing", "is_tensor_type", "overrides_functions"]
+__all__ = [
+    "as_dlpack_raises", "check", "check_storage", "forbid_resizing", "is_tensor_type", "narrow_elements", "overrides_functions",
+    "with_elements_of",
+]  # fmt: skip
 
 
 def is_tensor_type(cls: type) -> bool:
@@ -42,11 +45,21 @@ def narrow_elements(tensor) -> str | None:
     return str(dtype).removeprefix("torch.") if is_narrow(dtype) else None
 
 
+def with_elements_of(made, origin):
+    """What was made of a view of `origin`, with that one's elements, if both are PyTorch's and NumPy has no dtype for them.
+
+    A view of integers of less than a byte is one of bytes: native code knows no more of those.
+    """
+    if not is_tensor_type(type(made)) or not is_tensor_type(type(origin)) or narrow_elements(origin) is not None:
+        return made
+    return made if made.dtype == origin.dtype else made.view(origin.dtype)
+
+
 def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
     """Raise BufferError for a tensor whose memory is not its value, or that autograd watches while grad mode is on.
 
-    `allows_grad`: autograd has no say. `allows_bits`: nor does it matter that integers of less than a byte are. What else is unusual is left to the tensor's own ``__dlpack__``, which raises what it
-    finds right.
+    `allows_grad`: autograd has no say. `allows_bits`: integers of less than a byte pass. What else is unusual is left to the
+    tensor's own ``__dlpack__``, which raises what it finds right.
     """
     import torch
 
