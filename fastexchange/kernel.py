@@ -447,8 +447,15 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
         except RuntimeError as error:
             warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
     if signatures is not None:
+        from .compile_errors import why_not_declarable
+
         with register_dispatcher(dispatcher):  # it may call itself
             for signature in signatures if isinstance(signatures, list) else [signatures]:
-                dispatcher.compile(signature)
+                try:
+                    dispatcher.compile(signature)
+                except NotImplementedError:
+                    if (why := why_not_declarable(function, signature)) is None:
+                        raise
+                    raise NotImplementedError(why) from None
         dispatcher.disable_compile()
     return dispatcher

@@ -322,6 +322,22 @@ def can_compile(dispatcher) -> bool:
     return dispatcher._can_compile
 
 
+def fails_to_compile(error: BaseException) -> bool:
+    """Whether a call of a dispatcher raised `error`, which has been caught around it, because it could not compile."""
+    return _raised_in(error, CPUDispatcher._compile_for_args)
+
+
+def fails_to_match(error: BaseException) -> bool:
+    """Whether a call of a dispatcher raised `error`, which has been caught around it, because no declared signature fits."""
+    return _raised_in(error, CPUDispatcher._explain_matching_error)
+
+
+def _raised_in(error: BaseException, function) -> bool:
+    """Whether `function` is what the function that caught `error` has called, by way of native code."""
+    first = error.__traceback__
+    return first is not None and first.tb_next is not None and first.tb_next.tb_frame.f_code is function.__code__
+
+
 def declared_signature(dispatcher, given: tuple) -> tuple | None:
     """Which of the declared signatures Numba's overload resolution picks for these types; None if none or several fit."""
     cases = [compiled.signature for compiled in dispatcher.overloads.values()]

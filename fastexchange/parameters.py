@@ -6,7 +6,39 @@ from typing import Any
 
 from .producers.omitted import OMITTED
 
-__all__ = ["Parameters"]
+__all__ = ["Item", "Parameters", "find_item", "item_of", "value_at"]
+
+
+class Item(int):
+    """The position of an argument, and the place in it of an item: the indices that lead there, from the outermost on."""
+
+    place: tuple[int, ...]
+
+
+def item_of(position: int, index: int) -> Item:
+    """The item at `index` of what is at `position`, an argument or an item."""
+    made = Item(position)
+    made.place = (*getattr(position, "place", ()), index)
+    return made
+
+
+def value_at(bound: tuple, position: int) -> Any:
+    """The argument, or the item, at `position`."""
+    value = bound[position]
+    for index in getattr(position, "place", ()):
+        value = value[index]
+    return value
+
+
+def find_item(position: int, value, part) -> int | None:
+    """Where the object `part` is in `value`, which is at `position`; None if it is not there."""
+    if value is part:
+        return position
+    for index, item in enumerate(value[:] if issubclass(type(value), tuple) or type(value) is list else ()):
+        found = find_item(item_of(position, index), item, part)
+        if found is not None:
+            return found
+    return None
 
 
 class Parameters:

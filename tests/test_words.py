@@ -10,7 +10,7 @@ from frameworks import torch
 from numba.core.errors import TypingError
 from oracle import type_and_message
 
-from fastexchange import fast_args
+from fastexchange import explain, fast_args
 from fastexchange.options import check_names, numba_options
 
 pytestmark = pytest.mark.filterwarnings(
@@ -160,7 +160,8 @@ def test_float16_is_not_computed_with(framework, form):
     value = {"itself": half, "tuple": (half, 1), "list": [half]}[form]
     kind, message = refused_twice(fast_args(look.py_func), 1, value)
     assert kind is BufferError
-    assert message.startswith("look(): argument 'x' (position 1), a ")
+    place = {"itself": ", a ", "tuple": ", item [0], a ", "list": ", item [0], a "}[form]
+    assert message.startswith(f"look(): argument 'x' (position 1){place}")
     assert "Numba cannot compute with its elements, float16; convert it (" in message and "fast_args(storage=True)" in message
     assert ".float()" in message or framework == "numpy"
 
@@ -192,12 +193,78 @@ def count(x, items):
     return len(items)
 
 
+def first(x):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        ("void(float16[:])", r"parameter 'x' \(position 0\) is array\(float16, .*use float32, or fast_args\(storage=True\)"),
+        (["void(float32[:])", "void(float16[:])"], r"'void\(float16\[:\]\)': parameter 'x' \(position 0\)"),
+        ("void(Tuple((int64, float16)))", r"parameter 'x' \(position 0\) is Tuple\(int64, float16\), .* on float16 on the CPU"),
+        ("float16(float32)", "its result is float16, and"),
+    ],
+    ids=str,
+)
+def test_float16_in_a_signature_names_the_parameter(signature, words):
+    with pytest.raises(NotImplementedError, match=rf"fast_args\(\): first\(\) cannot be compiled for the signature .*{words}"):
+        fast_args(signature)(first)
+
+
+def test_a_result_of_float16_names_kernel_and_types():
+    for function in (lambda x: np.float16(x[0]), lambda x: np.empty(3, np.float16)):
+        words = r"<lambda>\(x: array\(float64, 1d, C\)\): Numba cannot .*: use float32"
+        with pytest.raises(NotImplementedError, match=words) as raised:
+            fast_args(function)(np.ones(3))
+        assert str(raised.value).endswith("float16")  # what Numba says
+
+
+def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
+    kernel = fast_args("void(float32[:])")(lambda x: None)
+    words = r"\(array\(float32, 1d, A\)\)"
+    with pytest.raises(TypeError, match=rf"<lambda>\(x: float64\): not one of the declared signatures .* they take {words}"):
+        kernel(3.0)
+    assert re.search(f"refused with TypeError: not one of the declared .*{words}", str(kernel.explain(3.0)))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (np.ones(2, np.float16), BufferError),
+        (np.ones(2, ">f8"), BufferError),
+        (np.float16(1), NotImplementedError),
+        (object(), TypeError),
+        ([], ValueError),
+        *([(torch.ones(2, device="meta"), BufferError), (torch.ones(2).to(torch.bfloat16), BufferError)] if torch else []),
+    ],
+    ids=repr,
+)
+def test_items_are_named_with_their_place(value, error):
+    kernel = fast_args(lambda x, t: None)
+    for argument, place in (((1, (2, value)), r"\[1\]\[1\]"), ([value], r"\[0\]"), ((1, [value]), r"\[1\]\[0\]")):
+        words = rf"argument 't' \(position 1\), item {place}[,:] "
+        for _ in range(2):
+            with pytest.raises(error, match=words):
+                kernel(1, argument)
+        outcome = kernel.explain(1, argument).outcome
+        assert re.search(f"refused with {error.__name__}: .*{words}", outcome), outcome
+
+
+def test_explain_goes_into_tuples_and_lists():
+    half = np.ones(2, np.float16)
+    for value, place in (((1, (2, half)), r"item \[1\]: item \[1\]"), ([half], r"item \[0\]")):
+        assert re.search(f"- {place}: Numba cannot compute with its elements, float16", str(explain(value)))
+    assert not explain((1, np.ones(2))).reasons
+
+
 @pytest.mark.parametrize("value", [[], [[]], ([], 1), set(), [[[]]]], ids=repr)
 def test_a_list_without_items_names_its_parameter(value):
     assert type_and_message(count.dispatcher, 1.0, value)[0] is ValueError
     kind, message = refused_twice(count, 1.0, value)
     assert kind is ValueError
-    assert message.startswith("count(): argument 'items' (position 1): Numba cannot tell the type of an empty ")
+    place = {"[[]]": ", item [0]", "([], 1)": ", item [0]", "[[[]]]": ", item [0][0]"}.get(repr(value), "")
+    assert message.startswith(f"count(): argument 'items' (position 1){place}: Numba cannot tell the type of an empty ")
     assert "; pass " in message
 
 
