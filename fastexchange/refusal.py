@@ -203,7 +203,7 @@ def check_tensors(kernel, position: int, value) -> None:
             return
         except Exception as error:
             narrow = None if kernel.storage else why_narrow(value)
-            why = why_no_memory(value) or narrow or (str(error) if isinstance(error, BufferError) else None)
+            why = narrow or (str(error) if isinstance(error, BufferError) else None)
             if why is None:
                 refused(kernel, position, error)
         refuse_value(kernel, position, value, why)

@@ -10,7 +10,7 @@ from frameworks import torch
 from numba.core.errors import TypingError
 from oracle import type_and_message
 
-from fastexchange import explain, fast_args
+from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.options import check_names, numba_options
 
 pytestmark = pytest.mark.filterwarnings(
@@ -96,6 +96,27 @@ def test_tensors_of_transforms():
         assert kind is BufferError and message.startswith("look(): argument 'x' (position 1), a torch.Tensor, cannot be passed")
         assert ("outside of vmap" if name == "vmap" else "outside of the transform") in message
     assert look(1, torch.ones(3)) == 0
+
+
+CONVERSIONS = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack, "convert": lambda x: convert(x, np.ndarray)}
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversions_of_tensors_without_memory(name):
+    said = {}
+
+    def note(kind):
+        return lambda t: (said.update({kind: type_and_message(CONVERSIONS[name], t)}), t.sum())[1]
+
+    torch.vmap(note("outside of vmap"))(torch.ones(3, 4))
+    for transform in (torch.func.grad(note("outside of the transform")), lambda x: torch.func.jvp(note("transform"), (x,), (x,))):
+        transform(torch.ones(3))
+    for kind, tensor, words in ODD:
+        if kind != "zeros":  # of which there is no more to be said than that it holds no memory
+            said[words] = type_and_message(CONVERSIONS[name], tensor)
+    for words, (error, message) in said.items():
+        assert error is BufferError and re.match(rf"{name}\(\): a torch.* cannot be exported: .*{words}", message), message
 
 
 def test_exceptions_of_frameworks_that_are_nothing_but_words():
@@ -203,13 +224,17 @@ def first(x):
         ("void(float16[:])", r"parameter 'x' \(position 0\) is array\(float16, .*use float32, or fast_args\(storage=True\)"),
         (["void(float32[:])", "void(float16[:])"], r"'void\(float16\[:\]\)': parameter 'x' \(position 0\)"),
         ("void(Tuple((int64, float16)))", r"parameter 'x' \(position 0\) is Tuple\(int64, float16\), .* on float16 on the CPU"),
-        ("float16(float32)", "its result is float16, and"),
     ],
     ids=str,
 )
 def test_float16_in_a_signature_names_the_parameter(signature, words):
     with pytest.raises(NotImplementedError, match=rf"fast_args\(\): first\(\) cannot be compiled for the signature .*{words}"):
         fast_args(signature)(first)
+
+
+def test_a_result_of_float16_that_is_declared():
+    with pytest.raises(NotImplementedError, match=r"<lambda>\(\) cannot be compiled for .*: its result is float16, and"):
+        fast_args("float16(float32)")(lambda x: x)
 
 
 def test_a_result_of_float16_names_kernel_and_types():

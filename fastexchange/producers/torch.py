@@ -10,6 +10,7 @@ import sys
 from typing import Any, cast
 
 from ..dlpack import VERSION
+from .torch_kinds import why_no_memory
 from .torch_layout import guard, is_narrow, keys_of
 
 __all__ = [
@@ -61,6 +62,17 @@ def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
     `allows_grad`: autograd has no say. `allows_bits`: integers of less than a byte pass. What else is unusual is left to the
     tensor's own ``__dlpack__``, which raises what it finds right.
     """
+    try:
+        _check(tensor, allows_grad, allows_bits)
+        return
+    except Exception:
+        why = why_no_memory(tensor)
+        if why is None:
+            raise
+    raise BufferError(why)
+
+
+def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     import torch
 
     found = guard()
