@@ -11,7 +11,7 @@ from numba.core import sigutils, types
 from numba.core.errors import TypingError
 
 from .naming import shown, type_name
-from .numba_internals import has_representation
+from .numba_internals import has_representation, load_representations
 from .parameters import item_of
 from .producers.omitted import OMITTED
 from .refusal import argument
@@ -40,10 +40,11 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
     return f"{line}\n{error.args[0] if error.args else ''}"
 
 
-def why_not_declared(kernel, positional: list, named: dict[str, Any]) -> str:
+def why_not_declared(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
     """The message for argument types for which not one of the declared signatures is."""
     call = _call(kernel, positional, named)
-    return f"{call}: not one of the declared signatures is for these argument types; they take {declared(kernel)}"
+    why = f"not one of the declared signatures is for these argument types; they take {declared(kernel)}. Numba says:"
+    return f"{call}: {why}\n{error}"
 
 
 def declared(kernel) -> str:
@@ -86,6 +87,7 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
 
     `as_numba_takes_it`: what makes of an argument what the dispatcher got.
     """
+    load_representations()
     for position, value in enumerate(bound):
         if value is OMITTED:
             continue

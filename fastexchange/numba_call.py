@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import operator
 import weakref
 from typing import Any
@@ -60,7 +61,7 @@ def call_numba(kernel, bound: tuple):
         if fails_to_compile(error) and isinstance(error, NotImplementedError):
             own = NotImplementedError(why_not_compiled(error, kernel, positional, named))
         elif fails_to_match(error):
-            own = TypeError(why_not_declared(kernel, positional, named))
+            own = TypeError(why_not_declared(error, kernel, positional, named))
         else:
             raise
     finally:
@@ -297,16 +298,31 @@ def _require_numba_type(kernel, position: int, value) -> None:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         return
-    if any(vars(base).get(kernel.__name__) is kernel for base in cls.__mro__):
+    if _is_method_of(kernel, value):
         raise TypeError(
-            f"{argument(kernel, position)}: the kernel is a method, and an object of its class {type_name(cls)} cannot be passed "
-            "to it; put @staticmethod above @fast_args, and give it the tensors and numbers of the object that it needs"
+            f"{argument(kernel, position)}: the kernel is a method, and {_owner(value)} cannot be passed to it; put "
+            "@staticmethod above @fast_args, and give it the tensors and numbers that it needs"
         )
+    if hasattr(kernel, "itself") and (cls.__module__ != "builtins" or inspect.isfunction(value)):
+        return  # it may be a jitted function, or an object of a jitted class: there are none then
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise TypeError(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
         f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
     )
+
+
+def _is_method_of(kernel, value) -> bool:
+    """Whether a kernel is in a class, itself or under another decorator, and `value` is that class or an object of it."""
+    found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
+    found += [each.fget for each in found if isinstance(each, property)]
+    found += [each.func for each in found if isinstance(each, functools.cached_property)]
+    found += [each.__func__ for each in found if isinstance(each, classmethod)]
+    return any(each is getattr(kernel, "itself", kernel) for each in found)
+
+
+def _owner(value) -> str:
+    return f"its class {type_name(value)}" if isinstance(value, type) else f"an object of its class {type_name(type(value))}"
 
 
 def _forget_type(address: int, _reference) -> None:

@@ -117,6 +117,11 @@ def has_representation(numba_type) -> bool:
     return True
 
 
+def load_representations() -> None:
+    """Have Numba load what it loads before it compiles first: until then :func:`has_representation` denies strings and others."""
+    _cpu_target.target_context.refresh()
+
+
 def _check_arrays() -> None:
     """As ``dispatch.leaves`` writes them: five words, then shape and strides, in bytes."""
     array = types.Array(types.float64, 2, "A")

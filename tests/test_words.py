@@ -7,6 +7,7 @@ import numba
 import numpy as np
 import pytest
 from frameworks import torch
+from interpreter import run_python
 from numba.core.errors import TypingError
 from oracle import type_and_message
 
@@ -424,6 +425,58 @@ def test_where_numbas_options_cannot_be_had_nothing_is_refused(monkeypatch):
 def test_launches_of_a_kernel_for_the_cpu(use):
     with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
         use(look)
+
+
+WITHOUT_COMPILING = """
+    import numba, numpy as np, pickle, sys
+    from fastexchange import fast_args
+
+    def kernel(x, y=2, *, z=3):
+        return None
+
+    class Unlike:
+        pass
+
+    def said(call):
+        try:
+            return repr(call())
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    made = fast_args(kernel)
+    print([
+        *(said(lambda: fast_args(**options)(kernel)) for options in (
+            {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"}, {"grad": "alow"},
+        )),
+        *(said(lambda: fast_args(thing)) for thing in (3, Unlike, staticmethod(kernel), property(kernel), lambda **o: 0)),
+        said(lambda: fast_args("void(int64)")(3)),
+        *(said(lambda: made(value)) for value in (
+            np.ones(2, np.float16), np.float16(1), object(), {}, [], [1, 2.0], 2**70, np.ones(2, ">f8"), np.ma.ones(3),
+            np.ones(2, "V2"), (1, [np.ones(2, np.float16)]), 1, "text", None, (1, 2.0), np.ones(2),
+        )),
+        said(lambda: made()), said(lambda: made(1, 2, 3)), said(lambda: made(1, y=object())), said(lambda: made(1, z={})),
+        said(lambda: fast_args(returns="x")(kernel)(1)),
+    ])
+"""
+
+
+def test_without_compiling_the_words_are_the_same():
+    compiled, interpreted = run_python(WITHOUT_COMPILING), run_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
+    assert interpreted.stdout == compiled.stdout
+
+
+def test_without_compiling_functions_and_objects_are_passed():
+    run_python(
+        """
+        import numba, numpy as np
+        from fastexchange import fast_args
+        one = numba.njit(lambda: 1)
+        class Jitted:
+            value = 2
+        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, Jitted(), x="text") == (3, "text")
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
 
 
 @pytest.mark.parametrize("parameters", ["**options", "*rest, key"])
