@@ -25,7 +25,8 @@ def interpreted(func, manner, parameters, outputs):
 
     kernel = SimpleNamespace(
         __name__=func.__name__, __qualname__=func.__qualname__, dispatcher=with_names, returns=manner.returns,
-        allows_grad=manner.allows_grad, storage=manner.storage, _parameters=parameters, _native=SimpleNamespace(runtime=runtime()),
+        allows_grad=manner.allows_grad, storage=manner.storage, _parameters=parameters,
+        _native=SimpleNamespace(runtime=runtime()),
     )  # fmt: skip
 
     def run(bound: tuple):

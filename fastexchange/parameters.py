@@ -1,5 +1,6 @@
 """A kernel's parameters: their names, their defaults, and how Python binds arguments to them."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +88,13 @@ class Parameters:
         bind = namespace["bind"]
         bind.__name__, bind.__qualname__ = py_func.__name__, py_func.__qualname__
         return bind
+
+    def unfolded(self, position: int) -> int:
+        """A position among arguments of which Numba has folded ``*args`` into a tuple, as one among those that were given."""
+        place = getattr(position, "place", ())
+        if self.variadic is None or position < len(self.names) or not place:
+            return position
+        return functools.reduce(item_of, place[1:], position + place[0])
 
     def may_be_omitted(self, index: int) -> bool:
         """Whether the parameter has a default, or is an output."""

@@ -82,6 +82,7 @@ def _holds_torch(value) -> bool:
 
 def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn:
     """Raise BufferError for the argument at `position`, whose elements, of the dtype `field`, are none that the kernel gets."""
+    position = kernel._parameters.unfolded(position)
     refuse(kernel, position, bound, why_not_computed(field, value_at(bound, position)))
 
 

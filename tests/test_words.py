@@ -431,7 +431,7 @@ WITHOUT_COMPILING = """
     import numba, numpy as np, pickle, sys
     from fastexchange import fast_args
 
-    def kernel(x, y=2, *, z=3):
+    def kernel(x, y=2):
         return None
 
     class Unlike:
@@ -446,7 +446,8 @@ WITHOUT_COMPILING = """
     made = fast_args(kernel)
     print([
         *(said(lambda: fast_args(**options)(kernel)) for options in (
-            {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"}, {"grad": "alow"},
+            {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"},
+            {"grad": "alow"},
         )),
         *(said(lambda: fast_args(thing)) for thing in (3, Unlike, staticmethod(kernel), property(kernel), lambda **o: 0)),
         said(lambda: fast_args("void(int64)")(3)),
