@@ -1,5 +1,6 @@
 """What is said of what cannot be passed, compiled or decorated: the parameter, what it got, and what to do."""
 
+import functools
 import re
 import warnings
 
@@ -363,6 +364,27 @@ class Derived(Model):
     pass
 
 
+class Decorated:
+    @property
+    @fast_args
+    def kernel(self):
+        return 1
+
+    cached = functools.cached_property(fast_args(lambda self: 1))
+    cached.func.__name__ = "cached"
+
+    @classmethod
+    @fast_args
+    def of_class(cls, x):
+        return x
+
+
+def test_a_method_below_another_decorator_is_to_be_a_static_one():
+    for call in (lambda: Decorated().kernel, lambda: Decorated().cached, lambda: Decorated.of_class(1)):
+        kind, message = type_and_message(call)
+        assert kind is TypeError and "put @staticmethod above @fast_args" in message, message
+
+
 @pytest.mark.parametrize("cls", [Model, Derived])
 def test_a_method_is_to_be_a_static_one(cls):
     kind, message = type_and_message(cls().method, np.ones(3))
@@ -373,7 +395,7 @@ def test_a_method_is_to_be_a_static_one(cls):
     assert "staticmethod" not in type_and_message(cls.static, object())[1]
 
 
-@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, property, functools.cached_property])
 def test_static_methods_are_decorated_from_outside(kind):
     with pytest.raises(TypeError, match="put @staticmethod above @fast_args"):
         fast_args(kind(lambda x: x))
@@ -389,6 +411,14 @@ def test_unknown_options_are_refused_at_decoration(options, nearest, decorate):
         decorate(options)
     assert str(raised.value).startswith(f"fast_args() got an unknown option, {next(iter(options))!r}; did you mean {nearest!r}? ")
     assert "fastmath" in str(raised.value).partition("?")[2]
+
+
+def test_unknown_options_are_all_named():
+    with pytest.raises(TypeError, match=r"unknown option, 'FASTMATH'; did you mean 'fastmath'\? Its options"):
+        fast_args(FASTMATH=True)
+    words = r"unknown options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?"
+    with pytest.raises(TypeError, match=words):
+        fast_args(fastmth=True, nogil=True, zzzzzz=1, Paralel=True)
 
 
 def test_an_option_that_is_like_no_other():
