@@ -49,7 +49,7 @@ def watch(device: int) -> None:
             context = devices.gpus[device].primary_context
         except (_errors_of(name).CudaSupportError, _errors_of(name).CudaDriverError, IndexError):
             continue  # a package that is imported, and cannot be used here: the one in Numba itself, say
-        if _KEY not in context.modules:
+        if context is not None and _KEY not in context.modules:  # None: the package has made none yet
             witness = _Witness(device)
             if context.modules.setdefault(_KEY, witness) is not witness:  # another thread was faster
                 witness.dismiss()
