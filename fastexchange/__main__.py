@@ -5,6 +5,7 @@ Without a subcommand it is ``bench`` that runs.
 
 import argparse
 import io
+import math
 import os
 import sys
 import traceback
@@ -140,15 +141,23 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _number(text: str) -> float:
+    """The number that `text` is, NaN for none, which lies between no limits."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _percent(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 <= value < 1000:
         raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to 1000")
     return value
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
     return value

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numba
 
-from .compile_errors import raise_named
+from .compile_errors import declared, raise_named
 from .discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from .dispatch import layout
 from .dispatch.signature import UnknownDtype, numba_types
@@ -12,14 +12,26 @@ from .dispatch.state import runtime
 from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .dtypes import dtype_field, element_of, is_computed
 from .naming import type_name
-from .numba_call import as_numba_takes_it
+from .numba_call import as_numba_takes_it, check_arguments
+from .numba_internals import can_compile, declared_signature
 from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
-from .refusal import check_tensors, elements_named, refuse_elements, refuse_mixed, why_not_computed, wording
+from .refusal import (
+    check_tensors,
+    elements_named,
+    refuse,
+    refuse_elements,
+    refuse_mixed,
+    why_narrow,
+    why_not_computed,
+    wording,
+)
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
+
+_MOST_ITEMS = 9  # of a tuple or list, of which is said why they are slow or refused
 
 _MEANING = {
     "c-exchange": "its type's exchange table fills a DLTensor",
@@ -79,11 +91,23 @@ def explain(obj, /) -> Explanation:
     >>> explain(np.ones(3)).path
     'ndarray'
     """
+    return _explained(obj, layout.MAX_TUPLE_DEPTH)
+
+
+def _explained(obj, depth: int) -> Explanation:
+    """:func:`explain`, of items of tuples and lists that lie no deeper than `depth`."""
     explanation = _path_of(obj)
-    field = _field_of(obj, explanation.path)
-    if field is None or is_computed(field):
+    why = why_narrow(obj)
+    field = _field_of(obj, explanation.path) if why is None else None
+    if field is not None and not is_computed(field):
+        why = why_not_computed(field, obj)
+    if why is not None:
+        return replace(explanation, reasons=(*explanation.reasons, why))
+    if explanation.path not in ("tuple", "list"):
         return explanation
-    return replace(explanation, reasons=(*explanation.reasons, why_not_computed(field, obj)))
+    items = enumerate(obj[:_MOST_ITEMS] if depth else ())
+    inner = [f"item [{index}]: {reason}" for index, item in items for reason in _explained(item, depth - 1).reasons]
+    return replace(explanation, reasons=(*explanation.reasons, *inner))
 
 
 def _path_of(obj) -> Explanation:
@@ -165,8 +189,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             outcome = f"refused with {type(failed).__name__}: {failed}"
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
             try:
-                for position, value in enumerate(bound):
-                    as_numba_takes_it(kernel, position, value)
+                check_arguments(kernel, bound)
                 outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
             except Exception as error:
                 outcome = f"refused with {type(error).__name__}: {error}"
@@ -176,9 +199,10 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             except TypeError as error:
                 outcome = f"refused with TypeError: {error}"
         else:
-            name = kernel._parameters.name_of(report.position)
-            why = wording(status, report.tensor)
-            outcome = f"refused with BufferError: argument {name!r} (position {report.position}): {why}"
+            try:
+                refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
+            except BufferError as error:
+                outcome = f"refused with BufferError: {error}"
         break
     return explained(kernel, bound, outcome, numba_names)
 
@@ -221,6 +245,10 @@ def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]
     else:
         fate = "known: Numba's own dispatcher makes this call"
     names = [str(numba_type) for numba_type in given]
+    dispatcher = kernel.dispatcher
+    if keys not in kernel._native and not can_compile(dispatcher) and declared_signature(dispatcher, given) is None:
+        listed = ", ".join(names)
+        fate = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
     if len(keys) == len(given):  # no tuples
         names = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
     return fate, names
@@ -242,6 +270,6 @@ def _numba_name(names: list[str], position: int, value) -> str:
     try:
         return str(numba.typeof(value))
     except Exception as error:
-        if _path_of(value).path in ("c-exchange", "dunder"):
-            return "an array, of a type that is not looked at here"
+        if (path := _path_of(value).path) in ("c-exchange", "dunder", "tuple", "list"):
+            return f"{'an array' if path in ('c-exchange', 'dunder') else f'a {path}'}, of a type that is not looked at here"
         return f"(no Numba type: {error})".splitlines()[0]

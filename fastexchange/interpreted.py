@@ -1,144 +1,55 @@
-"""What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views."""
+"""What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views.
+
+Its calls are those that a kernel leaves to Numba's own dispatcher (``numba_call``), with the Python function in its place. So
+what a kernel refuses is refused here in the same words.
+"""
 
 import functools
-import inspect
-import operator
-import sys
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from .dlpack import DLDataTypeCode
-from .dtypes import NoNumbaType, as_kernel_has_it, element_of, is_computed
-from .naming import type_name
-from .producers import torch
-from .producers.omitted import OMITTED
-from .registry import dtype_in
+__all__ = ["interpreted"]
 
 
-def interpreted(func, manner):
+def interpreted(func, manner, parameters, outputs):
     """A function that gives `func` NumPy views of its tensors, and its results back as a kernel of this `manner` does."""
-    if not inspect.isfunction(func):
-        return lambda function: interpreted(function, manner)  # signatures, options: nothing is compiled
-    from .kernel import _parameters_and_outputs
+    from .bound import OrdinaryLaunch
+    from .dispatch.state import runtime
+    from .numba_call import call_numba, check_arguments
 
-    signature = inspect.signature(func)
-    parameters, outputs = _parameters_and_outputs(func, manner.out)
+    def with_names(*args, **named):
+        """Call `func`; what only a name can pass comes behind the positional arguments, as Numba's dispatcher takes it."""
+        if parameters.variadic is None:
+            count = parameters.positional
+            named.update(zip(parameters.names[count : len(args)], args[count:], strict=True))
+            args = args[:count]
+        return func(*args, **named)
+
+    kernel = SimpleNamespace(
+        __name__=func.__name__, __qualname__=func.__qualname__, dispatcher=with_names, returns=manner.returns,
+        allows_grad=manner.allows_grad, storage=manner.storage, _parameters=parameters,
+        _native=SimpleNamespace(runtime=runtime()),
+    )  # fmt: skip
+
+    def run(bound: tuple):
+        check_arguments(kernel, bound)
+        return call_numba(kernel, bound)
+
+    def call_bound(bound: tuple):
+        return run(bound) if outputs is None else outputs.call(bound, manner.returns, run)
 
     @functools.wraps(func)
     def call(*args, **kwargs):
-        return plain(*args, **kwargs) if outputs is None else call_bound(parameters.bind(*args, **kwargs))
-
-    def call_bound(bound):
-        return plain_bound(bound) if outputs is None else outputs.call(bound, manner.returns, plain_bound)
-
-    def plain_bound(bound):
-        given = [parameters.defaults[i] if value is OMITTED else value for i, value in enumerate(bound)]
-        by_name = parameters.names[parameters.positional :]
-        positional = given[: len(given) - len(by_name)]
-        return plain(*positional, **dict(zip(by_name, given[len(positional) :], strict=True)))
-
-    def complete(bound):
-        return bound if outputs is None else outputs.complete(bound, manner.returns)
+        return call_bound(parameters.bind(*args, **kwargs))
 
     def bind(*args, **kwargs):
         """``FastKernel.bind``."""
-        from .bound import OrdinaryLaunch
-
         return OrdinaryLaunch(call, complete(parameters.bind(*args, **kwargs)))
 
-    def plain(*args, **kwargs):
-        tensors: list = []
-        lists: list = []
-        given = [_view(value, tensors, lists, manner) for value in args]
-        named = {name: _view(value, tensors, lists, manner) for name, value in kwargs.items()}
-        try:
-            result = func(*given, **named)
-        finally:
-            for value, viewed, before in lists:
-                if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
-                    value[:] = _returned(viewed[:], tensors, type(tensors[0][0] if tensors else None))
-        for value, viewed, _ in lists:
-            if result is viewed:
-                return value
-        target = tensors[0][0] if tensors else None
-        if isinstance(manner.returns, str):
-            target = signature.bind(*args, **kwargs).arguments[manner.returns]
-        cls = manner.returns if isinstance(manner.returns, type) else type(target)
-        return _returned(result, tensors, cls)
+    def complete(bound: tuple) -> tuple:
+        return bound if outputs is None else outputs.complete(bound, manner.returns)
 
     of_call: Any = call
-    of_call.py_func, of_call.bind = func, bind
+    of_call.py_func, of_call.bind, kernel.itself = func, bind, call
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     return call
-
-
-def _view(value, tensors: list, lists: list, manner):
-    if isinstance(value, tuple):
-        items = [_view(item, tensors, lists, manner) for item in value]
-        return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
-    if type(value) is list:
-        for known, viewed, _ in lists:
-            if known is value:
-                return viewed
-        viewed = [_view(item, tensors, lists, manner) for item in value]
-        lists.append((value, viewed, viewed[:]))
-        return viewed
-    view = value
-    if torch.is_tensor_type(type(value)):
-        torch.check(value, manner.allows_grad)
-        view = value.detach()
-    try:
-        if hasattr(view, "__dlpack__") and not isinstance(view, np.ndarray):
-            view = np.from_dlpack(_Stored(view, manner.storage))
-        if isinstance(view, np.ndarray):
-            dtype = as_kernel_has_it(view.dtype, manner.storage)
-            view = view if dtype is view.dtype else view.view(dtype)
-            tensors.append((value, view))
-        return view
-    except NoNumbaType as error:
-        field = error.field
-    from .refusal import why_not_computed
-
-    raise BufferError(f"a {type_name(type(value))} cannot be passed to the kernel: {why_not_computed(field, value)}")
-
-
-class _Stored:
-    """A producer of the tensor `of`, with elements as a kernel gets them: see ``dtypes.element_of``."""
-
-    def __init__(self, of, storage: bool):
-        self._of, self._storage = of, storage
-
-    def __dlpack_device__(self):
-        return self._of.__dlpack_device__()
-
-    def __dlpack__(self, **options):
-        capsule = self._of.__dlpack__(**options)
-        dtype = dtype_in(capsule)
-        if dtype is not None and dtype.lanes == 1:
-            field = dtype.code | dtype.bits << 8
-            element_of(field, self._storage)
-            if not is_computed(field):
-                dtype.code = int(DLDataTypeCode.kDLUInt)
-        return capsule
-
-
-def _returned(result, tensors: list, cls: type):
-    if isinstance(result, (tuple, list)):
-        items = [_returned(item, tensors, cls) for item in result]
-        return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
-    if not isinstance(result, np.ndarray):
-        return result
-    origin: Any = None
-    for tensor, view in tensors:
-        if result is view:
-            return tensor
-        if result.dtype == view.dtype and np.may_share_memory(result, view):
-            origin = tensor  # of which a view has its type, also if the kernel had its bits
-            if isinstance(tensor, np.ndarray) and tensor.dtype != view.dtype:
-                result = result.view(tensor.dtype)
-    if torch.is_tensor_type(cls):
-        made = sys.modules["torch"].from_numpy(result)
-        return made.view(origin.dtype) if torch.is_tensor_type(type(origin)) and made.dtype != origin.dtype else made
-    make = getattr(sys.modules.get(cls.__module__.partition(".")[0]), "from_dlpack", None)
-    return make(result) if make is not None and not issubclass(cls, np.ndarray) else result

@@ -72,7 +72,7 @@ class FastKernel(NativeCallable):
         self._parameters, self._outputs = _parameters_and_outputs(dispatcher.py_func, self.out)
         release_gil = bool(dispatcher.targetoptions.get("nogil"))
         self._native = KernelContext(
-            self._parameters, self.__qualname__, release_gil, manner.allows_grad, self._returns(), self._outputs
+            self._parameters, self.__qualname__, release_gil, manner.guard, self._returns(), self._outputs
         )
         self._context = self._native.address
         if self._native.runtime.is_native:
@@ -102,18 +102,7 @@ class FastKernel(NativeCallable):
 
     def _returns(self) -> type | int | None:
         """What :attr:`returns` is to native code: a type, a parameter's position, or None."""
-        from .results import check_type
-
-        returns = self.returns
-        if isinstance(returns, type):
-            check_type(returns)
-        elif isinstance(returns, str):
-            if returns not in self._parameters.names:
-                raise ValueError(
-                    f"fast_args(): returns={returns!r} names no parameter of {self.__qualname__}{inspect.signature(self.py_func)}"
-                )
-            return self._parameters.names.index(returns)
-        return returns
+        return _checked_returns(self.returns, self._parameters, self.py_func)
 
     def __getitem__(self, configuration):
         """The launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
@@ -280,6 +269,13 @@ class _Manner(NamedTuple):
     cuda: Any = None
     launch: Any = None
 
+    @property
+    def guard(self) -> int:
+        """The number of the guard that its tensors have to pass: see ``fx_guard``."""
+        from .dispatch.layout import BITS_ALLOWED, GRAD_ALLOWED
+
+        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
+
 
 def _parameters_and_outputs(py_func: Callable, out: str | None):
     """A kernel's parameters, and what it declares of its outputs, None for nothing."""
@@ -290,6 +286,20 @@ def _parameters_and_outputs(py_func: Callable, out: str | None):
 
     outputs = Outputs(out, parameters, py_func.__qualname__)
     return Parameters(py_func, len(outputs)), outputs
+
+
+def _checked_returns(returns, parameters: Parameters, function) -> type | int | None:
+    """``returns`` of a function: a type, a parameter's position, or None."""
+    from .results import check_type
+
+    if isinstance(returns, type):
+        check_type(returns)
+    elif isinstance(returns, str):
+        if returns not in parameters.names:
+            signature = f"{function.__qualname__}{inspect.signature(function)}"
+            raise ValueError(f"fast_args(): returns={returns!r} names no parameter of {signature}")
+        return parameters.names.index(returns)
+    return returns
 
 
 def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=None, cuda=None, launch=None, **options):
@@ -365,13 +375,33 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
     if isinstance(func, CPUDispatcher) or _cuda_target_of(func) is not None:
         _no_options(options, "a Numba dispatcher")
         return _kernel_of(func, manner)
-    if numba.config.DISABLE_JIT:
-        return interpreted.interpreted(func, manner)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions, and dispatchers for the CPU and for CUDA, not {type(func).__name__}")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
-        return lambda function: _make(_jit(function, options, func), manner)
-    return _make(_jit(func, options), manner)
+        return lambda function: _decorated(function, options, manner, func)
+    return _decorated(func, options, manner)
+
+
+def _decorated(function, options, manner, signatures=None):
+    """What is made of a Python function."""
+    if type(function).__name__ == "FakeCUDAKernel":
+        raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
+    if not inspect.isfunction(function):
+        hint = ""
+        if isinstance(function, _NO_FUNCTIONS):
+            hint = "; put @staticmethod above @fast_args: a kernel gets tensors and numbers, no object or class"
+        raise TypeError(
+            f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
+        )
+    if not numba.config.DISABLE_JIT:
+        return _make(_jit(function, options, signatures), manner)
+    parameters, outputs = _parameters_and_outputs(function, manner.out)
+    _checked_returns(manner.returns, parameters, function)
+    return interpreted.interpreted(function, manner, parameters, outputs)
+
+
+_NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property
+"""What decorators make of a method, which then is no function any more."""
 
 
 def _cuda_target_of(func):
@@ -428,15 +458,6 @@ def _no_options(options: dict, what: str) -> None:
 def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
     """``numba.njit``, with a disk cache of ours; without one where no directory can be written."""
     options = dict(options)
-    if type(function).__name__ == "FakeCUDAKernel":
-        raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
-    if not inspect.isfunction(function):
-        hint = ""
-        if isinstance(function, (staticmethod, classmethod)):
-            hint = "; put @staticmethod above @fast_args: a kernel gets tensors and numbers, no object or class"
-        raise TypeError(
-            f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
-        )
     is_cached = bool(options.get("cache")) and not failures()
     if is_cached:
         del options["cache"]
@@ -450,8 +471,15 @@ def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
         except RuntimeError as error:
             warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
     if signatures is not None:
+        from .compile_errors import why_not_declarable
+
         with register_dispatcher(dispatcher):  # it may call itself
             for signature in signatures if isinstance(signatures, list) else [signatures]:
-                dispatcher.compile(signature)
+                try:
+                    dispatcher.compile(signature)
+                except NotImplementedError:
+                    if (why := why_not_declarable(function, signature)) is None:
+                        raise
+                    raise NotImplementedError(why) from None
         dispatcher.disable_compile()
     return dispatcher

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import operator
 import weakref
 from typing import Any
@@ -10,7 +11,7 @@ import numba
 import numpy as np
 from numba.core.errors import TypingError
 
-from .compile_errors import add_call, check_items, raise_named
+from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
 from .conversion import from_dlpack
 from .cpython import NativeCallable
 from .discovery import discover
@@ -18,7 +19,8 @@ from .dispatch import layout
 from .dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from .export import numpy_view
 from .naming import type_name
-from .numba_internals import type_of_argument
+from .numba_internals import fails_to_compile, fails_to_match, type_of_argument
+from .parameters import item_of
 from .producers import torch
 from .producers.ndarray import dtype_of
 from .producers.omitted import OMITTED
@@ -26,7 +28,7 @@ from .producers.torch_kinds import why_no_memory
 from .refusal import argument, check_tensors, refuse_value, refused, why_not_computed
 from .results import as_target, check_argument
 
-__all__ = ["as_numba_takes_it", "call_numba", "forget_frames"]
+__all__ = ["as_numba_takes_it", "call_numba", "check_arguments", "forget_frames"]
 
 
 def call_numba(kernel, bound: tuple):
@@ -35,8 +37,7 @@ def call_numba(kernel, bound: tuple):
     positional: list[Any] = []
     named: dict[str, Any] = {}
     given = Given()
-    for position, value in enumerate(bound):  # what may run Python code comes before PyTorch's tensors, which that may change
-        _take_others(kernel, position, value, given)
+    _take_all_others(kernel, bound, given)
     for position, value in enumerate(bound):
         if value is OMITTED:
             continue
@@ -52,18 +53,36 @@ def call_numba(kernel, bound: tuple):
             given.reflect(kernel, bound)
         return given.returned(kernel, bound, result)
     except TypingError as error:
-        own = _copy_of(error)
-        if own is not error:
+        own: Exception = _copy_of(error)
+        if isinstance(own, TypingError) and own is not error:
             add_call(own, kernel, positional, named)
-    except (NotImplementedError, TypeError):
+    except (NotImplementedError, TypeError) as error:
         raise_named(kernel, bound, as_numba_takes_it)
-        raise
+        if fails_to_compile(error) and isinstance(error, NotImplementedError):
+            own = NotImplementedError(why_not_compiled(error, kernel, positional, named))
+        elif fails_to_match(error):
+            own = TypeError(why_not_declared(error, kernel, positional, named))
+        else:
+            raise
     finally:
         del positional, named, given  # the exception's traceback holds this frame
     try:
         raise own
     finally:
         del own
+
+
+def check_arguments(kernel, bound: tuple) -> None:
+    """Raise what :func:`call_numba` raises for an argument that Numba's dispatcher does not get; no kernel is about to run."""
+    _take_all_others(kernel, bound, Given())
+    for position, value in enumerate(bound):
+        as_numba_takes_it(kernel, position, value)
+    raise_named(kernel, bound, as_numba_takes_it)
+
+
+def _take_all_others(kernel, bound: tuple, given: "Given") -> None:
+    for position, value in enumerate(bound):  # what may run Python code comes before PyTorch's tensors, which that may change
+        _take_others(kernel, position, value, given)
 
 
 def _copy_of(error: TypingError) -> TypingError:
@@ -126,10 +145,7 @@ class Given:
             if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
                 origin = tensor
                 result = result if view.dtype == viewed.dtype else result.view(view.dtype)
-        made = as_target(result, self._target(kernel, bound), kernel.__qualname__)
-        if torch.is_tensor_type(type(made)) and torch.is_tensor_type(type(origin)) and made.dtype != origin.dtype:
-            return made.view(origin.dtype)  # a view of an argument has the argument's type, for which NumPy has no dtype
-        return made
+        return torch.with_elements_of(as_target(result, self._target(kernel, bound), kernel.__qualname__), origin)
 
     def _target(self, kernel, bound: tuple) -> type | None:
         if isinstance(kernel.returns, type):
@@ -188,9 +204,9 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             why = known or refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
     elif kind == layout.KIND_TUPLE:
-        return tuple([as_numba_takes_it(kernel, position, item, given) for item in value])
+        return tuple([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
     elif kind == layout.KIND_NAMED_TUPLE:
-        return cls._make([as_numba_takes_it(kernel, position, item, given) for item in value])
+        return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
     elif kind == layout.KIND_LIST:
         return _list(kernel, position, value, given)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which asks the value
@@ -221,8 +237,8 @@ def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> 
     """Look at what is in an argument and is no tensor of PyTorch's, if that may run Python code."""
     cls = type(value)
     if issubclass(cls, tuple) or cls is list:
-        for item in value[:] if depth < layout.MAX_TUPLE_DEPTH else ():
-            _take_others(kernel, position, item, given, depth + 1)
+        for index, item in enumerate(value[:] if depth < layout.MAX_TUPLE_DEPTH else ()):
+            _take_others(kernel, item_of(position, index), item, given, depth + 1)
     elif value is not OMITTED and not torch.is_tensor_type(cls) and not issubclass(cls, (np.ndarray, *_NUMBERS)):
         given.taken[id(value)] = as_numba_takes_it(kernel, position, value, given)
 
@@ -247,7 +263,10 @@ def _list(kernel, position: int, value: list, given: Given | None) -> list:
         return value
 
     def viewed() -> list:
-        return [item if type(item) is list else as_numba_takes_it(kernel, position, item, given) for item in value]
+        return [
+            item if type(item) is list else as_numba_takes_it(kernel, item_of(position, i), item, given)
+            for i, item in enumerate(value)
+        ]
 
     return viewed() if given is None else given.add_list(value, viewed)
 
@@ -279,16 +298,31 @@ def _require_numba_type(kernel, position: int, value) -> None:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         return
-    if any(vars(base).get(kernel.__name__) is kernel for base in cls.__mro__):
+    if _is_method_of(kernel, value):
         raise TypeError(
-            f"{argument(kernel, position)}: the kernel is a method, and an object of its class {type_name(cls)} cannot be passed "
-            "to it; put @staticmethod above @fast_args, and give it the tensors and numbers of the object that it needs"
+            f"{argument(kernel, position)}: the kernel is a method, and {_owner(value)} cannot be passed to it; put "
+            "@staticmethod above @fast_args, and give it the tensors and numbers that it needs"
         )
+    if hasattr(kernel, "itself") and (cls.__module__ != "builtins" or inspect.isfunction(value)):
+        return  # it may be a jitted function, or an object of a jitted class: there are none then
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise TypeError(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
         f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
     )
+
+
+def _is_method_of(kernel, value) -> bool:
+    """Whether a kernel is in a class, itself or under another decorator, and `value` is that class or an object of it."""
+    found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
+    found += [each.fget for each in found if isinstance(each, property)]
+    found += [each.func for each in found if isinstance(each, functools.cached_property)]
+    found += [each.__func__ for each in found if isinstance(each, classmethod)]
+    return any(each is getattr(kernel, "itself", kernel) for each in found)
+
+
+def _owner(value) -> str:
+    return f"its class {type_name(value)}" if isinstance(value, type) else f"an object of its class {type_name(type(value))}"
 
 
 def _forget_type(address: int, _reference) -> None:

@@ -122,6 +122,11 @@ def has_representation(numba_type) -> bool:
     return True
 
 
+def load_representations() -> None:
+    """Have Numba load what it loads before it compiles first: until then :func:`has_representation` denies strings and others."""
+    _cpu_target.target_context.refresh()
+
+
 def _check_arrays() -> None:
     """As ``dispatch.leaves`` writes them: five words, then shape and strides, in bytes."""
     array = types.Array(types.float64, 2, "A")
@@ -377,6 +382,22 @@ def _check_boxing() -> None:
 def can_compile(dispatcher) -> bool:
     """Whether a dispatcher compiles for new types; if not, it has declared signatures alone."""
     return dispatcher._can_compile
+
+
+def fails_to_compile(error: BaseException) -> bool:
+    """Whether a call of a dispatcher raised `error`, which has been caught around it, because it could not compile."""
+    return _raised_in(error, CPUDispatcher._compile_for_args)
+
+
+def fails_to_match(error: BaseException) -> bool:
+    """Whether a call of a dispatcher raised `error`, which has been caught around it, because no declared signature fits."""
+    return _raised_in(error, CPUDispatcher._explain_matching_error)
+
+
+def _raised_in(error: BaseException, function) -> bool:
+    """Whether `function` is what the function that caught `error` has called, by way of native code."""
+    first = error.__traceback__
+    return first is not None and first.tb_next is not None and first.tb_next.tb_frame.f_code is function.__code__
 
 
 def declared_signature(dispatcher, given: tuple) -> tuple | None:

@@ -32,7 +32,7 @@ def numba_options() -> frozenset[str] | None:
 
 
 def check_names(given: Iterable[str], own: Iterable[str]) -> None:
-    """Raise TypeError for a name that is no option of Numba's, with the nearest one. `own`: those of ``fast_args`` itself.
+    """Raise TypeError for names that are no options of Numba's, with the nearest ones. `own`: those of ``fast_args`` itself.
 
     Names with an underscore in front are Numba's private matter.
     """
@@ -42,7 +42,9 @@ def check_names(given: Iterable[str], own: Iterable[str]) -> None:
         return
     assert known is not None
     names = sorted(known | set(own))
-    nearest = difflib.get_close_matches(unknown[0], names, 1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    nearest = {name: difflib.get_close_matches(name.lower(), names, 1) for name in unknown}
+    hints = [f"{found[0]!r}" + (f" for {name!r}" if len(unknown) > 1 else "") for name, found in nearest.items() if found]
+    hint = f"; did you mean {', '.join(hints)}?" if hints else "."
+    what = f"{'an unknown option' if len(unknown) == 1 else 'unknown options'}, {', '.join(map(repr, unknown))}"
     listed = ", ".join(name for name in names if not name.startswith("_"))
-    raise TypeError(f"fast_args() got an unknown option, {unknown[0]!r}{hint} Its options and those of numba.njit: {listed}")
+    raise TypeError(f"fast_args() got {what}{hint} Its options and those of numba.njit: {listed}")

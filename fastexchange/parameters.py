@@ -1,12 +1,45 @@
 """A kernel's parameters: their names, their defaults, and how Python binds arguments to them."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from .producers.omitted import OMITTED
 
-__all__ = ["Parameters"]
+__all__ = ["Item", "Parameters", "find_item", "item_of", "value_at"]
+
+
+class Item(int):
+    """The position of an argument, and the place in it of an item: the indices that lead there, from the outermost on."""
+
+    place: tuple[int, ...]
+
+
+def item_of(position: int, index: int) -> Item:
+    """The item at `index` of what is at `position`, an argument or an item."""
+    made = Item(position)
+    made.place = (*getattr(position, "place", ()), index)
+    return made
+
+
+def value_at(bound: tuple, position: int) -> Any:
+    """The argument, or the item, at `position`."""
+    value = bound[position]
+    for index in getattr(position, "place", ()):
+        value = value[index]
+    return value
+
+
+def find_item(position: int, value, part) -> int | None:
+    """Where the object `part` is in `value`, which is at `position`; None if it is not there."""
+    if value is part:
+        return position
+    for index, item in enumerate(value[:] if issubclass(type(value), tuple) or type(value) is list else ()):
+        found = find_item(item_of(position, index), item, part)
+        if found is not None:
+            return found
+    return None
 
 
 class Parameters:
@@ -55,6 +88,13 @@ class Parameters:
         bind = namespace["bind"]
         bind.__name__, bind.__qualname__ = py_func.__name__, py_func.__qualname__
         return bind
+
+    def unfolded(self, position: int) -> int:
+        """A position among arguments of which Numba has folded ``*args`` into a tuple, as one among those that were given."""
+        place = getattr(position, "place", ())
+        if self.variadic is None or position < len(self.names) or not place:
+            return position
+        return functools.reduce(item_of, place[1:], position + place[0])
 
     def may_be_omitted(self, index: int) -> bool:
         """Whether the parameter has a default, or is an output."""

@@ -11,6 +11,7 @@ from .dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from .dltensor import MAX_ELEMENTS, MAX_OFFSET
 from .dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from .naming import type_name
+from .parameters import item_of, value_at
 from .producers import torch
 from .producers.torch_kinds import why_no_memory
 
@@ -57,6 +58,16 @@ def why_not_computed(field: int, value) -> str:
     return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
 
 
+def why_narrow(tensor) -> str | None:
+    """:func:`why_not_computed` of PyTorch's integers of less than a byte, which it exports as bytes; None for another object."""
+    name = torch.narrow_elements(tensor)
+    whole = f"{name[:-1]}8" if name else None
+    return name and (
+        f"Numba cannot compute with its elements, {name}; convert it (.view(torch.{whole})), or make the kernel with "
+        f"fast_args(storage=True), which gives it their bits as {whole}"
+    )
+
+
 _WIDER = {
     "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
 }  # fmt: skip
@@ -71,7 +82,8 @@ def _holds_torch(value) -> bool:
 
 def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn:
     """Raise BufferError for the argument at `position`, whose elements, of the dtype `field`, are none that the kernel gets."""
-    refuse(kernel, position, bound, why_not_computed(field, bound[position]))
+    position = kernel._parameters.unfolded(position)
+    refuse(kernel, position, bound, why_not_computed(field, value_at(bound, position)))
 
 
 def advice(code: int, bits: int) -> str:
@@ -173,23 +185,26 @@ def _own_bases(cls: type) -> list[type]:
 
 
 def argument(kernel, position: int) -> str:
-    """The argument at `position`, for a message; at -1 is the stream of a launch on a device."""
+    """The argument at `position`, or the item, for a message; at -1 is the stream of a launch on a device."""
     if position < 0:
         return f"{kernel.__qualname__}(): the stream on which the tensors' producer works (its current_work_stream)"
-    return f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+    place = "".join(f"[{index}]" for index in getattr(position, "place", ()))
+    what = f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+    return f"{what}, item {place}" if place else what
 
 
 def check_tensors(kernel, position: int, value) -> None:
     """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
     if issubclass(type(value), tuple) or type(value) is list:
-        for item in value[:]:
-            check_tensors(kernel, position, item)
+        for index, item in enumerate(value[:]):
+            check_tensors(kernel, item_of(position, index), item)
     elif torch.is_tensor_type(type(value)):
         try:
-            torch.check(value, kernel.allows_grad)
+            torch.check(value, kernel.allows_grad, kernel.storage)
             return
         except Exception as error:
-            why = why_no_memory(value) or (str(error) if isinstance(error, BufferError) else None)
+            narrow = None if kernel.storage else why_narrow(value)
+            why = narrow or (str(error) if isinstance(error, BufferError) else None)
             if why is None:
                 refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
@@ -197,7 +212,7 @@ def check_tensors(kernel, position: int, value) -> None:
 
 def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
     """Raise BufferError for the argument at `position`."""
-    value = bound[position]
+    value = value_at(bound, position)
     kind = why_no_memory(value) if torch.is_tensor_type(type(value)) else None
     refuse_value(kernel, position, value, kind or why)
 

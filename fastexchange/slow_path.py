@@ -23,6 +23,7 @@ from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .native import address_of
 from .numba_call import call_numba, forget_frames
 from .numba_internals import can_compile, declared_signature, may_run_python
+from .parameters import find_item
 from .producers import buffer, torch
 from .refusal import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from .results import check_argument
@@ -66,6 +67,11 @@ class Report:
         """A copy of the ``DLTensor`` that was refused; its shape and strides are no longer to be looked at."""
         return ffi.cast("DLTensor *", self._native.tensor)
 
+    def place(self, bound: tuple) -> int:
+        """The argument at which the walk stopped, and in it the item."""
+        found = find_item(self.position, bound[self.position], self.stopped_at) if 0 <= self.position < len(bound) else None
+        return self.position if found is None else found
+
     @property
     def stopped_at(self):
         """The leaf at which the walk stopped; the caller holds the arguments, so it is alive."""
@@ -104,7 +110,7 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.atte
         if report.status == layout.STATUS_ERROR:
             if isinstance(error, RuntimeError):
                 error = torch.as_dlpack_raises(report.stopped_at, error)
-            refused(kernel, report.position, error)
+            refused(kernel, report.place(bound), error)
         raise
 
 
@@ -156,7 +162,7 @@ def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
         elif status == layout.STATUS_MIXED:
             refuse_mixed(kernel, report.position, bound, report.stopped_at)
         else:
-            refuse(kernel, report.position, bound, wording(status, report.tensor))
+            refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
     return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
 
 

@@ -10,6 +10,7 @@ import collections
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+_STARTED = time.monotonic()  # --minutes counts from here: what is imported below takes some of them
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT))  # the checkout that this file stands in
 
@@ -99,22 +101,30 @@ def results_of(path: Path | None, machine: dict[str, Any], expression: str) -> l
 def run_files(files: list[Path], rows: list[dict[str, Any]], expression: str, minutes: float, done) -> bool:
     """Add to `rows` the results of the files that are not among them, and call `done` after each. Whether none is left.
 
-    Of a file that the time, `minutes` for all, did not suffice for, nothing is written: the next call begins with it. One
-    that has been given nearly all of the time is hung.
+    A file that the time, `minutes` since the process began, did not suffice for is "unfinished": the next call begins with it.
+    If it does not end then, with more time, it is hung; else no call would come past it.
     """
-    start, have = time.monotonic(), {row["file"] for row in rows}
-    for file in files:
-        if file.relative_to(ROOT).as_posix() in have:
+    before = {row["file"]: row for row in rows}
+    names = {file.relative_to(ROOT).as_posix(): file for file in files}
+    for name in sorted(names, key=lambda name: name not in before):  # what is unfinished comes first
+        known = before.get(name)
+        if known is not None and known["outcome"] != "unfinished":
             continue
-        left = 60 * minutes - (time.monotonic() - start)
-        if left <= 0:
+        limit = min(_LIMIT, 60 * minutes - (time.monotonic() - _STARTED))
+        if limit <= 0:
             return False
-        row = run_file(file, expression, min(_LIMIT, left))
-        if row["outcome"] == "hung" and left < min(_LIMIT, 0.9 * 60 * minutes):
-            return False
-        rows.append(row)
+        row = run_file(names[name], expression, limit)
+        if row["outcome"] == "hung" and limit < _LIMIT and (known is None or limit <= known["limit"]):
+            row |= {"outcome": "unfinished", "limit": max(limit, known["limit"] if known else 0)}
+        rows[:] = [*(each for each in rows if each["file"] != name), row]
         done(row)
+        if row["outcome"] == "unfinished":
+            return False
     return True
+
+
+def _unfinished(rows: list[dict[str, Any]]) -> int:
+    return sum(row["outcome"] == "unfinished" for row in rows)
 
 
 def main() -> int:
@@ -140,17 +150,19 @@ def main() -> int:
         path = ROOT / "perf" / "results" / f"{datetime.now(timezone.utc):%Y-%m-%d}-cuda-check.json"
     rows = results_of(path, machine, options.k) if options.minutes < math.inf else []
     if rows:
-        print(f"{len(rows)} of {len(FILES)} files have been run, says {path}")
+        print(f"{len(rows) - _unfinished(rows)} of {len(FILES)} files have been run, says {path}")
 
     def write(row):
         print("\n".join(_lines(row)), flush=True)
         if path is not None:  # after each file, should the machine not last until the end
             document = {"machine": machine, "expression": options.k, "files": rows}
-            path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            part = path.with_name(path.name + ".part")  # a call that is killed leaves what the one before has written
+            part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            os.replace(part, path)
 
     is_complete = run_files(FILES, rows, options.k, options.minutes, write)
     if not is_complete:
-        print(f"{len(FILES) - len(rows)} files are left: the same command goes on, with {path} where it is.")
+        print(f"{len(FILES) - len(rows) + _unfinished(rows)} files are left: the same command goes on, with {path} where it is.")
         return 3
     if path is not None:
         print(f"written to {path}")

@@ -201,11 +201,20 @@ class BareGpu:
     begin = prepare
 
 
+def _has_bindings() -> bool:
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except (ImportError, ValueError):  # nothing of that namespace is there
+        return False
+
+
 def place(wants_stub: bool = False, wants_torch: bool = True) -> Stub | Gpu | BareGpu:
     """The GPU if there is one, else the stub. Raises SystemExit, with the reason, where neither can be had.
 
     `wants_stub`: the stub, even where there is a GPU. `wants_torch`: PyTorch's tensors on a GPU, where PyTorch is installed.
     """
+    if not _has_bindings():
+        raise SystemExit("Launches need cuda-bindings, which is not installed: pip install '.[cuda]' or '.[cuda-mlir]'")
     if not wants_stub and cuda_stub.real_driver():
         if not wants_torch or importlib.util.find_spec("torch") is None:
             return BareGpu()

@@ -36,11 +36,13 @@ def _holds(python: str, sign: str, limit: str) -> bool:
 
 
 def pack(wheel: Path, into: Path) -> Path:
-    """The same wheel, smaller."""
+    """The same wheel, smaller. Half of one, which a call that is killed leaves, is not called a wheel."""
     target = into / wheel.name
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as new:
+    part = target.with_name(wheel.name + ".part")
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(part, "w", zipfile.ZIP_LZMA) as new:
         for item in old.infolist():
             new.writestr(item, old.read(item), compress_type=zipfile.ZIP_LZMA)
+    part.replace(target)
     return target
 
 
@@ -50,15 +52,18 @@ def fetch(names, python: str, folder: Path, limit: int) -> int:
     wanted = [pinned(name, python, constraints) for name in names]
     platforms = [f"manylinux_2_{number}_x86_64" for number in _GLIBC] + list(_OF_OLD)
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.whl"):
+    for old in (*folder.glob("*.whl"), *folder.glob("*.part")):
         old.unlink()
+    print(f"downloading {len(wanted)} wheels for Python {python}: {', '.join(wanted)}", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", directory]
         command += ["--python-version", python, "--implementation", "cp", *(f"--platform={each}" for each in platforms), *wanted]
         subprocess.run(command, check=True)
-        sizes = {wheel.name: pack(wheel, folder).stat().st_size for wheel in sorted(Path(directory).iterdir())}
-    for name, size in sizes.items():
-        print(f"{size / 2**20:7.1f} MiB  {name}")
+        print("packing them anew, which takes a second for some MiB:", flush=True)
+        sizes = {}
+        for wheel in sorted(Path(directory).iterdir()):
+            sizes[wheel.name] = size = pack(wheel, folder).stat().st_size
+            print(f"{size / 2**20:7.1f} MiB instead of {wheel.stat().st_size / 2**20:7.1f}  {wheel.name}", flush=True)
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     tree = sum((ROOT / name).stat().st_size for name in files if name and (ROOT / name).is_file())
     total = (sum(sizes.values()) + tree) / 2**20

@@ -268,3 +268,8 @@ def test_files_keep_and_mark_them():
     row = files.result("a", samples(-20, 90))
     assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
     assert "measurable" not in files.result("a", samples(20, 1))
+
+
+def test_of_one_round_there_is_no_spread():
+    assert figures.spread(Samples(np.array([20.0]))) == "not measurable"
+    assert figures.spread(Samples(np.array([20.0, 20.0]))) == "0.0"

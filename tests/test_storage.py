@@ -12,7 +12,7 @@ from interoperability import jax, ml_dtypes
 from interpreter import run_python
 from made_producers import Dunder, Tabled, tabled_type
 
-from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype
+from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.kernel import _CarefulKernel, _Manner
 from fastexchange.registry import ML_DTYPES, ML_DTYPES_PADDED
 
@@ -176,6 +176,85 @@ def test_every_type_of_pytorch(name):
         same, tail, copied = kernel(tensor)
         assert same is tensor and tail.dtype == tensor.dtype and tail.data_ptr() == tensor[1:].data_ptr()
         assert copied.dtype == stored and copied.tolist() == tensor.view(stored).tolist()
+
+
+def _tail_beside(x, text):
+    return x, x[1:]
+
+
+LESS_THAN_A_BYTE = [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)]
+
+
+def _narrow(name):
+    if not hasattr(torch, name):
+        pytest.skip("this PyTorch does not have it")
+    return torch.tensor([0x83, 1, 2], dtype=torch.uint8).view(getattr(torch, name))
+
+
+@needs_torch
+@pytest.mark.parametrize("name", LESS_THAN_A_BYTE)
+def test_integers_of_less_than_a_byte(name):
+    """Their exports say that they are bytes."""
+    tensor, whole = _narrow(name), f"{name[:-1]}8"
+    refused(lambda: fast_args(total)(tensor), "position 0", f"elements, {name}", f".view(torch.{whole})", f"bits as {whole}")
+    assert fast_args(total)(tensor.view(getattr(torch, whole))) == fast_args(total, storage=True)(tensor)
+    assert f"elements, {name};" in explain(tensor).reasons[-1]
+    for convert_it in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
+        with pytest.raises(BufferError, match=rf"its elements are {name}, .*pass its view\(torch.{whole}\)"):
+            convert_it(tensor)
+
+
+@needs_torch
+@by_each_way
+@pytest.mark.parametrize("name", ["int4", "uint4"])
+def test_integers_of_less_than_a_byte_on_every_path(name, way):
+    function, call = WAYS[way]
+    tensor, plain = _narrow(name), torch.ones(3, dtype=getattr(torch, f"{name[:-1]}8"))
+    for options in ({}, {"nogil": True}):
+        refusing, asking = fast_args(function, **options), fast_args(function, storage=True, **options)
+        for _ in range(CALLS):
+            assert call(refusing, plain) == call(asking, plain) == 3
+        for _ in range(3):  # now that there are an overload for bytes and a fast entry
+            refused(functools.partial(call, refusing, tensor), "position 0", name)
+        for _ in range(CALLS):
+            assert call(asking, tensor) == (0x83 + 3 if name == "uint4" else 0x83 - 256 + 3)
+    tails = [fast_args(lambda x: (x, x[1:]), storage=True)(tensor), fast_args(_tail_beside, storage=True)(tensor, "")]
+    assert all(same is tensor and tail.dtype == plain.dtype for same, tail in tails)
+    allowing = fast_args(function, grad="allow")
+    refused(lambda: call(allowing, tensor), "position 0", name)
+
+
+INTEGERS_WITHOUT_COMPILING = """
+    import torch
+    from fastexchange import fast_args
+    tensor = torch.tensor([0x83, 1], dtype=torch.uint8).view(torch.uint4)
+    assert fast_args(lambda x: x[0], storage=True)(tensor) == 0x83
+    try:
+        fast_args(lambda x: x[0])(tensor)
+    except BufferError as error:
+        assert "uint4" in str(error)
+    else:
+        raise AssertionError("not refused")
+"""
+
+
+@needs_torch
+def test_integers_of_less_than_a_byte_without_compiling():
+    run_python(INTEGERS_WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
+
+
+@needs_torch
+@pytest.mark.parametrize("unknown", ["_find_dtype", "_find_keys _find_questions"])
+def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
+    run_python(f"""
+        from fastexchange.producers import torch_layout
+        for name in {unknown!r}.split():
+            setattr(torch_layout.Guard, name, lambda self: False)
+        import pytest
+        others = "without_compiling or layout" + (" or bound" if "questions" in {unknown!r} else "")
+        tests = ["tests/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
+        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+    """)
 
 
 def test_registered_dtypes_and_others_that_are_bits():

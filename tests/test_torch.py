@@ -278,7 +278,7 @@ def test_views_and_subclasses_stay_native():
         assert total.stats()[:2] == (before.fast + 40, before.slow)
 
 
-@pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd"])
+@pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
 def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypatch):
     monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
     found = producer.Guard()

@@ -1,5 +1,6 @@
 """What is said of what cannot be passed, compiled or decorated: the parameter, what it got, and what to do."""
 
+import functools
 import re
 import warnings
 
@@ -7,10 +8,11 @@ import numba
 import numpy as np
 import pytest
 from frameworks import torch
+from interpreter import run_python
 from numba.core.errors import TypingError
 from oracle import type_and_message
 
-from fastexchange import fast_args
+from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.options import check_names, numba_options
 
 pytestmark = pytest.mark.filterwarnings(
@@ -98,6 +100,27 @@ def test_tensors_of_transforms():
     assert look(1, torch.ones(3)) == 0
 
 
+CONVERSIONS = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack, "convert": lambda x: convert(x, np.ndarray)}
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversions_of_tensors_without_memory(name):
+    said = {}
+
+    def note(kind):
+        return lambda t: (said.update({kind: type_and_message(CONVERSIONS[name], t)}), t.sum())[1]
+
+    torch.vmap(note("outside of vmap"))(torch.ones(3, 4))
+    for transform in (torch.func.grad(note("outside of the transform")), lambda x: torch.func.jvp(note("transform"), (x,), (x,))):
+        transform(torch.ones(3))
+    for kind, tensor, words in ODD:
+        if kind != "zeros":  # of which there is no more to be said than that it holds no memory
+            said[words] = type_and_message(CONVERSIONS[name], tensor)
+    for words, (error, message) in said.items():
+        assert error is BufferError and re.match(rf"{name}\(\): a torch.* cannot be exported: .*{words}", message), message
+
+
 def test_exceptions_of_frameworks_that_are_nothing_but_words():
     pyarrow = pytest.importorskip("pyarrow")
     kind, message = type_and_message(look, 1, pyarrow.array([1.0, None]))
@@ -160,7 +183,8 @@ def test_float16_is_not_computed_with(framework, form):
     value = {"itself": half, "tuple": (half, 1), "list": [half]}[form]
     kind, message = refused_twice(fast_args(look.py_func), 1, value)
     assert kind is BufferError
-    assert message.startswith("look(): argument 'x' (position 1), a ")
+    place = {"itself": ", a ", "tuple": ", item [0], a ", "list": ", item [0], a "}[form]
+    assert message.startswith(f"look(): argument 'x' (position 1){place}")
     assert "Numba cannot compute with its elements, float16; convert it (" in message and "fast_args(storage=True)" in message
     assert ".float()" in message or framework == "numpy"
 
@@ -192,12 +216,82 @@ def count(x, items):
     return len(items)
 
 
+def first(x):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("signature", "words"),
+    [
+        ("void(float16[:])", r"parameter 'x' \(position 0\) is array\(float16, .*use float32, or fast_args\(storage=True\)"),
+        (["void(float32[:])", "void(float16[:])"], r"'void\(float16\[:\]\)': parameter 'x' \(position 0\)"),
+        ("void(Tuple((int64, float16)))", r"parameter 'x' \(position 0\) is Tuple\(int64, float16\), .* on float16 on the CPU"),
+    ],
+    ids=str,
+)
+def test_float16_in_a_signature_names_the_parameter(signature, words):
+    with pytest.raises(NotImplementedError, match=rf"fast_args\(\): first\(\) cannot be compiled for the signature .*{words}"):
+        fast_args(signature)(first)
+
+
+def test_a_result_of_float16_that_is_declared():
+    with pytest.raises(NotImplementedError, match=r"<lambda>\(\) cannot be compiled for .*: its result is float16, and"):
+        fast_args("float16(float32)")(lambda x: x)
+
+
+def test_a_result_of_float16_names_kernel_and_types():
+    for function in (lambda x: np.float16(x[0]), lambda x: np.empty(3, np.float16)):
+        words = r"<lambda>\(x: array\(float64, 1d, C\)\): Numba cannot .*: use float32"
+        with pytest.raises(NotImplementedError, match=words) as raised:
+            fast_args(function)(np.ones(3))
+        assert str(raised.value).endswith("float16")  # what Numba says
+
+
+def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
+    kernel = fast_args("void(float32[:])")(lambda x: None)
+    words = r"\(array\(float32, 1d, A\)\)"
+    with pytest.raises(TypeError, match=rf"<lambda>\(x: float64\): not one of the declared signatures .* they take {words}"):
+        kernel(3.0)
+    assert re.search(f"refused with TypeError: not one of the declared .*{words}", str(kernel.explain(3.0)))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (np.ones(2, np.float16), BufferError),
+        (np.ones(2, ">f8"), BufferError),
+        (np.float16(1), NotImplementedError),
+        (object(), TypeError),
+        ([], ValueError),
+        *([(torch.ones(2, device="meta"), BufferError), (torch.ones(2).to(torch.bfloat16), BufferError)] if torch else []),
+    ],
+    ids=repr,
+)
+def test_items_are_named_with_their_place(value, error):
+    kernel = fast_args(lambda x, t: None)
+    for argument, place in (((1, (2, value)), r"\[1\]\[1\]"), ([value], r"\[0\]"), ((1, [value]), r"\[1\]\[0\]")):
+        words = rf"argument 't' \(position 1\), item {place}[,:] "
+        for _ in range(2):
+            with pytest.raises(error, match=words):
+                kernel(1, argument)
+        outcome = kernel.explain(1, argument).outcome
+        assert re.search(f"refused with {error.__name__}: .*{words}", outcome), outcome
+
+
+def test_explain_goes_into_tuples_and_lists():
+    half = np.ones(2, np.float16)
+    for value, place in (((1, (2, half)), r"item \[1\]: item \[1\]"), ([half], r"item \[0\]")):
+        assert re.search(f"- {place}: Numba cannot compute with its elements, float16", str(explain(value)))
+    assert not explain((1, np.ones(2))).reasons
+
+
 @pytest.mark.parametrize("value", [[], [[]], ([], 1), set(), [[[]]]], ids=repr)
 def test_a_list_without_items_names_its_parameter(value):
     assert type_and_message(count.dispatcher, 1.0, value)[0] is ValueError
     kind, message = refused_twice(count, 1.0, value)
     assert kind is ValueError
-    assert message.startswith("count(): argument 'items' (position 1): Numba cannot tell the type of an empty ")
+    place = {"[[]]": ", item [0]", "([], 1)": ", item [0]", "[[[]]]": ", item [0][0]"}.get(repr(value), "")
+    assert message.startswith(f"count(): argument 'items' (position 1){place}: Numba cannot tell the type of an empty ")
     assert "; pass " in message
 
 
@@ -270,6 +364,27 @@ class Derived(Model):
     pass
 
 
+class Decorated:
+    @property
+    @fast_args
+    def kernel(self):
+        return 1
+
+    cached = functools.cached_property(fast_args(lambda self: 1))
+    cached.func.__name__ = "cached"
+
+    @classmethod
+    @fast_args
+    def of_class(cls, x):
+        return x
+
+
+def test_a_method_below_another_decorator_is_to_be_a_static_one():
+    for call in (lambda: Decorated().kernel, lambda: Decorated().cached, lambda: Decorated.of_class(1)):
+        kind, message = type_and_message(call)
+        assert kind is TypeError and "put @staticmethod above @fast_args" in message, message
+
+
 @pytest.mark.parametrize("cls", [Model, Derived])
 def test_a_method_is_to_be_a_static_one(cls):
     kind, message = type_and_message(cls().method, np.ones(3))
@@ -280,7 +395,7 @@ def test_a_method_is_to_be_a_static_one(cls):
     assert "staticmethod" not in type_and_message(cls.static, object())[1]
 
 
-@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+@pytest.mark.parametrize("kind", [staticmethod, classmethod, property, functools.cached_property])
 def test_static_methods_are_decorated_from_outside(kind):
     with pytest.raises(TypeError, match="put @staticmethod above @fast_args"):
         fast_args(kind(lambda x: x))
@@ -296,6 +411,14 @@ def test_unknown_options_are_refused_at_decoration(options, nearest, decorate):
         decorate(options)
     assert str(raised.value).startswith(f"fast_args() got an unknown option, {next(iter(options))!r}; did you mean {nearest!r}? ")
     assert "fastmath" in str(raised.value).partition("?")[2]
+
+
+def test_unknown_options_are_all_named():
+    with pytest.raises(TypeError, match=r"unknown option, 'FASTMATH'; did you mean 'fastmath'\? Its options"):
+        fast_args(FASTMATH=True)
+    words = r"unknown options, 'fastmth', 'zzzzzz', 'Paralel'; did you mean 'fastmath' for 'fastmth', 'parallel' for 'Paralel'\?"
+    with pytest.raises(TypeError, match=words):
+        fast_args(fastmth=True, nogil=True, zzzzzz=1, Paralel=True)
 
 
 def test_an_option_that_is_like_no_other():
@@ -332,6 +455,59 @@ def test_where_numbas_options_cannot_be_had_nothing_is_refused(monkeypatch):
 def test_launches_of_a_kernel_for_the_cpu(use):
     with pytest.raises(TypeError, match=r"look\(\) is a kernel for the CPU, .*: call it as look\(\.\.\.\); fast_args\(cuda="):
         use(look)
+
+
+WITHOUT_COMPILING = """
+    import numba, numpy as np, pickle, sys
+    from fastexchange import fast_args
+
+    def kernel(x, y=2):
+        return None
+
+    class Unlike:
+        pass
+
+    def said(call):
+        try:
+            return repr(call())
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    made = fast_args(kernel)
+    print([
+        *(said(lambda: fast_args(**options)(kernel)) for options in (
+            {"fastmth": True}, {"returns": "q"}, {"returns": 3}, {"out": "x[n -> y[n]"}, {"out": "x[n] -> w[n]"},
+            {"grad": "alow"},
+        )),
+        *(said(lambda: fast_args(thing)) for thing in (3, Unlike, staticmethod(kernel), property(kernel), lambda **o: 0)),
+        said(lambda: fast_args("void(int64)")(3)),
+        *(said(lambda: made(value)) for value in (
+            np.ones(2, np.float16), np.float16(1), object(), {}, [], [1, 2.0], 2**70, np.ones(2, ">f8"), np.ma.ones(3),
+            np.ones(2, "V2"), (1, [np.ones(2, np.float16)]), 1, "text", None, (1, 2.0), np.ones(2),
+        )),
+        said(lambda: made()), said(lambda: made(1, 2, 3)), said(lambda: made(1, y=object())), said(lambda: made(1, z={})),
+        said(lambda: fast_args(returns="x")(kernel)(1)),
+    ])
+"""
+
+
+def test_without_compiling_the_words_are_the_same():
+    compiled, interpreted = run_python(WITHOUT_COMPILING), run_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
+    assert interpreted.stdout == compiled.stdout
+
+
+def test_without_compiling_functions_and_objects_are_passed():
+    run_python(
+        """
+        import numba, numpy as np
+        from fastexchange import fast_args
+        one = numba.njit(lambda: 1)
+        class Jitted:
+            value = 2
+        assert fast_args(lambda function, ob, *, x: (function() + ob.value, x))(one, Jitted(), x="text") == (3, "text")
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )
 
 
 @pytest.mark.parametrize("parameters", ["**options", "*rest, key"])

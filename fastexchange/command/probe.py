@@ -262,6 +262,7 @@ def _torch(torch) -> Iterator[Finding]:
         ("keys", guard.knows_keys, "tensors that are not plain memory"),
         ("storage", guard.knows_storage, "storages that have been freed or cut"),
         ("autograd", guard.knows_autograd, "tensors that autograd watches"),
+        ("dtype", guard.knows_dtype, "integers of less than a byte"),
     ):
         name = f"torch: {what}"
         if knows:

@@ -32,8 +32,8 @@ class CudaContext(dispatch.KernelContext):
 
     _MAX_PLANNED = 512  # no frame limits it, but what is compiled becomes long
 
-    def __init__(self, parameters, name: str, allows_grad: bool):
-        super().__init__(parameters, name, False, allows_grad)
+    def __init__(self, parameters, name: str, guard: int):
+        super().__init__(parameters, name, False, guard)
         self.why_own: dict[tuple[int, ...], str] = {}
         """Why launches with these keys are the package's own."""
         self._places = itertools.cycle(range(layout.MAX_BEST_BLOCKS))

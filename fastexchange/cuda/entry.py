@@ -56,16 +56,16 @@ def read_view(ob, plan_address, words, ndim, is_contiguous, in_elements):
 
 @part(types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
-    ob, plan_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, autograd, storage, storage_data,
-    storage_size,
+    ob, plan_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
+    storage, storage_data, storage_size,
 ):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard."""
     record = dispatch.plan_at(plan_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
     return borrow_guarded(
-        ob, record, words, ndim, CUDA, is_contiguous, in_elements, object_, keys, odd_keys, autograd, storage, storage_data,
-        storage_size,
+        ob, record, words, ndim, CUDA, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
+        storage, storage_data, storage_size,
     )  # fmt: skip
 
 

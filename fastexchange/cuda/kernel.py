@@ -60,7 +60,7 @@ class CudaKernel(FastKernel):
         if self._parameters.variadic is not None:
             parameter = f"*{self._parameters.variadic}"
             raise TypeError(f"fast_args(): {self.__qualname__}() has {parameter}: a kernel for CUDA has no such parameter")
-        self._native = CudaContext(self._parameters, self.__qualname__, manner.allows_grad)
+        self._native = CudaContext(self._parameters, self.__qualname__, manner.guard)
         self._context = self._native.address
         self._vectorcall = 0  # calls are made by launchers
         self._launchers: dict[tuple, CudaLauncher] = {}

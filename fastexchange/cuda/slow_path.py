@@ -94,7 +94,7 @@ def raise_for(kernel, report: Report, bound: tuple, status: int) -> None:
         raise_out_of_range(kernel, bound, kernel._native.types_taken(kernel._native.overload_for(report.keys)))
     if status == layout.STATUS_BIG_INT:
         raise OverflowError(f"{argument(kernel, report.position)}: an int that neither int64 nor uint64 holds")
-    refuse(kernel, report.position, bound, wording(status, report.tensor, is_for_cuda=True))
+    refuse(kernel, report.place(bound), bound, wording(status, report.tensor, is_for_cuda=True))
 
 
 def device_of(kernel, report: Report) -> int:

@@ -6,10 +6,13 @@ memory.
 """
 
 from .. import cpython as c
+from ..dlpack import DLDataTypeCode
 from ..native import call_word, global_address, native, native_inline
 from .entries import Py_TYPE
 from .guard import is_level_open
 from .layout import questions_at
+
+INT, UINT, COMPLEX = int(DLDataTypeCode.kDLInt), int(DLDataTypeCode.kDLUInt), int(DLDataTypeCode.kDLComplex)
 
 
 @native_inline
@@ -40,18 +43,26 @@ def is_differentiating_forward(guard):
 
 
 @native
-def is_odd_if_asked(guard, ob, is_complex):
+def is_odd_if_asked(guard, ob, code, bits):
     """Whether PyTorch says that the tensor `ob`, which it has exported, is not to be taken for what it seems.
 
-    But for :func:`is_differentiating_forward`, which is not about a tensor.
+    But for :func:`is_differentiating_forward`, which is not about a tensor. `code`, `bits`: what its export says of its elements.
     """
     questions = questions_at(guard.questions)
+    if guard.odd_types != 0 and bits == 8 and code in (INT, UINT):
+        dtype = call_word(questions.dtype, (ob, 0))
+        if dtype == 0:
+            c.PyErr_Clear()
+            return True
+        c.decref(dtype)
+        if dtype != (questions.int8 if code == INT else questions.uint8):
+            return True
     if guard.asks_autograd != 0 and is_yes(call_word(questions.requires_grad, (ob, 0))):
         if is_yes(c.PyObject_CallFunctionObjArgs(questions.is_grad_enabled, 0, 0)):
             return True
     if is_yes(call_word(questions.is_neg, (ob, 0))):
         return True
-    return is_complex and is_yes(call_word(questions.is_conj, (ob, 0)))
+    return code == COMPLEX and is_yes(call_word(questions.is_conj, (ob, 0)))
 
 
 @native

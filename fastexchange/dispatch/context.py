@@ -72,7 +72,7 @@ class KernelContext:
     _MAX_PLANNED = DEFAULT_KEYS  # a fast entry takes whichever frame is free
 
     def __init__(
-        self, parameters, name: str, release_gil: bool, allows_grad: bool, returns: type | int | None = None, outputs=None
+        self, parameters, name: str, release_gil: bool, guard: int, returns: type | int | None = None, outputs=None
     ):
         names = parameters.names
         self.runtime = runtime()
@@ -106,7 +106,7 @@ class KernelContext:
             if outputs.program is not None:
                 self._program = ffi.new("int64_t[]", outputs.program)
                 native.outputs = address_of(self._program)
-        native.release_gil, native.owns, native.allows_grad = release_gil, release_gil, allows_grad
+        native.release_gil, native.owns, native.guard_offset = release_gil, release_gil, guard * layout.GUARD_SIZE
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0
         native.returns_position = returns if isinstance(returns, int) else -1
@@ -303,7 +303,7 @@ class KernelContext:
     def _guard_of(self, fields: dict[str, int]) -> int:
         """``guard.guard_of`` a type's entry."""
         address = fields.get("guard", 0)
-        return ffi.cast("fx_guard *", address).allowing if address and self.native.allows_grad else address
+        return address + self.native.guard_offset if address else 0
 
     def _guard_offsets(self, value) -> tuple[int, ...]:
         address = self._guard_of(self.runtime.entries.fields(type(value)))

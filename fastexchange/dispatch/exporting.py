@@ -15,7 +15,7 @@ from .entries import Py_TYPE, find
 from .frame import EXPORT_BYTES, drop
 from .guard import guard_of, is_odd
 from .lists import may_hold_arrays, open_list
-from .walk import COMPLEX, CPU, FLAG_ASKED, FLAG_LOOK, FLAG_OWN, kind_on_device
+from .walk import CPU, FLAG_ASKED, FLAG_LOOK, FLAG_OWN, kind_on_device
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
@@ -197,9 +197,9 @@ def make_export(context, entry, export, flags):
         return status
     export.managed = load(out)
     if asks:
-        is_complex = dl_tensor_at(load(out) + DL_TENSOR).dtype.code == COMPLEX
+        dtype = dl_tensor_at(load(out) + DL_TENSOR).dtype
         if export.storage == 0 or is_differentiating_forward(layout.guard_at(guard)):
             return if_odd
-        if is_odd_if_asked(layout.guard_at(guard), ob, is_complex):
+        if is_odd_if_asked(layout.guard_at(guard), ob, types.intp(dtype.code), types.intp(dtype.bits)):
             return if_odd
     return layout.STATUS_OK

@@ -50,10 +50,10 @@ def is_watched(guard, known):
 
 
 @native_inline
-def is_odd_there(address, ob, object_, keys, odd_keys, autograd):
+def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
     """:func:`is_odd` with the offsets that the ``fx_guard`` at `address` holds, for code that knows them when it is compiled."""
     implementation = load(ob + object_)
-    if load(implementation + keys) & odd_keys != 0:
+    if load(implementation + keys) & odd_keys | odd_types >> (load(implementation + element_type) & 63) & 1 != 0:
         return True
     if autograd == 0:
         return False
@@ -67,16 +67,15 @@ def is_odd(address, ob):
     if address == 0:
         return False
     guard = layout.guard_at(address)
-    return is_odd_there(address, ob, guard.object, guard.keys, guard.odd_keys, guard.autograd)
+    return is_odd_there(
+        address, ob, guard.object, guard.keys, guard.odd_keys, guard.element_type, guard.odd_types, guard.autograd
+    )
 
 
 @native_inline
 def guard_of(context, entry):
     """The address of the ``fx_guard`` by which a kernel judges tensors of a type, or 0."""
-    guard = entry.guard
-    if context.allows_grad != 0 and guard != 0:
-        guard = layout.guard_at(guard).allowing
-    return guard
+    return entry.guard + context.guard_offset if entry.guard != 0 else 0
 
 
 @native_inline

@@ -24,6 +24,8 @@ CDEF = """
 typedef struct {
     int64_t object;             /* in the Python object: a pointer to the tensor's implementation, in which … */
     int64_t keys, odd_keys;     /* … the word here must have none of these bits, and … */
+    int64_t element_type;       /* … the low 6 bits of the word here must be the number of a bit that is 0 in this one, and … */
+    int64_t odd_types;
     int64_t autograd;           /* … if the pointer here, to what autograd knows of the tensor, is not NULL, then there … */
     int64_t tangent;            /* … the word here must be 0 (if that is known where), and … */
     int64_t requires_grad;      /* … the byte here and … */
@@ -37,17 +39,17 @@ typedef struct {
     int64_t storage_deleter;    /* … the word here what frees it, something else while it is copy-on-write; 0 if unknown */
     int64_t storage_object;     /* in the Python object of a storage: a pointer to the storage, 0 if unknown */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
-    int64_t allowing;           /* the fx_guard for kernels that take tensors whatever autograd knows */
     int64_t questions;          /* fx_questions *, 0 if the framework has not all of them */
     int64_t asks;               /* whether the framework is asked instead, since offsets are not known, … */
     int64_t asks_autograd;      /* … also about autograd */
-} fx_guard;
+} fx_guard;             /* GUARDS of them in a row, whose numbers have the bits *_ALLOWED of what they let pass */
 
 /* What a framework is asked about a tensor or a storage: PyObject *(PyObject *self, void *NULL) each, if not said otherwise. */
 typedef struct {
-    int64_t requires_grad, is_neg, is_conj, untyped_storage;    /* of a tensor */
+    int64_t requires_grad, is_neg, is_conj, dtype, untyped_storage; /* of a tensor */
     int64_t data_ptr, nbytes, resizable;                        /* of a storage; they run no Python code */
     int64_t storage_type;                                       /* PyTypeObject * of a storage that they take */
+    int64_t int8, uint8;                                        /* PyObject *, the dtypes that are what exports of bytes say */
     int64_t is_grad_enabled;                                    /* PyObject *, a function */
     int64_t forbid_resizing;                                    /* PyObject *, a function of a storage */
     int64_t forward_names, current_level;                       /* a module's dict; in it, the name of a number, < 0: no */
@@ -150,7 +152,7 @@ typedef struct {
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
     int64_t names;              /* PyObject *[parameter_count], interned */
-    int64_t allows_grad;        /* whether autograd has no say (fast_args(grad="allow")) */
+    int64_t guard_offset;       /* from a type's fx_guard to that which lets pass what the kernel takes */
     int64_t omitted;            /* PyObject *, what stands for an output that is omitted */
     int64_t name;               /* PyObject *, the kernel's qualified name */
     int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: … */
@@ -323,6 +325,10 @@ MAX_DEVICES = 64
 
 ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
 
+GRAD_ALLOWED = 1  # tensors that require grad pass a guard whose number has this bit, …
+BITS_ALLOWED = 2  # … and whose number has this one, integers of less than a byte, kept one in a byte
+GUARDS = 4
+GUARD_SIZE = sizeof("fx_guard")
 ENTRY_SIZE = sizeof("fx_entry")
 entry_at = struct_at("fx_entry")
 guard_at = struct_at("fx_guard")

@@ -184,11 +184,11 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_eleme
 
 @native_inline
 def borrow_guarded(
-    ob, plan, words, ndim, device_type, is_contiguous, in_elements, object_, keys, odd_keys, autograd, storage, storage_data,
-    storage_size,
+    ob, plan, words, ndim, device_type, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
+    storage, storage_data, storage_size,
 ):
     """:func:`borrow` of a tensor whose type has a guard, with offsets that the compiler knows: loading them takes time."""
-    if is_odd_there(plan.guard, ob, object_, keys, odd_keys, autograd):
+    if is_odd_there(plan.guard, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
         return DIFFERS
     outcome = borrow(ob, plan, words, ndim, True, device_type, is_contiguous, in_elements)
     if outcome >= AGREES and words[2] != 0:
@@ -217,22 +217,26 @@ def end_of_array(words, ndim):
     return end
 
 
-GUARD_OFFSETS = ("object", "keys", "odd_keys", "autograd", "storage", "storage_data", "storage_size")
+GUARD_OFFSETS = (
+    "object", "keys", "odd_keys", "element_type", "odd_types", "autograd", "storage", "storage_data", "storage_size",
+)  # fmt: skip
 """The fields of an ``fx_guard`` that are compiled into a fast entry, as arguments of :data:`read_guarded_view`."""
 
 
 @part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
-    ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
-):
+    ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
+    storage_data, storage_size,
+):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them takes time."""
     plan = layout.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
     put(words, 0, layout.array_at(array_address).meminfo)
     return borrow_guarded(
-        ob, plan, words, ndim, CPU, False, False, object_, keys, odd_keys, autograd, storage, storage_data, storage_size
-    )
+        ob, plan, words, ndim, CPU, False, False, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
+        storage_data, storage_size,
+    )  # fmt: skip
 
 
 @part(types.intp())

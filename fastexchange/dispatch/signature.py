@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from numba.core import types
 
 from ..dtypes import NoNumbaType, field_to_numba
+from ..parameters import item_of
 from ..producers.buffer import CLASSES
 from .layout import (
     ALIGNED,
@@ -32,7 +33,7 @@ from .layout import (
 
 
 class UnknownDtype(Exception):
-    """A key's elements are none that the kernel gets. `position`: of the argument. `field`: of the elements."""
+    """A key's elements are none that the kernel gets. `position`: of the argument, or an item. `field`: of the elements."""
 
     def __init__(self, position: int, field: int):
         super().__init__(position, field)
@@ -68,10 +69,10 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
         number = key >> SERIAL_SHIFT
         cls = serials[number]() if kind == KIND_NAMED_TUPLE else None
         length = len(cls._fields) if cls is not None else number
-        items = [_decode(next(stream), stream, position, defaults, serials, element) for _ in range(length)]
+        items = [_decode(next(stream), stream, item_of(position, i), defaults, serials, element) for i in range(length)]
         return types.BaseTuple.from_types(items, cls)
     if kind == KIND_LIST:
-        return types.List(_array_type(next(stream), position, element), reflected=True)
+        return types.List(_array_type(next(stream), item_of(position, 0), element), reflected=True)
     if kind == KIND_CONSTANT:
         return serials[key >> SERIAL_SHIFT]()
     raise AssertionError(f"key {key:#x} of an unknown kind")

@@ -4,14 +4,19 @@ from collections.abc import Callable
 
 from .timing import Samples
 
-__all__ = ["figure", "ratio", "time", "time_text"]
+__all__ = ["figure", "ratio", "spread", "time", "time_text"]
 
 
 def figure(samples: Samples, form: Callable[[float], str], signed: bool = False) -> str:
     """The median as `form` writes it; if that means nothing (``timing.is_measurable``), that it is so, and the spread."""
     if samples.is_measurable(signed):
         return form(samples.median)
-    return f"not measurable here (spread {form(samples.spread)})"
+    return f"not measurable here (spread {spread(samples, form)})"
+
+
+def spread(samples: Samples, form: Callable[[float], str] = "{:.1f}".format) -> str:
+    """The interquartile range as `form` writes it; of a single round there is none."""
+    return form(samples.spread) if samples.rounds > 1 else "not measurable"
 
 
 def time(samples: Samples) -> str:

@@ -142,7 +142,7 @@ def _number(samples: Samples) -> str:
 
 
 def _with_spread(samples: Samples) -> str:
-    return f"{samples.median:.1f} ± {samples.spread:.1f}" if samples.is_measurable() else _number(samples)
+    return f"{samples.median:.1f} ± {figures.spread(samples)}" if samples.is_measurable() else _number(samples)
 
 
 def _bar(share: float, colour: str) -> str:

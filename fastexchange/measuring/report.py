@@ -137,6 +137,8 @@ class OverheadReport:
         twice = f"the ratio of the same call measured twice is {figures.ratio(self.noise)}"
         if self.noise.is_measurable():
             twice = f"the same call measured twice differs by {abs(self.noise.median - 1):.1%}"
+        if self.rounds == 1:
+            return f"One round, so no spread (±) is measurable: measure with more rounds; {twice}."
         return f"Medians of {self.rounds} rounds, ±: interquartile range; {twice}."
 
     def __str__(self):
@@ -253,7 +255,7 @@ def _number(samples: Samples) -> str:
 
 
 def _with_spread(samples: Samples) -> tuple[str, str]:
-    return _number(samples), f"{samples.spread:.1f}"
+    return _number(samples), figures.spread(samples)
 
 
 def _table(heads: tuple[str, ...], lines: list[tuple[str, ...]], left: int) -> str:

@@ -7,12 +7,16 @@ negated), that have no memory (fake, zero, wrapper tensors) or that autograd wat
 
 import contextlib
 import sys
-from typing import Any
+from typing import Any, cast
 
 from ..dlpack import VERSION
-from .torch_layout import guard, keys_of
+from .torch_kinds import why_no_memory
+from .torch_layout import guard, is_narrow, keys_of
 
-__all__ = ["as_dlpack_raises", "check", "check_storage", "forbid_resizing", "is_tensor_type", "overrides_functions"]
+__all__ = [
+    "as_dlpack_raises", "check", "check_storage", "forbid_resizing", "is_tensor_type", "narrow_elements", "overrides_functions",
+    "with_elements_of",
+]  # fmt: skip
 
 
 def is_tensor_type(cls: type) -> bool:
@@ -31,12 +35,44 @@ def overrides_functions(cls: type) -> bool:
     return getattr(own, "__func__", own) not in [getattr(known, "__func__", known) for known in inherited]
 
 
-def check(tensor, allows_grad: bool = False) -> None:
+def narrow_elements(tensor) -> str | None:
+    """The name of a PyTorch tensor's dtype if that is an integer of less than a byte; None for any other object."""
+    if not is_tensor_type(type(tensor)):
+        return None
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        dtype = cast(Any, torch.Tensor.dtype).__get__(tensor)
+    return str(dtype).removeprefix("torch.") if is_narrow(dtype) else None
+
+
+def with_elements_of(made, origin):
+    """What was made of a view of `origin`, with that one's elements, if both are PyTorch's and NumPy has no dtype for them.
+
+    A view of integers of less than a byte is one of bytes: native code knows no more of those.
+    """
+    if not is_tensor_type(type(made)) or not is_tensor_type(type(origin)) or narrow_elements(origin) is not None:
+        return made
+    return made if made.dtype == origin.dtype else made.view(origin.dtype)
+
+
+def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
     """Raise BufferError for a tensor whose memory is not its value, or that autograd watches while grad mode is on.
 
-    `allows_grad`: autograd has no say. What else is unusual is left to the tensor's own ``__dlpack__``, which raises what it
-    finds right.
+    `allows_grad`: autograd has no say. `allows_bits`: integers of less than a byte pass. What else is unusual is left to the
+    tensor's own ``__dlpack__``, which raises what it finds right.
     """
+    try:
+        _check(tensor, allows_grad, allows_bits)
+        return
+    except Exception:
+        why = why_no_memory(tensor)
+        if why is None:
+            raise
+    raise BufferError(why)
+
+
+def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     import torch
 
     found = guard()
@@ -53,6 +89,9 @@ def check(tensor, allows_grad: bool = False) -> None:
                 "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass the primal that "
                 "torch.autograd.forward_ad.unpack_dual() gives for it"
             )
+    if not allows_bits and (name := narrow_elements(tensor)) is not None:
+        whole = f"{name[:-1]}8"
+        raise BufferError(f"its elements are {name}, and PyTorch exports them as {whole}; pass its view(torch.{whole})")
     if is_plain and not is_watched:
         return
     if tensor_layout is not torch.strided:

@@ -35,7 +35,7 @@ python_items = python_side("fastexchange.producers.torch_capsule")
 def is_plain(address, ob):
     """Whether the dispatch keys of the tensor `ob` are those of a plain one, by the ``fx_guard`` at `address`."""
     found = guard_at(address)
-    return not is_odd_there(address, ob, found.object, found.keys, found.odd_keys, 0)
+    return not is_odd_there(address, ob, found.object, found.keys, found.odd_keys, found.element_type, found.odd_types, 0)
 
 
 @native

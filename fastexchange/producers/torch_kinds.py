@@ -48,15 +48,15 @@ def _is_fake(tensor) -> bool:
 
 
 _BATCHED = (
-    "it is the tensor that torch.vmap passes, which stands for a batch and has no memory of its own; call the kernel outside of "
+    "it is the tensor that torch.vmap passes, which stands for a batch and has no memory of its own; call this outside of "
     "vmap, with the whole batch"
 )
 _TRANSFORMED = (
-    "it is a tensor of a transform of torch.func, which watches what is done with it; call the kernel outside of the transform, "
+    "it is a tensor of a transform of torch.func, which watches what is done with it; call this outside of the transform, "
     "or from a torch.autograd.Function"
 )
 _FAKE = (
-    "it is a FakeTensor, a shape without memory, as torch.compile and torch.export trace with; call the kernel outside of what "
+    "it is a FakeTensor, a shape without memory, as torch.compile and torch.export trace with; call this outside of what "
     "they trace, or from a torch.library.custom_op"
 )
 _META = (

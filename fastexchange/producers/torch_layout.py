@@ -8,6 +8,7 @@ is asked, by native code (``dispatch.asking``), and about what seems odd to that
 import contextlib
 import ctypes
 import functools
+import re
 import sys
 import threading
 import warnings
@@ -15,10 +16,11 @@ from pathlib import Path
 
 from .._abi import ffi
 from ..cpython import function_of
+from ..dispatch.layout import BITS_ALLOWED, GRAD_ALLOWED, GUARDS
 from ..native import address_of
 from ..once import once
 
-__all__ = ["Guard", "guard", "keys_of"]
+__all__ = ["Guard", "guard", "is_narrow", "keys_of"]
 
 _SCANNED_BYTES = 256  # of the C++ objects of a tensor and of a view's autograd data, which are larger
 _WORD = 8
@@ -29,13 +31,13 @@ class Guard:
     """The ``fx_guard`` for PyTorch's tensors: offsets, if all could be verified; if not, PyTorch is asked."""
 
     def __init__(self):
-        self.native = ffi.new("fx_guard *")
-        self._allowing, self._checking = ffi.new("fx_guard *"), ffi.new("fx_guard *")
+        self._guards, self._checking = ffi.new("fx_guard[]", GUARDS), ffi.new("fx_guard[]", GUARDS)
+        self.native = ffi.addressof(self._guards[0])
         self._questions = ffi.new("fx_questions *")
-        self.knows_keys = self.knows_storage = self.knows_autograd = False
+        self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = False
         self.can_ask = False
         self.why: dict[str, str] = {}
-        """Of what could not be found, ``keys``, ``storage``, ``deleter``, ``autograd`` or ``questions``: why not."""
+        """Of what could not be found, ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``questions``: why not."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
             # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
@@ -46,19 +48,22 @@ class Guard:
             self._set(questions=address_of(self._questions))
         if not self.knows_all:
             # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
-            odd = {"object": _OB_TYPE, "odd_keys": -1, "questions": self.native.questions}
+            odd = {"object": _OB_TYPE, "odd_keys": -1, "odd_types": -1, "questions": self.native.questions}
             self.native[0] = ffi.new("fx_guard *", odd)[0]
-            self._checking[0] = self.native[0]
-            self._checking.allowing = address_of(self._checking)
+            for number in range(GUARDS):
+                self._checking[number] = self.native[0]
             self._set(asks=self.native.questions != 0, asks_autograd=1)
-        self._allowing[0] = self.native[0]
-        self._allowing.autograd = self._allowing.asks_autograd = 0
-        self.native.allowing = address_of(self._allowing)
+        for number in range(1, GUARDS):
+            self._guards[number] = self.native[0]
+            if number & GRAD_ALLOWED:
+                self._guards[number].autograd = self._guards[number].asks_autograd = 0
+            if number & BITS_ALLOWED:
+                self._guards[number].odd_types = 0
 
     @property
     def knows_all(self) -> bool:
         """Whether the answers to all questions are read in memory."""
-        return self.knows_keys and self.knows_storage and self.knows_autograd
+        return self.knows_keys and self.knows_storage and self.knows_autograd and self.knows_dtype
 
     def address_for(self, cls: type) -> int:
         """The address of the ``fx_guard`` for tensors of this type. It holds for the life of the process."""
@@ -80,6 +85,7 @@ class Guard:
             if self.knows_storage:  # without it bound launches are ordinary calls
                 self._has_found("deleter", self._find_deleter)
             self.knows_autograd = self._has_found("autograd", self._find_autograd)
+            self.knows_dtype = self._has_found("dtype", self._find_dtype)
 
     def _has_found(self, what: str, find) -> bool:
         """Whether `find` has found `what`; if not, :attr:`why` says why."""
@@ -121,6 +127,23 @@ class Guard:
             return False
         allowed |= _keys_of_cuda(keys_of(plain[0]))
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
+        return True
+
+    def _find_dtype(self) -> bool:
+        """Find the number of a tensor's dtype; note those of the narrow integers, of which an export says that they are bytes."""
+        tensors = {dtype: made for dtype in _dtypes() if (made := _made_of(dtype))}
+
+        def numbers(at: int) -> dict:
+            return {dtype: {_byte(t._cdata + at) & 63 for t in made} for dtype, made in tensors.items()}
+
+        def tells(found: dict) -> bool:
+            return all(len(each) == 1 for each in found.values()) and len(set().union(*found.values())) == len(found)
+
+        places = [at for at in range(0, _SCANNED_BYTES - _WORD, 2) if tells(numbers(at))]
+        if len(places) != 1:
+            return self._not_one("dtype", dtype=places)
+        narrow = [number for dtype, (number,) in numbers(places[0]).items() if is_narrow(dtype)]
+        self._set(element_type=places[0], odd_types=sum(1 << number for number in narrow))
         return True
 
     def _find_storage(self) -> bool:
@@ -224,7 +247,8 @@ class Guard:
 
         from .torch import forbid_resizing_of
 
-        of_tensor, of_storage = ("requires_grad", "is_neg", "is_conj", "untyped_storage"), ("data_ptr", "nbytes", "resizable")
+        of_tensor = ("requires_grad", "dtype", "is_neg", "is_conj", "untyped_storage")
+        of_storage = ("data_ptr", "nbytes", "resizable")
         functions = {name: function_of(getattr(torch.Tensor, name, None)) for name in of_tensor}
         functions |= {name: function_of(getattr(torch.UntypedStorage, name, None)) for name in of_storage}
         if not all(functions.values()):
@@ -235,15 +259,15 @@ class Guard:
             storage = tensor.untyped_storage()
             if (
                 type(storage) is not torch.UntypedStorage
-                or ask(functions["requires_grad"])(tensor, None) != tensor.requires_grad
-                or any(ask(functions[name])(tensor, None) != getattr(tensor, name)() for name in of_tensor[1:3])
+                or any(ask(functions[name])(tensor, None) is not getattr(tensor, name) for name in of_tensor[:2])
+                or any(ask(functions[name])(tensor, None) != getattr(tensor, name)() for name in of_tensor[2:4])
                 or ask(functions["untyped_storage"])(tensor, None) is not storage
                 or any(ask(functions[name])(storage, None) != getattr(storage, name)() for name in of_storage)
             ):
                 return False
         things = {"storage_type": torch.UntypedStorage, "is_grad_enabled": torch.is_grad_enabled}
         things |= {"forward_names": vars(forward_ad), "current_level": sys.intern("_current_level")}
-        things["forbid_resizing"] = forbid_resizing_of
+        things |= {"int8": torch.int8, "uint8": torch.uint8, "forbid_resizing": forbid_resizing_of}
         self._kept = things
         for name, number in {**functions, **{name: id(thing) for name, thing in things.items()}}.items():
             setattr(self._questions, name, number)
@@ -359,6 +383,28 @@ def _keys_of_cuda(plain: int) -> int:
     except Exception:  # a PyTorch with other private functions
         return 0
     return theirs if ours & plain == ours else 0
+
+
+def is_narrow(dtype) -> bool:
+    """Whether a dtype is one of the integers of less than a byte, int1 to uint7, which PyTorch keeps one in a byte."""
+    return re.fullmatch("torch.u?int[1-7]", str(dtype)) is not None
+
+
+def _dtypes() -> set:
+    import torch
+
+    return {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
+
+def _made_of(dtype) -> list:
+    """Some tensors of this dtype, where PyTorch makes any without more being said."""
+    import torch
+
+    return _made(
+        lambda: torch.empty(2, dtype=dtype, device="cpu"),
+        lambda: torch.empty((3, 1000), dtype=dtype, device="cpu"),
+        lambda: torch.empty((), dtype=dtype, device="cpu"),
+    )
 
 
 def _plain_tensors() -> list:

@@ -13,32 +13,14 @@ from types import SimpleNamespace
 import cuda_stub
 import numpy as np
 import pytest
+from perf_programs import PERF, needs_stub
 
 from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples, Statement, time_statements
 
 ROOT = Path(__file__).resolve().parents[2]
-PERF = ROOT / "perf"
-MODULES = (
-    "book", "cuda_check", "cuda_launches", "cuda_places", "cuda_table", "cuda_targets", "floor", "groups", "plot", "report",
-    "rows", "rows_arguments", "table", "targets", "two_threads",
-)  # fmt: skip
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="perf/floor.c needs a C compiler")
-needs_stub = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which("cc") is None or importlib.util.find_spec("numba_cuda") is None,
-    reason="launches against the driver stub need Linux, a C compiler and numba-cuda",
-)
-
-
-@pytest.fixture
-def perf(monkeypatch):
-    """A function that imports a program of ``perf/``. They are forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PERF)])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield importlib.import_module
-    for name in MODULES:
-        sys.modules.pop(name, None)
 
 
 def crafted(**medians: float) -> dict[str, Samples]:

@@ -5,7 +5,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,24 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-PERF = Path(__file__).resolve().parents[2] / "perf"
-MODULES = ("book", "cuda_check", "cuda_launches", "cuda_places", "cuda_rows", "floor", "groups", "offline", "report")
-
-needs_stub = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which("cc") is None or importlib.util.find_spec("numba_cuda") is None,
-    reason="launches against the driver stub need Linux, a C compiler and numba-cuda",
-)
-
-
-@pytest.fixture
-def perf(monkeypatch):
-    """A function that imports a program of ``perf/``. They are forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", [*sys.path, str(PERF)])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield importlib.import_module
-    for name in MODULES:
-        sys.modules.pop(name, None)
+from interpreter import run_python
+from perf_programs import PERF, needs_stub
 
 
 def _check(perf, monkeypatch, tmp_path, files):
@@ -66,14 +49,17 @@ def test_the_check_ends_in_time_and_goes_on(perf, monkeypatch, tmp_path, capsys)
         return real(path, expression, limit if path.name != "test_b.py" else 5)  # the time is over while it runs
 
     monkeypatch.setattr(check, "run_file", run_file)
-    monkeypatch.setattr(check.time, "monotonic", iter([0, 0, 30, 100, 100, 100]).__next__)
+    monkeypatch.setattr(check, "_STARTED", -20)  # importing has taken some of the time
+    monkeypatch.setattr(check.time, "monotonic", iter([0, 10, 100, 100, 100]).__next__)
     assert call("--json", file, "--minutes", 1) == 3
     assert [name for name, _ in limits] == ["test_a.py", "test_b.py"] and limits[1][1] == 30
-    assert [row["file"] for row in json.loads(file.read_text())["files"]] == ["test_a.py"]
+    found = [(row["file"], row["outcome"]) for row in json.loads(file.read_text())["files"]]
+    assert found == [("test_a.py", "passed"), ("test_b.py", "unfinished")]
+    assert [each.name for each in tmp_path.iterdir() if each.suffix == ".part"] == []
     assert "2 files are left" in capsys.readouterr().out
     (tmp_path / "test_b.py").write_text(once.format(name=marks[1]))
     monkeypatch.setattr(check, "run_file", real)
-    monkeypatch.setattr(check.time, "monotonic", lambda: 0)
+    monkeypatch.setattr(check.time, "monotonic", lambda: -20)
     assert call("--json", file, "--minutes", 5) == 0
     assert [row["outcome"] for row in json.loads(file.read_text())["files"]] == ["passed"] * 3
     assert [len(Path(mark).read_text()) for mark in (marks[0], marks[2])] == [1, 1]
@@ -81,14 +67,30 @@ def test_the_check_ends_in_time_and_goes_on(perf, monkeypatch, tmp_path, capsys)
         call("-k", "other", "--json", file, "--minutes", 5)
 
 
-def test_a_file_that_all_the_time_does_not_suffice_for_is_hung(perf, monkeypatch, tmp_path):
-    """Else no call would come past it."""
-    check, path, rows = perf("cuda_check"), tmp_path / "test_it.py", []
+def test_a_file_that_takes_long_is_tried_again_with_more_time(perf, monkeypatch, tmp_path):
+    """First of all; if it does not end then, it is hung: else no call would come past it."""
+    check, slow, other, rows, limits = perf("cuda_check"), tmp_path / "test_slow.py", tmp_path / "test_other.py", [], []
+
+    def run_file(path, expression, limit):
+        limits.append((path.name, limit))
+        return {"file": path.name, "outcome": "hung" if path is slow else "passed", "seconds": limit}
+
+    def call(minutes):
+        now = check.time.monotonic()
+        monkeypatch.setattr(check, "_STARTED", now)
+        monkeypatch.setattr(check.time, "monotonic", lambda: now)
+        is_complete = check.run_files([other, slow], rows, "", minutes, lambda row: None)
+        return is_complete, {row["file"]: row["outcome"] for row in rows}
+
     monkeypatch.setattr(check, "ROOT", tmp_path)
-    path.write_text("import time\ndef test(): time.sleep(600)")
-    assert check.run_files([path], rows, "", 0.05, lambda row: None)
-    assert [row["outcome"] for row in rows] == ["hung"]
-    assert not check.run_files([tmp_path / "test_other.py"], rows, "", 0, lambda row: None)
+    monkeypatch.setattr(check, "run_file", run_file)
+    assert call(0) == (False, {})
+    assert call(1) == (False, {"test_other.py": "passed", "test_slow.py": "unfinished"})
+    assert call(0.5)[1]["test_slow.py"] == call(1)[1]["test_slow.py"] == "unfinished"  # no more time than it has had
+    assert call(2) == (True, {"test_other.py": "passed", "test_slow.py": "hung"})
+    assert limits == [("test_other.py", 60), *(("test_slow.py", 60 * minutes) for minutes in (1, 0.5, 1, 2))]
+    rows.clear()
+    assert call(60)[1]["test_slow.py"] == "hung"  # the most that a file gets
 
 
 @needs_stub
@@ -156,7 +158,11 @@ numba-cuda-mlir==0.6.0; python_version >= "3.11"
     assert perf("offline").pinned(name, python, constraints) == found
 
 
-def test_a_wheel_packed_anew_is_installed_without_a_network(perf, tmp_path):
+def _interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+def test_a_wheel_packed_anew_is_installed_without_a_network(perf, monkeypatch, tmp_path):
     offline = perf("offline")
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir(), new.mkdir()
@@ -168,6 +174,10 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, tmp_path):
         archive.writestr("made_here-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: made-here\nVersion: 1.0\n")
         archive.writestr("made_here-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr("made_here-1.0.dist-info/RECORD", f"made_here.py,sha256={digest},{len(content)}\n")
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(offline.zipfile.ZipFile, "writestr", _interrupted)
+        offline.pack(wheel, new)
+    assert not list(new.glob("*.whl"))
     packed = offline.pack(wheel, new)
     assert packed.name == wheel.name and packed.stat().st_size < wheel.stat().st_size / 10
     environment = tmp_path / "venv"
@@ -178,3 +188,35 @@ def test_a_wheel_packed_anew_is_installed_without_a_network(perf, tmp_path):
     assert subprocess.check_output([python, "-c", "import made_here; print(made_here.VALUE)"], text=True) == "7\n"
     done = subprocess.run([*command[:-1], str(old / "none")], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "offline.py fetch" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["cuda_launches", "cuda_check"])
+def test_without_cuda_bindings_there_is_one_line(program):
+    script = f"""
+    import sys
+    sys.path.insert(0, {str(PERF)!r})
+    sys.modules["cuda"] = sys.modules["cuda.bindings"] = None
+    sys.argv = ["{program}.py", "--stub"]
+    import {program}
+    sys.exit({program}.main())
+    """
+    done = run_python(script, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("Launches need cuda-bindings, which is not installed: pip install ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_fetching_says_what_it_does(perf, monkeypatch, tmp_path, capsys):
+    offline = perf("offline")
+
+    def download(command, **options):
+        if "download" in command:
+            with zipfile.ZipFile(Path(command[command.index("-d") + 1]) / "made-1.0-py3-none-any.whl", "w") as archive:
+                archive.writestr("made.py", b"#" * 2**20)
+        return SimpleNamespace(stdout="", returncode=0)
+
+    monkeypatch.setattr(offline.subprocess, "run", download)
+    (tmp_path / "old.whl").write_text("")
+    assert offline.fetch(["made"], "3.12", tmp_path, 64) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("downloading 1 wheels for Python 3.12: made\n") and "0.0 MiB instead of     1.0  made-1.0" in said
+    assert [each.name for each in tmp_path.iterdir()] == ["made-1.0-py3-none-any.whl"]

@@ -1,0 +1,19 @@
+"""What tests of ``perf/`` share."""
+
+import importlib
+import sys
+
+import pytest
+from perf_programs import PERF
+
+
+@pytest.fixture
+def perf(monkeypatch):
+    """A function that imports a program of ``perf/``. They are forgotten afterwards."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PERF)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(PERF)):
+            del sys.modules[name]
