@@ -13,7 +13,7 @@ from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .dtypes import dtype_field, element_of, is_computed
 from .naming import type_name
 from .numba_call import as_numba_takes_it, check_arguments
-from .numba_internals import can_compile, declared_signature
+from .numba_internals import CPUDispatcher, can_compile, declared_signature
 from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
 from .producers.ndarray import dtype_of
@@ -246,7 +246,8 @@ def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]
         fate = "known: Numba's own dispatcher makes this call"
     names = [str(numba_type) for numba_type in given]
     dispatcher = kernel.dispatcher
-    if keys not in kernel._native and not can_compile(dispatcher) and declared_signature(dispatcher, given) is None:
+    is_compiled_for_all = not isinstance(dispatcher, CPUDispatcher) or can_compile(dispatcher)
+    if keys not in kernel._native and not is_compiled_for_all and declared_signature(dispatcher, given) is None:
         listed = ", ".join(names)
         fate = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
     if len(keys) == len(given):  # no tuples

@@ -5,6 +5,7 @@ no cost. The packages empty their context's list of modules: an object of ours i
 A reset behind their back (``cuDevicePrimaryCtxReset``) is only noticed where the driver refuses a launch for it.
 """
 
+import contextlib
 import sys
 import weakref
 from typing import Any
@@ -43,21 +44,13 @@ def watch(device: int) -> None:
     """Notice resets of a device's context by the packages that use it by now."""
     for name in _DEVICES:
         devices: Any = sys.modules.get(name)
-        if devices is None:
-            continue
-        try:
-            context = devices.gpus[device].primary_context
-        except (_errors_of(name).CudaSupportError, _errors_of(name).CudaDriverError, IndexError):
-            continue  # a package that is imported, and cannot be used here: the one in Numba itself, say
+        context = None
+        with contextlib.suppress(Exception):  # a package that is imported, and cannot be used here: the one in Numba itself, say
+            context = devices.gpus[device].primary_context if devices is not None else None
         if context is not None and _KEY not in context.modules:  # None: the package has made none yet
             witness = _Witness(device)
             if context.modules.setdefault(_KEY, witness) is not witness:  # another thread was faster
                 witness.dismiss()
-
-
-def _errors_of(devices: str) -> Any:
-    """The module with a package's exceptions, beside the one with its `devices`."""
-    return sys.modules[f"{devices.rpartition('.')[0]}.error"]
 
 
 def keep_up(context) -> None:

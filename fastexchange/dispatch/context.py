@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..dlpack import DLDeviceType
+from ..dlpack import DLDataTypeCode, DLDeviceType
 from ..native import address_of
 from ..numba_internals import address_of_kernel
 from ..once import forkable_lock
@@ -22,6 +22,7 @@ from .state import runtime
 _METHODS = ("_call_slowly", "_call_numba", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
 _TUPLES = (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
+_BYTES = tuple(int(code) | 8 << 8 for code in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt))
 _INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
 
 
@@ -297,7 +298,7 @@ class KernelContext:
             if kind not in PARTS or (kind == layout.KIND_INT and key != _INT64_KEY):
                 return None
             items = len(value) if kind in _TUPLES else -1
-            nodes.append(entry.Node(numba_type, kind, self._guard_offsets(value), items))
+            nodes.append(entry.Node(numba_type, kind, self._guard_offsets(value, key), items))
         return tuple(nodes)
 
     def _guard_of(self, fields: dict[str, int]) -> int:
@@ -305,10 +306,13 @@ class KernelContext:
         address = fields.get("guard", 0)
         return address + self.native.guard_offset if address else 0
 
-    def _guard_offsets(self, value) -> tuple[int, ...]:
+    def _guard_offsets(self, value, key: int) -> tuple[int, ...]:
+        """``plan.GUARD_OFFSETS`` for tensors of a value's type with this key."""
         address = self._guard_of(self.runtime.entries.fields(type(value)))
         guard = ffi.cast("fx_guard *", address)
-        return tuple(getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
+        may_be_narrow = (key >> layout.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # if they are exported as such
+        irrelevant = () if may_be_narrow else ("element_type", "odd_types")
+        return tuple(0 if name in irrelevant else getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
     def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
         """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to.
