@@ -2,79 +2,105 @@
 
 Numba compiles in what a function's names stand for: constants, arrays, other functions, attributes of modules. Here all of
 that is followed from name to name and told by value. Of what belongs to Python, NumPy and Numba the name says enough, because
-their versions are part of every key.
+their versions are part of every key; what others have added to Numba itself (``numba.extending``) is told by the files that
+have done it. What cannot be told makes the whole untold.
 """
 
+import contextlib
 import dis
 import enum
 import hashlib
+import os
 import sys
+import sysconfig
 import types as python_types
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
+import llvmlite
+import numba
 import numpy as np
-from numba.core import types
+from numba.core import compiler, event, types
 
-from .numba_internals import implementation_of, registered_for
+from .numba_internals import CPUDispatcher, can_compile, extensions, pipeline_of, registered_for
 
-__all__ = ["Untold", "dependencies", "meaning_of"]
+__all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
 
 
 class Untold(Exception):
     """A value that nothing tells apart from another one in another process. The message names it."""
 
 
-def dependencies(function: Callable, options: dict) -> str:
+def dependencies(function: python_types.FunctionType, options: dict) -> str:
     """A digest of what a Python function's machine code, compiled with these options, depends on now.
 
     Raises :class:`Untold` for a function that names something whose value cannot be told.
     """
+    return _digest_of(lambda: (_Teller().tell((function, options), "an option"), _told_extensions()), function.__qualname__)
+
+
+def _digest_of(tell: Callable[[], Any], name: str) -> str:
     try:
-        told = _Teller().tell((function, options), "an option")
+        told = tell()
     except (Untold, MemoryError):
         raise
     except Exception as error:  # whatever an object's own methods raise, or too many of them inside one another
-        raise Untold(f"what {function.__qualname__} names cannot be looked at ({type(error).__name__}: {error})") from error
+        raise Untold(f"what {name} names cannot be looked at ({type(error).__name__}: {error})") from error
+    return _digest(told)
+
+
+def _digest(told: Any) -> str:
     return hashlib.sha256(repr(told).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+# ---- telling values --------------------------------------------------------------------------------------------------
+
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
 _NATIVE = (python_types.BuiltinFunctionType, np.ufunc, type(np.sum), type(str.join))
-_KNOWN = frozenset({*sys.stdlib_module_names, "numpy", "numba", "llvmlite"}) - {"__main__"}
-_BY_NAME = (BaseException, np.generic, int, float, complex, str, bytes)  # classes of which no more than the name is compiled in
+_BY_NAME = (BaseException, np.generic)  # classes of which no more than the name is compiled in
 
 
 class _Teller:
-    """Follows names from one value to the next."""
+    """Follows names from one value to the next. `is_local`: not from one compiled function to the next."""
 
-    def __init__(self) -> None:
-        self._met: dict[int, tuple[int, Any]] = {}  # with the objects, so that no other one gets their addresses
+    def __init__(self, is_local: bool = False) -> None:
+        self._is_local = is_local
+        self._met: dict[int, tuple[Any, Any]] = {}  # with the objects, so that no other one gets their addresses
 
-    def tell(self, value: Any, name: str) -> tuple:
+    def tell(self, value: Any, name: str) -> Any:
         """What a value is. `name`: who names it, for the message of :class:`Untold`."""
         kind = type(value)
         if kind in _PLAIN:
             return kind.__name__, repr(value)
-        if isinstance(value, python_types.CodeType):
-            constants = [self.tell(each, name) for each in value.co_consts]
-            return value.co_code.hex(), constants, value.co_names, value.co_varnames, value.co_freevars
-        if isinstance(value, np.generic | np.ndarray) and not value.dtype.hasobject:
-            flags = value.flags
-            layout = value.shape, flags.c_contiguous, flags.f_contiguous, flags.aligned, flags.writeable
-            return *_named(kind), repr(value.dtype), layout, hashlib.sha256(value.tobytes()).hexdigest()
-        if isinstance(value, tuple | frozenset):
-            told = [self.tell(each, name) for each in value]
-            return *_named(kind), getattr(kind, "_fields", ()), sorted(told) if isinstance(value, frozenset) else told
         if id(value) in self._met:
-            return "met before", self._met[id(value)][0]
-        self._met[id(value)] = len(self._met), value
-        if isinstance(value, list | dict | set):
-            told = [self.tell(each, name) for each in (value.items() if isinstance(value, dict) else value)]
-            return *_named(kind), sorted(told) if isinstance(value, set) else told
-        if isinstance(value, np.dtype):
+            return self._met[id(value)][0]
+        if isinstance(value, tuple | frozenset | python_types.CodeType):  # which cannot hold themselves
+            self._met[id(value)] = _digest(self._told(value, kind, name)), value
+            return self._met[id(value)][0]
+        self._met[id(value)] = f"met before, as number {len(self._met)}", value
+        return self._told(value, kind, name)
+
+    def _told(self, value: Any, kind: type, name: str) -> tuple:
+        if kind is python_types.CodeType:
+            parameters = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
+            names = value.co_names, value.co_varnames, value.co_freevars, getattr(value, "co_exceptiontable", b"")
+            return parameters, value.co_code.hex(), [self.tell(each, name) for each in value.co_consts], names
+        if isinstance(value, np.generic) or kind is np.ndarray:
+            if not value.dtype.hasobject:
+                flags = value.flags
+                layout = value.shape, flags.c_contiguous, flags.f_contiguous, flags.aligned, flags.writeable
+                return *_named(kind), repr(value.dtype), layout, hashlib.sha256(value.tobytes()).hexdigest()
+        elif kind is tuple or (isinstance(value, tuple) and kind.__bases__ == (tuple,)):
+            return self._class(kind, name), [self.tell(each, name) for each in value]
+        elif kind in (list, dict):
+            return kind.__name__, [self.tell(each, name) for each in (value.items() if kind is dict else value)]
+        elif kind in (set, frozenset):
+            return kind.__name__, sorted(map(repr, (self.tell(each, name) for each in value)))
+        elif isinstance(value, np.dtype):
             return "dtype", repr(value)
-        if isinstance(value, types.Type):
+        elif isinstance(value, types.Type):
             meaning = meaning_of((value,))
             if meaning is not None:
                 return "type", repr(value), repr(value.key), meaning
@@ -82,70 +108,103 @@ class _Teller:
             return self._class(kind, name), value.name
         elif isinstance(value, type):
             return self._class(value, name)
-        elif isinstance(value, python_types.ModuleType) or _is_known(value):
+        elif _is_known(value):
             return "named", *_named(value)
-        elif compiled := implementation_of(value):
-            return *_named(kind), [self.tell(each, name) for each in compiled]
-        else:
-            own = self._function(value) if isinstance(value, python_types.FunctionType) else ()
-            registered = [self.tell(each, name) for each in registered_for(value)]
-            if own or registered or isinstance(value, _NATIVE):
-                return *_named(value), own, registered
+        elif (dispatcher := _dispatcher_of(value)) is not None:
+            return self._dispatcher(dispatcher, name)
+        elif not isinstance(value, python_types.ModuleType):  # whose attributes are told where they are named
+            own = self._function(value) if kind is python_types.FunctionType else ()
+            registered = [] if self._is_local else registered_for(value)
+            if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
+                return *_named(value), own, [(self.tell(function, name), self.tell(how, name)) for function, how in registered]
         raise Untold(f"{name} is a {kind.__qualname__!r}")
 
     def _class(self, cls: type, name: str) -> tuple:
-        if issubclass(cls, enum.Enum):
-            return *_named(cls), [(each, repr(member.value)) for each, member in cls.__members__.items()]
-        if issubclass(cls, tuple):
-            return *_named(cls), getattr(cls, "_fields", ()), self.tell(getattr(cls, "_field_defaults", ()), name)
-        if _is_known(cls) or issubclass(cls, _BY_NAME):
+        """A class, of which an object in another process has to have the class of that name there."""
+        if _is_known(cls):
             return _named(cls)
-        raise Untold(f"{name} is the class {cls.__qualname__!r}")
+        module = sys.modules.get(cls.__module__)
+        if module is not None and cls.__module__ != "__main__" and getattr(module, cls.__qualname__, None) is cls:
+            if issubclass(cls, enum.Enum):
+                if not any(isinstance(each, property | classmethod) or _is_own(each) for each in vars(cls).values()):
+                    return *_named(cls), [(each, repr(member.value)) for each, member in cls.__members__.items()]
+            elif cls.__bases__ == (tuple,):
+                return *_named(cls), getattr(cls, "_fields", ()), self.tell(getattr(cls, "_field_defaults", ()), name)
+            elif issubclass(cls, _BY_NAME):
+                return _named(cls)
+        raise Untold(f"{name} is of the class {cls.__qualname__!r}, or is that class")
+
+    def _dispatcher(self, dispatcher: Any, name: str) -> tuple:
+        function = dispatcher.py_func
+        if self._is_local:
+            return "compiled", function.__qualname__
+        if dispatcher.overloads and not (_compiled.get(function) and _compiled[function] == _locally(function)):
+            raise Untold(f"{name} has been compiled already, and what it names may have had other values then")
+        pipeline = pipeline_of(dispatcher)
+        if not issubclass(compiler.Compiler, pipeline):
+            raise Untold(f"{name} is compiled by {pipeline.__qualname__!r}")
+        signatures = () if can_compile(dispatcher) else sorted(map(str, dispatcher.overloads))
+        return self.tell((dict(dispatcher.targetoptions), dict(dispatcher.locals)), name), signatures, self.tell(function, name)
 
     def _function(self, function: python_types.FunctionType) -> tuple:
         code, name = function.__code__, function.__qualname__
-        told: list = [self.tell(each, f"a default of {name}") for each in (code, function.__defaults__, function.__kwdefaults__)]
+        values = dict(function.__globals__)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # nothing yet
-                told.append(("absent", variable))
+            values.pop(variable, None)
+            with contextlib.suppress(ValueError):  # nothing yet
+                values[variable] = cell.cell_contents
+        told: list = [self.tell(each, f"a default of {name}") for each in (code, function.__defaults__, function.__kwdefaults__)]
+        for variable, attributes in sorted(_named_by(code, name)):
+            if variable in values:
+                value = self._attribute(values[variable], attributes, f"{variable!r}, named by {name},")
+                told.append((variable, attributes, value))
             else:
-                told.append(self._named_in(code, value, f"{variable!r}, a variable of {name},"))
-        for variable in sorted(_globals_of(code)):
-            value = function.__globals__.get(variable, _ABSENT)
-            told.append((variable, value is _ABSENT or self._named_in(code, value, f"{variable!r}, a global of {name},")))
+                told.append(("absent", variable))
         return tuple(told)
 
-    def _named_in(self, code: python_types.CodeType, value: Any, name: str, outer: tuple = ()) -> tuple:
-        """What a value is to code that names it: a module of somebody's is the attributes that the code may name."""
+    def _attribute(self, value: Any, attributes: tuple[str, ...], name: str) -> Any:
+        """What a value is to code that goes on to these attributes of it: of a module it gets no more than those."""
         if not isinstance(value, python_types.ModuleType) or _is_known(value):
             return self.tell(value, name)
-        found = []
-        for attribute in sorted({each for part in _parts_of(code) for each in part.co_names}):
-            try:
-                inner = getattr(value, attribute)
-            except Exception:  # most are somebody else's attributes; a module may have a __getattr__ that fails
-                continue
-            if not any(inner is each for each in (value, *outer)):
-                told = self._named_in(code, inner, f"{attribute!r} of module {value.__name__}", (value, *outer))
-                found.append((attribute, told))
-        return *_named(value), found
+        if not attributes:
+            raise Untold(f"{name} is a module, and used as a value")
+        try:
+            inner = getattr(value, attributes[0])
+        except AttributeError:
+            return "absent"
+        return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
 
 
-_ABSENT = object()
+def _dispatcher_of(value: Any) -> Any:
+    """The dispatcher that a value is, or has."""
+    found = [each for each in (value, getattr(value, "dispatcher", None)) if isinstance(each, CPUDispatcher)]
+    return found[0] if found else None
+
+
+def _is_own(value: Any) -> bool:
+    """Whether what stands in an enumeration is a method that its author has written."""
+    return isinstance(value, python_types.FunctionType) and value.__module__ != "enum"
+
+
+_NUMBAS_OBJECTS = {id(each): each for each in vars(numba).values() if not isinstance(each, _PLAIN)}
+_FOLDERS = tuple(os.path.dirname(cast(str, module.__file__)) + os.sep for module in (np, numba, llvmlite))
+_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # they may lie inside the library's
 
 
 def _is_known(value: Any) -> bool:
     """Whether a value belongs to Python, NumPy or Numba, whose versions say what it is."""
-    if isinstance(value, python_types.ModuleType):
-        module: Any = value.__name__
-    else:
-        module = getattr(value, "__module__", None)
-        namespace = sys.modules.get(module) if isinstance(module, str) else None
-        if getattr(namespace, getattr(value, "__name__", ""), None) is not value:
+    if id(value) in _NUMBAS_OBJECTS and not isinstance(value, CPUDispatcher):
+        return True
+    module = value
+    if not isinstance(value, python_types.ModuleType):
+        module = sys.modules.get(str(getattr(value, "__module__", None)))
+        if getattr(module, getattr(value, "__name__", ""), None) is not value:
             return False
-    return module.partition(".")[0] in _KNOWN
+    file = vars(module).get("__file__")
+    if not isinstance(file, str):
+        return getattr(vars(module).get("__spec__"), "origin", None) in ("built-in", "frozen")
+    return file.startswith(_FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
 
 
 def _named(value: Any) -> tuple:
@@ -156,6 +215,25 @@ def _named(value: Any) -> tuple:
     return module, name, str(vars(sys.modules.get(module.partition(".")[0], sys)).get("__version__"))
 
 
+def _named_by(code: python_types.CodeType, function: str) -> set[tuple[str, tuple[str, ...]]]:
+    """The globals and free variables that a function's code names, each with the attributes behind it."""
+    found = set()
+    for part in _parts_of(code):
+        chain: list[str] = []
+        for instruction in dis.get_instructions(part):
+            if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                chain.append(instruction.argval)
+                continue
+            if chain:
+                found.add((chain[0], tuple(chain[1:])))
+            is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            is_name |= instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and instruction.argval in code.co_freevars
+            chain = [instruction.argval] if is_name else []
+            if instruction.opname == "IMPORT_NAME":
+                raise Untold(f"{function} imports {instruction.argval!r}, which")
+    return found
+
+
 def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:
     """A function's code and that of all functions inside it."""
     yield code
@@ -164,9 +242,69 @@ def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:
             yield from _parts_of(each)
 
 
-def _globals_of(code: python_types.CodeType) -> set[str]:
-    instructions = (each for part in _parts_of(code) for each in dis.get_instructions(part))
-    return {each.argval for each in instructions if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+# ---- what others have added to Numba ---------------------------------------------------------------------------------
+
+_files: dict[str, tuple[Any, str]] = {}
+
+
+def _told_extensions() -> list:
+    """The modules that have registered something with Numba, and digests of their files; of one without a file, its code."""
+    found = sorted(extensions().items())
+    return [(name, _digest_of_file(name) or [_Teller().tell(code, name) for code in codes]) for name, codes in found]
+
+
+def _digest_of_file(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        status = os.stat(str(file))
+        stamp = file, status.st_mtime_ns, status.st_size
+        if _files.get(module, ("",))[0] != stamp:
+            _files[module] = stamp, hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
+        return _files[module][1]
+    except OSError:
+        return ""
+
+
+# ---- what has been compiled in this process --------------------------------------------------------------------------
+
+_compiled: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
+"""For functions, a digest of what all of their machine code was compiled with; "" if that has changed in between."""
+
+
+def note_loaded(function: python_types.FunctionType) -> None:
+    """Note that machine code of a function has been loaded that was compiled with what is there now."""
+    _note(function, function not in _compiled)
+
+
+def _note(function: python_types.FunctionType, is_first: bool) -> None:
+    found = _locally(function)
+    _compiled[function] = found if is_first or _compiled.get(function) == found else ""
+
+
+def _locally(function: python_types.FunctionType) -> str:
+    """A digest of what a function names, but for the functions that Numba compiles on their own; "" if it cannot be told."""
+    try:
+        return _digest_of(lambda: _Teller(is_local=True).tell(function, "it"), function.__qualname__)
+    except Untold:
+        return ""
+
+
+class _Listener(event.Listener):
+    def on_start(self, event):
+        with contextlib.suppress(Exception):  # nobody's compilation fails for this
+            dispatcher = event.data["dispatcher"]
+            function = dispatcher.py_func
+            if not function.__module__.startswith(("numba.", "fastexchange.")):
+                _note(function, not dispatcher.overloads)
+
+    def on_end(self, event):
+        pass
+
+
+event.register("numba:compile", _Listener())
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
 
 
 def meaning_of(signature) -> list | None:

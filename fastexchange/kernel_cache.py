@@ -10,6 +10,7 @@ Which directory it is, what makes an entry and what makes a function of it again
 """
 
 import functools
+import types as python_types
 import uuid
 import warnings
 from collections.abc import Callable
@@ -17,9 +18,9 @@ from pathlib import Path
 
 from numba.core.errors import NumbaWarning
 
-from .dependencies import Untold, dependencies, meaning_of
+from .dependencies import Untold, dependencies, meaning_of, note_loaded
 from .disk_cache import FOLDER, CacheFolder
-from .numba_internals import FunctionCache, code_depends_on, sealed_library
+from .numba_internals import FunctionCache, calls_itself_through_another, code_depends_on, sealed_library
 
 __all__ = ["KernelCache", "with_unique_symbols"]
 
@@ -27,8 +28,8 @@ __all__ = ["KernelCache", "with_unique_symbols"]
 class _Entries:
     """What :class:`numba.core.caching.IndexDataCacheFile` is to a cache, without an index."""
 
-    def __init__(self, folder: CacheFolder, name: str, depends_on: Callable[[], tuple]):
-        self._folder, self._name, self._depends_on = folder, name, depends_on
+    def __init__(self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple]):
+        self._folder, self._name, self._function, self._depends_on = folder, name, function, depends_on
         self._missed: dict = {}  # the keys' texts, since when code is being compiled
 
     def _text(self, key) -> str | None:
@@ -39,9 +40,14 @@ class _Entries:
         try:
             return repr((self._depends_on(), key, meaning))
         except Untold as error:
-            why = f"{error}: nothing tells its value to another process"
-            warnings.warn(f"fast_args(cache=True): {self._name} is not kept on disk, because {why}", NumbaWarning, stacklevel=2)
+            self.warn(error)
             return None
+
+    def warn(self, why: object) -> None:
+        """Say, at the function, why its code is not kept."""
+        code = self._function.__code__
+        message = f"fast_args(cache=True): {self._function.__qualname__} is compiled by each process: {why}"
+        warnings.warn_explicit(message, NumbaWarning, code.co_filename, code.co_firstlineno)
 
     def load(self, key):
         """What was saved with this key, or None."""
@@ -76,7 +82,19 @@ class KernelCache(FunctionCache):
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
         depends_on = lambda: (code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
-        self._cache_file = _Entries(folder, self._impl.filename_base, depends_on)
+        self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on)
+
+    def load_overload(self, sig, target_context):
+        found = super().load_overload(sig, target_context)
+        if found is not None:
+            note_loaded(self._py_func)
+        return found
+
+    def save_overload(self, sig, data):
+        if calls_itself_through_another(data.library):
+            self._cache_file.warn("it calls itself through another function, or with other types")
+        else:
+            super().save_overload(sig, data)
 
     def _index_key(self, sig, codegen):
         return sig, codegen.magic_tuple()
@@ -90,6 +108,8 @@ def with_unique_symbols(pipeline: type) -> type:
     """
 
     class UniqueSymbols(pipeline):
+        fastexchange_of = pipeline
+
         def define_pipelines(self):
             state = self.state
             identity = state.func_id

@@ -47,13 +47,14 @@ global_compiler_lock: Any = _imported("numba.core.compiler_lock", "global_compil
 EnvironmentManager: Any = _imported("numba.core.pythonapi", "EnvironmentManager", object)
 FunctionCache: Any = _imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = _imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
-_Dispatcher: Any = _imported("numba.core.dispatcher", "Dispatcher", CPUDispatcher)
 register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
 _cpu_target: Any = _imported("numba.core.registry", "cpu_target")
 _rtsys: Any = _imported("numba.core.runtime", "rtsys")
 _get_type_class: Any = _imported("numba.core.typing.bufproto", "get_type_class")
 _Environment: Any = _imported("numba.core.environment", "Environment")
+_typing_registry: Any = _imported("numba.core.typing.templates", "builtin_registry")
+_lowering_registry: Any = _imported("numba.core.imputils", "builtin_registry")
 _Linkage: Any = _imported("llvmlite.binding", "Linkage")
 _excinfo_ptr_t: Any = _imported("numba.core.callconv", "excinfo_ptr_t")
 
@@ -254,6 +255,11 @@ def _sealing(kind: Any):
     return Sealed
 
 
+def calls_itself_through_another(library) -> bool:
+    """Whether code has a name in it that only the compiler, and not whoever loads the code, finds an address for."""
+    return any(variable.name.startswith(".numba.unresolved$") for variable in library._final_module.global_variables)
+
+
 def serialized(library) -> Any:
     """What can be pickled of a library, machine code and all."""
     return library.serialize_using_object_code()
@@ -417,24 +423,56 @@ def use_cache(dispatcher, cache) -> None:
     dispatcher._cache = cache
 
 
-def implementation_of(value: Any) -> tuple[Callable, dict] | None:
-    """The Python function behind a dispatcher, or a ufunc of Numba's, and its options; None for anything else."""
-    dispatcher = value if isinstance(value, _Dispatcher) else getattr(value, "dispatcher", getattr(value, "_dispatcher", None))
-    if dispatcher is None or not isinstance(getattr(dispatcher, "py_func", None), FunctionType):
-        return None
-    return dispatcher.py_func, dict(dispatcher.targetoptions)
+def pipeline_of(dispatcher) -> type:
+    """The compiler of a dispatcher's functions, a ``numba.core.compiler.CompilerBase``."""
+    return getattr(dispatcher._compiler.pipeline_class, "fastexchange_of", dispatcher._compiler.pipeline_class)
 
 
-def registered_for(value: Any) -> list[Callable]:
-    """The Python functions that say what a function is in compiled code, as ``numba.extending`` was told."""
+def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
+    """The Python functions that say what a function is in compiled code, as ``numba.extending`` was told, and how they do.
+
+    The function is None where it is said in another way.
+    """
     typing_context = _cpu_target.typing_context
     try:
         typing_context.refresh()
         templates = getattr(typing_context.resolve_value_type(value), "templates", ())
     except Exception:  # whatever typing raises for what has no type
         return []
-    found = [getattr(each, name, None) for each in templates for name in ("_overload_func", "_definition_func")]
-    return [each for each in found if isinstance(each, FunctionType)]
+    found: list[tuple[Callable | None, dict]] = []
+    for each in templates:
+        function = getattr(each, "_overload_func", getattr(each, "_definition_func", None))
+        how = {name: vars(each)[name] for name in ("_jit_options", "_strict", "prefer_literal") if name in vars(each)}
+        inline = getattr(getattr(each, "_inline", None), "value", None)
+        found.append((function if isinstance(function, FunctionType) else None, {**how, "inline": inline}))
+    return found
+
+
+_extensions: dict[str, list[Any]] = {}
+_extensions_seen: list[int] = [0, 0, 0]
+
+
+def extensions() -> dict[str, list[Any]]:
+    """The modules, but for Numba's and ours, whose functions have been registered with Numba, and the functions' code."""
+    registries = _typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions
+    for number, registry in enumerate(registries):
+        for item in registry[_extensions_seen[number] :]:
+            for value in vars(item).values() if isinstance(item, type) else item[:1]:
+                _add_extension(value)
+        _extensions_seen[number] = len(registry)
+    return _extensions
+
+
+def _add_extension(value: Any) -> None:
+    function = getattr(value, "__func__", value)
+    function = getattr(function, "__wrapped__", function)
+    if not isinstance(function, FunctionType):
+        return
+    if function.__module__ == "numba.core.extending":  # it calls the one that was registered
+        for cell in function.__closure__ or ():
+            _add_extension(cell.cell_contents)
+    elif not str(function.__module__).startswith(("numba.", "fastexchange.")):
+        _extensions.setdefault(str(function.__module__), []).append(function.__code__)
 
 
 def type_of_argument(value) -> Any:

@@ -2,14 +2,16 @@
 
 import collections
 import enum
+import importlib
 import math
+import sys
 import types
 
 import numba
 import numpy as np
 import pytest
 from interpreter import run_python
-from numba.extending import intrinsic, overload
+from numba.extending import intrinsic, overload, type_callable
 
 from fastexchange import fast_args
 from fastexchange.dependencies import Untold, dependencies
@@ -20,14 +22,30 @@ def plain(x):
 
 
 class Colour(enum.Enum):
-    RED = 1
+    RED, BLUE = 1, 2
 
 
 class Shade(enum.IntEnum):
-    DARK = 1
+    DARK, LIGHT = 1, 2
+
+
+class Described(enum.Enum):
+    A = 1
+
+    def words(self):
+        return "a"
 
 
 Point = collections.namedtuple("Point", "x y")
+Pair = collections.namedtuple("Pair", "x y")
+
+
+class Table(dict):
+    pass
+
+
+class Refusal(Exception):
+    pass
 
 
 def module(**attributes) -> types.ModuleType:
@@ -49,6 +67,22 @@ def closure(held):
 
 def nested(constant):
     return numba.njit(eval(f"lambda x: x + {constant}"))
+
+
+def protected_late(x):
+    plain(x)
+    try:
+        plain(1.0)
+    except Exception:
+        return 5
+
+
+def protected_all(x):
+    try:
+        plain(x)
+        plain(1.0)
+    except Exception:
+        return 5
 
 
 PAIRS = {
@@ -73,10 +107,10 @@ PAIRS = {
     "dictionaries": ({"a": 1}, {"a": 2}),
     "sets": ({1, 2}, {1, 3}),
     "named tuples": (Point(1, 2), Point(1, 3)),
-    "classes of named tuples": (Point, collections.namedtuple("Point", "x z")),
-    "members": (Colour.RED, enum.Enum("Colour", {"RED": 2}).RED),
-    "enumerations": (Colour, enum.Enum("Colour", {"RED": 2})),
-    "integer members": (Shade.DARK, enum.IntEnum("Shade", {"DARK": 2}).DARK),
+    "classes of named tuples": (Point, Pair),
+    "members": (Colour.RED, Colour.BLUE),
+    "enumerations": (Colour, Shade),
+    "integer members": (Shade.DARK, Shade.LIGHT),
     "types of Numba": (numba.float32, numba.float64),
     "arrays of Numba": (numba.float32[:], numba.float32[::1]),
     "dtypes": (np.dtype("f4"), np.dtype("f8")),
@@ -87,7 +121,11 @@ PAIRS = {
     "dispatchers": (nested(1), nested(2)),
     "options of dispatchers": (numba.njit(plain), numba.njit(fastmath=True)(plain)),
     "kernels": (fast_args(nested(1)), fast_args(nested(2))),
-    "ufuncs of Numba": (numba.vectorize(lambda x: x + 1), numba.vectorize(lambda x: x + 2)),
+    "types of a dispatcher's variables": [numba.njit(plain, locals={"y": each}) for each in (numba.float32, numba.float64)],
+    "declared signatures": [numba.njit(each)(eval("lambda x: x")) for each in ("int64(int64)", "float64(float64)")],
+    "numbers of parameters": (eval("lambda x, y: len(y)"), eval("lambda x, *y: len(y)")),
+    "what is protected": (protected_late, protected_all),
+    "exceptions of one's own": (Refusal, ValueError),
     "defaults": (eval("lambda x=1: x"), eval("lambda x=2: x")),
     "keyword defaults": (eval("lambda *, x=1: x"), eval("lambda *, x=2: x")),
     "closures": (closure(1), closure(2)),
@@ -113,7 +151,9 @@ def test_attributes_of_modules(pair):
 
 @pytest.mark.parametrize("code", ["[value for _ in x]", "(lambda: value)()", "value.used + 1", "x if value else 0"])
 def test_wherever_the_name_stands(code):
-    assert digest(module(used=1), code) != digest(2, code)
+    assert len({digest(each, code.replace(".used", "")) for each in (1, 2)}) == 2
+    of_module = code.replace("value", "value.used").replace(".used.used", ".used")
+    assert len({digest(module(used=each), of_module) for each in (1, 2)}) == 2
 
 
 def test_calls_are_followed():
@@ -164,14 +204,143 @@ def test_options():
     assert len({dependencies(plain, options) for options in ({}, {"fastmath": True}, {"locals": {"x": numba.float32}})}) == 3
 
 
-@pytest.mark.parametrize("value", [object(), plain.__get__(1), np.array([object()]), type("Class", (), {}), [object()]], ids=type)
+UNTOLD = {
+    "object": object(),
+    "method": plain.__get__(1),
+    "array of objects": np.array([object()]),
+    "class": type("Class", (), {}),
+    "exception that has no name": type("Error", (Exception,), {}),
+    "named tuple that has no name": collections.namedtuple("Nowhere", "x")(1),
+    "enumeration with methods": Described,
+    "member of one": Described.A,
+    "list": [object()],
+    "kind of dictionary": Table(),
+    "module": module(),
+    "module in a tuple": (math, module()),
+    "ufunc of Numba": numba.vectorize(lambda x: x + 1),
+}
+
+
+@pytest.mark.parametrize("value", UNTOLD.values(), ids=UNTOLD)
 def test_what_cannot_be_told(value):
-    with pytest.raises(Untold, match="'value', a global of function, is "):
+    with pytest.raises(Untold, match="'value', named by function, is "):
         digest(value)
     with pytest.raises(Untold, match="'used' of module module_of_the_test is "):
-        digest(module(used=value), "value.used")
-    with pytest.raises(Untold, match=r"'held', a variable of closure.<locals>.<lambda>, is "):
+        digest(module(used=value), "value.used" if not isinstance(value, types.ModuleType) else "len(value.used)")
+    with pytest.raises(Untold, match=r"'held', named by closure.<locals>.<lambda>, is "):
         digest(closure(value))
+
+
+def test_what_is_imported_by_a_function():
+    def late(x):
+        from math import pi
+
+        return pi
+
+    with pytest.raises(Untold, match="imports 'math'"):
+        digest(late)
+
+
+def test_classes_that_lead_to_another():
+    """A script's own are made anew in each process, and an exception of an old one is caught by nobody."""
+    for where in (__name__, "__main__"):
+        cls = type("Refusal", (Exception,), {"__module__": where})
+        with pytest.raises(Untold, match="'Refusal'"):
+            digest(cls)
+
+
+def test_numbas_own_objects():
+    assert digest(numba.objmode) == digest(numba.objmode) != digest(numba.prange)
+
+
+def test_a_module_called_as_one_of_pythons(tmp_path, monkeypatch):
+    found = []
+    for value in (1, 2):
+        made = types.ModuleType("wave")
+        made.__file__, made.LIMIT = str(tmp_path / "wave.py"), value
+        monkeypatch.setitem(sys.modules, "wave", made)
+        found.append(digest(made, "value.LIMIT"))
+    assert found[0] != found[1]
+
+
+def test_functions_compiled_with_what_was_there():
+    """Their machine code is part of what calls them, and does not change with the values that they name."""
+    names = {"LIMIT": 1, "__name__": __name__}
+    exec("def inner(x): return x + LIMIT\ndef outer(x): return inner(x)", names)
+    names["inner"], names["outer"] = numba.njit(names["inner"]), numba.njit(names["outer"])
+    before = digest(names["outer"])
+    assert names["inner"](1.0) == 2.0 and digest(names["outer"]) == before
+    names["LIMIT"] = 2
+    with pytest.raises(Untold, match="'inner', named by outer, has been compiled already"):
+        digest(names["outer"])
+    names["inner"].recompile()
+    assert names["inner"](1.0) == 3.0 and digest(names["outer"]) != before
+    names["LIMIT"] = 1
+    names["inner"](1)  # another signature: now there is code of both
+    for names["LIMIT"] in (1, 2):
+        with pytest.raises(Untold, match="has been compiled already"):
+            digest(names["outer"])
+
+
+def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
+    """By the files that do it: what they add is found without a name in the code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    source = tmp_path / "extension_of_the_test.py"
+    found = []
+    for number in (1, 2):
+        source.write_text(
+            "from numba import types\nfrom numba.extending import overload_method\n"
+            f"@overload_method(types.Float, 'zap')\ndef zap(x): return lambda x: x + {number}\n"
+        )
+        sys.modules.pop("extension_of_the_test", None)
+        importlib.invalidate_caches()
+        importlib.import_module("extension_of_the_test")
+        found.append(digest(1))
+    assert found[0] != found[1]
+
+
+def test_functions_that_are_typed_by_hand():
+    def stub(x):
+        pass
+
+    type_callable(stub)(lambda context: lambda x: numba.float64)
+    with pytest.raises(Untold, match="'value', named by function, is a 'function'"):
+        digest(stub)
+
+
+def test_how_functions_are_registered():
+    def registered(**options):
+        def stub(x):
+            pass
+
+        overload(stub, jit_options=options)(plain_for)
+        return stub
+
+    def plain_for(x):
+        return lambda x: x
+
+    assert digest(registered(error_model="numpy")) != digest(registered(error_model="python"))
+
+
+def test_compilers_of_ones_own():
+    class Other(numba.core.compiler.Compiler):
+        pass
+
+    with pytest.raises(Untold, match=r"is compiled by '.*Other'"):
+        digest(numba.njit(pipeline_class=Other)(plain))
+
+
+def test_it_takes_no_longer_than_there_are_names():
+    modules = [module() for _ in range(40)]
+    for i, each in enumerate(modules):
+        vars(each).update({f"m{j}": other for j, other in enumerate(modules)}, value=i)
+    nested: tuple = ()
+    for _ in range(60):
+        nested = (nested, nested)
+    code = " + ".join(f"value.m{i}.m{i + 1}.value" for i in range(39)) + " + len(value.nested)"
+    modules[0].nested = nested
+    assert digest(modules[0], code) == digest(modules[0], code)  # or it never ends
 
 
 def test_lists_inside_one_another():
@@ -187,7 +356,8 @@ def test_a_module_whose_attributes_fail():
         def __getattr__(self, name):
             raise ImportError(name)
 
-    assert digest(Lazy("lazy"), "value.used") == digest(Lazy("lazy"), "value.used")
+    with pytest.raises(Untold, match="ImportError: used"):
+        digest(Lazy("lazy"), "value.used")
 
 
 def test_the_same_in_every_process():

@@ -593,8 +593,27 @@ def test_a_kernel_that_names_what_cannot_be_told(module):
     """
     done = run_python(RUN + code, str(module))
     assert done.stdout.split() == ["2.0", "3.0"]
-    assert "used-" in done.stderr and "'LEVEL', a global of used, is a 'Level'" in done.stderr
+    assert "used is compiled by each process: 'LEVEL', named by used, is a 'Level'" in done.stderr
     assert not list(module.rglob("*used-*.entry"))
+
+
+def test_functions_that_call_one_another(module):
+    """Numba finds addresses for such names when it compiles; what is loaded has none for them, and LLVM ends the process."""
+    program = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    from recursive_of_the_test import parity
+    print(parity(7), parity(8))
+    """
+    (module / "recursive_of_the_test.py").write_text(
+        "import numba\nfrom fastexchange import fast_args\n"
+        "@numba.njit\ndef even(n): return True if n == 0 else odd(n - 1)\n"
+        "@numba.njit\ndef odd(n): return False if n == 0 else even(n - 1)\n"
+        "@fast_args(cache=True)\ndef parity(n): return even(n)\n"
+    )
+    for _ in range(2):
+        done = run_python(program, str(module))
+        assert done.stdout.split() == ["False", "True"] and "calls itself through another function" in done.stderr
 
 
 NAMESAKES = r"""
@@ -665,7 +684,7 @@ def test_a_signature_of_another_type_of_the_same_name(folder):
         def __reduce__(self):
             return Number, (self.number,)
 
-    entries = _Entries(folder, "name", lambda: ())
+    entries = _Entries(folder, "name", only, lambda: ())
     assert entries.load(((), Named(1))) is None
     entries.save(((), Named(1)), "one")
     assert entries.load(((), Named(1))) == "one" and entries.load(((), Named(2))) is None
@@ -677,7 +696,7 @@ def test_what_changed_while_code_was_compiled_is_not_kept(folder):
     from fastexchange.kernel_cache import _Entries
 
     depends_on = ["before"]
-    entries = _Entries(folder, "name", lambda: tuple(depends_on))
+    entries = _Entries(folder, "name", only, lambda: tuple(depends_on))
     for changed in ("after", "before"):
         assert entries.load(((), 1)) is None
         depends_on.append(changed)
