@@ -138,7 +138,9 @@ class _Teller:
         function = dispatcher.py_func
         if self._is_local:
             return "compiled", function.__qualname__
-        if dispatcher.overloads and not (_compiled.get(function) and _compiled[function] == _locally(function)):
+        compiled_with = _compiled.get(function)
+        is_fresh = compiled_with is None and not _has_compiled(dispatcher)
+        if not is_fresh and (not compiled_with or compiled_with != _locally(function)):
             raise Untold(f"{name} has been compiled already, and what it names may have had other values then")
         pipeline = pipeline_of(dispatcher)
         if not issubclass(compiler.Compiler, pipeline):
@@ -268,7 +270,7 @@ def _digest_of_file(module: str) -> str:
 # ---- what has been compiled in this process --------------------------------------------------------------------------
 
 _compiled: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
-"""For functions, a digest of what all of their machine code was compiled with; "" if that has changed in between."""
+"""For functions, a digest of what all of their machine code in this process was compiled with; "" if that has changed."""
 
 
 def note_loaded(function: python_types.FunctionType) -> None:
@@ -289,13 +291,18 @@ def _locally(function: python_types.FunctionType) -> str:
         return ""
 
 
+def _has_compiled(dispatcher) -> bool:
+    """Whether a dispatcher has machine code that is not from a cache: what Numba loads is believed as Numba believes it."""
+    return len(dispatcher.overloads) > sum(dispatcher.stats.cache_hits.values())
+
+
 class _Listener(event.Listener):
     def on_start(self, event):
         with contextlib.suppress(Exception):  # nobody's compilation fails for this
             dispatcher = event.data["dispatcher"]
             function = dispatcher.py_func
             if not function.__module__.startswith(("numba.", "fastexchange.")):
-                _note(function, not dispatcher.overloads)
+                _note(function, not _has_compiled(dispatcher))
 
     def on_end(self, event):
         pass

@@ -293,8 +293,9 @@ def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
 def _require_numba_type(kernel, position: int, value) -> None:
     """Raise TypeError for an object that nobody can pass."""
     cls = type(value)
-    if id(cls) in _typed_by_numba or _has_numba_type(value):
-        if id(cls) not in _typed_by_numba:
+    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # of classes Numba knows some
+    if is_known or _has_numba_type(value):
+        if not is_known:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         return

@@ -282,6 +282,21 @@ def test_functions_compiled_with_what_was_there():
             digest(names["outer"])
 
 
+def test_functions_that_numba_has_loaded(tmp_path, monkeypatch):
+    """Their code is that of a call of them, too: Numba's cache says what it is worth."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "loaded_by_the_test.py").write_text("import numba\n@numba.njit(cache=True)\ndef inner(x): return x + 1\n")
+    found = []
+    for _ in range(2):
+        sys.modules.pop("loaded_by_the_test", None)
+        importlib.invalidate_caches()
+        inner = importlib.import_module("loaded_by_the_test").inner
+        assert inner(1.0) == 2.0
+        found.append((digest(inner), sum(inner.stats.cache_hits.values())))
+        inner.py_func.__globals__["unused"] = 1
+    assert found == [(found[0][0], 0), (found[0][0], 1)]
+
+
 def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
     """By the files that do it: what they add is found without a name in the code."""
     monkeypatch.syspath_prepend(tmp_path)

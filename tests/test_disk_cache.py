@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from interpreter import run_python
+from numba.core.errors import NumbaWarning
 
 from fastexchange import disk_cache, fast_args
 from fastexchange.compiled import code_cache
@@ -595,6 +596,30 @@ def test_a_kernel_that_names_what_cannot_be_told(module):
     assert done.stdout.split() == ["2.0", "3.0"]
     assert "used is compiled by each process: 'LEVEL', named by used, is a 'Level'" in done.stderr
     assert not list(module.rglob("*used-*.entry"))
+
+
+def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch):
+    """What calls it is compiled with its code of before, and is not kept as if it were compiled with that of now."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "outer_of_the_test.py").write_text(
+        "from fastexchange import fast_args\nLIMIT = 1\n"
+        "@fast_args(cache=True)\ndef inner(x): return x + LIMIT\n"
+        "@fast_args(cache=True)\ndef outer(x): return inner(x)\n"
+    )
+
+    def fresh():
+        sys.modules.pop("outer_of_the_test", None)
+        return importlib.import_module("outer_of_the_test")
+
+    assert fresh().inner(1.0) == 2.0
+    module = fresh()
+    assert module.inner(1.0) == 2.0 and list(module.inner.dispatcher.stats.cache_hits.values()) == [1]
+    module.LIMIT = 2
+    with pytest.warns(NumbaWarning, match="each process: 'inner', named by outer, has been compiled already"):
+        assert module.outer(1.0) == 2.0
+    module = fresh()
+    module.LIMIT = 2
+    assert module.outer(1.0) == 3.0
 
 
 def test_functions_that_call_one_another(module):

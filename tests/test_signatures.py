@@ -142,6 +142,14 @@ def test_no_match_is_njits_error(arguments):
     assert len(add.signatures) == 1
 
 
+def check_refused(kernel, value, as_numba_gets_it):
+    """What no declared signature takes: in our words, and then in those of Numba's dispatcher."""
+    kind, message = type_and_message(kernel, value)
+    numbas_kind, numbas = type_and_message(kernel.dispatcher, as_numba_gets_it)
+    assert kind is numbas_kind and message.endswith(numbas)
+    assert message.startswith(f"{kernel.__qualname__}(") and "not one of the declared signatures" in message
+
+
 def test_arrays_to_layouts_that_take_them(framework):
     if not framework.mutable:
         pytest.skip(f"{framework} is readonly, and the signatures are of mutable arrays")
@@ -158,7 +166,7 @@ def test_arrays_to_layouts_that_take_them(framework):
     assert corner(framework.tensor(np.ones((3, 4), "f4"))) == 1.0
     assert len(corner.signatures) == 2
     strided = np.ones((6, 8), "f4")[:, ::2]
-    assert type_and_message(corner, framework.tensor(strided)) == type_and_message(corner.dispatcher, strided)
+    check_refused(corner, framework.tensor(strided), strided)
 
 
 def test_readonly_arrays_where_writeable_ones_are_declared():
@@ -169,7 +177,7 @@ def test_readonly_arrays_where_writeable_ones_are_declared():
     array = np.ones(3)
     array.flags.writeable = False
     for tensor in (array, Dunder(array)):
-        assert type_and_message(first, tensor) == type_and_message(first.dispatcher, array)
+        check_refused(first, tensor, array)
     assert first(np.ones(3)) == 1.0
 
 
@@ -220,7 +228,7 @@ def test_a_dispatcher_that_may_no_longer_compile():
     kernel(1)
     kernel.dispatcher.disable_compile()
     assert kernel(1) == kernel(2) - 1 == 2
-    assert type_and_message(kernel, "text") == type_and_message(kernel.dispatcher, "text")
+    check_refused(kernel, "text", "text")
     assert kernel.signatures == [(int64,)]
 
 

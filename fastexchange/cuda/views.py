@@ -157,7 +157,13 @@ def _own(tensor, flags: int, held) -> _View:
 
 def originals(bound: tuple) -> tuple:
     """The arguments of a launch, each view among them as what it is a view of."""
-    return tuple(value.held if type(value) is _View else value for value in bound)
+
+    def original(value):
+        if type(value) is not tuple:
+            return value.held if type(value) is _View else value
+        return originals(value)
+
+    return tuple(map(original, bound))
 
 
 def _from_interface(value, interface, place) -> _View:
