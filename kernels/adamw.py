@@ -24,7 +24,7 @@ _BLOCK = 1 << 14  # elements that a thread updates at a time
 
 
 # "contract": a multiplication and an addition may become one instruction, which rounds once
-@njit(cache=True, error_model="numpy", fastmath={"contract"})
+@njit(error_model="numpy", fastmath={"contract"})
 def _update_block(param, grad, exp_avg, exp_avg_sq, numbers):
     decay, beta1, rest1, beta2, rest2, correction, eps, rate = numbers
     real = exp_avg.dtype.type
@@ -37,7 +37,7 @@ def _update_block(param, grad, exp_avg, exp_avg_sq, numbers):
         param[j] = real(param[j]) * decay - rate * m / (math.sqrt(v) * correction + eps)
 
 
-@njit(parallel=True, cache=True)
+@njit(parallel=True)
 def _update_blocks(param, grad, exp_avg, exp_avg_sq, numbers):
     for i in prange((param.shape[0] + _BLOCK - 1) // _BLOCK):
         a, b = i * _BLOCK, (i + 1) * _BLOCK
@@ -89,12 +89,12 @@ def _update_of(param, grad, exp_avg, exp_avg_sq, numbers):
     return rows
 
 
-@njit(cache=True)
+@njit
 def _place(x):
     return place(x.reshape(1) if x.ndim == 0 else x)
 
 
-@njit(cache=True)
+@njit
 def _check_memory(p, g, m, v):
     if not injective(p):
         raise ValueError("params: each element must have memory of its own")

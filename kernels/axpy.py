@@ -15,7 +15,7 @@ from .overlap import apart_or_same, injective, place
 _WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
 
-@njit(cache=True)
+@njit
 def _check(x, y, out):
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")

@@ -25,7 +25,7 @@ _WORTH_THREADS = 1 << 15  # logits; with fewer, a row at a time in this thread i
 
 
 # "reassoc" lets the sum be vectorised; unlike all of fastmath it keeps NaN and infinities
-@njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum_below(x, top):
     """The sum of ``top - x[j]``: no term is negative, so nothing cancels."""
     total = 0.0
@@ -34,7 +34,7 @@ def _sum_below(x, top):
     return total
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _loss(x, target, smoothing):
     top = largest(x) + np.float32(0)  # floating: the difference of two integers may overflow
     log_sum = math.log(sum_of_exp(x, top))
@@ -44,7 +44,7 @@ def _loss(x, target, smoothing):
     return loss
 
 
-@njit(cache=True)
+@njit
 def _check(logits, target, smoothing, ignore_index, out):
     rows, classes = logits.shape
     if target.shape != (rows,):

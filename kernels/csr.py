@@ -18,7 +18,7 @@ _WORTH_THREADS = 1 << 15  # stored elements; with fewer, one thread is as fast
 _BLOCKS = 64  # that the indices, and then the rows, are cut into: enough for threads to be equally busy
 
 
-@njit(cache=True)
+@njit
 def _outside(indices, size):
     """How many integers are no index below `size`. One vectorised pass: as an unsigned number a negative one is large."""
     outside = 0
@@ -28,7 +28,7 @@ def _outside(indices, size):
 
 
 # "reassoc" lets the sum be vectorised; unlike all of fastmath it keeps NaN and infinities
-@njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _rows(indptr, indices, data, x, out, first, last):
     for i in range(first, last):
         total = out.dtype.type(0)
@@ -37,7 +37,7 @@ def _rows(indptr, indices, data, x, out, first, last):
         out[i] = total
 
 
-@njit(cache=True)
+@njit
 def _check(indptr, indices, data, x, out):
     if indptr.dtype.kind != "i" and indptr.dtype.kind != "u":
         raise ValueError("indptr: must be integers")

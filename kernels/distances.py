@@ -22,7 +22,7 @@ _ROWS = 16  # rows of x that a thread takes at a time
 _PANEL = 512  # bytes of a panel's row
 
 
-@njit(cache=True)
+@njit
 def _packed(x, out):
     """A C-contiguous copy in the dtype of `out`."""
     copy = np.empty(x.shape, out.dtype)
@@ -32,7 +32,7 @@ def _packed(x, out):
     return copy
 
 
-@njit(cache=True)
+@njit
 def _panels(y, out):
     """The rows of `y` in the dtype of `out`, in groups, each transposed: element k of a group's rows is one panel row.
 
@@ -47,7 +47,7 @@ def _panels(y, out):
 
 
 # "contract" joins a product and a sum; unlike all of fastmath it keeps NaN and infinities
-@njit(cache=True, fastmath={"contract"})
+@njit(fastmath={"contract"})
 def _distances(x, panel, out):
     """Write the distances of the vector `x` from a panel's rows into `out`, eight elements of all of them at a time."""
     columns, lanes = panel.shape
@@ -70,7 +70,7 @@ def _distances(x, panel, out):
         out[j] = math.sqrt(out[j])
 
 
-@njit(cache=True)
+@njit
 def _pairwise_rows(x, panels, out):
     lanes = panels.shape[2]
     found = np.empty(lanes, x.dtype)
@@ -82,13 +82,13 @@ def _pairwise_rows(x, panels, out):
                 here[j] = found[j]
 
 
-@njit(cache=True)
+@njit
 def _before(a, b):
     """Whether `a` is sorted before `b`: numbers ascend, NaN comes last."""
     return a < b or (b != b and a == a)
 
 
-@njit(cache=True)
+@njit
 def _keep_nearest(found, first, kept, distances, indices):
     """Sort those of `found` that are near enough into the vectors of the nearest, of which there are `kept` already.
 
@@ -112,7 +112,7 @@ def _keep_nearest(found, first, kept, distances, indices):
             farthest = distances[k - 1]
 
 
-@njit(cache=True)
+@njit
 def _nearest_rows(x, panels, m, distances, indices):
     lanes = panels.shape[2]
     found = np.empty(lanes, x.dtype)
@@ -124,13 +124,13 @@ def _nearest_rows(x, panels, m, distances, indices):
             _keep_nearest(found[: min(lanes, m - first)], first, kept, distances[i], indices[i])
 
 
-@njit(cache=True)
+@njit
 def _check(x, y):
     if x.shape[1] != y.shape[1]:
         raise ValueError("y: must have as many columns as x")
 
 
-@njit(cache=True)
+@njit
 def _check_pairwise(x, y, out):
     _check(x, y)
     if out.ndim != 2 or out.shape[0] != x.shape[0] or out.shape[1] != y.shape[0]:
@@ -172,7 +172,7 @@ def pairwise(x, y, out):
             _pairwise_rows(rows[first:last], panels, out[first:last])
 
 
-@njit(cache=True)
+@njit
 def _check_nearest(x, y, k, distances, indices):
     _check(x, y)
     if k < 0 or k > y.shape[0]:

@@ -20,7 +20,7 @@ from .overlap import apart, injective, place
 _WORTH_THREADS = 1 << 15  # elements; with fewer, a row at a time in this thread is as fast
 
 
-@njit(cache=True)
+@njit
 def _heat_row(u, r, out, i):
     """Write row `i` of `out`."""
     rows, columns = out.shape
@@ -35,7 +35,7 @@ def _heat_row(u, r, out, i):
     out[i, columns - 1] = u[i, columns - 1]
 
 
-@njit(cache=True)
+@njit
 def _check(u, out):
     if u.shape != out.shape:
         raise ValueError("u: its shape must be that of out")

@@ -20,7 +20,7 @@ _BLOCKS = 8  # that many values are cut into, each with counts of its own
 _WORTH_COUNTS = 16  # values for each of those counts; with fewer, summing them takes too long
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _count(x, edges, counts):
     """Add to ``counts[k]`` how many values of `x` lie in bin `k`."""
     bins = counts.shape[0]
@@ -40,7 +40,7 @@ def _count(x, edges, counts):
             counts[k] += 1
 
 
-@njit(cache=True)
+@njit
 def _edges(x, bins, low, high):
     width = (np.float64(high) - np.float64(low)) / bins
     edges = np.empty(bins + 1)
@@ -53,7 +53,7 @@ def _edges(x, bins, low, high):
     return edges
 
 
-@njit(cache=True)
+@njit
 def _check(x, bins, low, high, out):
     if bins < 1:
         raise ValueError("bins: must be at least 1")

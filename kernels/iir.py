@@ -25,7 +25,7 @@ _FEW = 4  # channels that are faster one by one than side by side
 _BLOCK = 128  # samples of all lanes that go through all sections in the nearest cache
 
 
-@njit(cache=True)
+@njit
 def _one_by_one(sos, x, state, out):
     """Filter one channel, through all sections sample by sample; `state` of shape (sections, 2) is carried on."""
     for i in range(x.shape[0]):
@@ -38,7 +38,7 @@ def _one_by_one(sos, x, state, out):
         out[i] = value
 
 
-@njit(cache=True)
+@njit
 def _side_by_side(section, samples, state):
     """Send `samples` of shape (n, _LANES) through one section, in place; `state` of shape (2, _LANES) is carried on."""
     b0, b1, b2, a1, a2 = section[0], section[1], section[2], section[4], section[5]
@@ -51,7 +51,7 @@ def _side_by_side(section, samples, state):
             samples[i, c] = y
 
 
-@njit(cache=True)
+@njit
 def _channels(sos, x, initial, out, final, first, last):
     """Filter the channels from `first` up to `last`, at most _LANES: what a thread does at a time."""
     sections, count = sos.shape[0], last - first
@@ -80,7 +80,7 @@ def _channels(sos, x, initial, out, final, first, last):
             final[k, first + c, 0], final[k, first + c, 1] = state[k, 0, c], state[k, 1, c]
 
 
-@njit(cache=True)
+@njit
 def _in_float64(sos):
     coefficients = np.empty(sos.shape)
     for k in range(sos.shape[0]):
@@ -89,7 +89,7 @@ def _in_float64(sos):
     return coefficients
 
 
-@njit(cache=True)
+@njit
 def _check(sos, x, initial, out, final):
     if sos.ndim != 2 or sos.shape[1] != 6:
         raise ValueError("sos: its shape must be (sections, 6)")

@@ -23,7 +23,7 @@ _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread
 
 
 # "reassoc" lets the two sums be vectorised, twice as fast; unlike all of fastmath it keeps NaN and infinities
-@njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+@njit(error_model="numpy", fastmath={"reassoc"})
 def _layer_norm_row(x, weight, bias, eps, out):
     features = x.shape[0]
     mean = 0.0
@@ -45,7 +45,7 @@ def _layer_norm_row(x, weight, bias, eps, out):
         out[j] = value
 
 
-@njit(cache=True)
+@njit
 def _check(x, weight, bias, out):
     check_rows(x, out)
     features = out.shape[1]

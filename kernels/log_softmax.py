@@ -17,7 +17,7 @@ from .rows import check_rows, largest, sum_of_exp
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _log_softmax_row(x, out):
     zero = x.dtype.type(0) * out.dtype.type(0)  # of the common type of both
     top = largest(x) + zero

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 
-@njit(cache=True)
+@njit
 def cut_within(offsets, size):
     """Whether integer `offsets` never decrease, and begin and end within an array of `size` elements.
 

@@ -17,7 +17,7 @@ _NO_PITCH = np.intp(1 << 62)  # larger than any address on a 64-bit machine
 _ONES = (1, 1, 1, 1)
 
 
-@njit(cache=True)
+@njit
 def place(x):
     """Where the array `x` lies: its address, item size, shape and strides. What the other functions here take.
 
@@ -28,7 +28,7 @@ def place(x):
     return np.intp(x.ctypes.data), np.intp(x.itemsize), (x.shape + _ONES)[:4], (x.strides + _ONES)[:4]
 
 
-@njit(cache=True)
+@njit
 def _is_empty(x):
     empty = False
     for extent in x[2]:
@@ -36,7 +36,7 @@ def _is_empty(x):
     return empty
 
 
-@njit(cache=True)
+@njit
 def _span_and_start(x, pitch):
     """The length of what a non-empty array covers of a piece of memory `pitch` long, and its lowest address."""
     start, span, shape, strides = x
@@ -48,7 +48,7 @@ def _span_and_start(x, pitch):
     return span, start
 
 
-@njit(cache=True)
+@njit
 def _separated(x, y, pitch):
     """Whether two non-empty arrays lie at different offsets in pieces of memory `pitch` long.
 
@@ -61,7 +61,7 @@ def _separated(x, y, pitch):
     return distance >= x_span and distance + y_span <= pitch
 
 
-@njit(cache=True)
+@njit
 def _interleaved(z, x, y):
     """Whether :func:`_separated` sees that `x` and `y` are apart with a stride of `z` as the pitch."""
     found = False
@@ -70,13 +70,13 @@ def _interleaved(z, x, y):
     return found
 
 
-@njit(cache=True)
+@njit
 def apart(x, y):
     """Whether two arrays, given by their places, certainly share no memory."""
     return _is_empty(x) or _is_empty(y) or _separated(x, y, _NO_PITCH) or _interleaved(x, x, y) or _interleaved(y, x, y)
 
 
-@njit(cache=True)
+@njit
 def apart_or_same(x, y):
     """Whether two arrays of equal shape certainly share no memory, or have each element at the same address."""
     same = x[0] == y[0] and x[1] == y[1]
@@ -85,7 +85,7 @@ def apart_or_same(x, y):
     return same or apart(x, y)
 
 
-@njit(cache=True)
+@njit
 def injective(x):
     """Whether each element of an array certainly has memory of its own; an expanded array, with stride 0, has not."""
     if _is_empty(x):

@@ -20,7 +20,7 @@ _WORTH_THREADS = 1 << 15  # elements; with fewer, a row at a time in this thread
 
 
 # "reassoc" lets the sum be vectorised; unlike all of fastmath it keeps NaN and infinities
-@njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+@njit(error_model="numpy", fastmath={"reassoc"})
 def _rms_norm_row(x, weight, eps, out):
     features = x.shape[0]
     total = 0.0
@@ -35,7 +35,7 @@ def _rms_norm_row(x, weight, eps, out):
             out[j] = x[j] * scale * weight[j]
 
 
-@njit(cache=True)
+@njit
 def _check(x, weight, out):
     check_rows(x, out)
     features = out.shape[1]

@@ -21,13 +21,13 @@ from .overlap import apart, apart_or_same, injective, place
 _WORTH_THREADS = 1 << 15  # elements; with fewer, one thread is as fast
 
 
-@njit(cache=True)
+@njit
 def _copy(x, out):
     for j in range(x.shape[0]):
         out[j] = x[j]
 
 
-@njit(cache=True)
+@njit
 def _turn_neighbours(x, cos, sin, out):
     for j in range(cos.shape[0]):
         a, b = x[2 * j], x[2 * j + 1]
@@ -35,7 +35,7 @@ def _turn_neighbours(x, cos, sin, out):
         out[2 * j + 1] = b * cos[j] + a * sin[j]
 
 
-@njit(cache=True)
+@njit
 def _turn_halves(x, cos, sin, out):
     pairs = cos.shape[0]
     left, right, out_left, out_right = x[:pairs], x[pairs:], out[:pairs], out[pairs:]
@@ -44,7 +44,7 @@ def _turn_halves(x, cos, sin, out):
         out_right[j] = right[j] * cos[j] + left[j] * sin[j]
 
 
-@njit(cache=True)
+@njit
 def _rotary_head(x, cos, sin, interleaved, out):
     """All positions of one head."""
     # rows of their own: `out` may be `x`, and a loop over arrays that overlap, or are strided, is not vectorised
@@ -58,7 +58,7 @@ def _rotary_head(x, cos, sin, interleaved, out):
         _copy(turned, out[p])
 
 
-@njit(cache=True)
+@njit
 def _check(x, cos, sin, start, out):
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")

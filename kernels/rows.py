@@ -13,7 +13,7 @@ from .overlap import apart_or_same, injective, place
 _BLOCK = 1 << 12  # elements whose sum may be in float32: lanes add up few of them; the sum of such sums is in float64
 
 
-@njit(cache=True)
+@njit
 def check_rows(x, out):
     """Raise ValueError if rows of `x` cannot be turned into rows of a floating `out`, which may be `x`."""
     if x.shape != out.shape:
@@ -68,7 +68,7 @@ def _number_of(order, like):
     return lambda order, like: order
 
 
-@njit(cache=True)
+@njit
 def largest(x):
     """The largest element of a row that has one. If an element is NaN: NaN, or the largest of the others."""
     first = x[0]
@@ -80,7 +80,7 @@ def largest(x):
 
 
 # "reassoc" lets the sums be vectorised; unlike all of fastmath it keeps NaN and infinities
-@njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def sum_of_exp(x, shift):
     """The sum over a row of ``exp(x[j] - shift)``, exponentials in float32 if both numbers are, else in float64."""
     total = 0.0
@@ -93,7 +93,7 @@ def sum_of_exp(x, shift):
     return total
 
 
-@njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def exp_in_place(x):
     """Replace each number of a floating row by its exponential, and return their sum."""
     total = 0.0

@@ -15,7 +15,7 @@ _LONG_RUNS = 32  # elements in a run on average; with fewer, a branch for each r
 _STORED = 16  # elements of a decoded run that are stored without a branch; the next run is stored over those too many
 
 
-@njit(cache=True)
+@njit
 def _runs(x):
     runs = min(x.shape[0], 1)
     for i in range(1, x.shape[0]):
@@ -63,7 +63,7 @@ def run_length_encode(x):
     return values, lengths
 
 
-@njit(cache=True)
+@njit
 def _total(lengths):
     """The sum of all lengths, or a negative number if one is negative or the sum is more than an int64 holds."""
     total = 0

@@ -28,13 +28,13 @@ _BLOCK = 64  # logits that are looked at together
 _STEPS = 1024  # of 1/32; the last holds all that is 32 or more below the largest: weights below 2e-14
 
 
-@njit(cache=True)
+@njit
 def _step(below, scale):
     """The step of a token whose logit is `below` the largest; `scale`: the reciprocal of the temperature."""
     return np.intp(min(below * (32 * scale), _STEPS - 1.0))
 
 
-@njit(cache=True)
+@njit
 def _members(x, top, scale, step):
     """The tokens of one step, by descending logit and, if equal, by index."""
     found = np.empty(x.shape[0], np.intp)
@@ -46,7 +46,7 @@ def _members(x, top, scale, step):
     return found[np.argsort(-x[found], kind="mergesort")]
 
 
-@njit(cache=True)
+@njit
 def _walk(x, top, scale, counts, masses, tokens, reach, exceed):
     """Add up weights by descending logit: of `tokens` tokens, or until the sum is at least `reach` or above `exceed`.
 
@@ -70,7 +70,7 @@ def _walk(x, top, scale, counts, masses, tokens, reach, exceed):
     return token, added, total
 
 
-@njit(cache=True)
+@njit
 def _sample_by_steps(x, top, k, p, scale, u):
     weights = np.empty(x.shape[0])
     for j in range(x.shape[0]):
@@ -88,7 +88,7 @@ def _sample_by_steps(x, top, k, p, scale, u):
     return token
 
 
-@njit(cache=True)
+@njit
 def _likeliest(x, k):
     """The first `k` tokens by descending logit and, if equal, by index; and their logits."""
     tokens, logits = np.empty(k, np.intp), np.empty(k)
@@ -111,7 +111,7 @@ def _likeliest(x, k):
     return tokens, logits
 
 
-@njit(cache=True)
+@njit
 def _sample_of_few(x, top, k, p, scale, u):
     tokens, logits = _likeliest(x, k)
     sums = np.empty(k)
@@ -130,7 +130,7 @@ def _sample_of_few(x, top, k, p, scale, u):
     return tokens[n]
 
 
-@njit(cache=True)
+@njit
 def _sample_row(x, k, p, scale, u):
     """The token of one contiguous row in float64, or -1."""
     top = largest(x)
@@ -144,7 +144,7 @@ def _sample_row(x, k, p, scale, u):
     return _sample_by_steps(x, top, k, p, scale, u)
 
 
-@njit(cache=True)
+@njit
 def _in_float64(x):
     """A contiguous copy, so that all that follows is fast, and compiled once for all dtypes and layouts."""
     row = np.empty(x.shape[0])
@@ -153,7 +153,7 @@ def _in_float64(x):
     return row
 
 
-@njit(cache=True)
+@njit
 def _check(logits, k, p, temperature, u, out):
     rows, vocabulary = logits.shape
     if vocabulary == 0:

@@ -21,13 +21,13 @@ _WORTH_THREADS = 1 << 15
 _GROUP = 1 << 14  # elements of four pieces: they stay in the nearest cache between the passes
 
 
-@njit(cache=True)
+@njit
 def _zero(out):
     """What sums begin with: 0 as a float64 if `out` is floating, as an int64 if it is int64."""
     return out.dtype.type(0) * np.int64(0)
 
 
-@njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum(x, out):
     total = _zero(out)
     for i in range(x.shape[0]):
@@ -35,7 +35,7 @@ def _sum(x, out):
     return total
 
 
-@njit(cache=True)
+@njit
 def _scan(x, out, total):
     for i in range(x.shape[0]):
         value = out.dtype.type(x[i])
@@ -43,7 +43,7 @@ def _scan(x, out, total):
         total += value
 
 
-@njit(cache=True)
+@njit
 def _scan_four(x, out, starts):
     """Scan four pieces of equal length, each begun with its element of `starts`."""
     a, b, c, d = starts[0], starts[1], starts[2], starts[3]
@@ -58,7 +58,7 @@ def _scan_four(x, out, starts):
         d += out.dtype.type(xd)
 
 
-@njit(cache=True)
+@njit
 def _pass(x, out, starts, piece, group, writing):
     """Over four pieces: their sums into `starts`, or, with `starts` scanned, the pieces' scans into `out`."""
     first = 4 * group
@@ -70,7 +70,7 @@ def _pass(x, out, starts, piece, group, writing):
             starts[p] = _sum(x[p * piece : (p + 1) * piece], out)
 
 
-@njit(cache=True)
+@njit
 def _check(x, out):
     if x.shape != out.shape:
         raise ValueError("x: its shape must be that of out")

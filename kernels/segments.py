@@ -21,7 +21,7 @@ _OUT = "x[n, ...], offsets[cuts] -> out[cuts - 1, ...]"
 _WORTH_THREADS = 1 << 15  # elements of x; with fewer, one thread is as fast
 
 
-@njit(cache=True)
+@njit
 def _check(x, offsets, out):
     """What all four refuse."""
     if x.ndim != 1 and x.ndim != 2:
@@ -38,7 +38,7 @@ def _check(x, offsets, out):
         raise ValueError("out: overlaps x or offsets")
 
 
-@njit(cache=True)
+@njit
 def _check_sum(x, out):
     if out.dtype.type(0.5) != 0.5:
         if out.itemsize != 8 or out.dtype.type(-1) + 1.0 != 0:
@@ -47,7 +47,7 @@ def _check_sum(x, out):
             raise ValueError("out: its dtype must be floating or complex, as that of x is")
 
 
-@njit(cache=True)
+@njit
 def _check_extreme(x, initial, out):
     if out.dtype.kind != x.dtype.kind or out.itemsize != x.itemsize:
         raise ValueError("out: its dtype must be that of x")
@@ -57,7 +57,7 @@ def _check_extreme(x, initial, out):
 
 # In these, `first` and `last` are unsigned: no index is looked at for being negative, which counts where segments are
 # short. "reassoc" lets a vector's sum be vectorised; unlike all of fastmath it keeps NaN and infinities.
-@njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def _sum(x, first, last, out, k):
     if x.ndim == 1:
         total = out.dtype.type(0) * np.int64(0)  # a float64, complex128 or int64
@@ -72,7 +72,7 @@ def _sum(x, first, last, out, k):
                 out[k, j] += x[i, j]
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _mean(x, first, last, out, k):
     _sum(x, first, last, out, k)
     if x.ndim == 1:
@@ -82,7 +82,7 @@ def _mean(x, first, last, out, k):
             out[k, j] /= last - first
 
 
-@njit(cache=True)
+@njit
 def _extreme(x, first, last, initial, largest, out, k):
     """The maximum if `largest`, else the minimum."""
     if x.ndim == 1:

@@ -16,7 +16,7 @@ from .rows import check_rows, exp_in_place, largest
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
 
-@njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _softmax_row(x, out):
     top = largest(x) + x.dtype.type(0) * out.dtype.type(0)  # in the common type of both
     for j in range(x.shape[0]):
