@@ -198,13 +198,23 @@ def finish_library(library, module, linked: list, symbol: str) -> None:
     Else the linker would take, for any other name, whatever has it: of another unit, or of a kernel from another process.
     """
     library.add_ir_module(module)
-    code = library._final_module
     for each in dict.fromkeys(linked):
-        code.link_in(each._get_module_for_linking(), preserve=True)
-    for function in code.functions:
-        if not function.is_declaration and function.name != symbol:
-            function.linkage = "internal"
+        library._final_module.link_in(each._get_module_for_linking(), preserve=True)
+    _hide(library._final_module, {symbol})
     library.finalize()
+
+
+def _hide(module, shown: set[str]) -> None:
+    """Let nobody outside call the functions of a module, but for `shown`; then LLVM may change what they take.
+
+    They get other names: the linker knows local functions by name, too, and takes one for whatever has that name later. Those of
+    Numba's runtime are the same everywhere, and LLVM's passes of Numba know them by name.
+    """
+    suffix = f".{uuid.uuid4().hex}"
+    for function in list(module.functions):
+        if not function.is_declaration and function.name not in shown and not function.name.startswith("NRT_"):
+            function.linkage = "internal"
+            function.name += suffix
 
 
 def sealed_library(context, name: str) -> Any:
@@ -233,11 +243,8 @@ def _sealing(kind: Any):
                 self.codegen.set_env(environment.env_name, environment)
 
         def _optimize_final_module(self):
-            module = self._final_module
-            for function in module.functions:
-                if not function.is_declaration and function.name not in self._own:
-                    function.linkage = "internal"
-            for variable in list(module.global_variables):
+            _hide(self._final_module, self._own)
+            for variable in list(self._final_module.global_variables):
                 if variable.linkage == _Linkage.common and variable.name not in self._own:
                     self._rename(variable)
             super()._optimize_final_module()

@@ -679,6 +679,23 @@ def test_functions_of_one_name_that_kernels_call(module):
     assert run_python(RUN + code, str(module), "242").stdout.split() == ["2.0", "1", "2", "4.0", "1", "4", "2.0", "1", "2"]
 
 
+@pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "fast_args"])
+def test_functions_that_others_call_after_a_kernel(module, decorate):
+    """LLVM changes what a function takes that nobody else can call; the linker does not ask whether anybody else can."""
+    (module / "module_of_the_test.py").write_text(MODULE + NAMESAKES.replace("return fast_args(cache=True)(", "return helper, ("))
+    code = f"""
+    helper, body = module.calling("2")
+    kernel = {decorate}(body)
+    for _ in range(3):
+        assert kernel(x) == kernel.bind(x)() == 2.0
+    @numba.njit
+    def others(x, y):
+        return helper(x) + helper(y)
+    print(others(x, x), kernel(x))
+    """
+    assert run(module, code) == ["4.0", "2.0"]
+
+
 @needs_users
 def test_kernels_are_not_kept_where_others_can_write(module):
     folder = module / "__pycache__" / "fastexchange"
