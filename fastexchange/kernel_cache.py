@@ -18,6 +18,7 @@ from pathlib import Path
 
 from numba.core.errors import NumbaWarning
 
+from .compiled import source_stamp
 from .dependencies import Untold, dependencies, meaning_of, note_loaded
 from .disk_cache import FOLDER, CacheFolder
 from .numba_internals import FunctionCache, calls_itself_through_another, code_depends_on, sealed_library
@@ -81,7 +82,7 @@ class KernelCache(FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
-        depends_on = lambda: (code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
+        depends_on = lambda: (source_stamp(__name__), code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
         self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on)
 
     def load_overload(self, sig, target_context):
