@@ -683,7 +683,8 @@ def test_functions_of_one_name_that_kernels_call(module):
 def test_functions_that_others_call_after_a_kernel(module, decorate):
     """LLVM changes what a function takes that nobody else can call; the linker does not ask whether anybody else can."""
     with (module / "module_of_the_test.py").open("a") as file:
-        file.write(f"\n\ndef calling(helper):\n    @{decorate}\n    def kernel(x, y): helper(x, y), helper(x[:0], y)\n    return kernel\n")
+        kernel = f"    @{decorate}\n    def kernel(x, y): helper(x, y), helper(x[:0], y)\n"
+        file.write(f"\n\ndef calling(helper):\n{kernel}    return kernel\n")
     code = """
     helper = module.scaled_at_length(2.0, numba.njit)
     kernel = module.calling(helper)
