@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import llvmlite
 import numba
 import numpy as np
 from numba.core import compiler, event, types
 
-from .numba_internals import CPUDispatcher, can_compile, extensions, pipeline_of, registered_for
+from .numba_internals import FOLDERS, CPUDispatcher, can_compile, extensions, pipeline_of, registered_for
 
 __all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
 
@@ -189,7 +188,6 @@ def _is_own(value: Any) -> bool:
 
 
 _NUMBAS_OBJECTS = {id(each): each for each in vars(numba).values() if not isinstance(each, _PLAIN)}
-_FOLDERS = tuple(os.path.dirname(cast(str, module.__file__)) + os.sep for module in (np, numba, llvmlite))
 _LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # they may lie inside the library's
 
@@ -206,7 +204,7 @@ def _is_known(value: Any) -> bool:
     file = vars(module).get("__file__")
     if not isinstance(file, str):
         return getattr(vars(module).get("__spec__"), "origin", None) in ("built-in", "frozen")
-    return file.startswith(_FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
 
 
 def _named(value: Any) -> tuple:

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import os
 import pickle
 import re
 import sys
@@ -285,6 +286,8 @@ def code_depends_on() -> tuple:
     return builds, processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
 
 
+FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
+"""Of the packages whose versions that names."""
 _SETTINGS = (
     "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
     "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
