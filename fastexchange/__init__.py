@@ -1,6 +1,6 @@
 """fastexchange: tensors of any framework straight into Numba kernels, at the cost of hand-written C.
 
-Start at :func:`fast_args`. The way of one argument: ``kernel`` (what is called), ``dispatch.shim`` (the native call),
+Start at :func:`fast_args` in ``api``. The way of one argument: ``kernel`` (what is called), ``dispatch.shim`` (the native call),
 ``dispatch.plan`` and ``dispatch.walk`` (reading the arguments), ``dispatch.entry`` (into the kernel and out again);
 ``slow_path`` and ``discovery`` for what is met for the first time, ``numba_call`` for what is left to Numba; ``dlpack``,
 ``cpython`` and ``native`` are the ground.
@@ -10,8 +10,9 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from . import interpreter as _interpreter  # noqa: F401  (first: it refuses interpreters that the others cannot trust)
+from .api import accelerate, decelerate, fast_args
 from .dlpack import DLDataTypeCode, DLDeviceType
-from .kernel import FastKernel, KernelStats, fast_args
+from .kernel import FastKernel, KernelCounts
 
 if TYPE_CHECKING:
     from .bound import BoundLaunch
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
-    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelStats", "OverheadReport", "convert", "exchange_api", "explain",
-    "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack", "unpolyfill",
+    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "accelerate", "convert", "decelerate",
+    "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack",
+    "unpolyfill",
 ]  # fmt: skip
 __version__ = "0.1.0"
 

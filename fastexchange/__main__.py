@@ -80,6 +80,14 @@ exit code 0; with --strict 1 when a row that is no yardstick and no control got 
 noise; 2 for files that are no results, or have no row in common"""
 
 
+_RUN = """\
+examples:
+  python -m fastexchange run train.py --epochs 3
+  python -m fastexchange run -m pytest tests/
+
+exit code: the program's"""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m fastexchange",
@@ -126,6 +134,16 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("what", metavar="MODULE:OBJECT", help="a module, or a file that ends in .py, and a dotted name in it")
     explain.add_argument("--args", metavar="ARGUMENTS", help="of a kernel: explain the call with these arguments")
 
+    run = add(
+        "run",
+        "run a program with all of its jitted functions made kernels",
+        "Calls fastexchange.accelerate() and then runs the program, as `python PROGRAM` or `python -m MODULE` would.",
+        _RUN,
+    )
+    run.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as for python -m")
+    run.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file with __main__.py, or with -m a module")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the program: its sys.argv[1:]")
+
     compare = add(
         "compare",
         "compare two result files row by row, and say which rows moved beyond noise",
@@ -169,7 +187,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
     options = _parser().parse_args(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # no ± in its encoding is no reason to lose what was measured
+    # No ± in its encoding is no reason to lose what was measured.
+    if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
         return import_module(f".command.{options.command}", __package__).run(options)
@@ -179,10 +198,13 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exception(error)
         print(f"python -m fastexchange {options.command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError) as error:
+        if options.command == "run":  # the program's own
+            raise
         progress("")
-        return 130
-    except BrokenPipeError:  # `| head` has read enough; the interpreter's last flush must not complain either
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        # `| head` has read enough; the interpreter's last flush must not complain either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

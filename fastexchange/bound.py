@@ -46,7 +46,10 @@ class BoundLaunch(NativeCallable):
 
     What is not noticed is memory that moves under a tensor which itself goes on showing the old: under a view of an ndarray
     that is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a ``memoryview`` of an
-    object of ctypes. No call with such a tensor is right: make it, and the launch, anew.
+    object of ctypes; and under ``tensor.numpy()``, or what ``from_dlpack`` has made of a PyTorch tensor, when that gets other
+    memory by ``share_memory_()``. No call with such a tensor is right: make it, and the launch, anew.
+
+    A list is what it was when it was bound: what Python does to it later is not seen before it is bound anew.
 
     Where native code makes no calls, and of kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the tensors
     as they are then, and ``rebind`` takes arguments of any type.
@@ -178,7 +181,7 @@ class _Held:
             if report.unmade is not None:  # Numba says why it cannot compile it, if so
                 serials = kernel._native.runtime.serials
                 given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
-                kernel.dispatcher.compile(tuple(given))
+                kernel.compile(tuple(given))
             raise TypeError(
                 f"{kernel.__qualname__}(): these arguments cannot be bound, Numba's own dispatcher makes such calls; explain() "
                 "says because of which"

@@ -49,7 +49,7 @@ def why_not_declared(error: BaseException, kernel, positional: list, named: dict
 
 def declared(kernel) -> str:
     """The argument types of a kernel's declared signatures."""
-    return ", or ".join(f"({', '.join(map(str, signature))})" for signature in kernel.dispatcher.overloads)
+    return ", or ".join(f"({', '.join(map(str, signature))})" for signature in kernel.overloads)
 
 
 def why_not_declarable(function, signature) -> str | None:

@@ -329,6 +329,14 @@ class _Exported:
         return self._export.capsule(is_versioned)
 
 
+def has_from_dlpack(to: type) -> bool:
+    """Whether the framework to which the type `to` belongs has a function ``from_dlpack``."""
+    try:
+        return callable(_own_from_dlpack("a result", to))
+    except TypeError:
+        return False
+
+
 def _own_from_dlpack(what: str, to: type):
     """The function ``from_dlpack`` of the framework to which the type `to` belongs."""
     own = getattr(to, "from_dlpack", None)

@@ -8,11 +8,13 @@ import ctypes
 import datetime
 import sys
 import types as python_types
+from typing import Any
 
 from numba import types
 
 from ._abi import ffi
 from .native import address_of, external, load, native_inline, store
+from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -171,6 +173,7 @@ def verify() -> dict[str, bool]:
         and _counts_references(),
         "float": float.__basicsize__ == ffi.sizeof("fx_float") and _double(id(float_value) + OB_FVAL) == float_value,
         "complex": (_double(id(z) + OB_FVAL), _double(id(z) + OB_FVAL + 8)) == (z.real, z.imag),
+        "dispatcher": _is_dispatcher_laid_out(),
         "tuple": _word(id(pair) + OB_SIZE) == 2
         and (_word(id(pair) + OB_ITEM), _word(id(pair) + OB_ITEM + 8)) == (id(pair[0]), id(pair[1])),
     }
@@ -184,6 +187,7 @@ _TPFLAGS_BASETYPE = 1 << 10
 _TPFLAGS_IMMUTABLETYPE = 1 << 8
 _TP_CALL, _TP_DESCR_GET, _TP_MEMBERS = 50, 54, 72  # typeslots.h; these numbers are part of the stable ABI
 _T_PYSSIZET, _READONLY = 19, 1  # structmember.h
+_WORD = CALLABLE_CONTEXT - CALLABLE_VECTORCALL
 
 
 class _Slot(ctypes.Structure):
@@ -204,16 +208,21 @@ class _Member(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _make_callable_type():
-    """``NativeCallable``: two words, ``_vectorcall`` and ``_context``, and the type slots that make it a function.
+_native_types: list[type] = []
 
-    It has no dict, no weakrefs and takes no part in garbage collection: a Python subclass adds those, so that CPython's
-    own code frees them. Members are set by plain attribute assignment; the shim reads them at fixed offsets.
+
+def _make_callable_type(name: str, base: type):
+    """A subclass of the C type `base`, with two words more, ``_vectorcall`` and ``_context``, and a vectorcall slot.
+
+    It has no dict and no weakrefs: a Python subclass adds those, so that CPython's own code frees them. Members are set by plain
+    attribute assignment; native code reads them behind what `base` has. Objects whose ``_vectorcall`` is 0 are called through
+    ``type(self).__call__``, if a subclass has that.
     """
+    at = base.__basicsize__
     members = (_Member * 4)(
-        _Member(b"_vectorcall", _T_PYSSIZET, CALLABLE_VECTORCALL, 0, b"address of the vectorcall function"),
-        _Member(b"_context", _T_PYSSIZET, CALLABLE_CONTEXT, 0, b"address of the kernel's fx_context"),
-        _Member(b"__vectorcalloffset__", _T_PYSSIZET, CALLABLE_VECTORCALL, _READONLY, None),
+        _Member(b"_vectorcall", _T_PYSSIZET, at, 0, b"address of the vectorcall function"),
+        _Member(b"_context", _T_PYSSIZET, at + _WORD, 0, b"address of what that function reads"),
+        _Member(b"__vectorcalloffset__", _T_PYSSIZET, at, _READONLY, None),
     )
     get_slot = ctypes.pythonapi.PyType_GetSlot
     get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
@@ -223,14 +232,37 @@ def _make_callable_type():
         _Slot(_TP_MEMBERS, ctypes.addressof(members)),
     )
     flags = _TPFLAGS_DEFAULT | _TPFLAGS_BASETYPE | _TPFLAGS_IMMUTABLETYPE | _TPFLAGS_HAVE_VECTORCALL
-    spec = _Spec(b"fastexchange.NativeCallable", ffi.sizeof("fx_callable"), 0, flags, slots)
-    from_spec = ctypes.pythonapi.PyType_FromSpec
-    from_spec.restype, from_spec.argtypes = ctypes.py_object, [ctypes.POINTER(_Spec)]
-    made = from_spec(ctypes.byref(spec))
+    spec = _Spec(name.encode(), at + 2 * _WORD, 0, flags, slots)
+    from_spec = ctypes.pythonapi.PyType_FromSpecWithBases
+    from_spec.restype, from_spec.argtypes = ctypes.py_object, [ctypes.POINTER(_Spec), ctypes.py_object]
+    made = from_spec(ctypes.byref(spec), (base,))
+    _native_types.append(made)
     return made, (members, slots, spec)  # CPython keeps pointers into them
 
 
-NativeCallable, _kept = _make_callable_type()
+def address_of_call(cls: type) -> int:
+    """The address of a C type's ``tp_call``: ``PyObject *(PyObject *self, PyObject *args, PyObject *kwargs)``."""
+    get_slot = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_int)(("PyType_GetSlot", ctypes.pythonapi))
+    return get_slot(cls, _TP_CALL)
+
+
+NativeCallable, _kept = _make_callable_type("fastexchange.NativeCallable", object)
+KERNEL_CONTEXT = DispatcherBase.__basicsize__ + _WORD
+"""Where a kernel, which is one of Numba's dispatchers, has its ``_context``."""
+NativeDispatcher: Any
+try:
+    NativeDispatcher, _kept_too = _make_callable_type("fastexchange.NativeDispatcher", DispatcherBase)
+    type("Tried", (NativeDispatcher, CPUDispatcher), {})
+except Exception as error:  # a Numba whose dispatchers cannot be extended: they make the calls themselves
+    NativeDispatcher = type("NativeDispatcher", (), {"_vectorcall": 0, "_context": 0})
+    note_failure("a subclass of Numba's dispatcher", error)
+
+
+def _is_dispatcher_laid_out() -> bool:
+    """Whether native code finds the two words of a :data:`NativeDispatcher`."""
+    tried = type("Tried", (NativeDispatcher, CPUDispatcher), {})(lambda: None)
+    tried._vectorcall, tried._context = 4711, 4712
+    return (_word(id(tried) + KERNEL_CONTEXT - _WORD), _word(id(tried) + KERNEL_CONTEXT)) == (4711, 4712)
 
 
 def _find_flags_offset() -> int | None:
@@ -244,16 +276,16 @@ def _find_flags_offset() -> int | None:
 _FLAGS_OFFSET = _find_flags_offset()
 
 
-def enable_vectorcall(cls: type) -> bool:
-    """Set the vectorcall flag of a subclass of :data:`NativeCallable`; True if calls of it go straight to the shim.
+def enable_vectorcall(cls: type, call: Any = NativeCallable.__call__) -> bool:
+    """Set the vectorcall flag of a subclass of a native type; True if calls of it go straight to its native function.
 
-    From CPython 3.12 on subclasses inherit the flag. On 3.10 and 3.11 its one bit is set here, in a type that nobody
-    has called yet, unless the class overrides ``__call__``. Without it calls take ``tp_call``, slower and just as right.
+    From CPython 3.12 on classes inherit the flag, unless they have a ``__call__`` of their own. Else its one bit is set here, in
+    a type that nobody has called yet; not if its ``__call__`` is another one than `call`, which is for objects without a
+    native function. Without the bit calls take ``tp_call``, slower and just as right.
     """
-    if any("__call__" in vars(base) for base in cls.__mro__ if issubclass(base, NativeCallable) and base is not NativeCallable):
+    if cls.__call__ is not call or not any(base in _native_types for base in cls.__mro__):
         return False
-    if not cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL and sys.version_info < (3, 12) and _FLAGS_OFFSET is not None:
+    if not cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL and _FLAGS_OFFSET is not None:
         byte = ctypes.c_uint8.from_address(id(cls) + _FLAGS_OFFSET + 1)
         byte.value |= _TPFLAGS_HAVE_VECTORCALL >> 8
     return bool(cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL)
-

@@ -3,13 +3,14 @@
 Numba compiles in what a function's names stand for: constants, arrays, other functions, attributes of modules. Here all of
 that is followed from name to name and told by value. Of what belongs to Python, NumPy and Numba the name says enough, because
 their versions are part of every key; what others have added to Numba itself (``numba.extending``) is told by the files that
-have done it. What cannot be told makes the whole untold.
+have done it, and by what the functions that did it name, loosely. What cannot be told makes the whole untold.
 """
 
 import contextlib
 import dis
 import enum
 import hashlib
+import itertools
 import os
 import sys
 import sysconfig
@@ -30,6 +31,10 @@ __all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
 
 class Untold(Exception):
     """A value that nothing tells apart from another one in another process. The message names it."""
+
+
+class Changed(Untold):
+    """What has been compiled already in this process was compiled with another value."""
 
 
 def dependencies(function: python_types.FunctionType, options: dict) -> str:
@@ -62,10 +67,13 @@ _BY_NAME = (BaseException, np.generic)  # classes of which no more than the name
 
 
 class _Teller:
-    """Follows names from one value to the next. `is_local`: not from one compiled function to the next."""
+    """Follows names from one value to the next.
 
-    def __init__(self, is_local: bool = False) -> None:
-        self._is_local = is_local
+    `is_local`: not from one compiled function to the next. `is_loose`: what cannot be told is only named.
+    """
+
+    def __init__(self, is_local: bool = False, is_loose: bool = False) -> None:
+        self._is_local, self._is_loose = is_local, is_loose
         self._met: dict[int, tuple[Any, Any]] = {}  # with the objects, so that no other one gets their addresses
 
     def tell(self, value: Any, name: str) -> Any:
@@ -79,7 +87,14 @@ class _Teller:
             self._met[id(value)] = _digest(self._told(value, kind, name)), value
             return self._met[id(value)][0]
         self._met[id(value)] = f"met before, as number {len(self._met)}", value
-        return self._told(value, kind, name)
+        try:
+            return self._told(value, kind, name)
+        except Changed:
+            raise
+        except Untold:
+            if not self._is_loose:
+                raise
+            return _named(value)
 
     def _told(self, value: Any, kind: type, name: str) -> tuple:
         if kind is python_types.CodeType:
@@ -109,11 +124,11 @@ class _Teller:
             return self._class(value, name)
         elif _is_known(value):
             return "named", *_named(value)
-        elif (dispatcher := _dispatcher_of(value)) is not None:
-            return self._dispatcher(dispatcher, name)
+        elif isinstance(value, CPUDispatcher):
+            return self._dispatcher(value, name)
         elif not isinstance(value, python_types.ModuleType):  # whose attributes are told where they are named
             own = self._function(value) if kind is python_types.FunctionType else ()
-            registered = [] if self._is_local else registered_for(value)
+            registered = registered_for(value)
             if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
                 return *_named(value), own, [(self.tell(function, name), self.tell(how, name)) for function, how in registered]
         raise Untold(f"{name} is a {kind.__qualname__!r}")
@@ -136,11 +151,11 @@ class _Teller:
     def _dispatcher(self, dispatcher: Any, name: str) -> tuple:
         function = dispatcher.py_func
         if self._is_local:
-            return "compiled", function.__qualname__
+            return "compiled", function.__qualname__, _numbers.setdefault(dispatcher, next(_count))
         compiled_with = _compiled.get(function)
         is_fresh = compiled_with is None and not _has_compiled(dispatcher)
         if not is_fresh and (not compiled_with or compiled_with != _locally(function)):
-            raise Untold(f"{name} has been compiled already, and what it names may have had other values then")
+            raise Changed(f"{name} has been compiled already, and what it names may have had other values then")
         pipeline = pipeline_of(dispatcher)
         if not issubclass(compiler.Compiler, pipeline):
             raise Untold(f"{name} is compiled by {pipeline.__qualname__!r}")
@@ -155,7 +170,11 @@ class _Teller:
             with contextlib.suppress(ValueError):  # nothing yet
                 values[variable] = cell.cell_contents
         told: list = [self.tell(each, f"a default of {name}") for each in (code, function.__defaults__, function.__kwdefaults__)]
-        for variable, attributes in sorted(_named_by(code, name)):
+        if not self._is_local:
+            for inner in list(_parts_of(code))[1:]:  # of a function that is overloaded: one of its implementations
+                if _globals_of.get(inner, found := _told_globals(inner, function.__globals__)) != found:
+                    raise Changed(f"an implementation of {name} has been compiled already, when its globals had other values")
+        for variable, attributes in sorted(_named_by(code, name, self._is_loose)):
             if variable in values:
                 value = self._attribute(values[variable], attributes, f"{variable!r}, named by {name},")
                 told.append((variable, attributes, value))
@@ -165,21 +184,25 @@ class _Teller:
 
     def _attribute(self, value: Any, attributes: tuple[str, ...], name: str) -> Any:
         """What a value is to code that goes on to these attributes of it: of a module it gets no more than those."""
-        if not isinstance(value, python_types.ModuleType) or _is_known(value):
+        if not isinstance(value, python_types.ModuleType):
             return self.tell(value, name)
+        is_known = _is_known(value)
         if not attributes:
+            if is_known or self._is_loose:
+                return _named(value)
             raise Untold(f"{name} is a module, and used as a value")
         try:
             inner = getattr(value, attributes[0])
         except AttributeError:
             return "absent"
-        return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
-
-
-def _dispatcher_of(value: Any) -> Any:
-    """The dispatcher that a value is, or has."""
-    found = [each for each in (value, getattr(value, "dispatcher", None)) if isinstance(each, CPUDispatcher)]
-    return found[0] if found else None
+        try:
+            return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
+        except Changed:
+            raise
+        except Untold:  # of a known module that is one of its objects, as np.random.rand is a method of one
+            if not is_known:
+                raise
+            return *_named(value), attributes[0], *_named(type(inner))
 
 
 def _is_own(value: Any) -> bool:
@@ -215,8 +238,11 @@ def _named(value: Any) -> tuple:
     return module, name, str(vars(sys.modules.get(module.partition(".")[0], sys)).get("__version__"))
 
 
-def _named_by(code: python_types.CodeType, function: str) -> set[tuple[str, tuple[str, ...]]]:
-    """The globals and free variables that a function's code names, each with the attributes behind it."""
+def _named_by(code: python_types.CodeType, function: str, with_imports: bool = False) -> set[tuple[str, tuple[str, ...]]]:
+    """The globals and free variables that a function's code names, each with the attributes behind it.
+
+    Raises :class:`Untold` for a function that imports something, unless `with_imports`.
+    """
     found = set()
     for part in _parts_of(code):
         chain: list[str] = []
@@ -229,7 +255,7 @@ def _named_by(code: python_types.CodeType, function: str) -> set[tuple[str, tupl
             is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             is_name |= instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and instruction.argval in code.co_freevars
             chain = [instruction.argval] if is_name else []
-            if instruction.opname == "IMPORT_NAME":
+            if instruction.opname == "IMPORT_NAME" and not with_imports:
                 raise Untold(f"{function} imports {instruction.argval!r}, which")
     return found
 
@@ -248,9 +274,16 @@ _files: dict[str, tuple[Any, str]] = {}
 
 
 def _told_extensions() -> list:
-    """The modules that have registered something with Numba, and digests of their files; of one without a file, its code."""
-    found = sorted(extensions().items())
-    return [(name, _digest_of_file(name) or [_Teller().tell(code, name) for code in codes]) for name, codes in found]
+    """The modules that have registered something with Numba: digests of their files, and what the registered functions are.
+
+    The latter loosely: they are compilers' code, which names much that does not matter, and whose files may have been edited
+    since they were imported.
+    """
+    told = []
+    for name, functions in sorted(extensions().items()):
+        loose = _Teller(is_loose=True)
+        told.append((name, _digest_of_file(name), [loose.tell(function, name) for function in functions]))
+    return told
 
 
 def _digest_of_file(module: str) -> str:
@@ -271,14 +304,57 @@ _compiled: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
 """For functions, a digest of what all of their machine code in this process was compiled with; "" if that has changed."""
 
 
+_globals_of: "weakref.WeakKeyDictionary[python_types.CodeType, str]" = weakref.WeakKeyDictionary()
+"""For the code of such functions, a digest of the globals that it was compiled with: one code may be that of many functions."""
+_numbers: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+"""Of dispatchers, which no other one has had in this process."""
+_count = itertools.count()
+
+
 def note_loaded(function: python_types.FunctionType) -> None:
     """Note that machine code of a function has been loaded that was compiled with what is there now."""
-    _note(function, function not in _compiled)
+    _note_all(function, is_first=True)
+
+
+def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
+    """Note what a function is being compiled with, and all that it calls: Numba compiles them in, and not always on their own."""
+    waiting = [(function, is_first)]
+    while waiting:
+        each, is_first = waiting.pop()
+        is_known = each in _compiled
+        if each is function or not is_known:
+            _note(each, is_first)
+        if not is_known:
+            waiting += [(dispatcher.py_func, not _has_compiled(dispatcher)) for dispatcher in _dispatchers_named_by(each)]
 
 
 def _note(function: python_types.FunctionType, is_first: bool) -> None:
-    found = _locally(function)
-    _compiled[function] = found if is_first or _compiled.get(function) == found else ""
+    found, code = _locally(function), function.__code__
+    _compiled[function] = found if _compiled.get(function, found if is_first else "") == found else ""
+    told = _told_globals(code, function.__globals__)
+    _globals_of[code] = told if _globals_of.get(code, told) == told else ""
+
+
+def _told_globals(code: python_types.CodeType, values: dict) -> str:
+    """A digest of the globals that code names; "" if it cannot be told."""
+    teller = _Teller(is_local=True, is_loose=True)
+
+    def tell() -> list:
+        named = sorted(_named_by(code, code.co_name, with_imports=True))
+        return [(name, parts, teller._attribute(values[name], parts, name)) for name, parts in named if name in values]
+
+    try:
+        return _digest_of(tell, code.co_name)
+    except Untold:
+        return ""
+
+
+def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
+    """The dispatchers whose machine code a function's may hold, as far as its names lead to them."""
+    teller = _Teller(is_local=True, is_loose=True)
+    with contextlib.suppress(Exception):
+        teller.tell(function, "it")
+    return [value for _, value in teller._met.values() if isinstance(value, CPUDispatcher)]
 
 
 def _locally(function: python_types.FunctionType) -> str:
@@ -300,7 +376,7 @@ class _Listener(event.Listener):
             dispatcher = event.data["dispatcher"]
             function = dispatcher.py_func
             if not function.__module__.startswith(("numba.", "fastexchange.")):
-                _note(function, not _has_compiled(dispatcher))
+                _note_all(function, not _has_compiled(dispatcher))
 
     def on_end(self, event):
         pass

@@ -300,9 +300,7 @@ def _list(cls: type, notes: list[str]) -> Discovery | None:
 
 def _constant(cls: type, notes: list[str]) -> Discovery | None:
     """Jitted functions: each is a type of its own to Numba."""
-    from .kernel import FastKernel
-
-    if not any(base is Dispatcher or base is FastKernel for base in cls.__mro__):
+    if not any(base is Dispatcher for base in cls.__mro__):
         return None
     return Discovery(PATH_SCALAR, {"kind": layout.KIND_CONSTANT})
 

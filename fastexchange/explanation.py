@@ -12,7 +12,7 @@ from .dispatch.state import runtime
 from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .dtypes import dtype_field, element_of, is_computed
 from .naming import type_name
-from .numba_call import as_numba_takes_it, check_arguments
+from .numba_call import UnknownType, as_numba_takes_it, check_arguments
 from .numba_internals import CPUDispatcher, can_compile, declared_signature
 from .outputs import shape_and_dtype
 from .producers.buffer import is_numba_only
@@ -157,13 +157,13 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
         try:
             status = attempt(kernel, bound, FLAG_LOOK | flags, report)
         except Exception as error:
-            outcome = f"refused with {type(error).__name__}: {error}"
+            outcome = _refusal(error)
             break
         if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
             try:
                 learn(report.stopped_at)
             except Exception as error:  # a type whose attributes cannot even be asked for
-                outcome = f"refused with {type(error).__name__}: {error}"
+                outcome = _refusal(error)
                 break
             continue
         if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
@@ -174,7 +174,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
                 try:
                     raise_named(kernel, bound, as_numba_takes_it)
                 except Exception as error:
-                    outcome = f"refused with {type(error).__name__}: {error}"
+                    outcome = _refusal(error)
                     break
         elif status == layout.STATUS_CHECK:
             failed = None
@@ -186,13 +186,14 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             if failed is None and not flags:
                 flags = FLAG_ASKED
                 continue
-            outcome = f"refused with {type(failed).__name__}: {failed}"
+            assert failed is not None
+            outcome = _refusal(failed)
         elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
             try:
                 check_arguments(kernel, bound)
                 outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
             except Exception as error:
-                outcome = f"refused with {type(error).__name__}: {error}"
+                outcome = _refusal(error)
         elif status == layout.STATUS_MIXED:
             try:
                 refuse_mixed(kernel, report.position, bound, report.stopped_at)
@@ -245,14 +246,19 @@ def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]
     else:
         fate = "known: Numba's own dispatcher makes this call"
     names = [str(numba_type) for numba_type in given]
-    dispatcher = kernel.dispatcher
-    is_compiled_for_all = not isinstance(dispatcher, CPUDispatcher) or can_compile(dispatcher)
-    if keys not in kernel._native and not is_compiled_for_all and declared_signature(dispatcher, given) is None:
+    is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
+    if keys not in kernel._native and not is_compiled_for_all and declared_signature(kernel, given) is None:
         listed = ", ".join(names)
         fate = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
     if len(keys) == len(given):  # no tuples
         names = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
     return fate, names
+
+
+def _refusal(error: BaseException) -> str:
+    """What is said of a call that raises `error`, by the type that Python's users expect."""
+    kind: type = TypeError if isinstance(error, UnknownType) else type(error)
+    return f"refused with {kind.__name__}: {error}"
 
 
 def _stored_as(kernel, key: int) -> str:

@@ -26,9 +26,9 @@ def interpreted(func, manner, parameters, outputs):
         return func(*args, **named)
 
     kernel = SimpleNamespace(
-        __name__=func.__name__, __qualname__=func.__qualname__, dispatcher=with_names, returns=manner.returns,
+        __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, returns=manner.returns,
         allows_grad=manner.allows_grad, storage=manner.storage, _parameters=parameters,
-        _native=SimpleNamespace(runtime=runtime()),
+        _native=SimpleNamespace(runtime=runtime()), _is_numbas=False,
     )  # fmt: skip
 
     def run(bound: tuple):

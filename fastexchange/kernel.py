@@ -1,34 +1,28 @@
-"""``@fast_args`` and what it makes: a Numba kernel that takes tensors of any framework at the cost of C.
+"""What ``fast_args`` makes: a Numba dispatcher that takes tensors of any framework, at the cost of C.
 
 Calls go to the native shim (``dispatch.shim``), which makes those that it knows; any other comes back to
-:meth:`FastKernel._call_slowly`. The native rooms are imported when the first kernel is made, not before: they cost 25 ms.
+:meth:`FastKernel._call_slowly`. Nothing is loaded or compiled before a kernel's first call,
+which also makes its native memory.
 """
 
 import functools
 import inspect
-import sys
-import warnings
-import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numba
-from numba.core import compiler, sigutils
-from numba.core.dispatcher import Dispatcher
+from numba.core import compiler
 
-from . import interpreted
-from .cpython import NativeCallable, enable_vectorcall
+from .cpython import NativeDispatcher, enable_vectorcall
 from .kernel_cache import KernelCache, with_unique_symbols
-from .naming import shown
-from .numba_internals import CPUDispatcher, failures, register_dispatcher, use_cache
-from .options import check_names
+from .numba_internals import CPUDispatcher, compile_with, failures, is_object_mode, numbas_call, pipeline_of, use_cache
+from .once import forkable_lock
 from .parameters import Parameters
+from .pattern import pattern_of
 
-__all__ = ["FastKernel", "KernelStats", "fast_args"]
+__all__ = ["FastKernel", "Kernel", "KernelCounts", "Manner"]
 
 
-class KernelStats(NamedTuple):
-    """How a kernel's calls went. See :meth:`FastKernel.stats`."""
+class KernelCounts(NamedTuple):
+    """How a kernel's calls went. See :meth:`FastKernel.counts`."""
 
     fast: int
     """Calls that the native shim made, without Python."""
@@ -38,15 +32,61 @@ class KernelStats(NamedTuple):
     """Signatures that Numba has compiled."""
 
 
-class FastKernel(NativeCallable):
+class Manner(NamedTuple):
+    """How a kernel treats tensors: what ``fast_args`` is told beside the options of Numba."""
+
+    allows_grad: bool = False
+    storage: bool = False
+    returns: "str | type | None" = None
+    out: "str | None" = None
+    cuda: Any = None
+    launch: Any = None
+
+    @property
+    def guard(self) -> int:
+        """The number of the guard that its tensors have to pass: see ``fx_guard``."""
+        from .dispatch.layout import BITS_ALLOWED, GRAD_ALLOWED
+
+        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
+
+
+class Kernel:
+    """What kernels for the CPU and for CUDA have in common: a Python function, and a manner."""
+
+    py_func: Any
+    _parameters: Any
+    _manner = Manner()
+    _is_numbas: bool = False  # made by Numba's decorators, see accelerate(): what Numba refuses, it refuses in Numba's words
+    _elsewhere: Any = None
+
+    allows_grad = property(lambda self: self._manner.allows_grad, doc="Whether it takes tensors that require grad.")
+    storage = property(lambda self: self._manner.storage, doc="Whether it gets the bits of elements that Numba has no type for.")
+    returns = property(lambda self: self._manner.returns, doc="What says of which framework its results are.")
+    out = property(lambda self: self._manner.out, doc="The notation that declares its outputs, or None.")
+    cuda = property(lambda self: self._manner.cuda, doc="The kernel that gets the calls with tensors on a GPU, or None.")
+
+    def __repr__(self):
+        return f"<fast_args {self.py_func.__module__}.{self.py_func.__qualname__}{inspect.signature(self.py_func)}>"
+
+    def _refused(self, position: int, error: BaseException):
+        """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
+        from .refusal import refused
+
+        try:
+            refused(self, position, error)
+        finally:
+            del error  # its traceback holds this frame
+
+
+class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     """A Numba kernel that takes tensors of any framework. Made by :func:`fast_args`.
 
-    Calling it is like calling the Numba dispatcher that it wraps, except that tensors (of PyTorch, of NumPy, of anything
-    with ``__dlpack_c_exchange_api__`` or ``__dlpack__``) are passed to the kernel as array views of their memory.
+    It is a dispatcher of Numba's, as ``numba.njit`` makes them, with all that they have and wherever Numba takes one. Its calls
+    take tensors, too (of PyTorch, of NumPy, of anything with ``__dlpack_c_exchange_api__`` or ``__dlpack__``), which are passed
+    to the kernel as array views of their memory.
 
     Attributes
     ----------
-    dispatcher : the Numba dispatcher. Called directly, it takes what Numba takes.
     py_func : the Python function.
     allows_grad : whether it takes tensors that require grad while grad mode is on.
     storage : whether it gets the bits of elements that Numba has no type for.
@@ -55,54 +95,173 @@ class FastKernel(NativeCallable):
     cuda : the kernel that gets the calls with tensors on a GPU, or None.
     """
 
-    __slots__ = ("__dict__", "__weakref__", "_native")
+    __slots__ = ("_memory",)
+    _slow_calls: int = 0
+    _origin: Any = None  # the dispatcher whose machine code it has: that is called by names that go when the dispatcher does
 
-    def __init__(self, dispatcher: CPUDispatcher, manner: "_Manner | None" = None):
+    def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
+        CPUDispatcher.__init__(self, py_func, locals, targetoptions, pipeline_class)
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        enable_vectorcall(cls, FastKernel.__call__)
+
+    def __repr__(self):
+        return str(self) if self._is_numbas else super().__repr__()
+
+    def __str__(self):
+        """As of Numba's dispatchers: the names of their types are made of it."""
+        return f"{CPUDispatcher.__name__}({self.py_func})"
+
+    def __call__(self, /, *args, **kwargs):
+        """Make the first call, which prepares native ones, and all calls where there are none."""
+        if is_object_mode(self) or not self._has_parameters:
+            return numbas_call(self, *args, **kwargs)
+        memory = self._native
+        if memory.vectorcall:
+            self._context = memory.address
+            self._vectorcall = memory.vectorcall  # last, as Ctrl-C may come between any two: from now on calls go there
+            return NativeDispatcher.__call__(self, *args, **kwargs)
+        return self._call_bound(self._bind(args, kwargs))
+
+    @property
+    def dispatcher(self):
+        """Numba's dispatcher: the kernel itself."""
+        return self
+
+    # ---- what Numba asks of a dispatcher -----------------------------------------------------------------------------
+
+    def enable_caching(self) -> None:
+        """Keep machine code on disk (``cache=True``). Raises RuntimeError where there is no directory for it.
+
+        See ``kernel_cache``: it lies where Numba's would, in files that prove what they are.
+        """
+        if failures():
+            super().enable_caching()
+            return
+        pipeline = pipeline_of(self)
+        own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
+        use_cache(self, KernelCache(self.py_func, {**self.targetoptions, "locals": self.locals, **own}))
+        compile_with(self, with_unique_symbols(pipeline))
+
+    def add_overload(self, cres) -> None:
+        """Add machine code, a ``numba.core.compiler.CompileResult``; calls are resolved anew if that may concern them."""
+        is_further = self._can_compile and tuple(cres.signature.args) not in self.overloads
+        super().add_overload(cres)
+        if not is_further:
+            self._forget()
+
+    def disable_compile(self, val: bool = True) -> None:
+        """Compile nothing for further types (or do so again): calls with those are for what has been compiled."""
+        super().disable_compile(val)
+        self._forget()
+
+    def _reset_overloads(self) -> None:
+        super()._reset_overloads()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Resolve all calls anew: what has been compiled has changed."""
+        memory = getattr(self, "_memory", None)
+        if memory is not None:
+            memory.forget()
+
+    def _reduce_states(self) -> dict:
+        return dict(super()._reduce_states(), manner=self._manner, is_numbas=self._is_numbas)
+
+    @classmethod
+    def _rebuild(cls, manner, is_numbas, **states):
+        made = super()._rebuild(**states)
+        made._is_numbas = is_numbas
+        if made._manner != manner:
+            made._treat(manner)
+        return made
+
+    # ---- its own -----------------------------------------------------------------------------------------------------
+
+    def _treat(self, manner: Manner) -> "FastKernel":
+        """Treat tensors in this manner. Raises TypeError and ValueError for one that does not fit the parameters."""
+        self._manner = manner
+        if manner.out is not None or manner.returns is not None:
+            self._returns()
+        if manner.cuda is not None:
+            from .cuda.elsewhere import Elsewhere
+
+            self._elsewhere = Elsewhere(self, manner.launch)
+        return self
+
+    @functools.cached_property
+    def _pattern(self):
+        """What :attr:`out` says, None for nothing."""
+        return declared(self.out, self.py_func)
+
+    @functools.cached_property
+    def _parameters(self) -> Parameters:
+        return Parameters(self.py_func, 0 if self._pattern is None else len(self._pattern.outputs))
+
+    @property
+    def _has_parameters(self) -> bool:
+        """Whether its parameters are such as Numba compiles. Raises TypeError if not, unless that is for Numba to say."""
+        try:
+            return self._parameters is not None
+        except TypeError:
+            if not self._is_numbas:
+                raise
+            return False
+
+    def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
+        """The arguments in parameter order. Raises TypeError if they do not fit."""
+        try:
+            return self._parameters.bind(*args, **kwargs)
+        except TypeError:
+            if not self._is_numbas:
+                raise
+        numbas_call(self, *args, **kwargs)  # raises
+        return self._parameters.bind(*args, **kwargs)
+
+    @functools.cached_property
+    def _outputs(self):
+        """Its outputs, None if it declares none."""
+        return outputs_of(self._pattern, self._parameters, self.__qualname__)
+
+    def _returns(self) -> type | int | None:
+        """What :attr:`returns` is to native code: a type, a parameter's position, or None."""
+        return checked_returns(self.returns, self._parameters, self.py_func)
+
+    @property
+    def _native(self):
+        """What its native code reads, made when it is first asked for."""
+        memory = getattr(self, "_memory", None)
+        return memory if memory is not None else self._prepare()
+
+    def _prepare(self):
+        """Make what native code reads. Not under a lock: it may compile, and so may who waits."""
         from . import results
         from .dispatch.context import KernelContext
         from .dispatch.outputs import vectorcall_with_outputs
         from .dispatch.shim import vectorcall
 
-        functools.update_wrapper(self, dispatcher.py_func)
-        self.dispatcher = dispatcher
-        self.py_func = dispatcher.py_func
-        self._slow_calls = 0
-        self._manner = manner = manner or _Manner()
-        self.allows_grad, self.storage, self.returns, self.out, self.cuda, launch = manner
-        self._parameters, self._outputs = _parameters_and_outputs(dispatcher.py_func, self.out)
-        release_gil = bool(dispatcher.targetoptions.get("nogil"))
-        self._native = KernelContext(
-            self._parameters, self.__qualname__, release_gil, manner.guard, self._returns(), self._outputs
+        release_gil = bool(self.targetoptions.get("nogil"))
+        memory = KernelContext(
+            self._parameters, self.__qualname__, release_gil, self._manner.guard, self._returns(), self._outputs
         )
-        self._context = self._native.address
-        if self._native.runtime.is_native:
-            self._vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
-        self._elsewhere: Any = None
-        if self.cuda is not None:
-            self._launch_elsewhere(launch)
-        if self._native.runtime.is_native:
+        if isinstance(self.returns, type):
+            results.learn_target(self.returns)
+        if memory.runtime.is_native and not is_object_mode(self):
+            memory.vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
             results.prepare()
-        _kernels[id(dispatcher), manner] = self
-
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        enable_vectorcall(cls)
-
-    def __repr__(self):
-        return f"<fast_args {self.py_func.__module__}.{self.py_func.__qualname__}{inspect.signature(self.py_func)}>"
-
-    def __reduce__(self):
-        return _kernel_of, (self.dispatcher, self._manner)
+        if self._elsewhere is not None:
+            memory.native.elsewhere = id(self._elsewhere.launcher)
+        with _publishing:
+            if not hasattr(self, "_memory"):
+                self._memory = memory
+        return self._memory
 
     def _element_of(self, field: int):
         """What it computes with for elements of this dtype field. Raises ``dtypes.NoNumbaType``: they are refused."""
         from .dtypes import element_of
 
         return element_of(field, self.storage)
-
-    def _returns(self) -> type | int | None:
-        """What :attr:`returns` is to native code: a type, a parameter's position, or None."""
-        return _checked_returns(self.returns, self._parameters, self.py_func)
 
     def __getitem__(self, configuration):
         """The launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
@@ -130,33 +289,12 @@ class FastKernel(NativeCallable):
         """Whether a call with these arguments is for :attr:`cuda`. `is_on_device`: native code has met a tensor on a device."""
         return self._elsewhere is not None and (is_on_device or self._elsewhere.takes(bound))
 
-    def _launch_elsewhere(self, launch) -> None:
-        """Let :attr:`cuda` have the calls with tensors on a GPU, launched as `launch` says."""
-        from .cuda.elsewhere import Elsewhere
-
-        self._elsewhere = Elsewhere(self, launch)
-        self._native.native.elsewhere = id(self._elsewhere.launcher)
-
-    @property
-    def _numba_type_(self):
-        """Inside other jitted functions this is the dispatcher."""
-        return self.dispatcher._numba_type_
-
-    @property
-    def signatures(self) -> list:
-        """The signatures compiled so far, as ``dispatcher.signatures``."""
-        return self.dispatcher.signatures
-
-    def stats(self) -> KernelStats:
+    def counts(self) -> KernelCounts:
         """Counts: calls on the fast path, calls on the slow path, and signatures compiled."""
-        return KernelStats(self._native.native.calls, self._slow_calls, len(self.dispatcher.overloads))
-
-    def recompile(self) -> None:
-        """``dispatcher.recompile()``, after a global that the function uses has changed: old code is called no more."""
-        try:
-            self.dispatcher.recompile()
-        finally:
-            self._native.forget()
+        memory = getattr(self, "_memory", None)
+        if memory is None:
+            return KernelCounts(0, self._slow_calls, len(self.overloads))
+        return KernelCounts(memory.native.calls, self._slow_calls + memory.native.numba_calls, len(self.overloads))
 
     def bind(self, /, *args, **kwargs):
         """A launch with these arguments: called without any, it goes straight to the compiled kernel.
@@ -193,21 +331,22 @@ class FastKernel(NativeCallable):
 
     def _call_bound(self, bound: tuple):
         """Make a call with arguments in parameter order, in which outputs may be omitted."""
+        from .numba_call import call_numba
         from .slow_path import call
 
         self._slow_calls += 1
-        make_call = functools.partial(call, self)
+        make_call = functools.partial(call if self._native.runtime.is_native else call_numba, self)
         return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
     def _call_with_outputs(self, /, *args, **kwargs):
         """Called by the shim for a call whose outputs it could not make: make them, and the call."""
-        return self._call_bound(self._parameters.bind(*args, **kwargs))
+        return self._call_bound(self._bind(args, kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
         """Called by the shim for a call that it does not know: learn it, and make it."""
         from .slow_path import call
 
-        bound = self._parameters.bind(*args, **kwargs)
+        bound = self._bind(args, kwargs)
         self._slow_calls += 1
         return call(self, bound)
 
@@ -216,83 +355,52 @@ class FastKernel(NativeCallable):
         from .numba_call import call_numba
 
         self._slow_calls += 1
-        bound = self._parameters.bind(*args, **kwargs)
+        bound = self._bind(args, kwargs)
         if self._is_elsewhere(bound):
             return self._elsewhere.call(bound)
         return call_numba(self, bound)
+
+    def _failed(self, error: BaseException, args: tuple):
+        """Called by the shim for an exception of a call that it has left to Numba's dispatcher: raise it, in better words."""
+        from .numba_call import reword
+
+        try:
+            reword(self, self._parameters.bind(*args), error)
+        finally:
+            del error  # its traceback holds this frame
 
     def _plan_call(self, /, *args, **kwargs):
         """Called by the shim after a call like others that it has made: to make such calls faster."""
         from .slow_path import plan
 
-        plan(self, self._parameters.bind(*args, **kwargs))
+        plan(self, self._bind(args, kwargs))
 
-    def _refused(self, position: int, error: BaseException):
-        """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
-        from .refusal import refused
-
-        try:
-            refused(self, position, error)
-        finally:
-            del error  # its traceback holds this frame
+    _call_own = numbas_call  # with what Numba itself takes
 
 
-class _CarefulKernel(FastKernel):
-    """A kernel on an interpreter whose objects do not lie in memory as native code assumes: Numba's dispatcher calls it."""
-
-    __slots__ = ()
-
-    def __call__(self, /, *args, **kwargs):
-        return self._call_bound(self._parameters.bind(*args, **kwargs))
-
-    def _call_bound(self, bound: tuple):
-        from .numba_call import call_numba
-
-        self._slow_calls += 1
-        make_call = functools.partial(call_numba, self)
-        return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
+_publishing = forkable_lock()
+enable_vectorcall(FastKernel, FastKernel.__call__)
 
 
-_kernels: "weakref.WeakValueDictionary[tuple, FastKernel]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive, and manner: what is pickled and loaded in a process is the same."""
-
-enable_vectorcall(FastKernel)
-
-
-class _Manner(NamedTuple):
-    """How a kernel treats tensors: what ``fast_args`` is told beside the options of Numba."""
-
-    allows_grad: bool = False
-    storage: bool = False
-    returns: "str | type | None" = None
-    out: "str | None" = None
-    cuda: Any = None
-    launch: Any = None
-
-    @property
-    def guard(self) -> int:
-        """The number of the guard that its tensors have to pass: see ``fx_guard``."""
-        from .dispatch.layout import BITS_ALLOWED, GRAD_ALLOWED
-
-        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
+def declared(out: str | None, function):
+    """The :class:`~fastexchange.pattern.Pattern` of a function's notation, None for none. ValueError if it does not fit."""
+    return None if out is None else pattern_of(out, Parameters(function), f"fast_args(): {function.__qualname__}()")
 
 
-def _parameters_and_outputs(py_func: Callable, out: str | None):
-    """A kernel's parameters, and what it declares of its outputs, None for nothing."""
-    parameters = Parameters(py_func)
-    if out is None:
-        return parameters, None
+def outputs_of(pattern, parameters: Parameters, name: str):
+    """The outputs of a kernel that declares them so, None for none."""
+    if pattern is None:
+        return None
     from .outputs import Outputs
 
-    outputs = Outputs(out, parameters, py_func.__qualname__)
-    return Parameters(py_func, len(outputs)), outputs
+    return Outputs(pattern, parameters, name)
 
 
-def _checked_returns(returns, parameters: Parameters, function) -> type | int | None:
+def checked_returns(returns, parameters: Parameters, function) -> type | int | None:
     """``returns`` of a function: a type, a parameter's position, or None."""
-    from .results import check_type
-
     if isinstance(returns, type):
+        from .results import check_type
+
         check_type(returns)
     elif isinstance(returns, str):
         if returns not in parameters.names:
@@ -300,186 +408,3 @@ def _checked_returns(returns, parameters: Parameters, function) -> type | int | 
             raise ValueError(f"fast_args(): returns={returns!r} names no parameter of {signature}")
         return parameters.names.index(returns)
     return returns
-
-
-def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=None, cuda=None, launch=None, **options):
-    """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
-
-    Parameters
-    ----------
-    func : a Python function, which is compiled with ``numba.njit(**options)``; or an existing ``@njit`` dispatcher; or,
-        as for ``njit``, one or several explicit signatures; or a ``@cuda.jit`` dispatcher of numba-cuda or numba-cuda-mlir, of
-        which it makes a :class:`~fastexchange.CudaKernel`.
-    grad : what becomes of tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as ``__dlpack__``
-        has it, because autograd sees nothing of what a kernel does. ``"allow"``: the kernel gets their memory, as after
-        ``detach()``; for kernels that take part in a backward pass of their own, and for optimiser steps.
-    storage : True: elements of types that Numba does not know (bfloat16, the float8 types, complex32, ml_dtypes' int4, those of
-        ``register_dlpack_dtype``) are passed as unsigned integers of the same width, their bits; a view of such an argument that
-        the kernel returns has the argument's type again. False: BufferError, because arithmetic on the bits means nothing.
-    returns : what an array becomes that the kernel makes and returns, alone or in tuples and lists. None: a tensor of the
-        framework of the call's first tensor, NumPy's where there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor
-        of that type. A parameter's name: a tensor of the framework of that argument. An argument that the kernel returns is
-        that very object in any case.
-    out : which of the last parameters are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see the README, and
-        ``fastexchange.pattern``). An output that a call omits, or gives as None, is allocated by the framework of the first
-        tensor in the notation (of `returns`, if that is given), uninitialised; the call returns its outputs. The kernel itself
-        returns None.
-    cuda : a ``@cuda.jit`` dispatcher, or what ``fast_args`` made of it, with the same parameters: it gets the calls with
-        tensors on a GPU, `func` those with tensors on the CPU.
-    launch : how `cuda` is launched: ``(grid, block)``, also with stream and shared memory; or a function that is called with the
-        arguments and returns that, or a number of tasks, for ``forall``.
-    **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
-
-    Returns
-    -------
-    A :class:`FastKernel`; without a function, a decorator.
-
-    Raises TypeError for anything else, for an option that neither this function nor ``numba.njit`` has, for a `storage` that is
-    no bool, for a `returns` that is no type of tensors, and for options of Numba's given together with a dispatcher, which has
-    its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that does not fit the
-    parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
-
-    Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``, or a loop
-    in parallel), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors
-    the storage, too: its ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``. So no other code frees what
-    the kernel reads.
-    A tensor that is made of a result owns Numba's memory; one that shows an argument's memory keeps the argument alive.
-
-    >>> import numpy as np
-    >>> @fast_args
-    ... def total(x):
-    ...     s = 0.0
-    ...     for value in x:
-    ...         s += value
-    ...     return s
-    >>> total(np.arange(4.0))
-    6.0
-    """
-    if options:
-        check_names(options, fast_args.__kwdefaults__)
-    if grad not in ("refuse", "allow"):
-        raise ValueError(f"fast_args(): grad is 'refuse' or 'allow', not {shown(grad)}")
-    if returns is not None and not isinstance(returns, (str, type)):
-        raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
-    if not isinstance(storage, bool):
-        raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
-    manner = _Manner(grad == "allow", storage, returns, out, _checked_cuda(cuda, launch, out, grad, storage), launch)
-    if func is None:
-        own = {"grad": grad, "storage": storage, "returns": returns, "out": out, "cuda": cuda, "launch": launch}
-        return functools.partial(fast_args, **own, **options)
-    if isinstance(func, FastKernel):
-        _no_options(options, "a FastKernel")
-        if manner not in (_Manner(), func._manner):
-            raise TypeError("fast_args(): a FastKernel has its options already: pass its dispatcher, with grad=, out= …")
-        return func
-    if isinstance(func, CPUDispatcher) or _cuda_target_of(func) is not None:
-        _no_options(options, "a Numba dispatcher")
-        return _kernel_of(func, manner)
-    if isinstance(func, Dispatcher):
-        raise TypeError(f"fast_args() takes functions, and dispatchers for the CPU and for CUDA, not {type(func).__name__}")
-    if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
-        return lambda function: _decorated(function, options, manner, func)
-    return _decorated(func, options, manner)
-
-
-def _decorated(function, options, manner, signatures=None):
-    """What is made of a Python function."""
-    if type(function).__name__ == "FakeCUDAKernel":
-        raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
-    if not inspect.isfunction(function):
-        hint = ""
-        if isinstance(function, _NO_FUNCTIONS):
-            hint = "; put @staticmethod above @fast_args: a kernel gets tensors and numbers, no object or class"
-        raise TypeError(
-            f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
-        )
-    if not numba.config.DISABLE_JIT:
-        return _make(_jit(function, options, signatures), manner)
-    parameters, outputs = _parameters_and_outputs(function, manner.out)
-    _checked_returns(manner.returns, parameters, function)
-    return interpreted.interpreted(function, manner, parameters, outputs)
-
-
-_NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property
-"""What decorators make of a method, which then is no function any more."""
-
-
-def _cuda_target_of(func):
-    """The package of which `func` is a dispatcher for CUDA, or None. Without one that has been imported there is none."""
-    if not ("numba.cuda.dispatcher" in sys.modules or "numba_cuda_mlir.descriptor" in sys.modules):
-        return None
-    from .cuda.targets import target_of
-
-    return target_of(func)
-
-
-def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
-    """The kernel for CUDA that ``fast_args(cuda=...)`` is given, None for none."""
-    if cuda is None:
-        if launch is not None:
-            raise TypeError("fast_args(): launch says how the kernel cuda= is launched, and there is none")
-        return None
-    if not isinstance(cuda, FastKernel) and _cuda_target_of(cuda) is None:
-        raise TypeError(f"fast_args(): cuda is a @cuda.jit dispatcher, or what fast_args made of one, not {shown(cuda)}")
-    if launch is None or out is not None:
-        raise TypeError("fast_args(): cuda= needs launch=, which says how it is launched, and no out=: it allocates nothing")
-    kernel = fast_args(cuda, grad=grad, storage=storage)
-    if _cuda_target_of(kernel.dispatcher) is None:
-        raise TypeError(f"fast_args(): cuda is a kernel for CUDA, and {kernel!r} is one for the CPU")
-    return kernel
-
-
-def _kernel_of(dispatcher: Any, manner: _Manner) -> FastKernel:
-    """The kernel of a dispatcher: there is one for each manner."""
-    known = _kernels.get((id(dispatcher), manner))
-    return known if known is not None else _make(dispatcher, manner)
-
-
-def _make(dispatcher: Any, manner: _Manner) -> FastKernel:
-    from .dispatch.state import runtime
-
-    target = _cuda_target_of(dispatcher)
-    if target is not None:
-        if not runtime().is_native:
-            raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
-        from .cuda.kernel import CudaKernel
-
-        made: FastKernel = CudaKernel(dispatcher, manner, target)
-        _kernels[id(dispatcher), manner] = made
-        return made
-    return (FastKernel if runtime().is_native else _CarefulKernel)(dispatcher, manner)
-
-
-def _no_options(options: dict, what: str) -> None:
-    if options:
-        raise TypeError(f"fast_args(): {what} has its options already, so {', '.join(map(repr, options))} cannot be given")
-
-
-def _jit(function: Callable, options: dict, signatures=None) -> CPUDispatcher:
-    """``numba.njit``, with a disk cache of ours; without one where no directory can be written."""
-    options = dict(options)
-    is_cached = bool(options.get("cache")) and not failures()
-    if is_cached:
-        del options["cache"]
-    given = dict(options)
-    if is_cached:
-        options["pipeline_class"] = with_unique_symbols(options.get("pipeline_class", compiler.Compiler))
-    dispatcher: Any = numba.njit(**options)(function)
-    if is_cached:
-        try:
-            use_cache(dispatcher, KernelCache(function, given))
-        except RuntimeError as error:
-            warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=3)
-    if signatures is not None:
-        from .compile_errors import why_not_declarable
-
-        with register_dispatcher(dispatcher):  # it may call itself
-            for signature in signatures if isinstance(signatures, list) else [signatures]:
-                try:
-                    dispatcher.compile(signature)
-                except NotImplementedError:
-                    if (why := why_not_declarable(function, signature)) is None:
-                        raise
-                    raise NotImplementedError(why) from None
-        dispatcher.disable_compile()
-    return dispatcher

@@ -32,6 +32,7 @@ class _Entries:
     def __init__(self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple]):
         self._folder, self._name, self._function, self._depends_on = folder, name, function, depends_on
         self._missed: dict = {}  # the keys' texts, since when code is being compiled
+        self._untold: dict = {}  # why there is no text, by key
 
     def _text(self, key) -> str | None:
         """All that the code of this signature depends on as things stand, None if that cannot be told."""
@@ -41,7 +42,7 @@ class _Entries:
         try:
             return repr((self._depends_on(), key, meaning))
         except Untold as error:
-            self.warn(error)
+            self._untold[key] = error.with_traceback(None)
             return None
 
     def warn(self, why: object) -> None:
@@ -52,6 +53,7 @@ class _Entries:
 
     def load(self, key):
         """What was saved with this key, or None."""
+        self._untold.pop(key, None)
         text = self._text(key)
         stored = self._folder.load(self._name, text) if text is not None else None
         if stored is not None and stored[0] == key:
@@ -60,10 +62,12 @@ class _Entries:
         return None
 
     def save(self, key, data) -> None:
-        """Keep what was compiled, unless what it depends on has changed meanwhile."""
+        """Keep what was compiled, unless what it depends on has changed meanwhile. Not called for what Numba does not keep."""
         text = self._missed.pop(key, None)
         if text is not None and text == self._text(key):
             self._folder.save(self._name, text, (key, data))
+        elif key in self._untold:
+            self.warn(self._untold.pop(key))
 
     def flush(self) -> None:
         """Forget all signatures of this function."""

@@ -13,7 +13,6 @@ from numba.core.errors import TypingError
 
 from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
 from .conversion import from_dlpack
-from .cpython import NativeCallable
 from .discovery import discover
 from .dispatch import layout
 from .dtypes import NoNumbaType, as_kernel_has_it, is_native_order
@@ -28,48 +27,107 @@ from .producers.torch_kinds import why_no_memory
 from .refusal import argument, check_tensors, refuse_value, refused, why_not_computed
 from .results import as_target, check_argument
 
-__all__ = ["as_numba_takes_it", "call_numba", "check_arguments", "forget_frames"]
+__all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "forget_frames"]
 
 
 def call_numba(kernel, bound: tuple):
     """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
+    if are_numbas(kernel, bound):
+        positional, named = _as_given(kernel, bound)
+        return kernel._call_own(*positional, **named)
     check_argument(kernel, bound)
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
     given = Given()
     _take_all_others(kernel, bound, given)
-    for position, value in enumerate(bound):
-        if value is OMITTED:
-            continue
-        viewed = as_numba_takes_it(kernel, position, value, given)
-        if len(positional) == position:
-            positional.append(viewed)
-        else:  # behind an omitted one
-            named[kernel._parameters.names[position]] = viewed
+    viewed = tuple(v if v is OMITTED else as_numba_takes_it(kernel, i, v, given) for i, v in enumerate(bound))
+    positional, named = _as_given(kernel, viewed)
     try:
         try:
-            result = kernel.dispatcher(*positional, **named)
+            result = kernel._call_own(*positional, **named)
         finally:
             given.reflect(kernel, bound)
         return given.returned(kernel, bound, result)
-    except TypingError as error:
-        own: Exception = _copy_of(error)
-        if isinstance(own, TypingError) and own is not error:
-            add_call(own, kernel, positional, named)
-    except (NotImplementedError, TypeError) as error:
-        raise_named(kernel, bound, as_numba_takes_it)
-        if fails_to_compile(error) and isinstance(error, NotImplementedError):
-            own = NotImplementedError(why_not_compiled(error, kernel, positional, named))
-        elif fails_to_match(error):
-            own = TypeError(why_not_declared(error, kernel, positional, named))
-        else:
+    except Exception as error:
+        own = _reworded(kernel, bound, positional, named, error)
+        if own is None:
             raise
     finally:
-        del positional, named, given  # the exception's traceback holds this frame
+        del positional, named, viewed, given  # the exception's traceback holds this frame
     try:
         raise own
     finally:
         del own
+
+
+def _as_given(kernel, bound: tuple) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, positional and by name, without those that have been omitted."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for position, value in enumerate(bound):
+        if value is OMITTED:
+            continue
+        if len(positional) == position:
+            positional.append(value)
+        else:  # behind an omitted one
+            named[kernel._parameters.names[position]] = value
+    return positional, named
+
+
+def are_numbas(kernel, bound: tuple) -> bool:
+    """Whether a call is Numba's to make or to refuse: of a kernel that its decorators made, without a tensor but NumPy's."""
+    return kernel._is_numbas and not any(_has_tensor(kernel, value) for value in bound)
+
+
+def _has_tensor(kernel, value, depth: int = 0) -> bool:
+    """Whether a value is a tensor, but no array of NumPy's, or a list or a tuple with one."""
+    cls = type(value)
+    if issubclass(cls, tuple) or cls is list:
+        items = value[:1] if cls is list else value  # a list's items are of one type
+        return depth < layout.MAX_TUPLE_DEPTH and any(_has_tensor(kernel, item, depth + 1) for item in items)
+    if value is OMITTED:
+        return False
+    try:
+        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    except Exception:  # a type whose attributes cannot even be asked for
+        return False
+    is_buffer = fields.get("key", 0) >> layout.CLASS_SHIFT and fields["kind"] == layout.KIND_MANAGED
+    return fields["kind"] in (layout.KIND_EXCHANGE, layout.KIND_MANAGED) and not is_buffer
+
+
+def reword(kernel, bound: tuple, error: BaseException) -> None:
+    """Raise what :func:`call_numba` raises where Numba's dispatcher, which got the arguments as they are, raised `error`."""
+    if are_numbas(kernel, bound):
+        raise error
+    for position, value in enumerate(bound):
+        if value is not OMITTED:
+            as_numba_takes_it(kernel, position, value)
+    try:
+        raise error
+    except Exception as raised:
+        own = _reworded(kernel, bound, [value for value in bound if value is not OMITTED], {}, raised)
+        if own is None:
+            raise
+    finally:
+        del error
+    try:
+        raise own
+    finally:
+        del own
+
+
+def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Exception) -> Exception | None:
+    """The exception to raise for one of Numba's dispatcher; None: that one. Raises what names an argument."""
+    if isinstance(error, TypingError):
+        own = _copy_of(error)
+        if own is not error:
+            add_call(own, kernel, positional, named)
+        return own
+    if isinstance(error, (NotImplementedError, TypeError)):
+        raise_named(kernel, bound, as_numba_takes_it)
+        if fails_to_compile(error) and isinstance(error, NotImplementedError):
+            return NotImplementedError(why_not_compiled(error, kernel, positional, named))
+        if fails_to_match(error):
+            return TypeError(why_not_declared(error, kernel, positional, named))
+    return None
 
 
 def check_arguments(kernel, bound: tuple) -> None:
@@ -225,8 +283,6 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         else:
             return viewed if given is None else given.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
-    elif issubclass(cls, NativeCallable):
-        return value.dispatcher
     elif kind == layout.KIND_NUMBA:
         check_items(kernel, position, value)
         _require_numba_type(kernel, position, value)
@@ -293,11 +349,14 @@ def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
 def _require_numba_type(kernel, position: int, value) -> None:
     """Raise TypeError for an object that nobody can pass."""
     cls = type(value)
+    entries = kernel._native.runtime.entries
     is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # of classes Numba knows some
     if is_known or _has_numba_type(value):
         if not is_known:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
+        if not isinstance(value, type) and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
+            entries.update(cls, is_typed=1)  # from now on such objects go to Numba's dispatcher without a look
         return
     if _is_method_of(kernel, value):
         raise TypeError(
@@ -307,10 +366,14 @@ def _require_numba_type(kernel, position: int, value) -> None:
     if hasattr(kernel, "itself") and (cls.__module__ != "builtins" or inspect.isfunction(value)):
         return  # it may be a jitted function, or an object of a jitted class: there are none then
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
-    raise TypeError(
+    raise UnknownType(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
         f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
     )
+
+
+class UnknownType(TypingError, TypeError):
+    """An argument that is nothing to Numba: a TypeError to Python's users, and to Numba's what they expect."""
 
 
 def _is_method_of(kernel, value) -> bool:
@@ -336,6 +399,13 @@ _typed_by_numba: dict[int, weakref.ref] = {}
 
 def _shortened(value: int) -> str:
     return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
+
+
+def _is_typed(value) -> bool:
+    try:
+        return type_of_argument(value) is not None
+    except Exception:
+        return False
 
 
 def _has_numba_type(value) -> bool:

@@ -26,7 +26,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import config
+from numba.core import compiler, config
 
 _missing: dict[str, str] = {}
 
@@ -44,10 +44,20 @@ class _NoLock(contextlib.nullcontext):
         return function
 
 
+def note_failure(what: str, error: Exception) -> None:
+    """Note something that this package cannot do with this Numba, before it is asked for :func:`failures`."""
+    _missing[what] = f"{type(error).__name__}: {error}"
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 global_compiler_lock: Any = _imported("numba.core.compiler_lock", "global_compiler_lock", _NoLock())
 EnvironmentManager: Any = _imported("numba.core.pythonapi", "EnvironmentManager", object)
 FunctionCache: Any = _imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = _imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
+DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__flags__ & _HEAP_TYPE)
+"""The C struct that a dispatcher is."""
+numbas_call: Any = DispatcherBase.__call__
+"""What a call of a dispatcher is to Numba, whatever its class makes of it."""
 register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
 _cpu_target: Any = _imported("numba.core.registry", "cpu_target")
@@ -56,6 +66,9 @@ _get_type_class: Any = _imported("numba.core.typing.bufproto", "get_type_class")
 _Environment: Any = _imported("numba.core.environment", "Environment")
 _typing_registry: Any = _imported("numba.core.typing.templates", "builtin_registry")
 _lowering_registry: Any = _imported("numba.core.imputils", "builtin_registry")
+_targets: Any = _imported("numba.core.target_extension", "target_registry")
+_dispatchers: Any = _imported("numba.core.target_extension", "dispatcher_registry")
+_CPU: Any = _imported("numba.core.target_extension", "CPU", object)
 _Linkage: Any = _imported("llvmlite.binding", "Linkage")
 _excinfo_ptr_t: Any = _imported("numba.core.callconv", "excinfo_ptr_t")
 
@@ -283,7 +296,7 @@ def code_depends_on() -> tuple:
     settings: Any = config
     processor = _cpu_target.target_context.codegen().magic_tuple()
     builds = sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize, numba.__version__, llvmlite.__version__, np.__version__
-    return builds, processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+    return (DispatcherBase.__basicsize__, *builds), processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
 
 
 FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
@@ -309,13 +322,14 @@ def _check_units() -> None:
     _expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (
-        (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function"),
+        (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
         (library, "serialize_using_object_code _get_module_for_linking"),
         (library._final_module, "link_in functions"),
         (target_context().codegen(), "unserialize_library magic_tuple set_env"),
         (module, "globals"),
         (library._final_module, "global_variables"),
         (_Environment, "_memo consts"),
+        (_Linkage, "external common"),
     ):
         for name in names.split():
             getattr(thing, name)
@@ -433,6 +447,53 @@ def use_cache(dispatcher, cache) -> None:
     dispatcher._cache = cache
 
 
+def compile_with(dispatcher, pipeline: type) -> None:
+    """Have a dispatcher's functions compiled by `pipeline`."""
+    dispatcher._compiler.pipeline_class = pipeline
+
+
+def is_object_mode(dispatcher) -> bool:
+    """Whether a dispatcher compiles functions that work on Python's objects (``forceobj=True``)."""
+    return bool(dispatcher.targetoptions.get("forceobj"))
+
+
+def add_class_of_dispatchers(cls: type) -> None:
+    """Make `cls`, a subclass of :data:`CPUDispatcher`, known to :func:`njit_as`."""
+    if _targets is not None and _dispatchers is not None:
+        target: Any = type(cls.__name__, (_CPU,), {"__doc__": f"The processor, by a {cls.__name__}."})
+        _targets[_target_of(cls)] = target
+        _dispatchers[target] = cls
+
+
+def class_of_dispatchers() -> Any:
+    """The class of what ``numba.jit`` makes for the CPU."""
+    return _dispatchers[_CPU]
+
+
+def set_class_of_dispatchers(cls: Any) -> None:
+    """Let ``numba.jit`` make objects of `cls` from now on: what it asks for is an entry of a registry."""
+    dict.__setitem__(_dispatchers, _CPU, cls)  # its own __setitem__ refuses a second value
+
+
+def _target_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def njit_as(cls: Any, function: FunctionType, options: dict) -> Any:
+    """``numba.njit(**options)(function)`` of the class `cls`: see :func:`add_class_of_dispatchers`."""
+    njit: Any = numba.njit
+    made = njit(_target=_target_of(cls), **options)(function)
+    if type(made) is cls:
+        return made
+    targetoptions = {name: value for name, value in made.targetoptions.items() if name != "_target"}
+    return cls(function, made.locals, targetoptions, pipeline_of(made))
+
+
+def plain_dispatcher(kernel) -> Any:
+    """What ``numba.njit`` makes of a kernel's function, with its options."""
+    return CPUDispatcher(kernel.py_func, dict(kernel.locals), dict(kernel.targetoptions), pipeline_of(kernel))
+
+
 def pipeline_of(dispatcher) -> type:
     """The compiler of a dispatcher's functions, a ``numba.core.compiler.CompilerBase``."""
     return getattr(dispatcher._compiler.pipeline_class, "fastexchange_of", dispatcher._compiler.pipeline_class)
@@ -449,13 +510,15 @@ def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
         templates = getattr(typing_context.resolve_value_type(value), "templates", ())
     except Exception:  # whatever typing raises for what has no type
         return []
-    found: list[tuple[Callable | None, dict]] = []
+    return list(_registered(templates))
+
+
+def _registered(templates) -> Iterator[tuple[Callable | None, dict]]:
     for each in templates:
         function = getattr(each, "_overload_func", getattr(each, "_definition_func", None))
         how = {name: vars(each)[name] for name in ("_jit_options", "_strict", "prefer_literal") if name in vars(each)}
         inline = getattr(getattr(each, "_inline", None), "value", None)
-        found.append((function if isinstance(function, FunctionType) else None, {**how, "inline": inline}))
-    return found
+        yield function if isinstance(function, FunctionType) else None, {**how, "inline": inline}
 
 
 _extensions: dict[str, list[Any]] = {}
@@ -463,7 +526,7 @@ _extensions_seen: list[int] = [0, 0, 0]
 
 
 def extensions() -> dict[str, list[Any]]:
-    """The modules, but for Numba's and ours, whose functions have been registered with Numba, and the functions' code."""
+    """The modules, but for Numba's and ours, whose functions have been registered with Numba, and the functions."""
     registries = _typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions
     for number, registry in enumerate(registries):
         for item in registry[_extensions_seen[number] :]:
@@ -482,7 +545,7 @@ def _add_extension(value: Any) -> None:
         for cell in function.__closure__ or ():
             _add_extension(cell.cell_contents)
     elif not str(function.__module__).startswith(("numba.", "fastexchange.")):
-        _extensions.setdefault(str(function.__module__), []).append(function.__code__)
+        _extensions.setdefault(str(function.__module__), []).append(function)
 
 
 def type_of_argument(value) -> Any:
@@ -504,8 +567,19 @@ def class_of_buffer(cls: type) -> Any:
 
 def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
-    for name in ("_can_compile", "_cache", "overloads", "typingctx", "targetoptions", "compile", "disable_compile", "py_func"):
+    for name in (
+        "_can_compile", "_cache", "_compile_for_args", "_explain_matching_error", "overloads", "typingctx", "targetoptions",
+        "locals", "compile", "disable_compile", "py_func", "stats",
+    ):  # fmt: skip
         getattr(made, name)
+    _expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
+    templates = importlib.import_module("numba.core.typing.templates")
+    overload = templates.make_overload_template(len, _called_by, {}, False, "never")
+    intrinsic = templates.make_intrinsic_template(len, _called_by, "len")
+    _expect("how functions are overloaded", [each for each, _ in _registered([overload, intrinsic])], [_called_by] * 2)
+    _expect("the overloads of a function", types.Function(overload).templates, (overload,))
+    for registry in (_typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions):
+        len(registry), registry[:0]
     _expect("the type of an int", type_of_argument(1), types.int64)
     _expect("the type of an object", type_of_argument(object()), None)
     _expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)

@@ -14,7 +14,7 @@ from . import registry
 from ._abi import ffi
 from .discovery import learn
 from .dispatch import outputs as native
-from .dispatch.program import MAX_PARAMETERS, program_of
+from .dispatch.program import program_of
 from .dispatch.state import runtime
 from .dlpack import DLDeviceType
 from .export import export_of, known
@@ -31,16 +31,10 @@ __all__ = ["Outputs", "shape_and_dtype"]
 
 
 class Outputs:
-    """What a kernel declares of its outputs. `name`: the kernel's."""
+    """What a kernel declares of its outputs, by :func:`~fastexchange.pattern.pattern_of`. `name`: the kernel's."""
 
-    def __init__(self, text: str, parameters: Parameters, name: str):
-        what = f"fast_args(): {name}()"
-        if parameters.variadic is not None or parameters.positional < len(parameters.names):
-            raise ValueError(f"{what}: out={text!r}: a kernel with *args or keyword-only parameters cannot declare outputs")
-        if len(parameters.names) >= MAX_PARAMETERS:
-            raise ValueError(f"{what}: out={text!r}: a kernel with outputs has less than {MAX_PARAMETERS} parameters")
-        self.pattern = Pattern(text, parameters.names, what)
-        self._parameters, self._name = parameters, name
+    def __init__(self, pattern: Pattern, parameters: Parameters, name: str):
+        self.pattern, self._parameters, self._name = pattern, parameters, name
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
         self.program = program_of(self.pattern)

@@ -12,9 +12,12 @@ import re
 from typing import NamedTuple
 
 from .naming import shown
+from .parameters import Parameters
 from .values import DLDataType
 
-__all__ = ["Input", "Output", "Pattern"]
+__all__ = ["MAX_PARAMETERS", "Input", "Output", "Pattern", "pattern_of"]
+
+MAX_PARAMETERS = 64
 
 Rest = type(...)
 _ITEM = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*(?:\[(?P<dims>[^\[\]]*)\])?\s*(?::\s*(?P<dtype>\w+))?\s*(?:,|$)")
@@ -191,3 +194,12 @@ def _value(tree: ast.expr, extents: dict[str, int]) -> int:
             return left - right
         return left * right if isinstance(tree.op, ast.Mult) else left // right
     return extents[tree.id] if isinstance(tree, ast.Name) else tree.value  # type: ignore[attr-defined]
+
+
+def pattern_of(text: str, parameters: Parameters, what: str) -> Pattern:
+    """The notation of a kernel with these parameters. Raises ValueError for kernels that cannot declare outputs."""
+    if parameters.variadic is not None or parameters.positional < len(parameters.names):
+        raise ValueError(f"{what}: out={text!r}: a kernel with *args or keyword-only parameters cannot declare outputs")
+    if len(parameters.names) >= MAX_PARAMETERS:
+        raise ValueError(f"{what}: out={text!r}: a kernel with outputs has less than {MAX_PARAMETERS} parameters")
+    return Pattern(text, parameters.names, what)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ._abi import ffi
-from .conversion import maker
+from .conversion import has_from_dlpack, maker
 from .discovery import discover, learn_type
 from .dispatch import layout
 from .dispatch.boxing import box
@@ -44,14 +44,13 @@ def prepare() -> None:
 def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
     """What becomes of an array that `kernel` returned. `target`: the type of the tensor after which it goes, None for NumPy's.
 
-    `field`: that of the elements if the kernel had their bits; else 0. Raises BufferError if the framework has no such tensor, or
-    the memory belongs to nobody.
+    `field`: that of the elements if the kernel had their bits; else 0. An array of a class of the user's stays what it is. Of one
+    that shows memory that nobody owns (that of a global array, of a record, at an address) a tensor gets a copy. Raises
+    BufferError if the framework has no such tensor.
     """
+    if type(array) is not np.ndarray:
+        return array
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
-    if array.base is None and array.size and not array.flags.owndata:
-        raise BufferError(
-            f"{what}, shows memory that nobody owns (that of a global array, or at an address); return a copy of it"
-        )
     if field:
         with contextlib.suppress(KeyError):  # NumPy has none: the bits, then
             array = array.view(field_to_dtype(field))
@@ -59,6 +58,8 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
     make = None if cls is np.ndarray else _maker(cls)
     if make is None:
         return array
+    if array.base is None and not array.flags.owndata:
+        array = array.copy()
     if known(cls).get("to_object") and not known(cls)["takes_all"]:  # PyTorch
         if not array.flags.writeable:
             why = "is readonly, as an argument is whose memory it shows"
@@ -108,13 +109,23 @@ def tensor_type(cls: type) -> type:
 
 
 def check_type(cls: type) -> None:
-    """Raise TypeError for a `cls` that is no type of tensors that can be made."""
+    """Raise TypeError for a `cls` that is no type of tensors that can be made, as far as that shows without its table."""
     made = tensor_type(cls)
-    if cls is object or (made is not np.ndarray and _maker(made) is None):
-        raise TypeError(f"fast_args(): returns is a type of tensors that can be made of memory, not {type_name(cls)}")
+    if cls is object or not (made is np.ndarray or hasattr(made, "__dlpack_c_exchange_api__") or has_from_dlpack(made)):
+        raise _no_target(cls)
     if made is not cls:
         raise TypeError(f"fast_args(): returns={type_name(cls)}: a result is made a {type_name(made)}; say so, and convert it")
+
+
+def learn_target(cls: type) -> None:
+    """File a type of tensors that results become. Raises TypeError if none can be made after all."""
+    if cls is not np.ndarray and _maker(cls) is None:
+        raise _no_target(cls)
     learn_type(cls)
+
+
+def _no_target(cls: type) -> TypeError:
+    return TypeError(f"fast_args(): returns is a type of tensors that can be made of memory, not {type_name(cls)}")
 
 
 def check_argument(kernel, bound: tuple) -> None:

@@ -21,7 +21,7 @@ from .dispatch.boxing import UnsupportedEntry
 from .dispatch.signature import UnknownDtype, lists_in, numba_types
 from .dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from .native import address_of
-from .numba_call import call_numba, forget_frames
+from .numba_call import are_numbas, call_numba, forget_frames
 from .numba_internals import can_compile, declared_signature, may_run_python
 from .parameters import find_item
 from .producers import buffer, torch
@@ -48,6 +48,13 @@ class Report:
         self._keys = _as_it_is("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
         self.address = address_of(self._native)
+
+    def take_result(self):
+        """The result, which is kept no longer: Numba may keep the frames of a compilation, and with them those around it."""
+        try:
+            return self.result
+        finally:
+            self.result = None
 
     @property
     def status(self) -> int:
@@ -116,9 +123,15 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.atte
 
 def call(kernel, bound: tuple):
     """Make a call that the shim could not make."""
-    report = settle(kernel, bound)
+    report = Report()
+    try:
+        settle(kernel, bound, report=report)
+    except Exception:
+        if report.status == layout.STATUS_OK or not are_numbas(kernel, bound):  # the kernel itself has raised it
+            raise
+        report.native.status = layout.STATUS_NUMBA
     if report.status == layout.STATUS_OK:
-        return report.result
+        return report.take_result()
     if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
         return kernel._elsewhere.call(bound)
     result = call_numba(kernel, bound)
@@ -127,13 +140,13 @@ def call(kernel, bound: tuple):
     return result
 
 
-def settle(kernel, bound: tuple, function=shim.attempt) -> Report:
+def settle(kernel, bound: tuple, function=shim.attempt, report: Report | None = None) -> Report:
     """Learn, compile and ask, until native code has made the call, or what else `function` does with it.
 
     The report's status is STATUS_OK; or another one, and the call is for Numba's dispatcher. Raises what a call raises.
     """
     flags = 0
-    report = Report()
+    report = report or Report()
     for _ in range(MAX_LOOKS + 2 * leaves(bound)):
         status = attempt(kernel, bound, flags, report, function)
         if status == layout.STATUS_OK or status in _BY_NUMBA:
@@ -206,9 +219,11 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         unknown = error.position, error.field  # not the error, whose traceback holds this frame
     if unknown is not None:
         refuse_elements(kernel, bound, *unknown)
-    if not can_compile(kernel.dispatcher):
+    if any(map(_holds_function, given)):
+        return False
+    if not can_compile(kernel):
         given = tuple(map(_as_declared, given))
-    chosen = _overload_for(kernel.dispatcher, given)
+    chosen = _overload_for(kernel, given)
     if chosen is None:
         return False
     taken, compiled = chosen
@@ -250,6 +265,13 @@ def _without_warnings_of_lists(given: tuple):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaPendingDeprecationWarning)
         yield
+
+
+def _holds_function(numba_type: Any) -> bool:
+    """Whether a type is, or holds, that of first-class functions, which Numba makes of jitted ones: a word each, not none."""
+    if isinstance(numba_type, types.BaseTuple):
+        return any(map(_holds_function, cast(Any, numba_type)))
+    return isinstance(numba_type, types.FunctionType)
 
 
 def _keeps_the_value(given: Any, taken: Any) -> bool:

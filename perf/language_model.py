@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fastexchange import fast_args
 from fastexchange.measuring.timing import Statement
+from fastexchange.numba_internals import plain_dispatcher
 from kernels.adamw import AdamW, adamw_step
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
@@ -225,26 +226,30 @@ class Bound(Decoder):
         return Statement("k()", {"k": nothing.bind(*arguments)})
 
 
+PLAIN = {kernel.__name__: plain_dispatcher(kernel) for kernel in (rms_norm, rotary, sample, adamw_step)}
+"""The same functions as Numba's own dispatchers."""
+
+
 class Views(Decoder):
     """Kernels called by Numba's dispatcher, with NumPy views made in each call, as of activations that are new each time."""
 
     title = "njit, x.numpy()"
 
     def norm(self, i):
-        rms_norm.dispatcher(self.stream.numpy(), self.norms[i].numpy(), EPS, self.hidden.numpy())
+        PLAIN["rms_norm"](self.stream.numpy(), self.norms[i].numpy(), EPS, self.hidden.numpy())
         return self.hidden
 
     def rotate(self, position):
         heads = self.heads.numpy()
-        rotary.dispatcher(heads, self.cos.numpy(), self.sin.numpy(), position, False, heads)
+        PLAIN["rotary"](heads, self.cos.numpy(), self.sin.numpy(), position, False, heads)
         return self.heads
 
     def draw(self):
         logits, u, token = self.logits.numpy(), self.u.numpy(), self.token.numpy()
-        sample.dispatcher(logits, TOP_K, TOP_P, TEMPERATURE, u, token)
+        PLAIN["sample"](logits, TOP_K, TOP_P, TEMPERATURE, u, token)
 
     def launch_of(self, nothing, arguments):
-        return _call("k", nothing.dispatcher, arguments, ".numpy()")
+        return _call("k", plain_dispatcher(nothing), arguments, ".numpy()")
 
 
 class ViewsOnce(Decoder):
@@ -258,18 +263,18 @@ class ViewsOnce(Decoder):
         self.draw_views = self.logits.numpy(), TOP_K, TOP_P, TEMPERATURE, self.u.numpy(), self.token.numpy()
 
     def norm(self, i):
-        rms_norm.dispatcher(*self.norm_views[i])
+        PLAIN["rms_norm"](*self.norm_views[i])
         return self.hidden
 
     def rotate(self, position):
-        rotary.dispatcher(self.heads_view, *self.table, position, False, self.heads_view)
+        PLAIN["rotary"](self.heads_view, *self.table, position, False, self.heads_view)
         return self.heads
 
     def draw(self):
-        sample.dispatcher(*self.draw_views)
+        PLAIN["sample"](*self.draw_views)
 
     def launch_of(self, nothing, arguments):
-        return _call("k", nothing.dispatcher, [a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments])
+        return _call("k", plain_dispatcher(nothing), [a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments])
 
 
 def _call(name: str, kernel, arguments, of_tensors: str = "") -> Statement:
@@ -294,7 +299,7 @@ NOTHING = {
 class AdamWOfViews(AdamW):
     """The optimiser with its kernel called by Numba's dispatcher: with views, of gradients made in each step, of others once."""
 
-    kernel = staticmethod(adamw_step.dispatcher)
+    kernel = staticmethod(PLAIN["adamw_step"])
 
     def __init__(self, params, *options):
         super().__init__(params, *options)
@@ -320,7 +325,7 @@ class NothingOfTensors(AdamW):
 class NothingOfViews(AdamWOfViews):
     """The same for views."""
 
-    kernel = staticmethod(NOTHING["adamw_step"].dispatcher)
+    kernel = staticmethod(plain_dispatcher(NOTHING["adamw_step"]))
 
 
 OPTIMISERS = {

@@ -27,5 +27,5 @@ rows = {
     "tableless/views": Statement("f(x0.numpy(), x1.numpy(), x2.numpy())", {"f": njit_kernel, **others}),
 }
 times, _ = time_statements(rows, rounds=int(sys.argv[1]))
-assert kernel.stats().slow <= 2, kernel.stats()
+assert kernel.counts().slow <= 2, kernel.counts()
 print(json.dumps({key: list(samples.values) for key, samples in times.items()}))

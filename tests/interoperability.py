@@ -18,6 +18,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from frameworks import NUMPY_DTYPES, torch, tvm_ffi  # noqa: E402
 from made_producers import TABLE_CAPSULE, Dunder, Legacy, Tabled, capsule, exchange_table  # noqa: E402
+from oracle import seen_type  # noqa: E402
 
 from fastexchange import convert, fast_args, from_dlpack  # noqa: E402
 
@@ -246,7 +247,7 @@ def outcome(producer: Producer, way: Way, dtype: str, layout: str, readonly: boo
     except NotImplementedError:
         return None
     except Exception as error:
-        return type(error).__name__
+        return seen_type(error).__name__
     expected = array.view("u2") if way.sees_bits and dtype in ("bfloat16", "f2") else array
     assert elements == expected.tolist(), (producer.name, way.name, dtype, layout, readonly, elements)
     first, end = memory_of(tensor, array)

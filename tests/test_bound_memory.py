@@ -122,10 +122,10 @@ def test_it_is_native_again_once_it_has_followed():
     launch = increment.bind(tensor)
     tensor.share_memory_()
     launch()
-    native = increment.stats()
+    native = increment.counts()
     for _ in range(10):
         launch()
-    assert increment.stats().fast == native.fast + 10 and launch._held.bound[0] is tensor
+    assert increment.counts().fast == native.fast + 10 and launch._held.bound[0] is tensor
     assert tensor.tolist() == [11.0] * 5
 
 
@@ -428,11 +428,11 @@ def test_an_object_of_ctypes_that_is_resized(kernel, count):
         behind.append(np.zeros(100_000))
         ctypes.resize(held, 8 * count + 2_000_000 * len(behind))
     junk = [np.full(count, 7.0) for _ in range(20)]
-    native = kernel.stats()
+    native = kernel.counts()
     for _ in range(3):
         launch()
     assert list(held) == [4.0] * count and all((each == 7.0).all() for each in junk)
-    assert kernel.stats().slow == native.slow + 1  # then it is native again
+    assert kernel.counts().slow == native.slow + 1  # then it is native again
 
 
 @needs_torch

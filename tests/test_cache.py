@@ -39,7 +39,7 @@ PROGRAM = """
             assert got.tolist() == [1.0, 3.0, 5.0], got
             got = pair((kind(x), 2))
             assert got == (3.0, (2, True)), got
-    assert axpy.stats().fast + axpy.stats().slow == 12
+    assert axpy.counts().fast + axpy.counts().slow == 12
     try:
         axpy(2.0, np.arange(3.0), np.zeros(2, "f4")[:0])
     except Exception:
@@ -219,9 +219,9 @@ USER = """
     for _ in range(2):
         assert k.cached(np.arange(3.0)) == 6.0
         assert k.cached_too(np.arange(3.0)) == 0.0
-    stats = k.cached.dispatcher.stats
+    stats = k.cached.stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
-    print(k.cached.stats().fast)
+    print(k.cached.counts().fast)
     print(compiled.code_cache.misses, compiled.code_cache.hits)
     """
 

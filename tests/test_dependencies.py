@@ -5,6 +5,7 @@ import enum
 import importlib
 import math
 import sys
+import time
 import types
 
 import numba
@@ -14,7 +15,7 @@ from interpreter import run_python
 from numba.extending import intrinsic, overload, type_callable
 
 from fastexchange import fast_args
-from fastexchange.dependencies import Untold, dependencies
+from fastexchange.dependencies import Untold, dependencies, note_loaded
 
 
 def plain(x):
@@ -273,13 +274,65 @@ def test_functions_compiled_with_what_was_there():
     names["LIMIT"] = 2
     with pytest.raises(Untold, match="'inner', named by outer, has been compiled already"):
         digest(names["outer"])
-    names["inner"].recompile()
-    assert names["inner"](1.0) == 3.0 and digest(names["outer"]) != before
-    names["LIMIT"] = 1
-    names["inner"](1)  # another signature: now there is code of both
+    names["inner"].recompile()  # but not what the old code is part of
+    assert names["inner"](1.0) == 3.0
     for names["LIMIT"] in (1, 2):
         with pytest.raises(Untold, match="has been compiled already"):
             digest(names["outer"])
+
+
+def test_functions_compiled_with_others_of_the_same_name():
+    names = {"__name__": __name__}
+    exec("def outer(x): return inner(x)\ndef taker(x): return held[0](x)", names)
+    for outer in (numba.njit(names["outer"]), numba.njit(names["taker"])):
+        names["inner"], names["held"] = nested(1), (nested(1),)
+        assert outer(1.0) == 2.0
+        digest(outer)
+        names["inner"], names["held"] = nested(2), (nested(2),)
+        with pytest.raises(Untold, match="has been compiled already"):
+            digest(outer)
+
+
+def test_functions_that_are_compiled_into_others_alone():
+    """Of what is inlined Numba tells nobody, nor of what lies in code that has been loaded."""
+    names = {"LIMIT": 1, "__name__": __name__}
+    exec("def inner(x): return x + LIMIT\ndef outer(x): return inner(x)\ndef loaded(x): return inner(x)", names)
+    inner = names["inner"] = numba.njit(inline="always")(names["inner"])
+    outer, loaded = numba.njit(names["outer"]), numba.njit(names["loaded"])
+    assert outer(1.0) == 2.0
+    note_loaded(loaded.py_func)
+    names["LIMIT"] = 2
+    for _ in range(2):
+        for each in (outer, loaded):
+            with pytest.raises(Untold, match=r"'inner', named by .*, has been compiled already"):
+                digest(each)
+        assert inner(1.0) == 3.0
+
+
+def test_implementations_that_have_been_compiled(monkeypatch):
+    names = {"LIMIT": 1, "overload": overload, "__name__": __name__}
+    exec("def stub(x): pass\n@overload(stub)\ndef ours(x): return lambda x: x + LIMIT\ndef outer(x): return stub(x)", names)
+    outer = numba.njit(names["outer"])
+    assert outer(1.0) == 2.0
+    digest(names["stub"]), digest(outer)
+    monkeypatch.setitem(names, "LIMIT", 2)  # Numba does not forget the overload, so nothing could be told from now on
+    for each, words in ((names["stub"], "an implementation of ours has been compiled"), (outer, "compiled already")):
+        with pytest.raises(Untold, match=words):
+            digest(each)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "pair"),
+    [(time, "timezone", (0, 3600)), (np, "of_the_test", (1, 2)), (numba.config, "NUMBA_NUM_THREADS", (1, 2))],
+)
+def test_values_in_modules_whose_versions_are_known(monkeypatch, module, name, pair):
+    """A user, the environment and the clock set some of them."""
+    found = []
+    for value in pair:
+        monkeypatch.setattr(module, name, value, raising=False)
+        found.append(digest(module, f"value.{name}"))
+    assert found[0] != found[1]
+    assert digest(np, "value.random.rand()") == digest(np, "value.random.rand()")
 
 
 def test_functions_that_numba_has_loaded(tmp_path, monkeypatch):
@@ -305,14 +358,17 @@ def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
     found = []
     for number in (1, 2):
         source.write_text(
-            "from numba import types\nfrom numba.extending import overload_method\n"
-            f"@overload_method(types.Float, 'zap')\ndef zap(x): return lambda x: x + {number}\n"
+            f"from numba import types\nfrom numba.extending import overload_method\nLIMIT = {number}\n"
+            "@overload_method(types.Float, 'zap')\ndef zap(x): return lambda x: x + LIMIT\n"
         )
         sys.modules.pop("extension_of_the_test", None)
         importlib.invalidate_caches()
-        importlib.import_module("extension_of_the_test")
+        module = importlib.import_module("extension_of_the_test")
+        source.write_text(source.read_text() + "# edited while it is in use\n")
         found.append(digest(1))
-    assert found[0] != found[1]
+        module.LIMIT = 5
+        found.append(digest(1))
+    assert len(set(found)) == 4
 
 
 def test_functions_that_are_typed_by_hand():

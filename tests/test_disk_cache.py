@@ -445,8 +445,8 @@ def test_closures_of_one_name_that_were_compiled_in_different_processes(module):
         """)
     found = run(module, """
     two, three = [module.scaled(factor, fast_args(cache=True)) for factor in (2.0, 3.0)]
-    two.dispatcher(x, y), three.dispatcher(x, y)
-    print(*[sum(each.dispatcher.stats.cache_hits.values()) for each in (two, three)])
+    two(x, y), three(x, y)
+    print(*[sum(each.stats.cache_hits.values()) for each in (two, three)])
     for _ in range(30):
         print(int(called(two)), int(called(three)))
     for kernel in (two, three):
@@ -476,7 +476,7 @@ def test_dispatchers_of_one_name_that_were_compiled_in_different_processes(modul
     two, three = fast_args(two), fast_args(three)
     for _ in range(30):
         print(int(called(two)), int(called(three)))
-    print(three.stats().fast)
+    print(three.counts().fast)
     three.bind(x, y)()
     print(int(y[0]))
         """)  # fmt: skip
@@ -504,7 +504,7 @@ def test_constants_and_options_are_part_of_a_kernels_key(module):
     """Numba's own key has neither, so that it takes one for the other."""
     code = """
     kernels = [module.by_text("x[0] + 1"), module.by_text("x[0] + 2")]
-    print(*[int(called(kernel)) for kernel in kernels], sum(sum(each.dispatcher.stats.cache_hits.values()) for each in kernels))
+    print(*[int(called(kernel)) for kernel in kernels], sum(sum(each.stats.cache_hits.values()) for each in kernels))
     import numba
     single = module.by_text("x[0] * 0.1 + 0.2", locals={"y": numba.float64[::1]})
     called(single), called(module.by_text("x[0] * 0.1 + 0.2"))
@@ -563,7 +563,7 @@ def test_what_a_kernel_names_is_part_of_its_key(tmp_path, monkeypatch, change):
             sys.modules.pop(name, None)
         importlib.invalidate_caches()
         kernel = importlib.import_module(names[0]).used
-        return kernel(np.ones(3)), sum(kernel.dispatcher.stats.cache_hits.values())
+        return kernel(np.ones(3)), sum(kernel.stats.cache_hits.values())
 
     assert [called_with(text) for text in (before, before, after, after)] == [(2.0, 0), (2.0, 1), (3.0, 0), (3.0, 1)]
 
@@ -613,7 +613,7 @@ def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch)
 
     assert fresh().inner(1.0) == 2.0
     module = fresh()
-    assert module.inner(1.0) == 2.0 and list(module.inner.dispatcher.stats.cache_hits.values()) == [1]
+    assert module.inner(1.0) == 2.0 and list(module.inner.stats.cache_hits.values()) == [1]
     module.LIMIT = 2
     with pytest.warns(NumbaWarning, match="each process: 'inner', named by outer, has been compiled already"):
         assert module.outer(1.0) == 2.0
@@ -668,7 +668,7 @@ def test_functions_of_one_name_that_kernels_call(module):
     code = """
     kernels = [module.calling(factor) for factor in sys.argv[2]]
     for kernel in kernels:
-        print(kernel(x), *kernel.dispatcher.stats.cache_hits.values())
+        print(kernel(x), *kernel.stats.cache_hits.values())
         try:
             kernel(x * 1000)
         except ValueError as raised:
@@ -814,7 +814,7 @@ def test_types_of_users_mean_what_they_mean_in_this_process(tmp_path):
     from types_of_the_test import *
     x = np.zeros(3)
     print(difference(x, Point(a=5, b=2)), value(x, Colour.red), held(x, Holder(7.0)))
-    print(*[sum(each.dispatcher.stats.cache_hits.values()) for each in (difference, value, held)])
+    print(*[sum(each.stats.cache_hits.values()) for each in (difference, value, held)])
     """
     for hits in ("0 0 0", "1 1 0"):
         assert run_python(code, str(tmp_path), "").stdout.splitlines() == ["3.0 1.0 7.0", hits]
@@ -876,7 +876,7 @@ def test_settings_of_numba_are_part_of_a_kernels_key(module):
         kernel = module.by_text("x[7 + len(x)]", **options)
         try:
             called(kernel)
-            print(*kernel.dispatcher.stats.cache_hits.values())
+            print(*kernel.stats.cache_hits.values())
         except IndexError:
             print("checked")
     """
@@ -893,6 +893,6 @@ def test_a_kernel_with_a_cache_forgets_its_entries(tmp_path, monkeypatch):
     y = np.zeros(3)
     kernel(np.ones(3), y)
     before = set(tmp_path.rglob("*.entry"))
-    kernel.dispatcher.recompile()
+    kernel.recompile()
     kernel(np.ones(3), y)
     assert before and y.tolist() == [2.0] * 3 and len(set(tmp_path.rglob("*.entry"))) == len(before)

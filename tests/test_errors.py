@@ -26,7 +26,7 @@ from made_producers import (
     tabled_type_with_methods,
 )  # fmt: skip
 from numba import types
-from oracle import references_kept, type_and_message
+from oracle import numbas, references_kept, type_and_message
 
 from fastexchange import explain, fast_args
 
@@ -377,6 +377,7 @@ def test_dlpack_that_returns_a_capsule_of_another_name(name):
 
 
 def test_a_capsule_consumed_already():
+    total(1, Dunder(np.ones(3)))  # the first call of its shape asks more than once
     ledger = Ledger()
     producer = Returns(capsule(export_versioned(ledger, np.ones(3)), b"dltensor_versioned"))
     assert total(1, producer) == 3.0
@@ -620,12 +621,12 @@ def test_exceptions_in_kernels_arrive_as_from_njit(how, framework):
     view = np.ones(3)
     tensor = framework.tensor(view)
     fails(-1, tensor)
-    want = caught(fails.dispatcher, how, view)
+    want = caught(numbas(fails), how, view)
     for _ in range(3):
         assert_same_exception(caught(fails, how, tensor), want)
-    before = fails.stats().fast
+    before = fails.counts().fast
     assert fails(-1, tensor) == 0
-    assert fails.stats().fast == before + 1
+    assert fails.counts().fast == before + 1
 
 
 @pytest.mark.parametrize("how", range(11))
@@ -718,7 +719,7 @@ def test_a_kernel_that_writes_to_a_readonly_array_does_not_compile():
     array.flags.writeable = False
     for tensor in (array, Dunder(array)):
         for _ in range(2):
-            assert behind_our_line(type_and_message(write, tensor)) == type_and_message(write.dispatcher, array)
+            assert behind_our_line(type_and_message(write, tensor)) == type_and_message(numbas(write), array)
     assert array[0] == 1.0
     array.flags.writeable = True
     write(array)

@@ -29,7 +29,7 @@ from made_producers import (
     tabled_type,
     tabled_type_with_methods,
 )
-from oracle import references_kept, type_and_message
+from oracle import numbas, references_kept, type_and_message
 
 from fastexchange import convert, exchange_api, explain, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
 
@@ -320,7 +320,7 @@ def fast_args_signatures(arrays) -> list:
     """The signatures that plain ``@njit`` infers."""
     kernel = fast_args(look)
     for array in arrays:
-        kernel.dispatcher(array)
+        numbas(kernel)(array)
     return kernel.signatures
 
 
@@ -635,9 +635,9 @@ def test_a_wrapper_stands_for_what_it_wraps(wrapper, name):
     with references_kept(array, wrapped):
         for _ in range(20):
             assert seen(wrapped) == seen(x=wrapped) == seen_unlocked(wrapped) == seen_in_tuple((1, wrapped)) == want
-        before = seen.stats()
+        before = seen.counts()
         assert seen(wrapped) == want
-        assert seen.stats()[:2] == (before.fast + 1, before.slow)
+        assert seen.counts()[:2] == (before.fast + 1, before.slow)
         for take in (from_dlpack, lambda x: convert(x, np.ndarray), through_a_capsule):
             view = take(wrapped)
             assert (view.ctypes.data, view.sum()) == want
@@ -728,7 +728,7 @@ def test_wrappers_around_wrappers(wrapper):
     for _ in range(92):  # so many that there is perhaps no end
         thing = wrapper(thing)
     for call_it in (seen, from_dlpack, lambda x: convert(x, np.ndarray)):
-        assert type_and_message(call_it, thing)[0] is TypeError
+        assert issubclass(type_and_message(call_it, thing)[0], TypeError)
     ledger.check(16)
 
 
@@ -760,7 +760,7 @@ def test_a_wrapper_around_no_tensor(inner):
     for wrapper in WRAPPERS:
         for call_it in (seen, seen_unlocked, from_dlpack, lambda x: convert(x, np.ndarray), to_dlpack):
             kind, message = type_and_message(call_it, wrapper(inner))
-            assert kind is TypeError and wrapper.__name__ in message
+            assert issubclass(kind, TypeError) and wrapper.__name__ in message
     ledger = Ledger()
     wrapped = WithMethods(inner, ledger)
     assert seen(wrapped)[1] == from_dlpack(wrapped).sum() == 21.0
@@ -776,7 +776,7 @@ def test_wrappers_in_a_cycle(length):
         for call_it in (lambda x: seen(x)[1], lambda x: seen_unlocked(x)[1], lambda x: from_dlpack(x).sum()):
             for _ in range(2):
                 if cls is ByProperty:
-                    assert type_and_message(call_it, ring[0])[0] is TypeError
+                    assert issubclass(type_and_message(call_it, ring[0])[0], TypeError)
                 else:
                     assert call_it(ring[0]) == 21.0
         ring[-1].inner = None
@@ -821,7 +821,7 @@ def test_an_interrupt_in_a_wrapper_arrives():
 def test_an_empty_slot():
     empty = BySlot(None)
     del empty.__dlpack_c_exchange_api__
-    assert type_and_message(seen, empty)[0] is type_and_message(from_dlpack, empty)[0] is TypeError
+    assert {type_and_message(each, empty)[0] for each in (seen, from_dlpack)} == {TypeError}
 
 
 class Fleeting:
@@ -856,7 +856,7 @@ def test_what_a_wrapper_wraps_may_change_from_call_to_call():
             want = from_dlpack(inner).sum()
             assert total(wrapped) == total(wrapped) == want
         wrapped.inner = None
-        assert type_and_message(total, wrapped)[0] is TypeError
+        assert issubclass(type_and_message(total, wrapped)[0], TypeError)
 
 
 def test_a_wrapper_may_call_the_kernel_itself():

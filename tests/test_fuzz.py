@@ -50,6 +50,7 @@ from hypothesis import strategies as st
 from interpreter import run_python
 from made_producers import TABLE_CAPSULE, Dunder, Tabled, address_of, capsule, exchange_table, tabled_type
 from numpy.lib.stride_tricks import as_strided
+from oracle import new_kernel, numbas, seen_type
 
 from fastexchange import FastKernel, explain, fast_args
 
@@ -317,7 +318,7 @@ PATHS = ("first call", "second call", "warm call", "keywords", "fast entry", "ot
 def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple, names: tuple[str, ...]):
     """The call that a path ends with, not made yet. `rehearsal`: the arguments of the calls before it."""
     if path in ("first call", "second call"):
-        kernel = FastKernel(kernel.dispatcher, kernel._manner)  # which knows nothing, but has nothing to compile
+        kernel = new_kernel(kernel, kernel._manner)  # which knows nothing, but has nothing to compile
     count = {"first call": 0, "second call": 1, "warm call": 2, "keywords": 0}.get(path, CALLS_TO_A_FAST_ENTRY)
     for call in range(count):
         if outcome(lambda: kernel(*rehearsal))[0] == "raised" and call > 2:
@@ -335,7 +336,7 @@ def outcome(call):
         return "returned", call()
     except Exception as error:
         error.__traceback__ = None
-        return "raised", type(error), error.args
+        return "raised", seen_type(error), error.args
 
 
 def is_same(got, want) -> bool:
@@ -451,7 +452,7 @@ def check_one_tensor(case: OneTensor) -> None:
     view = source.view(tensor, array)
     rehearsal = source.make(case.before.build()[0])
     call = make_call(kernel, case.path, (tensor,), (rehearsal,), ("x",))
-    want = outcome(lambda: kernel.dispatcher(view))
+    want = outcome(lambda: numbas(kernel)(view))
     with references_kept(tensor):
         got = outcome(call)
         if case.kernel != "keep" and got[0] == want[0] == "returned":
@@ -469,7 +470,7 @@ def check_writing(case: OneTensor) -> None:
     tensor, twin_tensor, rehearsal = source.make(array), source.make(twin), source.make(case.before.build()[0])
     carry, other = np.dtype(case.spec.dtype).type(1), np.dtype(case.before.dtype).type(1)
     call = make_call(kernel, case.path, (tensor, carry), (rehearsal, other), ("x", "carry"))
-    want = outcome(lambda: kernel.dispatcher(source.view(twin_tensor, twin), carry))
+    want = outcome(lambda: numbas(kernel)(source.view(twin_tensor, twin), carry))
     with references_kept(tensor, unless=is_numba_error(want)):
         check_outcome(outcome(call), want)
     assert memory.tobytes() == wanted_memory.tobytes()
@@ -600,7 +601,7 @@ def check_several_arguments(case: Several) -> None:
     rehearsal = built(case.arguments, {}, 0)
     path = "warm call" if case.kernel == "gather" and case.path == "keywords" else case.path
     call = make_call(kernel, path, arguments, rehearsal, ("a", "b", "c", "d"))
-    wanted_numbers, want = kernel.dispatcher(*views)
+    wanted_numbers, want = numbas(kernel)(*views)
     tensors = [tensor for tensor, _ in made.values()]
     with references_kept(*tensors):
         numbers, got = call()
@@ -637,7 +638,7 @@ def check_buffer(case: OneTensor) -> None:
         is_beyond_both = any(n > 1 and step % view.itemsize for n, step in zip(view.shape, view.strides, strict=True))
     carries = [(np.dtype(spec.dtype).type(1),) if "rotate" in case.kernel else () for spec in (case.spec, case.before)]
     call = make_call(kernel, case.path, (tensor, *carries[0]), (rehearsal, *carries[1]), ("x", "carry"))
-    want = outcome(lambda: kernel.dispatcher(view, *carries[0]))
+    want = outcome(lambda: numbas(kernel)(view, *carries[0]))
     with references_kept(tensor, unless=is_numba_error(want)):
         got = outcome(call)
         if is_beyond_both:  # DLPack has no such strides, Numba does not read such a format
@@ -664,7 +665,7 @@ def test_a_memoryview_whose_strides_are_no_multiple_of_its_items():
     """Numba has them, DLPack has not: it makes the call."""
     field = np.array([(1, 2.5), (3, 4.5)], [("a", "i1"), ("b", "f8")])["b"]
     kernel, view = KERNELS["items"], memoryview(field)
-    assert [kernel(view), kernel(view)] == [kernel.dispatcher(view)] * 2
+    assert [kernel(view), kernel(view)] == [numbas(kernel)(view)] * 2
     assert "Numba's own dispatcher makes this call" in str(kernel.explain(view))
     assert explain(view).path == "numba"
 

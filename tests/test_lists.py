@@ -64,9 +64,9 @@ def test_a_length_is_no_part_of_a_signature():
     for count in (1, 2, 50):
         assert kernel(arrays(count)) == count
     assert len(kernel.signatures) == 1
-    calls = kernel.stats()
+    calls = kernel.counts()
     assert kernel(arrays(7)) == 7
-    assert kernel.stats() == calls._replace(fast=calls.fast + 1)
+    assert kernel.counts() == calls._replace(fast=calls.fast + 1)
 
 
 def test_the_types_are_those_of_njit():

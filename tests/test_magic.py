@@ -83,7 +83,7 @@ def test_the_kernel_is_any_expression(shell):
         ("x", "there is no call of a kernel at the end"),
         ("y = add(x, 1.0)", "there is no call of a kernel at the end"),
         ("add(x, ", "usage: %fastargs"),
-        ("print(x)", "print is a builtin_function_or_method, not a kernel made by fast_args"),
+        ("print(x)", "print is a builtin_function_or_method, not a kernel for the CPU made by fast_args"),
         ("-r many add(x, 1.0)", "-r takes a number of rounds, not 'many'"),
         ("-z add(x, 1.0)", "option -z not recognized"),
         ("-r 0 add(x, 1.0)", "-r takes at least 1 round, not 0"),

@@ -18,6 +18,7 @@ CHANGES = {
     "a private name of a library": ("hide(codegen.CPUCodeLibrary, '_get_module_for_linking')", "units"),
     "a name that is imported": ("del typeinfer.register_dispatcher", "numba.core.typeinfer.register_dispatcher"),
     "the order of an array's fields": ("swap(models.ArrayModel)", "arrays"),
+    "where a call fails": ("hide(dispatcher._DispatcherBase, '_explain_matching_error')", "dispatchers"),
     "a dispatcher's attribute": ("hide(dispatcher.Dispatcher, 'compile')", "dispatchers"),
     "what a call does": ("self_test._kernel.__code__ = (lambda a, pair, z, number: 5 if number else 'x').__code__", "calls"),
 }
@@ -89,7 +90,7 @@ CHANGED = """
             continue
         raise AssertionError("no TypeError")
     assert made.rebind(x=np.arange(3.0), y=None)() is made() is made.arguments[1] and made().tolist() == [0.0, 2.0, 4.0]
-    assert axpy.stats().fast == 0 and "Numba's own dispatcher makes all calls" in str(axpy.explain(1.0, y, y))
+    assert axpy.counts().fast == 0 and "Numba's own dispatcher makes all calls" in str(axpy.explain(1.0, y, y))
     print(*runtime().numba_failures)
     for finding in probe._native():
         print(finding.status, finding.name, finding.text)

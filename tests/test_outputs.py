@@ -59,13 +59,13 @@ def test_a_repeated_call_runs_no_python():
     for tensor_of in [np.asarray] + ([torch.from_numpy] if torch is not None else []):
         x = tensor_of(np.ones(3))
         scaled(x)
-        calls = scaled.stats()
+        calls = scaled.counts()
         for _ in range(50):
             scaled(x), scaled(x, 3.0), scaled(x, y=x), scaled(x, factor=1.5)
-        calls = scaled.stats()
+        calls = scaled.counts()
         for _ in range(50):
             scaled(x), scaled(x, 3.0), scaled(x, y=x), scaled(x, factor=1.5)
-        assert scaled.stats() == calls._replace(fast=calls.fast + 200)
+        assert scaled.counts() == calls._replace(fast=calls.fast + 200)
 
 
 def test_a_repeated_call_runs_no_python_in_a_fresh_process():
@@ -77,9 +77,9 @@ def test_a_repeated_call_runs_no_python_in_a_fresh_process():
         kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
         for _ in range(40):
             kernel(np.ones(2))
-        calls = kernel.stats()
+        calls = kernel.counts()
         kernel(np.ones(2))
-        assert kernel.stats() == calls._replace(fast=calls.fast + 1), (calls, kernel.stats())
+        assert kernel.counts() == calls._replace(fast=calls.fast + 1), (calls, kernel.counts())
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
 
@@ -453,7 +453,7 @@ def test_a_first_call_with_numpy_is_native_from_the_second_on():
         kernel = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
         for _ in range(20):
             assert kernel(np.ones(3)).shape == (3,)
-        assert kernel.stats().fast == 19, kernel.stats()
+        assert kernel.counts().fast == 19, kernel.counts()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=120)
 

@@ -250,9 +250,9 @@ def test_a_dual_tensor_whose_level_has_ended_is_native():
     one = made_dual()
     kernel = fast_args(lambda x: x.sum())
     kernel(one)
-    before = kernel.stats()
+    before = kernel.counts()
     assert [kernel(one) for _ in range(40)] == [3.0] * 40
-    assert kernel.stats()[:2] == (before.fast + 40, before.slow)
+    assert kernel.counts()[:2] == (before.fast + 40, before.slow)
 
 
 class Finalizer:

@@ -29,6 +29,7 @@ from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, VIEW, Give
 from interoperability import Wrapper
 from interpreter import run_python
 from made_producers import Dunder, Ignorant, Ledger, Legacy, Tabled
+from oracle import seen_type
 
 from fastexchange import convert, exchange_api, explain, fast_args, from_dlpack, polyfill, to_dlpack
 
@@ -200,9 +201,9 @@ def end_of(call, *arguments, **keywords):
     except BaseException as error:
         error.__traceback__ = error.__context__ = error.__cause__ = None
         try:
-            return type(error), str(error)
+            return seen_type(error), str(error)
         except RuntimeError:
-            return type(error), "without words"
+            return seen_type(error), "without words"
 
 
 def raised(end):

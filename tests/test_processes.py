@@ -424,7 +424,7 @@ def kept_of_all_kinds():
 EXITS = {
     "kernels and results alive everywhere": """
         kernels = [total, part, fast_args(lambda x: x.size)]
-        builtins.kernels, np.kernel, sys.kernel = kernels, part, fast_args(total.dispatcher, grad="allow")
+        builtins.kernels, np.kernel, sys.kernel = kernels, part, fast_args(total, grad="allow")
         total.itself, part.other = total, total
 
         @fast_args

@@ -18,7 +18,7 @@ from frameworks import FRAMEWORKS, NUMPY_DTYPES, torch, tvm_ffi
 from hostile_producers import hostile_type
 from interoperability import Wrapper, jax, ml_dtypes, pyarrow
 from made_producers import Dunder, Ledger, Tabled, tabled_type
-from oracle import blocks_in_use, is_same, references_kept, type_and_message
+from oracle import blocks_in_use, is_same, numbas, references_kept, type_and_message
 
 from fastexchange import fast_args, from_dlpack
 
@@ -117,7 +117,7 @@ def test_dtypes_and_shapes(dtype, shape):
     for _ in range(2):
         made = copied(torch.from_numpy(array))
         assert made.dtype == torch.from_numpy(array).dtype and made.shape == shape
-        assert is_same(made, copied.dispatcher(array))
+        assert is_same(made, numbas(copied)(array))
 
 
 @needs_torch
@@ -325,10 +325,9 @@ def test_returns():
     with torch.no_grad():
         assert type(scaled(parameter)) is torch.Tensor
     assert pickle.loads(pickle.dumps(by_name)) is by_name and copy.copy(numpys) is numpys
-    plain = fast_args(by_name.dispatcher)
-    assert plain is not by_name and plain.returns is None and fast_args(by_name) is by_name
-    with pytest.raises(TypeError, match="has its options already"):
-        fast_args(by_name, returns="x")
+    other = fast_args(by_name, returns="x")
+    assert fast_args(by_name) is by_name and other is not by_name and (by_name.returns, other.returns) == ("y", "x")
+    assert type(other(array, tensor)) is np.ndarray and other.signatures == by_name.signatures
 
 
 def test_what_returns_cannot_be():
@@ -413,7 +412,6 @@ def readonly():
 REFUSED = {
     "negative stride": (lambda x, y: (x, x[::-1]), lambda: np.ones(3), "negative stride"),
     "readonly": (lambda x, y: (x, y[1:]), readonly, "readonly"),
-    "nobody's": (lambda x, y: (x, GLOBAL), lambda: np.ones(3), "nobody owns"),
     "dates": (lambda x, y: (x, y.copy()), lambda: np.zeros(3, "M8[s]"), "datetime64"),
     "structs": (lambda x, y: (x, y.copy()), lambda: np.zeros(3, [("a", "i4"), ("b", "f8")]), "dtype"),
     "one field": (lambda x, y: (x, y["b"]), lambda: np.zeros(3, [("a", "i4"), ("b", "f8")]), "stride"),
@@ -441,16 +439,27 @@ def test_what_pytorch_has_no_tensor_for(why, shape):
             kind, message = type_and_message(kernel, x, y)
             assert kind is BufferError and word in message and "its result" in message, message
     assert blocks_in_use() == before
-    if why != "nobody's":
-        assert kernel(x.numpy(), y) is not None  # NumPy has such arrays
+    assert kernel(x.numpy(), y) is not None  # NumPy has such arrays
 
 
-def test_memory_that_nobody_owns_is_given_to_nobody():
-    kernel = fast_args(lambda n: GLOBAL[n:])
-    for _ in range(3):
-        kind, message = type_and_message(kernel, 1)
-        assert kind is BufferError and "nobody owns" in message and "a copy of it" in message
-        assert kernel(3).tolist() == []
+RECORDS = np.zeros(2, [("a", "f8", (3,)), ("b", "i4")])
+
+
+@pytest.mark.parametrize("function", [lambda x: GLOBAL, lambda x: GLOBAL[1:], lambda x: GLOBAL[3:], lambda x: RECORDS[1].a])
+def test_memory_that_nobody_owns(function):
+    """Arrays get it as from plain @njit, tensors get a copy."""
+    kernel, plain = fast_args(function), numba.njit(function)
+    array = np.ones(3)
+    for _ in range(WARM):
+        for argument in (array, 1.0):
+            got, want = kernel(argument), plain(argument)
+            assert type(got) is np.ndarray and got.tolist() == want.tolist() and got.flags == want.flags
+        if torch is not None:
+            got = kernel(torch.ones(3))
+            assert type(got) is torch.Tensor and got.tolist() == want.tolist()
+            if got.numel():
+                got[0] = 7.0
+                assert kernel(array).tolist() == want.tolist()
 
 
 @needs_jax

@@ -19,9 +19,9 @@ from interpreter import run_python
 from line_events import at_each_instruction, at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
 from numba import types
-from oracle import references_kept
+from oracle import new_kernel, references_kept, seen_type
 
-from fastexchange import FastKernel, convert, fast_args, from_dlpack, to_dlpack
+from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them"),
@@ -64,7 +64,7 @@ def end_of(function, *arguments, **keywords):
                 pass
     except BaseException as error:
         error.__traceback__ = error.__context__ = None
-        return type(error)
+        return seen_type(error)
     return None
 
 
@@ -107,7 +107,7 @@ def signals_and_raises(done, x):
 @pytest.mark.parametrize("kind", IN_KERNELS, ids=lambda kind: kind.__name__)
 def test_ctrl_c_in_a_kernel(kind, function, calls_before, options):
     """The kernel returns; then the exception comes, as from ``@njit``; its result goes, what it took is given back."""
-    oracle, kernel = compiled(function), FastKernel(compiled(function, **options), False)
+    oracle, kernel = compiled(function), new_kernel(compiled(function, **options))
     array, done = np.arange(4.0), np.zeros(2)
     with ignoring(SIGINT):
         for _ in range(calls_before):
@@ -296,7 +296,7 @@ def a_first_call(base):
     """``(work, kernel, tensor)``: a call that brings a kernel its first shape and the process a new type."""
     gc.collect(0)
     # Not fast_args(weighed): that gives the dispatcher's one kernel while somebody has it.
-    kernel, tensor = FastKernel(weighed, False), type("Met", (base,), {})(np.arange(4.0))
+    kernel, tensor = new_kernel(weighed), type("Met", (base,), {})(np.arange(4.0))
     return (lambda: kernel(1.0, tensor)), kernel, tensor
 
 
@@ -333,12 +333,12 @@ def is_right_for_ever(kernel, tensor) -> str:
         results = {kernel(1.0, tensor) for _ in range(30)} | {kernel(1.0, tensor.array)}
     except BaseException as error:
         return repr(error)
-    before = kernel.stats().slow
+    before = kernel.counts().slow
     results.add(kernel(1.0, tensor))
     gc.collect()
     if results != {7.0}:
         return f"gives {results}"
-    if kernel.stats().slow != before:
+    if kernel.counts().slow != before:
         return "takes the slow path for ever"
     if tensor.ledger.out or _strays:
         return f"{tensor.ledger.out} exports are still out, {len(_strays)} deleters were called twice"
@@ -439,9 +439,9 @@ class Scene:
         try:
             wrong = self.wrong()
             if not wrong:
-                before = self.kernel.stats()
+                before = self.kernel.counts()
                 self.launch()
-                after = self.kernel.stats()
+                after = self.kernel.counts()
                 if (after.fast, after.slow) != (before.fast + 1, before.slow):
                     wrong = "is no longer called natively"
             if not wrong:
@@ -511,7 +511,7 @@ BOUND = {scene.__name__: scene for scene in (Binding, Rebinding, RefusedRebindin
 
 def bound_scene(name: str):
     def make():
-        scene = BOUND[name](FastKernel(weigh_two, False))
+        scene = BOUND[name](new_kernel(weigh_two))
         gc.collect(0)
         return scene.work, scene
 
@@ -526,7 +526,7 @@ def shortened(xs):
 
 def a_list_that_changes():
     """Each call takes an item from the list: a launch that went on with the list of before would take the same one again."""
-    kernel, tensors = FastKernel(shortened, False), [np.full(2, float(i)) for i in range(20)]
+    kernel, tensors = new_kernel(shortened), [np.full(2, float(i)) for i in range(20)]
     scene = SimpleNamespace()
     launch = kernel.bind(tensors)
 
@@ -544,7 +544,7 @@ def a_list_that_changes():
 
 def a_call_within_a_call():
     """The inner one is an ordinary call."""
-    kernel, depth = FastKernel(calls_again, False), [0]
+    kernel, depth = new_kernel(calls_again), [0]
     scene = SimpleNamespace()
     launch = kernel.bind(np.ones(3))
 
@@ -562,13 +562,13 @@ def a_call_within_a_call():
 
     def problem() -> str:
         inners.clear()
-        before = kernel.stats()
+        before = kernel.counts()
         if [launch() for _ in range(3)] != [3.0] * 3:
             return "gives something else"
         launch.rebind(x=np.ones(4))
         if launch() != 4.0:
             return "has the old arguments"
-        return "" if kernel.stats().slow == before.slow else "is no longer called natively"
+        return "" if kernel.counts().slow == before.slow else "is no longer called natively"
 
     scene.problem = problem
     return work, scene
@@ -732,7 +732,7 @@ def interrupt_one(dispatcher, delay: float) -> int:
         thread.join()
         time.sleep(0)
     result = kernel(1.0, tensor)
-    assert [kernel(1.0, tensor) for _ in range(20)] == [result] * 20 and kernel.stats().fast >= 20, kernel.stats()
+    assert [kernel(1.0, tensor) for _ in range(20)] == [result] * 20 and kernel.counts().fast >= 20, kernel.counts()
     assert fast_args(lambda x: x.size)(tensor) == 4  # Numba's lock is free
     gc.collect()
     tensor.ledger.check(tensor.ledger.made)

@@ -13,7 +13,7 @@ from interpreter import run_python
 from made_producers import Dunder, Tabled, tabled_type
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
-from fastexchange.kernel import _CarefulKernel, _Manner
+from fastexchange.dispatch.state import runtime
 from fastexchange.registry import ML_DTYPES, ML_DTYPES_PADDED
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -399,10 +399,12 @@ def test_without_compiling():
 
 @needs_ml_dtypes
 @of_each
-def test_where_numbas_dispatcher_makes_all_calls(make):
+def test_where_numbas_dispatcher_makes_all_calls(make, monkeypatch):
+    monkeypatch.setattr(runtime(), "is_native", False)
     dispatcher = numba.njit(total)
-    refused(lambda: _CarefulKernel(dispatcher)(make()), "position 0")
-    assert _CarefulKernel(dispatcher, _Manner(storage=True))(make()) == sum(BITS)
+    refused(lambda: fast_args(dispatcher)(make()), "position 0")
+    kernel = fast_args(dispatcher, storage=True)
+    assert kernel(make()) == sum(BITS) and kernel.counts().fast == 0
 
 
 # ---- what is said, and the option ----------------------------------------------------------------------------------
@@ -439,5 +441,4 @@ asking = fast_args(kept, storage=True)
 def test_a_kernel_knows_what_it_asks_for():
     assert asking.storage is True and fast_args(kept).storage is False
     assert isinstance(asking, FastKernel) and pickle.loads(pickle.dumps(asking)).storage is True
-    with pytest.raises(TypeError, match="has its options already"):
-        fast_args(fast_args(kept), storage=True)
+    assert fast_args(fast_args(kept), storage=True).storage is True

@@ -22,10 +22,10 @@ from line_events import at_each_line
 from made_producers import Dunder, Ledger, Legacy, Tabled, tabled_type
 from numba import types
 from numba.extending import overload
+from oracle import new_kernel
 
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack, unpolyfill
 from fastexchange.dispatch.state import runtime
-from fastexchange.kernel import FastKernel
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 SECONDS = 60
@@ -186,7 +186,7 @@ def make_kernels() -> None:
     array = np.ones(4)
     for kernel in (fast_args(lambda x: x.size), fast_args(numba.njit(lambda x: x.size), grad="allow")):
         assert kernel(array) == kernel(Dunder(array)) == 4
-        copy = fast_args(weigh.dispatcher, grad="allow")
+        copy = fast_args(weigh, grad="allow")
         assert copy(array) == 4.0
 
 
@@ -272,7 +272,7 @@ def test_first_calls_at_once(base):
             for tensor in tensors:
                 threads.add(lambda kernel, tensor, to: to.extend([kernel(tensor), kernel(tensor)]), kernel, tensor, results)
             threads.run()
-            assert results == [6.0] * 12 and kernel.stats().compiled == 1, number
+            assert results == [6.0] * 12 and kernel.counts().compiled == 1, number
             ledger.check(ledger.made)
 
 
@@ -284,7 +284,7 @@ def test_another_thread_calls_at_each_line_of_a_first_call(base):
 
     def scene():
         gc.collect(0)
-        kernel, tensor = FastKernel(dispatcher, False), type("Met", (base,), {})(array)
+        kernel, tensor = new_kernel(dispatcher), type("Met", (base,), {})(array)
         results: list[float] = []
 
         def work():

@@ -152,10 +152,10 @@ def test_gradients_are_taken_while_grad_mode_is_off():
         with mode:
             assert [total(leaf) for _ in range(40)] == [2.0] * 40
         with mode:
-            before = total.stats()
+            before = total.counts()
             assert [total(leaf) for _ in range(40)] == [2.0] * 40
             is_read = producer.guard().knows_all or (producer.guard().native.asks and has_table())
-            assert total.stats()[:2] == ((before.fast + 40, before.slow) if is_read else (before.fast, before.slow + 40))
+            assert total.counts()[:2] == ((before.fast + 40, before.slow) if is_read else (before.fast, before.slow + 40))
     with pytest.raises(BufferError, match="detach"):
         total(leaf)
 
@@ -205,9 +205,9 @@ def test_a_kernel_that_allows_gradients_allows_nothing_else(name):
 def test_tensors_with_gradients_stay_native_where_they_are_allowed():
     for tensor in watched_tensors()[:-1]:
         total_without_autograd(tensor)
-        before = total_without_autograd.stats()
+        before = total_without_autograd.counts()
         assert [total_without_autograd(tensor) for _ in range(40)] == [4.0] * 40
-        assert total_without_autograd.stats()[:2] == (before.fast + 40, before.slow)
+        assert total_without_autograd.counts()[:2] == (before.fast + 40, before.slow)
 
 
 @pytest.mark.parametrize("options", [{"nogil": True}, {"parallel": True}, {"cache": True}])
@@ -233,8 +233,7 @@ def test_one_dispatcher_two_kernels():
         assert allowing(weights) == 3.0
         with pytest.raises(BufferError, match="requires grad"):
             careful(weights)
-    with pytest.raises(TypeError, match="has its options already"):
-        fast_args(careful, grad="allow")
+    assert fast_args(careful, grad="allow")(weights) == 3.0  # a kernel is a dispatcher
     again = pickle.loads(pickle.dumps(total_without_autograd))
     assert again is total_without_autograd
 
@@ -273,9 +272,9 @@ def test_views_and_subclasses_stay_native():
     base = torch.arange(12.0).reshape(3, 4)
     for tensor in (base.t(), base[1:], torch.tensor([1.0, 2.0]), base.as_subclass(Sub), torch.nn.Parameter(base, False)):
         total(tensor)
-        before = total.stats()
+        before = total.counts()
         assert [total(tensor) for _ in range(40)] == [tensor.sum().item()] * 40
-        assert total.stats()[:2] == (before.fast + 40, before.slow)
+        assert total.counts()[:2] == (before.fast + 40, before.slow)
 
 
 @pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
@@ -367,7 +366,7 @@ def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
         kernel = fast_args(nogil=True, storage=True)(lambda x: x.size)
         assert "new" in str(kernel.explain(tensor)) and tensor.untyped_storage().resizable()
         assert [kernel(tensor) for _ in range(20)] == [3] * 20
-        assert kernel.stats().fast >= 19
+        assert kernel.counts().fast >= 19
         with pytest.raises(RuntimeError, match="not resizable"):
             tensor.untyped_storage().resize_(0)
         assert kernel(tensor) == 3
@@ -485,7 +484,7 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
                 start.wait()
                 kernel = fast_args(lambda x: x.size)
                 assert [kernel(tensor) for _ in range(40)] == [4] * 40
-                assert kernel.stats().fast >= 30, kernel.stats()
+                assert kernel.counts().fast >= 30, kernel.counts()
             except BaseException as error:
                 failed.append(error)
 
@@ -632,7 +631,7 @@ def test_results_that_python_helps_to_box_hold_nothing(kind):
     for tensor in tensors:
         kernel(tensor)
     assert all(tensor.untyped_storage().resizable() for tensor in tensors)
-    assert kernel.stats().slow <= 2
+    assert kernel.counts().slow <= 2
 
 
 def test_an_argument_in_a_result_has_an_owner_before_python_runs():

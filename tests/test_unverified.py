@@ -33,7 +33,7 @@ except TypeError as error:
     assert "missing 2 required" in str(error)
 text = str(kernel.explain(2.0, np.ones(3), (1.0, 2.0)))
 assert repr(what) in text, text
-print(kernel.stats().fast)
+print(kernel.counts().fast)
 """
 
 

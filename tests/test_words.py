@@ -10,7 +10,7 @@ import pytest
 from frameworks import torch
 from interpreter import run_python
 from numba.core.errors import TypingError
-from oracle import type_and_message
+from oracle import numbas, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.options import check_names, numba_options
@@ -191,7 +191,7 @@ def test_float16_is_not_computed_with(framework, form):
 
 def test_float16_scalars_name_their_parameter():
     kind, message = type_and_message(look, 1, np.float16(2))
-    assert kind is type_and_message(look.dispatcher, 1, np.float16(2))[0] is NotImplementedError
+    assert kind is type_and_message(numbas(look), 1, np.float16(2))[0] is NotImplementedError
     assert message.startswith("look(): argument 'x' (position 1), a numpy.float16: ") and "float()" in message
 
 
@@ -287,7 +287,7 @@ def test_explain_goes_into_tuples_and_lists():
 
 @pytest.mark.parametrize("value", [[], [[]], ([], 1), set(), [[[]]]], ids=repr)
 def test_a_list_without_items_names_its_parameter(value):
-    assert type_and_message(count.dispatcher, 1.0, value)[0] is ValueError
+    assert type_and_message(numbas(count), 1.0, value)[0] is ValueError
     kind, message = refused_twice(count, 1.0, value)
     assert kind is ValueError
     place = {"[[]]": ", item [0]", "([], 1)": ", item [0]", "[[[]]]": ", item [0][0]"}.get(repr(value), "")
@@ -300,7 +300,7 @@ MIXED = {"int": [1, "a"], "float": [1.0, 2.0, 3], "tuple": ([1, "a"], 2), "array
 
 @pytest.mark.parametrize("value", MIXED.values(), ids=MIXED)
 def test_a_mixed_list_names_its_parameter(value):
-    expected = type_and_message(count.dispatcher, 1.0, value)[0]
+    expected = type_and_message(numbas(count), 1.0, value)[0]
     kind, message = type_and_message(count, 1.0, value)
     assert kind is expected is TypeError
     assert message.startswith("count(): argument 'items' (position 1): the items of a list have one type; item 0 is ")
@@ -323,7 +323,7 @@ def test_typing_errors_name_kernel_and_types():
             line = "wrong(x: array(float64, 1d, C), y: int64): Numba cannot compile the kernel for these argument types. It says:"
             assert lines[0] == line and not any("Numba cannot compile" in each for each in lines[1:])
     with pytest.raises(TypingError) as plain:
-        wrong.dispatcher(np.ones(3), 4)
+        numbas(wrong)(np.ones(3), 4)
     assert type(plain.value) is type(ours.value)
     assert str(ours.value).partition("\n")[2] == str(plain.value)
     assert (ours.value.msg, ours.value.loc, ours.value.contexts) == (plain.value.msg, plain.value.loc, plain.value.contexts)

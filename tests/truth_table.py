@@ -29,6 +29,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from oracle import seen_type
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
@@ -615,7 +616,7 @@ def judge(row: Row, find: Callable[[], Seen], address: int | None, value: list |
     try:
         seen = find()
     except Exception as error:
-        return f"refused ({type(error).__name__})"
+        return f"refused ({seen_type(error).__name__})"
     if value is not None and seen.elements == value and not (bits is not None and seen.is_bits):
         outcome = RIGHT
     elif bits is not None and seen.is_bits and seen.elements == bits:

@@ -52,9 +52,9 @@ def _find(module: ModuleType, dotted: str, what: str) -> Any:
 
 
 def _instead(module: ModuleType) -> str:
-    from .. import FastKernel
+    from ..kernel import Kernel
 
-    kernels = [name for name, value in list(vars(module).items()) if issubclass(type(value), FastKernel)]
+    kernels = [name for name, value in list(vars(module).items()) if issubclass(type(value), Kernel)]
     return f"; its kernels: {', '.join(sorted(kernels))}" if kernels else "; it has no kernels of fast_args"
 
 
@@ -81,7 +81,7 @@ def _kernel(kernel) -> str:
     manner, usual = kernel._manner._asdict(), type(kernel._manner)()._asdict()
     own = {"grad": "allow" if manner.pop("allows_grad") else "refuse"}
     own |= {name: value for name, value in manner.items() if value != usual[name]}
-    stats, cache = kernel.stats(), dispatcher.stats
+    counts, cache = kernel.counts(), dispatcher.stats
     signatures = [", ".join(map(str, signature)) or "no arguments" for signature in dispatcher.signatures]
     state = runtime()
     if not state.is_native:
@@ -102,7 +102,7 @@ def _kernel(kernel) -> str:
         ("njit", ", ".join(f"{name}={_shown(value)}" for name, value in sorted(options.items())) or "no options"),
         ("way", way),
         ("compiled", "\n".join(signatures) or "nothing yet: the first call does it"),
-        ("calls", f"{stats.fast} fast, {stats.slow} slow in this process"),
+        ("calls", f"{counts.fast} fast, {counts.slow} slow in this process"),
         ("disk cache", kept),
     ]
     return f"{kernel!r}\n{_lines(facts)}"
@@ -156,11 +156,12 @@ def _described(found: Any, what: str) -> str:
     """Anything but a call."""
     from numba.core.dispatcher import Dispatcher
 
-    from .. import BoundLaunch, FastKernel, explain
+    from .. import BoundLaunch, explain
     from ..explanation import explain_type
+    from ..kernel import Kernel
 
     cls = type(found)  # not isinstance(): objects may say that they are of another class
-    if issubclass(cls, FastKernel):
+    if issubclass(cls, Kernel):
         return _kernel(found)
     if issubclass(cls, BoundLaunch):
         return _bound(found)
@@ -181,7 +182,7 @@ def _described(found: Any, what: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Print the description."""
-    from .. import FastKernel
+    from ..kernel import Kernel
 
     name, separator, dotted = options.what.rpartition(":")
     if not (separator and name and dotted):
@@ -195,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
             raise
         except Exception as error:
             raise CommandError(f"{options.what} cannot be explained: {one_line(error)}") from error
-    elif issubclass(type(found), FastKernel):
+    elif issubclass(type(found), Kernel):
         text = _call(found, options.args, module)
     else:
         _described(found, options.what)  # which may have better words

@@ -198,7 +198,7 @@ def _tried(section: str, example: _Example) -> Finding:
     text = f"path {explained.path}, {CALLS} calls are right" + (f"; {reasons}" if reasons else "")
     if explained.path not in example.paths or (reasons and set(example.paths) == set(_OWN)):
         return Finding(section, example.name, SLOW, text)
-    if kernel.stats().fast == 0:
+    if kernel.counts().fast == 0:
         return Finding(section, example.name, SLOW, f"{text}, but none of them was native")
     return Finding(section, example.name, OK, text)
 
@@ -362,7 +362,7 @@ def _cuda(module: str) -> Iterator[Finding]:
     result = out.copy_to_host().tolist()
     if result != [0.0, 2.0, 4.0, 6.0]:
         yield Finding(section, module, WRONG, f"a kernel wrote {result}, not the doubles of 0 to 3", _REPORT)
-    elif double.stats().fast == 0:
+    elif double.counts().fast == 0:
         yield Finding(section, module, SLOW, f"{devices} devices, {CALLS} launches are right, but none was native", _REPORT)
     else:
         yield Finding(section, module, OK, f"{devices} devices, {CALLS} launches are right")

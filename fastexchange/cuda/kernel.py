@@ -4,7 +4,8 @@ import functools
 import operator
 from typing import Any
 
-from ..kernel import FastKernel, KernelStats, _Manner
+from ..cpython import NativeCallable
+from ..kernel import Kernel, KernelCounts, Manner
 from ..naming import shown
 from ..once import forkable_lock
 from ..parameters import Parameters
@@ -21,7 +22,7 @@ _MAX_DIMENSION = 2**32 - 1
 _MAX_TASKS = 2**41  # of as many threads as there can be in a block, as many blocks as there can be in a grid
 
 
-class CudaKernel(FastKernel):
+class CudaKernel(Kernel, NativeCallable):
     """A ``@cuda.jit`` kernel that takes tensors of any framework. Made by :func:`~fastexchange.fast_args`.
 
     ``kernel[grid, block, stream, shared]`` is a :class:`CudaLauncher`; calling that launches the kernel.
@@ -43,19 +44,17 @@ class CudaKernel(FastKernel):
     py_func : the Python function.
     """
 
-    __slots__ = ()
+    __slots__ = ("_native",)
 
-    def __init__(self, dispatcher: Any, manner: "_Manner | None", target: Target):
+    def __init__(self, dispatcher: Any, manner: Manner, target: Target):
         functools.update_wrapper(self, dispatcher.py_func)
         self.dispatcher = dispatcher
         self.py_func = dispatcher.py_func
         self.target = target
         self._slow_calls = 0
-        self._manner = manner = manner or _Manner()
-        if manner != _Manner(manner.allows_grad, manner.storage):
+        self._manner = manner
+        if manner != Manner(manner.allows_grad, manner.storage):
             raise TypeError("fast_args(): a kernel for CUDA returns nothing, and has no returns=, out= or cuda=")
-        self.allows_grad, self.storage = manner.allows_grad, manner.storage
-        self.returns = self.out = self.cuda = self._elsewhere = None
         self._parameters, self._outputs = Parameters(self.py_func), None
         if self._parameters.variadic is not None:
             parameter = f"*{self._parameters.variadic}"
@@ -135,9 +134,27 @@ class CudaKernel(FastKernel):
                 del launchers[next(iter(launchers))]
             return launchers.setdefault(key, launcher)
 
-    def stats(self) -> KernelStats:
+    def __reduce__(self):
+        from ..api import fast_args
+
+        grad = "allow" if self.allows_grad else "refuse"
+        return functools.partial(fast_args, grad=grad, storage=self.storage), (self.dispatcher,)
+
+    def __getattr__(self, name: str):
+        if name.startswith("_") or "dispatcher" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return getattr(self.dispatcher, name)
+
+    def recompile(self) -> None:
+        """``dispatcher.recompile()``, after a global that the function uses has changed: old code is launched no more."""
+        try:
+            self.dispatcher.recompile()
+        finally:
+            self._native.forget()
+
+    def counts(self) -> KernelCounts:
         """Counts: launches on the fast path, launches through the slow path, and signatures compiled."""
-        return KernelStats(self._native.native.calls, self._slow_calls, len(self.dispatcher.overloads))
+        return KernelCounts(self._native.native.calls, self._slow_calls, len(self.dispatcher.overloads))
 
     def bind(self, /, *args, **kwargs):
         """A bound launch has a launch configuration: ``kernel[grid, block].bind(...)``."""

@@ -5,8 +5,8 @@ A *box* makes a Python object of a result; there is one for each Numba return ty
 """
 
 import enum
-import functools
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.np.numpy_support import as_dtype
@@ -89,7 +89,7 @@ def holds_array(numba_type) -> bool:
 
 def is_plain(numba_type) -> bool:
     """Whether the type's name says all about it, in any process: that of a user's own type does not."""
-    if type(numba_type).__module__.partition(".")[0] != "numba":
+    if not type(numba_type).__module__.startswith("numba.core.types"):  # in numba.tests are classes whose objects say `Array(…)`
         return False
     if isinstance(numba_type, types.Optional):
         return is_plain(numba_type.type)
@@ -115,17 +115,23 @@ def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, 
     builder = unit.builder
     slot = unit.stack_slot(array.type)
     builder.store(array, slot)
-    field = dtype_field(as_dtype(array_type.dtype)) or 0
+    field = dtype_field(as_dtype(array_type.dtype)) or 0 if array_type.box_type is np.ndarray else 0
     shape_and_type = [_WORD(array_type.ndim), _WORD(field if field < results.PARAMETRIC else 0), _WORD(int(array_type.mutable))]
     made = _call_result_function(unit, "box_array", [frame, builder.ptrtoint(slot, _WORD), *shape_and_type])
     object_slot = unit.stack_slot(_WORD)
     builder.store(made, object_slot)
     with builder.if_then(builder.icmp_signed("==", made, _WORD(results.BY_NUMBA))):
-        adapted = adapt(array_type, array, dtype)
-        api.decref(manager.read_const(manager.add_const(array_type.box_type)))  # Numba never gives this one back
+        adapted = _adapted(api, manager, adapt, array_type, array, dtype)
         finished = _call_result_function(unit, "finish_array", [frame, builder.ptrtoint(adapted, _WORD)])
         builder.store(finished, object_slot)
     return builder.inttoptr(builder.load(object_slot), api.pyobj)
+
+
+def _adapted(api, manager: _Constants, adapt, array_type, array, dtype):
+    """Emit Numba's own `adapt`, which makes an ndarray."""
+    made = adapt(array_type, array, dtype)
+    api.decref(manager.read_const(manager.add_const(array_type.box_type)))  # Numba never gives this one back
+    return made
 
 
 def _call_result_function(unit, name: str, values: list):
@@ -159,7 +165,21 @@ def _build_box(context, return_type):
         return made
 
     api.call_function_objargs = call_and_release
-    api.nrt_adapt_ndarray_to_python = functools.partial(_box_array, unit, api, manager, frame, api.nrt_adapt_ndarray_to_python)
+    adapt, box_value = api.nrt_adapt_ndarray_to_python, api.from_native_value
+    within: list[object] = []  # what the value that is being boxed is in, itself included
+
+    def box_part(numba_type, value, env_manager=None):
+        within.append(numba_type)
+        made = box_value(numba_type, value, env_manager)
+        within.pop()
+        return made
+
+    def box_array(array_type, array, dtype):
+        if all(map(holds_array, within)):
+            return _box_array(unit, api, manager, frame, adapt, array_type, array, dtype)
+        return _adapted(api, manager, adapt, array_type, array, dtype)  # whatever has an array in it knows what for
+
+    api.from_native_value, api.nrt_adapt_ndarray_to_python = box_part, box_array
     pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
     with context.push_code_library(unit.library):
         value = context.get_returned_value(builder, return_type, builder.load(pointer))

@@ -19,7 +19,7 @@ from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
 from .signature import lists_in
 from .state import runtime
 
-_METHODS = ("_call_slowly", "_call_numba", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
+_METHODS = ("_call_slowly", "_call_numba", "_failed", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
 _TUPLES = (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
 _BYTES = tuple(int(code) | 8 << 8 for code in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt))
@@ -71,6 +71,8 @@ class KernelContext:
     """
 
     _MAX_PLANNED = DEFAULT_KEYS  # a fast entry takes whichever frame is free
+    vectorcall: int = 0
+    """The address of the native function that makes the kernel's calls; 0: there is none."""
 
     def __init__(
         self, parameters, name: str, release_gil: bool, guard: int, returns: type | int | None = None, outputs=None
@@ -100,8 +102,8 @@ class KernelContext:
         native.defaults = address_of(self._defaults)
         native.omitted = id(OMITTED)
         methods = map(id, self._strings[len(names) :])
-        native.slow_name, native.numba_name, native.plan_name, native.refused_name, native.outputs_name, error_name = methods
-        native.driver_error_name = error_name
+        native.slow_name, native.numba_name, native.failed_name, native.plan_name, *further = methods
+        native.refused_name, native.outputs_name, native.driver_error_name = further
         if outputs is not None:
             native.output_count = len(outputs)
             if outputs.program is not None:

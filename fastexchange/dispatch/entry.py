@@ -74,8 +74,13 @@ def _build_trampoline(context, leaves, given, taken):
 
 
 def _call_kernel(context, unit, kernel, pointers, loaded, given, taken):
-    """Emit the call of the kernel with leaves as loaded from words, cast where `given` and `taken` differ. Returns its code."""
+    """Emit the call of the kernel with leaves as loaded from words, cast where `given` and `taken` differ. Returns its code.
+
+    `pointers`: to the result, and to a word for the ``excinfo *``. That is NULL before the call: the code of a ``try`` takes any
+    other for an exception that has been raised.
+    """
     builder = unit.builder
+    builder.store(_WORD(0), builder.bitcast(pointers[1], _WORD.as_pointer()))
     if given != taken:
         packer = argument_packer(context, given)
         loaded = [

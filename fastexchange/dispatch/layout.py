@@ -74,6 +74,7 @@ typedef struct {
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
     int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
     int64_t memory;             /* in an object that may be given other memory while it is exported: its address; 0: none may */
+    int64_t is_typed;           /* KIND_NUMBA: Numba has typed an object of this type, and takes them as they are */
 } fx_entry;
 
 typedef struct fx_frame fx_frame;
@@ -98,6 +99,7 @@ typedef struct {
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
     int64_t allocate, note_error;       /* of outputs, by its names */
+    int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
 } fx_runtime;
 
 /* What one argument of an overload, or an item of a tuple, looked like when the overload was filed. */
@@ -163,11 +165,13 @@ typedef struct {
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t plan_name;          /* PyObject *, name of the method that makes a plan after a call */
+    int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
     int64_t owns;               /* other code may run before the kernel has returned, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */
-    int64_t calls;              /* calls that reached a kernel without Python */
+    int64_t calls;              /* calls that reached a kernel without Python, … */
+    int64_t numba_calls;        /* … and Numba's dispatcher */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
     int64_t run;                /* what that reads and makes the call with: the runtime's, or one for CUDA */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */

@@ -29,6 +29,14 @@ def dtype_entry(runtime, descr_address):
     return layout.KIND_ARRAY | layout.entry_at(known).key << layout.DTYPE_SHIFT, layout.entry_at(known).size
 
 
+@native
+def is_plain_dtype(runtime, descr_address):
+    """Whether a NumPy dtype object is one of NumPy's numbers, in this machine's byte order."""
+    descr = descr_at(descr_address)
+    type_num = types.intp(descr.type_num)
+    return type_num < 64 and runtime.dtype_fields[type_num & 63] != 0 and descr.byteorder != SWAPPED
+
+
 @native_inline
 def pack_ndarray(ob, ndim, itemsize, words):
     """Write the words of the ndarray `ob`, all but the first."""

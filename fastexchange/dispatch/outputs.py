@@ -10,14 +10,15 @@ from numba import types
 
 from .. import cpython as c
 from ..compiled import cfunction
-from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..cpython import KERNEL_CONTEXT, PyErr_Occurred
 from ..dltensor import delete_managed
 from ..native import call_int, call_word, external, global_address, load, native, stack, store
+from ..pattern import MAX_PARAMETERS
 from . import layout
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame
 from .launch import refuse_result
-from .program import MAX_PARAMETERS, run_program
+from .program import run_program
 from .shim import call_method
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
@@ -79,7 +80,7 @@ def all_outputs(context, args):
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of a kernel that declares outputs: those that are not given are allocated, and all are returned."""
-    context_address = load(callable_ + CALLABLE_CONTEXT)
+    context_address = load(callable_ + KERNEL_CONTEXT)
     context = layout.context_at(context_address)
     runtime = layout.runtime_at(context.runtime)
     count = context.parameter_count

@@ -13,12 +13,12 @@ from .. import cpython as c
 from ..cpython import PyErr_Occurred
 from ..dltensor import DL_TENSOR_WORDS, MAX_NDIM, describe, dl_tensor_at, element_field, is_plain
 from ..native import call_int, call_word, load, native, stack, store
+from ..pattern import MAX_PARAMETERS
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find
 from .leaves import dtype_entry
 
-MAX_PARAMETERS = 64
 MAX_VARIABLES = 64
 _UNSET = -1
 _MAX_EXTENT = 1 << 40  # of operands and products, which so stay far within 64 bits; what is larger, Python looks at

@@ -45,7 +45,6 @@ from .leaves import dtype_entry, pack_ndarray, pack_tensor
 
 ARRAY_WORDS = layout.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
-OWNDATA = 0x0004  # NPY_ARRAY_OWNDATA
 UINT, FLOAT, COMPLEX = 1, 2, 5  # kDLUInt, kDLFloat, kDLComplex
 PLAIN_CODES = 0b1100111  # kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool: those for which Numba has types
 PARAMETRIC = 1 << 16
@@ -264,8 +263,7 @@ def finish_array(frame_address, array):
         return array
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
-    is_owned = ndarray_at(array).base != 0 or types.intp(ndarray_at(array).flags) & OWNDATA != 0
-    if is_owned and frame.elements == 0 and (target == 0 or (entry != 0 and layout.entry_at(entry).kind == layout.KIND_NDARRAY)):
+    if frame.elements == 0 and (target == 0 or (entry != 0 and layout.entry_at(entry).kind == layout.KIND_NDARRAY)):
         return array
     elements = c.PyLong_FromSsize_t(frame.elements)
     if elements == 0:

@@ -13,17 +13,19 @@ from .. import cpython as c
 from ..compiled import cfunction
 from ..dltensor import DL_TENSOR_WORDS
 from ..native import call_int, call_word, global_address, load, native, native_inline, stack, store
+from ..producers.ndarray import ndarray_at
 from . import layout
 from .binding import bind_into
-from .entries import GOLDEN, Py_TYPE
+from .entries import GOLDEN, Py_TYPE, find
 from .exporting import export_managed
 from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
+from .leaves import is_plain_dtype
 from .lists import drop_unchanged, reflect_changes
 from .plan import finish
 from .walk import FLAG_LOOK, walk
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
-CALLABLE_CONTEXT = c.CALLABLE_CONTEXT
+KERNEL_CONTEXT = c.KERNEL_CONTEXT
 
 
 @native
@@ -251,14 +253,28 @@ def refuse_launch(context, callable_, code):
 
 
 @native
-def refuse(context, callable_, position):
-    """A producer set an exception: let Python name the argument (``kernel._refused(position, exception)``). Returns 0."""
-    error = stack(3)
-    arguments = stack(3)
+def take_error(error):
+    """Put the pending exception's type, value and traceback, new references, at `error`, three words."""
     c.PyErr_Fetch(error, error + 8, error + 16)
     c.PyErr_NormalizeException(error, error + 8, error + 16)
     if load(error + 16) != 0:
         c.PyException_SetTraceback(load(error + 8), load(error + 16))
+
+
+@native
+def drop_error(error):
+    """Drop what :func:`take_error` has put at `error`."""
+    for i in range(3):
+        if load(error + 8 * i) != 0:
+            c.Py_DecRef(load(error + 8 * i))
+
+
+@native
+def refuse(context, callable_, position):
+    """A producer set an exception: let Python name the argument (``kernel._refused(position, exception)``). Returns 0."""
+    error = stack(3)
+    arguments = stack(3)
+    take_error(error)
     index = c.PyLong_FromSsize_t(position)
     if index != 0:
         store(arguments, callable_)
@@ -268,10 +284,56 @@ def refuse(context, callable_, position):
         if result != 0:
             c.Py_DecRef(result)
         c.Py_DecRef(index)
-    for i in range(3):
-        if load(error + 8 * i) != 0:
-            c.Py_DecRef(load(error + 8 * i))
+    drop_error(error)
     return 0
+
+
+@native
+def is_numbas(context, runtime, args, nargs):
+    """Whether Numba's dispatcher takes these arguments as they are, and what it returns is the result."""
+    if context.returns_type != 0 or context.returns_position >= 0 or context.elsewhere != 0:
+        return False
+    for i in range(nargs):
+        ob = load(args + 8 * i)
+        entry_address = find(runtime, Py_TYPE(ob))
+        if entry_address == 0:
+            return False
+        entry = layout.entry_at(entry_address)
+        kind = entry.kind
+        if kind == layout.KIND_NUMBA:
+            if entry.is_typed == 0:
+                return False
+        elif kind == layout.KIND_NDARRAY:
+            if not is_plain_dtype(runtime, ndarray_at(ob).descr):
+                return False
+        elif kind < layout.KIND_FLOAT or kind > layout.KIND_NUMPY_COMPLEX128:
+            if kind != layout.KIND_NONE and kind != layout.KIND_CONSTANT:
+                return False
+    return True
+
+
+@native
+def call_numbas(context, runtime, callable_, args, nargs):
+    """Let Numba's dispatcher make a call; an exception is worded by ``kernel._failed(exception, arguments)``."""
+    given = c.PyTuple_New(nargs)
+    if given == 0:
+        return 0
+    for i in range(nargs):
+        c.incref(load(args + 8 * i))
+        store(given + OB_ITEM + 8 * i, load(args + 8 * i))
+    context.numba_calls += 1
+    result = call_word(runtime.numbas_call, (callable_, given, 0))
+    if result == 0 and c.PyErr_Occurred() != 0:
+        error = stack(3)
+        arguments = stack(3)
+        take_error(error)
+        store(arguments, callable_)
+        store(arguments + 8, load(error + 8))
+        store(arguments + 16, given)
+        result = c.PyObject_VectorcallMethod(context.failed_name, arguments, 3, 0)
+        drop_error(error)
+    c.Py_DecRef(given)
+    return result
 
 
 @native
@@ -317,6 +379,8 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
         return call_object(context.elsewhere, args, nargsf, kwnames)
     method = context.slow_name
     if status == layout.STATUS_NUMBA or status == layout.STATUS_STREAM or status == layout.STATUS_STREAMS:
+        if launcher == 0 and kwnames == 0 and is_numbas(context, runtime, args, nargsf & 0x7FFFFFFFFFFFFFFF):
+            return call_numbas(context, runtime, callable_, args, nargsf & 0x7FFFFFFFFFFFFFFF)
         method = context.numba_name
     return call_method(method, callable_, args, nargsf, kwnames)
 
@@ -324,7 +388,7 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """:func:`call_any` of a kernel for the CPU."""
-    return call_any(load(callable_ + CALLABLE_CONTEXT), 0, callable_, args, nargsf, kwnames)
+    return call_any(load(callable_ + KERNEL_CONTEXT), 0, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)
@@ -350,7 +414,7 @@ def vectorcall(callable_, args, nargsf, kwnames):
     Straight into the fast entry of the last planned call: most calls look like the one before. It leaves to
     :data:`vectorcall_any` what does not, which is what stands in its place before there is one.
     """
-    context_address = load(callable_ + CALLABLE_CONTEXT)
+    context_address = load(callable_ + KERNEL_CONTEXT)
     last = layout.context_at(context_address).last
     return call_word(layout.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
 

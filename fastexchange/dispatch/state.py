@@ -10,6 +10,7 @@ from .. import cpython, numba_internals
 from .._abi import ffi
 from ..compiled import cfunction, code_cache
 from ..dtypes import plain_fields_by_type_number
+from ..numba_internals import DispatcherBase
 from ..once import forkable_lock, once
 from ..producers import ndarray
 from . import frame, launch, lists, outputs, results, shim
@@ -208,11 +209,12 @@ class Runtime:
             why = code_cache.proved("dispatch.self_test", f"{__package__}.self_test", calls_as_numba)
             self.numba_failures = {"calls": why} if why else {}
         self.unverified = [name for name, holds in checks.items() if not holds]
-        self.is_native = not self.numba_failures and not {"object", "tuple", "meminfo"} & set(self.unverified)
+        self.is_native = not self.numba_failures and not {"object", "tuple", "dispatcher", "meminfo"} & set(self.unverified)
         if self.is_native:
             self._take_addresses()
 
     def _take_addresses(self) -> None:
+        self.native.numbas_call = cpython.address_of_call(DispatcherBase)
         self.native.release_planned = shim.release_planned.address
         self.native.run = shim.run.address
         self.native.refuse = shim.refuse_argument.address

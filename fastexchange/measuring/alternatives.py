@@ -11,6 +11,7 @@ import numpy as np
 from ..conversion import from_dlpack
 from ..dlpack import VERSION
 from ..kernel import FastKernel
+from ..numba_internals import plain_dispatcher
 from ..producers import torch
 from .timing import Statement
 
@@ -77,7 +78,7 @@ def alternatives(twin: FastKernel, arguments: dict, call: str, is_complete: bool
     kernel with the same parameters that does nothing. `is_complete`: whether no output is omitted, so that plain ``@njit`` can be
     called like this.
     """
-    njit = twin.dispatcher
+    njit = plain_dispatcher(twin)
 
     def with_views() -> Statement:
         return Statement(f"f({call})", {"f": njit, **{name: _view(value) for name, value in arguments.items()}})

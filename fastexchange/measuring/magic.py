@@ -61,7 +61,8 @@ class FastArgsMagics(Magics):
         names = dict(local_ns or {})
         kernel = self._value(call.func, names)
         if not isinstance(kernel, FastKernel):
-            raise UsageError(f"%fastargs: {ast.unparse(call.func)} is a {type(kernel).__name__}, not a kernel made by fast_args")
+            found = f"{ast.unparse(call.func)} is a {type(kernel).__name__}"
+            raise UsageError(f"%fastargs: {found}, not a kernel for the CPU made by fast_args")
         call.func = ast.copy_location(ast.Name(_NAME, ast.Load()), call.func)
         names[_NAME] = lambda *args, **kwargs: measured(kernel, args, kwargs, rounds, "a" not in options)
         with warnings.catch_warnings():

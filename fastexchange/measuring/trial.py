@@ -130,8 +130,8 @@ def try_out(call: Call, before: Snapshot) -> Trial:
     if ns > _SURELY_SLOW_NS:
         return Trial(result, ns, True, changes, [], None)
     after = before.digests()
-    slow_calls = call.kernel.stats().slow
+    slow_calls = call.kernel.counts().slow
     result, ns = timed(call)
-    is_numba = call.kernel.stats().slow > slow_calls
+    is_numba = call.kernel.counts().slow > slow_calls
     drifts = [name for name, digest in before.digests().items() if digest != after[name]]
     return Trial(result, ns, ns > _SLOW_NS, changes, drifts, is_numba)

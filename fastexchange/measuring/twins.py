@@ -9,8 +9,9 @@ from typing import Any
 import numba
 import numpy as np
 
+from ..api import fast_args
 from ..conversion import from_dlpack
-from ..kernel import FastKernel, fast_args
+from ..kernel import FastKernel
 
 __all__ = ["empty_kernel", "returning_twin", "twin"]
 
@@ -87,7 +88,7 @@ def _empty_kernel(given: tuple[str, ...], nogil: bool, allows_grad: bool, owns: 
 
 
 def _is_nogil(kernel: FastKernel) -> bool:
-    return bool(kernel.dispatcher.targetoptions.get("nogil"))
+    return bool(kernel.targetoptions.get("nogil"))
 
 
 def _function(name: str, parameters: str, body: str, namespace: dict):

@@ -206,11 +206,11 @@ def launch_fast(launcher, *arguments) -> None:
     for _ in range(WARM):
         launcher(*arguments)
     assert has_fast_entry(kernel), "no fast entry was made"
-    before = kernel.stats()
+    before = kernel.counts()
     with general_launches(kernel) as left:
         launcher(*arguments)
     assert not left, "the fast entry left the launch to the general way"
-    after = kernel.stats()
+    after = kernel.counts()
     assert (after.fast, after.slow) == (before.fast + 1, before.slow)
 
 

@@ -35,10 +35,10 @@ def test_a_bound_launch_is_the_launch(record, package, cls):
     launcher(*arguments)
     launch = launcher.bind(*arguments)
     assert type(launch) is BoundCudaLaunch and launch.launcher is launcher and launch.arguments == arguments
-    before = launcher.kernel.stats()
+    before = launcher.kernel.counts()
     for _ in range(5):
         assert launch() is None
-    assert launcher.kernel.stats() == (before.fast + 5, before.slow, 1)
+    assert launcher.kernel.counts() == (before.fast + 5, before.slow, 1)
     first, *others = record.launches
     for each in others:
         assert each._replace(api="", thread=0) == first._replace(api="", thread=0)
@@ -52,7 +52,7 @@ def test_binding_makes_no_launch_and_compiles_what_is_new(record, package):
     x = tensor(package)
     kernel = kernel_of(package, 2)
     launch = kernel[1, 32].bind(a1=x, a0=1)
-    assert record.launches == [] and kernel.stats().compiled == 1
+    assert record.launches == [] and kernel.counts().compiled == 1
     launch()
     assert len(record.launches) == 1 and "bound to int, cuda_tensors.DeviceTensor" in repr(launch)
     is_refused(lambda: launch(1), TypeError, "takes no arguments, 1 given")

@@ -60,10 +60,10 @@ def check(record, package, arguments, configuration=(3, 64), *, is_fast=True, ar
     kernel = fast_args(launches.dispatcher())
     launcher = kernel[configuration]
     launcher(*arguments)
-    assert kernel.stats() == (0, 1, 1)
+    assert kernel.counts() == (0, 1, 1)
     assert launches.seen() == theirs, "the first launch"
     launcher(*arguments)
-    assert kernel.stats() == (1, 1, 1)
+    assert kernel.counts() == (1, 1, 1)
     assert launches.seen() == theirs, "the general way"
     if is_fast:
         launch_fast(launcher, *arguments)
@@ -71,7 +71,7 @@ def check(record, package, arguments, configuration=(3, 64), *, is_fast=True, ar
     else:
         for _ in range(40):
             launcher(*arguments)
-        assert not has_fast_entry(kernel) and kernel.stats() == (41, 1, 1)
+        assert not has_fast_entry(kernel) and kernel.counts() == (41, 1, 1)
         assert launches.seen() == theirs, "the general way, again"
     if types_of is not None:
         again = launches.dispatcher()
@@ -309,7 +309,7 @@ def test_more_than_4_kib_of_parameters(stub, package, count):
         kernel[1, 32](*arrays)
     for record in stub.launches:
         assert [int.from_bytes(word, "little", signed=True) for word in record.parameters] == expected
-    assert kernel.stats() == (39, 1, 1) and len(stub.launches) == 40
+    assert kernel.counts() == (39, 1, 1) and len(stub.launches) == 40
 
 
 def test_256_scalars(record, package):

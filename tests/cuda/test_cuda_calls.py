@@ -65,7 +65,7 @@ def test_keywords_and_defaults(record, package):
             launch()
             assert record.launches[-1].parameters == packed(*expected)
         record.clear()
-    assert len(kernel.signatures) == 1 and kernel.stats().slow == 1
+    assert len(kernel.signatures) == 1 and kernel.counts().slow == 1
     for _ in range(30):  # one kind of call by itself, which gets a fast entry
         launcher(1)
         launcher(1, c=0.5)
@@ -115,7 +115,7 @@ def test_signatures_in_turn(record, package, x):
             launcher(*arguments)
             assert record.launches[-1].packed == wanted
         record.clear()
-    assert kernel.stats() == (25 * len(launches), len(launches), len(launches))
+    assert kernel.counts() == (25 * len(launches), len(launches), len(launches))
     assert kernel.signatures == list(kernel.dispatcher.overloads) and len(kernel.signatures) == len(launches)
 
 
@@ -316,7 +316,7 @@ def test_one_of_several_signatures(record, package):
         if type(given) is not int:  # which of the two an int64 becomes is the package's choice
             assert record.launches[-1].parameters == parameter
     is_refused(lambda: launcher(1j), TypeError, "no signature")
-    assert len(kernel.signatures) == 2 == kernel.stats().compiled
+    assert len(kernel.signatures) == 2 == kernel.counts().compiled
 
 
 def test_numbers_and_names_of_arguments_of_a_declared_signature(record, mixed, x):
@@ -459,7 +459,7 @@ def test_debug_kernels(stub, package):
     array = device_array(package, DeviceTensor((3,), data=address(package)))
     for _ in range(3):
         kernel[1, 32](array)
-    assert len(stub.launches) == 3 and kernel.stats()[:2] == (0, 3)
+    assert len(stub.launches) == 3 and kernel.counts()[:2] == (0, 3)
     assert stub.log[-1].api == "cuMemcpyDtoH"
     explained = str(kernel[1, 32].explain(array))
     assert f"{kernel.target.name}'s own launch" in explained and "debug=True" in explained
@@ -479,7 +479,7 @@ def test_extensions(stub, package, x):
     for i in range(3):
         kernel[1, 32](1.5)
         assert stub.launches[-1].parameters == packed(3.0) and extension.seen == i + 1
-    assert "extensions" in str(kernel.explain(1.5)) and kernel.stats()[:2] == (0, 3)
+    assert "extensions" in str(kernel.explain(1.5)) and kernel.counts()[:2] == (0, 3)
 
 
 def test_callbacks_before_a_launch(stub, package):
@@ -515,7 +515,7 @@ def test_arrays_of_the_host(stub, package):
         kernel[1, 32](1.0, array)
         names = [entry.api for entry in stub.log if "Memcpy" in entry.api]
         assert len(stub.launches) == i + 1 and len(names) == 2 * (i + 1), "to the device and back"
-    assert "own launch" in str(kernel.explain(1.0, array)) and kernel.stats().fast == 0
+    assert "own launch" in str(kernel.explain(1.0, array)) and kernel.counts().fast == 0
     is_refused(lambda: kernel[1, 32].bind(1.0, array), TypeError, "cannot be bound")
 
 
@@ -526,7 +526,7 @@ def test_records(stub, package):
     for value in (array, there, array[0]):
         kernel[1, 32](value)
         assert "own launch" in str(kernel.explain(value))
-    assert len(stub.launches) == 3 and kernel.stats().fast == 0
+    assert len(stub.launches) == 3 and kernel.counts().fast == 0
 
 
 @pytest.mark.parametrize("hint, copies", [("In", ["HtoD"]), ("Out", ["DtoH"]), ("InOut", ["HtoD", "DtoH"])])
@@ -571,7 +571,7 @@ def test_recompile(record, package):
     try:
         kernel.recompile()
         launch_fast(launcher, x)
-        assert record.launches[-1].function not in functions and kernel.stats().compiled == 1
+        assert record.launches[-1].function not in functions and kernel.counts().compiled == 1
         bound()  # goes on as it was bound
         assert record.launches[-1].packed == record.launches[0].packed
     finally:
@@ -585,7 +585,7 @@ def test_one_kernel_for_each_dispatcher(package):
     assert kernel.dispatcher is dispatcher and kernel.py_func is dispatcher.py_func and kernel.__name__ == "kernel"
     assert "kernel(a0)" in repr(kernel) and "grid (1, 1, 1), block (32, 1, 1)" in repr(kernel[1, 32])
     assert "for 10 tasks" in repr(kernel.forall(10))
-    assert kernel.stats() == (0, 0, 0) and kernel.signatures == []
+    assert kernel.counts() == (0, 0, 0) and kernel.signatures == []
 
 
 def pickled(y):

@@ -106,7 +106,7 @@ def test_those_that_are_read_in_each_launch(stub, package, name):
         for _ in range(WARM):
             kernel[1, 32](value)
             assert parameters(stub) == expected(package, made)
-        assert kernel.stats().fast == (WARM - 1 if value is array and made.size else 0) or type(value) is cls
+        assert kernel.counts().fast == (WARM - 1 if value is array and made.size else 0) or type(value) is cls
         assert stub.launches[-1].stream == (int(stream.handle) if value is not array else 0)
 
 

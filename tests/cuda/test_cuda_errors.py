@@ -260,7 +260,7 @@ for function in (other_sizes, absent, not_found, None, original):
     for _ in range(30):
         kernel[2, 32](x, 1.5)
     said = str(kernel.explain(x, 1.5))
-    print(len(stub.launches), kernel.stats().fast, "own launch: the driver's account" in said)
+    print(len(stub.launches), kernel.counts().fast, "own launch: the driver's account" in said)
 """
 
 
@@ -370,7 +370,7 @@ kernels = [fast_args(package.jit(empty)) for package in (cuda, mlir)]
 for _ in range(40):
     for kernel in kernels:
         kernel[2, 32](x)
-print(len(stub.launches), [kernel.stats().fast for kernel in kernels], [len(l.parameters) for l in stub.launches[-2:]])
+print(len(stub.launches), [kernel.counts().fast for kernel in kernels], [len(l.parameters) for l in stub.launches[-2:]])
 """
 
 

@@ -380,7 +380,7 @@ def test_an_interfaces_own_stream(package, torch):
     torch.cuda.synchronize()
     given = _OnlyInterface(x, side), _OnlyInterface(out, side)
     copy[256, 256](*given)
-    before = copy.stats()
+    before = copy.counts()
 
     def launch(number: int) -> None:
         with torch.cuda.stream(side):
@@ -399,7 +399,7 @@ def test_an_interfaces_own_stream(package, torch):
     thread.join()
     torch.cuda.synchronize()
     assert bool((out == -1).all())
-    assert copy.stats() == (before.fast + 40, before.slow, before.compiled)
+    assert copy.counts() == (before.fast + 40, before.slow, before.compiled)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         copy[256, 256](*given)

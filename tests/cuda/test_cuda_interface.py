@@ -21,10 +21,10 @@ TYPESTRS += ["|b1", "|i1", "|u1", "<i1"]
 def ways(kernel, launch, times: int = 5) -> tuple[int, int]:
     """How many of some launches were native, and how many were not, after a first one."""
     launch()
-    before = kernel.stats()
+    before = kernel.counts()
     for _ in range(times):
         launch()
-    after = kernel.stats()
+    after = kernel.counts()
     return after.fast - before.fast, after.slow - before.slow
 
 
@@ -573,9 +573,9 @@ def test_device_arrays_under_one_name(stub, package, kernels):
     there = fast_args(cuda=kernels[2].dispatcher, launch=(1, 32))(lambda x, y: None)
     array = package.device_array(3, np.float32)
     assert ways(there.cuda, lambda: there(array, 1)) == (5, 0)
-    before = there.stats()
+    before = there.counts()
     there(array, 1)
-    assert there.stats() == before
+    assert there.counts() == before
     for value in (array, DeviceTensor((4,)), ArrayInterface(stub)):
         is_refused(lambda: there.bind(value, 1), TypeError, ".cuda[grid, block].bind")  # noqa: B023
     there.cuda[1, 32].bind(array, 1)()

@@ -145,9 +145,9 @@ def test_records_and_dates_go_the_packages_own_way(stub, kernels, package):
     for host in (np.zeros(3, "M8[s]"), np.zeros(3, [("a", "<f4"), ("b", "<i4")])):
         value = package.to_device(host)
         stub.clear()
-        before = kernels[1].stats().fast
+        before = kernels[1].counts().fast
         kernels[1][1, 32](value)
-        assert len(stub.launches) == 1 and kernels[1].stats().fast == before
+        assert len(stub.launches) == 1 and kernels[1].counts().fast == before
         assert "own launch" in str(kernels[1].explain(value))
     cpu = fast_args(lambda x: None, cuda=kernels[1], launch=(1, 32))
     stub.clear()

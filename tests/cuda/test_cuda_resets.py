@@ -77,7 +77,7 @@ for value in (old, tensor()):
         for _ in range(24):
             before = made(launch, value)
 made(none[1, 1])
-slow = one.stats().slow
+slow = one.counts().slow
 for _ in range(2):
     reset()
     refused(lambda: fast(old), BufferError, "is not one of CUDA's memory")
@@ -88,8 +88,8 @@ for _ in range(2):
                 made(launch, value)
     made(none[1, 1])
     old = new
-assert one.stats().compiled == 1 and len(one.signatures) == 1
-assert one.stats().slow <= slow + 10  # each reset costs a look, not each launch
+assert one.counts().compiled == 1 and len(one.signatures) == 1
+assert one.counts().slow <= slow + 10  # each reset costs a look, not each launch
 """)
 
 
@@ -198,14 +198,14 @@ fast = one[1, 32]
 for _ in range(24):
     here = made(fast, x)
     there = made(fast, y)
-slow = one.stats().slow
+slow = one.counts().slow
 thread = threading.Thread(target=cuda.close)
 thread.start(), thread.join()
-assert made(fast, x) == here and made(fast, y) == there and one.stats().slow == slow
+assert made(fast, x) == here and made(fast, y) == there and one.counts().slow == slow
 reset()
 for _ in range(24):
     made(fast, x), made(fast, tensor(device=1))
-assert one.stats().slow <= slow + 4
+assert one.counts().slow <= slow + 4
 """)
 
 

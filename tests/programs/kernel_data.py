@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from oracle import numbas
 
 try:
     import torch
@@ -98,6 +99,6 @@ def check_refused(framework, kernel, args, message, compiled=True):
             with pytest.raises(ValueError, match=f"^{message}|{of_the_notation}"):
                 kernel(*args)
     with pytest.raises(ValueError, match="^" + message):
-        (kernel.dispatcher if compiled else kernel.dispatcher.py_func)(*arrays)
+        (numbas(kernel) if compiled else kernel.py_func)(*arrays)
     for argument, copy in zip(args, before, strict=True):
         np.testing.assert_array_equal(np.asarray(argument), copy)

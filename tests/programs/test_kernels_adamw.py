@@ -152,7 +152,7 @@ def refuse(arguments, message, framework="numpy", compiled=True):
 
     If not `compiled`, Python runs the kernel's own lines: for types that would be compiled for this refusal only.
     """
-    step = adamw_step if compiled else adamw_step.dispatcher.py_func
+    step = adamw_step if compiled else adamw_step.py_func
     arguments = {
         name: [make(framework, item) for item in value] if isinstance(value, list) else value
         for name, value in arguments.items()

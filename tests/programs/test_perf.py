@@ -221,7 +221,7 @@ def test_every_row_runs(perf):
     for path in ("numpy", "buffer", "dunder"):
         assert {f"{path}/{count}/{who}" for count in numbers.COUNTS for who in ("c", "fast")} <= keys
     turn = next(row.statement.names for row in rows if row.key == "sites/64/turn")
-    assert turn["f"].stats().compiled == 64 and len(turn["p"].signatures) == 64
+    assert turn["f"].counts().compiled == 64 and len(turn["p"].signatures) == 64
 
 
 @needs_compiler

@@ -1,0 +1,117 @@
+"""One process that runs tests of ``numba.tests``: ``python worker.py REQUEST RESULTS``.
+
+REQUEST is a JSON file: ``modules``, whose tests are loaded; ``share``, of which every so-manieth is run; ``tests``, null or the
+names of those that are; ``without``, the names of those that are not; ``accelerated``, whether ``numba.njit`` and ``numba.jit``
+make kernels. RESULTS gets a line of JSON as each test begins, and one as it ends, so that a crash or a hang has a name.
+"""
+
+import json
+import sys
+import time
+import traceback
+import unittest
+import zlib
+
+
+class Result(unittest.TestResult):
+    """Writes what becomes of each test."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.buffer = True  # what tests print is nobody's
+        self._file = file
+        self.names: dict[unittest.TestCase, str] = {}
+
+    def write(self, **line):
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def startTest(self, test):
+        super().startTest(test)
+        self._outcome, self._why = "passed", ""
+        self._began = time.perf_counter(), time.process_time()
+        self._name = self.names.get(test, test.id())
+        self.write(begins=self._name)
+
+    def stopTest(self, test):
+        wall, processor = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        super().stopTest(test)
+        self.write(ends=self._name, outcome=self._outcome, why=self._why, wall=wall, processor=processor)
+
+    def _note(self, outcome, error=None, why=""):
+        self._outcome = outcome
+        self._why = "".join(traceback.format_exception(*error)) if error else why
+
+    def addError(self, test, err):
+        if isinstance(test, unittest.TestCase):
+            self._note("error", err)
+        else:  # of setUpClass or of a module: its tests do not begin
+            self.write(ends=test.id(), outcome="error", why="".join(traceback.format_exception(*err)), wall=0, processor=0)
+
+    def addFailure(self, test, err):
+        self._note("failure", err)
+
+    def addSubTest(self, test, subtest, err):
+        if err is not None and self._outcome == "passed":
+            self._note("failure" if issubclass(err[0], test.failureException) else "error", err)
+
+    def addSkip(self, test, reason):
+        if isinstance(test, unittest.TestCase) and self._outcome == "passed":
+            self._note("skipped", why=reason)
+
+    def addExpectedFailure(self, test, err):
+        self._note("expected failure")
+
+    def addUnexpectedSuccess(self, test):
+        self._note("unexpected success")
+
+
+def tests_of(suite):
+    """The tests in a suite, in order."""
+    for each in suite:
+        if isinstance(each, unittest.TestSuite):
+            yield from tests_of(each)
+        else:
+            yield each
+
+
+def name_of(test, module: str) -> str:
+    """The test's name; of a module that cannot be imported, that it is its import."""
+    return f"{module}.<import>" if type(test).__name__ == "_FailedTest" else test.id()
+
+
+def chosen(names: list[str], share: int) -> list[str]:
+    """Every `share`-th of a module's tests, the same in each process: those with the least checksums of names, in order."""
+    wanted = set(sorted(names, key=lambda name: (zlib.crc32(name.encode()), name))[: -(-len(names) // share)])
+    return [name for name in names if name in wanted]
+
+
+def main(request: str, results: str) -> None:
+    """Run what `request` asks for."""
+    with open(request) as file:
+        asked = json.load(file)
+    # Where numba-cuda is installed, it is numba.cuda. Its own helpers for tests, which are not ours, ask for further packages.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "NumbaCudaFinder"]
+    if asked["accelerated"]:
+        import numba
+        import numpy
+
+        import fastexchange
+
+        fastexchange.accelerate()
+        # The first call, and one with more arguments than any before, makes memory that stays, and tests count that.
+        numba.njit(lambda x, many: x.size)(numpy.zeros(1), (1,) * 250)
+    with open(results, "a") as file:
+        result = Result(file)
+        for module in asked["modules"]:
+            result.write(loads=module)
+            loaded = {name_of(test, module): test for test in tests_of(unittest.defaultTestLoader.loadTestsFromName(module))}
+            result.names = {test: name for name, test in loaded.items()}
+            names = chosen(list(loaded), asked["share"]) if asked["tests"] is None else [n for n in loaded if n in asked["tests"]]
+            result.write(module=module, has=len(loaded), chosen=names)
+            unittest.TestSuite(loaded[name] for name in names if name not in asked["without"]).run(result)
+        result.write(done=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

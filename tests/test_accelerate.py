@@ -1,0 +1,212 @@
+"""``accelerate()``: what Numba's decorators make then is what Numba makes, but that it takes tensors and calls are cheaper."""
+
+import gc
+import pickle
+import weakref
+
+import numba
+import numpy as np
+import pytest
+from made_producers import Dunder
+from numba.core import types
+from numba.core.registry import CPUDispatcher
+
+from fastexchange import FastKernel, accelerate, decelerate, fast_args
+from fastexchange.dispatch.boxing import is_plain
+
+
+@pytest.fixture
+def both():
+    """What makes, of a function and options of ``numba.jit``, Numba's dispatcher and the accelerated one."""
+
+    def make(function, *signature, **options):
+        plain = numba.jit(*signature, **options)(function)
+        accelerate()
+        try:
+            return plain, numba.jit(*signature, **options)(function)
+        finally:
+            decelerate()
+
+    return make
+
+
+def add(x, y):
+    return x + y
+
+
+def with_default(x, y=2):
+    return x + y
+
+
+def with_others(x, *rest):
+    return x, rest
+
+
+def as_it_is(x):
+    return x
+
+
+def unknown_name(x):
+    return no_such_name  # noqa: F821
+
+
+def keywords(x, **rest):
+    return x
+
+
+def outcome(kernel, args, kwargs):
+    try:
+        return kernel(*args, **kwargs)
+    except Exception as error:
+        return type(error), str(error).split()  # what Numba says a second time has another indentation
+
+
+class Stranger:
+    pass
+
+
+A_STRANGER = Stranger()
+
+REFUSED = {
+    "too many": (add, (1, 2, 3), {}),
+    "too few": (add, (1,), {}),
+    "unknown keyword": (add, (1,), {"z": 2}),
+    "twice": (add, (1, 2), {"y": 2}),
+    "too many, one with a default": (with_default, (1, 2), {"y": 2}),
+    "twice, before *args": (with_others, (1, 2), {"x": 2}),
+    "empty list": (as_it_is, ([],), {}),
+    "empty list in a tuple": (as_it_is, ((1, []),), {}),
+    "mixed list": (as_it_is, ([1, "a"],), {}),
+    "big int": (as_it_is, (2**64,), {}),
+    "float16": (as_it_is, (np.float16(1),), {}),
+    "array of objects": (as_it_is, (np.array([None]),), {}),
+    "masked array": (as_it_is, (np.ma.masked_array([1]),), {}),
+    "object": (as_it_is, (A_STRANGER,), {}),
+    "does not compile": (unknown_name, (1,), {}),
+    "no such operator": (add, (1, "a"), {}),
+    "keywords": (keywords, (1,), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*reflected list")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_numba_refuses_is_refused_in_its_words(both, name):
+    function, args, kwargs = REFUSED[name]
+    plain, accelerated = both(function)
+    for _ in range(3):  # Numba says more each time
+        expected = outcome(plain, args, kwargs)
+        assert isinstance(expected, tuple) and issubclass(expected[0], Exception)
+        assert outcome(accelerated, args, kwargs) == expected
+    own = outcome(fast_args(function) if name != "keywords" else accelerated, args, kwargs)
+    assert name in ("keywords", "big int", "mixed list") or own != expected  # fast_args names argument and kernel
+
+
+def test_declared_signatures_are_refused_in_numbas_words(both):
+    plain, accelerated = both(add, "(intc, intc)")
+    assert outcome(accelerated, (1j, 1j), {}) == outcome(plain, (1j, 1j), {})
+
+
+def test_exceptions_of_the_kernel_come_once(both):
+    calls = []
+
+    def note():
+        calls.append(1)
+
+    def fails(x):
+        with numba.objmode():
+            note()
+        raise ValueError("own words")
+
+    _, accelerated = both(fails)
+    for count in (1, 2, 3):
+        with pytest.raises(ValueError, match=r"^own words$"):
+            accelerated(np.zeros(2))
+        assert len(calls) == count
+
+
+def test_a_tensor_is_refused_in_our_words(both):
+    _, accelerated = both(unknown_name)
+    with pytest.raises(numba.TypingError, match=r"unknown_name\(x: array"):
+        accelerated(Dunder(np.zeros(2)))
+
+
+def test_object_mode_is_numbas(both):
+    def its_globals(x):
+        return globals()
+
+    _, accelerated = both(its_globals, forceobj=True)
+    assert type(accelerated) is CPUDispatcher
+    assert accelerated(1) is globals()
+
+
+def test_it_looks_like_numbas(both):
+    plain, accelerated = both(add)
+    assert isinstance(accelerated, FastKernel)
+    assert repr(accelerated) == repr(plain)
+    made = pickle.loads(pickle.dumps(accelerated))
+    assert made is accelerated
+    assert outcome(made, (1,), {}) == outcome(plain, (1,), {})
+
+
+def test_a_first_calls_result_is_its_callers_alone(both):
+    """Numba may keep frames of a compilation, which hold those around it until the next collection."""
+    _, accelerated = both(lambda x, y: x @ y)
+    gc.disable()
+    try:
+        made = weakref.ref(accelerated(np.ones((2, 3)), np.ones(3)))
+        assert made() is None
+    finally:
+        gc.enable()
+
+
+def test_boxes_of_others_types_are_not_kept_on_disk():
+    class Other(types.Array):
+        pass
+
+    plain = types.Array(types.int64, 1, "C")
+    other = Other(types.int64, 1, "C")
+    assert is_plain(plain) and is_plain(types.Tuple([plain, types.int64]))
+    for module in (__name__, "numba.tests.somewhere"):
+        Other.__module__ = module
+        assert not is_plain(other) and not is_plain(types.Tuple([other, types.int64]))
+
+
+def test_arrays_in_objects_that_are_no_containers(both):
+    """They are what Numba's boxing code of the object makes of them, whatever else is in the result, and whose it is."""
+
+    def fitted(x):
+        return np.polynomial.Polynomial(x)
+
+    def both_of(x):
+        return x + 1, np.polynomial.Polynomial(x)
+
+    for function in (fitted, both_of):
+        plain, accelerated = both(function)
+        x = np.array([1.0, 2.0])
+        for _ in range(3):
+            expected, made = plain(x), accelerated(x)
+            assert repr(made) == repr(expected)
+            made = accelerated(Dunder(x))
+            assert repr(made if function is fitted else made[1]) == repr(expected if function is fitted else expected[1])
+
+
+def test_jitted_functions_in_a_tuple(both):
+    """Numba makes functions by address of them if they have one signature, which native code does not read."""
+
+    def apply(functions, x):
+        for function in functions:
+            x = function(x)
+        return x
+
+    def pick(functions, i):
+        return functions[i](123)
+
+    one, two = (both(function, "int64(int64)")[1] for function in (lambda x: x + 1, lambda x: x + 2))
+    _, applied = both(apply)
+    _, picked = both(pick)
+    of_tensors = fast_args(lambda functions, x: functions[0](len(x)))
+    for _ in range(3):
+        assert applied((one, two), 0) == 3
+        assert applied((one, one), 0) == 2
+        assert [picked((one, two), i) for i in range(2)] == [124, 125]
+        assert of_tensors((one, two), np.zeros(3)) == of_tensors((one, two), Dunder(np.zeros(3))) == 4

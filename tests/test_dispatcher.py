@@ -1,0 +1,487 @@
+"""A kernel is a dispatcher of Numba's: wherever Numba takes one, and whatever one has."""
+
+import copy
+import functools
+import inspect
+import pickle
+import pydoc
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import run_python
+from numba import cloudpickle, float64, int64, types
+from numba.core.dispatcher import Dispatcher
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic, is_jitted, overload, register_model, typeof_impl
+from oracle import type_and_message
+
+from fastexchange import FastKernel, accelerate, decelerate, fast_args
+
+WARM = 12
+
+
+@fast_args
+def doubled(x):
+    return 2 * x
+
+
+def test_it_is_one():
+    assert isinstance(doubled, Dispatcher) and isinstance(doubled, FastKernel) and is_jitted(doubled)
+    assert doubled.dispatcher is doubled and type(doubled).__mro__[-2] is numba._dispatcher.Dispatcher
+    assert repr(doubled) == f"<fast_args {__name__}.doubled(x)>"
+
+
+# ---- where Numba takes a dispatcher ----------------------------------------------------------------------------------
+
+
+def test_calls_by_other_kernels():
+    @numba.njit
+    def plain(x):
+        return doubled(x) + 1
+
+    @fast_args
+    def kernel(x):
+        return doubled(x) + 1
+
+    assert plain(3) == kernel(3) == 7 and plain(1.5) == kernel(1.5) == 4.0
+
+
+@pytest.mark.parametrize("inline", ["always", lambda expression, caller, callee: True])
+def test_inlining(inline):
+    """What is inlined has no code of its own."""
+
+    @fast_args(inline=inline)
+    def inner(x):
+        return x + 1
+
+    @fast_args
+    def outer(x):
+        return inner(x) * 2
+
+    assert outer(3) == 8 and inner.signatures == []
+
+
+def test_what_calls_itself():
+    @fast_args
+    def factorial(n):
+        if n < 2:
+            return 1
+        return n * factorial(n - 1)
+
+    assert [factorial(5), factorial(5)] == [120, 120]
+
+
+@fast_args("float64(float64)")
+def halved(x):
+    return x / 2
+
+
+@fast_args("float64(float64)")
+def squared(x):
+    return x * x
+
+
+def test_first_class_functions():
+    @numba.njit
+    def all_of(functions, x):
+        total = 0.0
+        for function in functions:
+            total += function(x)
+        return total
+
+    @fast_args(float64(types.FunctionType(float64(float64)), float64))
+    def apply(function, x):
+        return function(x)
+
+    assert all_of((halved, squared), 4.0) == fast_args(all_of)((halved, squared), 4.0) == 18.0
+    assert [apply(halved, 4.0), apply(squared, 4.0), apply(numba.njit(halved.py_func), 6.0)] == [2.0, 16.0, 3.0]
+
+
+@fast_args
+def negated(x):
+    return -x
+
+
+def test_sorting_keys():
+    items = numba.typed.List([1, 3, 2])
+    items.sort(key=negated)
+    assert list(items) == [3, 2, 1]
+
+
+def test_ufuncs_callbacks_stencils_and_overloads():
+    assert numba.vectorize([float64(float64)])(fast_args(lambda x: x + 1))(2.0) == 3.0
+    assert numba.cfunc("float64(float64)")(fast_args(lambda x: x + 1)).ctypes(2.0) == 3.0
+    array = np.arange(5.0)
+
+    def neighbours(a):
+        return a[-1] + a[1]
+
+    assert numba.stencil(fast_args(neighbours))(array).tolist() == numba.stencil(neighbours)(array).tolist()
+
+    def thrice(x):
+        raise NotImplementedError
+
+    @overload(thrice)
+    def compiled(x):
+        return fast_args(lambda x: 3 * x).py_func
+
+    assert fast_args(lambda x: thrice(x))(2) == 6
+
+
+# ---- what changes compiled code --------------------------------------------------------------------------------------
+
+
+def test_what_is_compiled_anew_is_called():
+    names: dict = {"factor": 2}
+    exec("def kernel(x): return factor * x", names)
+    kernel = fast_args(names["kernel"])
+    assert [kernel(2.0) for _ in range(WARM)] == [4.0] * WARM
+    names["factor"] = 3
+    assert kernel(2.0) == 4.0
+    kernel.recompile()
+    assert [kernel(2.0) for _ in range(WARM)] == [6.0] * WARM
+
+
+def test_compilation_that_is_disabled():
+    kernel = fast_args(lambda x: x + 1)
+    assert [kernel(1.5) for _ in range(WARM)] == [2.5] * WARM
+    kernel.disable_compile()
+    assert [type(kernel(2)) for _ in range(WARM)] == [float] * WARM  # by the code for floats
+    kernel.disable_compile(False)
+    assert [type(kernel(2)) for _ in range(WARM)] == [int] * WARM and kernel.signatures == [(float64,), (int64,)]
+
+
+def test_code_that_is_added():
+    kernel, other = fast_args(lambda x: x + 1), numba.njit(lambda x: x + 10)
+    assert [kernel(1) for _ in range(WARM)] == [2] * WARM
+    other(1), other(1.5)
+    kernel.disable_compile()
+    assert kernel(True) == 2
+    for compiled in other.overloads.values():
+        kernel.add_overload(compiled)
+    assert [(kernel(1), kernel(1.5)) for _ in range(WARM)] == [(11, 11.5)] * WARM
+
+
+# ---- what a dispatcher has -------------------------------------------------------------------------------------------
+
+
+def test_attributes():
+    @fast_args(fastmath=True)
+    def kernel(x, y=2):
+        """Words."""
+        return x * y
+
+    plain = numba.njit(fastmath=True)(kernel.py_func)
+    x = np.ones(3)
+    assert kernel(x, 3).tolist() == plain(x, 3).tolist()
+    assert kernel.signatures == plain.signatures and list(kernel.overloads) == list(plain.overloads)
+    assert list(map(str, kernel.nopython_signatures)) == list(map(str, plain.nopython_signatures))
+    assert kernel.targetoptions == plain.targetoptions and kernel.locals == plain.locals
+    for name in ["__code__", "__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__wrapped__", "doc"]:
+        assert getattr(kernel, name) == getattr(plain, name), name
+    assert set(kernel.get_metadata()) == set(plain.get_metadata()) and kernel.stats.cache_path is None
+    assert sum(kernel.stats.cache_misses.values()) == 1
+    for name in ("inspect_llvm", "inspect_asm", "inspect_types"):
+        assert callable(getattr(kernel, name))
+    assert [len(kernel.inspect_llvm()), len(kernel.inspect_asm())] == [1, 1]
+    assert kernel.compile((int64, int64)) is not None and (int64, int64) in kernel.overloads
+    assert kernel.get_overload((int64, int64)) is kernel.overloads[int64, int64].entry_point
+
+
+def test_what_python_asks_of_a_function():
+    assert str(inspect.signature(doubled)) == "(x)" and inspect.unwrap(doubled) is doubled.py_func
+    assert "doubled(x)" in pydoc.plain(pydoc.render_doc(doubled))
+
+    @functools.wraps(doubled)
+    def wrapper(*args):
+        return doubled(*args)
+
+    assert wrapper.__wrapped__ is doubled and wrapper(2) == 4
+
+    class Holder:
+        method = fast_args(lambda x: x + 1)
+
+        def __init__(self):
+            self.own = doubled
+
+    assert Holder.method(1) == 2 and Holder().own(1) == 2 and Holder().method.__func__ is Holder.__dict__["method"]
+
+
+def test_copies_and_pickles():
+    for copied in (copy.copy(doubled), copy.deepcopy(doubled), pickle.loads(pickle.dumps(doubled))):
+        assert copied is doubled
+    assert cloudpickle.loads(cloudpickle.dumps(doubled)) is doubled
+    held = 3
+    local = fast_args(lambda x: held * x)  # by value, which pickle cannot
+    assert cloudpickle.loads(cloudpickle.dumps(local))(2) == local(2) == 6
+
+
+def test_pickles_for_other_processes():
+    """They take the manner along, and declared signatures, as Numba's take the options."""
+    kernel = fast_args(out="x[n] -> y[n]", fastmath=True)(_copied)
+    state = pickle.dumps((kernel, halved))
+    done = run_python(
+        """
+        import pickle, sys
+        import numpy as np
+        kernel, halved = pickle.loads(bytes.fromhex(sys.argv[1]))
+        print(type(kernel).__name__, kernel(np.arange(3.0)), kernel.out, kernel.targetoptions["fastmath"])
+        print(halved.signatures, halved(3))
+        """,
+        state.hex(),
+    )
+    assert done.stdout.split() == ["FastKernel", "[0.", "1.", "2.]", "x[n]", "->", "y[n]", "True", "[(float64,)]", "1.5"]
+
+
+def _copied(x, y):
+    y[:] = x
+
+
+def test_subclasses():
+    class Counted(FastKernel):
+        def compile(self, sig):
+            self.compiled = getattr(self, "compiled", 0) + 1
+            return super().compile(sig)
+
+    class Loud(FastKernel):
+        def __call__(self, *args):
+            return "called", super().__call__(*args)
+
+    counted, loud = (cls(doubled.py_func, targetoptions={"nopython": True}) for cls in (Counted, Loud))
+    assert [counted(np.ones(1)).tolist() for _ in range(WARM)] == [[2.0]] * WARM and counted.compiled >= 1
+    assert counted.counts().fast >= WARM - 2
+    assert [loud(3) for _ in range(WARM)] == [("called", 6)] * WARM
+
+
+# ---- fast_args of what is there already ------------------------------------------------------------------------------
+
+
+def test_a_dispatcher_is_taken_over():
+    plain = numba.njit(fastmath=True, nogil=True)(doubled.py_func)
+    x = np.ones(2)
+    assert plain(x).tolist() == [2.0, 2.0]
+    kernel = fast_args(plain)
+    assert kernel.targetoptions == plain.targetoptions and list(kernel.overloads) == list(plain.overloads)
+    code = kernel.overloads[kernel.signatures[0]]
+    assert [kernel(x).tolist() for _ in range(WARM)] == [[2.0, 2.0]] * WARM
+    assert code is plain.overloads[plain.signatures[0]] and kernel.stats.cache_misses == {}
+    del plain
+    assert numba.njit(lambda x: kernel(x))(x).tolist() == [2.0, 2.0]
+    assert fast_args(halved, grad="allow").signatures == halved.signatures
+    kind, message = type_and_message(fast_args(numba.njit("float64(float64)")(doubled.py_func)), "text")
+    assert kind is TypeError and "float64" in message
+
+
+def test_nothing_of_numba_is_loaded_before_the_first_call():
+    """A package's kernels are decorated while it is imported, when what it adds to Numba is not complete."""
+    done = run_python(
+        """
+        import sys
+        import numba, numpy as np
+        from numba.core import entrypoints, registry
+        from numba.core.typing.context import BaseContext
+        asked = []
+        entrypoints.init_all = lambda: asked.append("extensions")
+        BaseContext.refresh = lambda self, refresh=BaseContext.refresh: (asked.append("typing"), refresh(self))[1]
+        target = type(registry.cpu_target.target_context)
+        target.refresh = lambda self, refresh=target.refresh: (asked.append("lowering"), refresh(self))[1]
+        from fastexchange import fast_args
+        before = set(sys.modules)
+        kernels = [fast_args(lambda x: x), fast_args(nogil=True)(lambda x: x), fast_args(numba.njit(lambda x: x))]
+        kernels.append(fast_args(cache=False, out="x[n] -> y[n]")(lambda x, y: None))
+        print(asked, sorted(name for name in set(sys.modules) - before if "dispatch." in name))
+        kernels[0](1)
+        print(sorted(set(asked)))
+        """
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[] []" and "extensions" in lines[1]
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+class Marked(np.ndarray):
+    __numba_array_subtype_dispatch__ = True
+
+
+class MarkedType(types.Array):
+    def __init__(self, dtype, ndim, layout, readonly=False, aligned=True):
+        super().__init__(dtype, ndim, layout, readonly=readonly, aligned=aligned, name=f"Marked({dtype}, {ndim}, {layout})")
+
+    def copy(self, dtype=None, ndim=None, layout=None, readonly=None):
+        return MarkedType(dtype or self.dtype, self.ndim if ndim is None else ndim, layout or self.layout, not self.mutable)
+
+    @property
+    def key(self):
+        return *super().key, "marked"
+
+    @property
+    def box_type(self):
+        return Marked
+
+
+register_model(MarkedType)(numba.core.datamodel.models.ArrayModel)
+
+
+@typeof_impl.register(Marked)
+def _type_of_marked(value, context):
+    plain = numba.typeof(value.view(np.ndarray))
+    return MarkedType(plain.dtype, plain.ndim, plain.layout, readonly=not plain.mutable)
+
+
+@intrinsic
+def marked(typing_context, array):
+    """The array as one of the class."""
+
+    def cast(context, builder, signature, arguments):
+        return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
+
+    return MarkedType(array.dtype, array.ndim, array.layout)(array), cast
+
+
+def test_a_result_of_a_class_of_the_users():
+    for function in (lambda x: marked(x[1:]), lambda x: (marked(x[1:]), marked(np.zeros(2)))):
+        kernel, plain = fast_args(function), numba.njit(function)
+        array = np.arange(4.0)
+        for argument in [array] + ([torch.from_numpy(array)] if torch is not None else []):
+            for _ in range(WARM):
+                got, want = kernel(argument), plain(array)
+                for one, expected in zip(got, want, strict=True) if type(want) is tuple else [(got, want)]:
+                    assert type(one) is type(expected) is Marked and one.tolist() == expected.tolist()
+    del kernel, argument
+    assert got[0].base is not None and got[0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_arrays_of_a_class_of_the_users():
+    for function in (lambda x, y: x, lambda x, y: x[1:], lambda x, y: (x, x[:2])):
+        kernel, plain = fast_args(function), numba.njit(function)
+        marked = np.arange(4.0).view(Marked)
+        others = [np.ones(2)] + ([torch.ones(2)] if torch is not None else [])
+        want = plain(marked, 1.0)
+        for _ in range(WARM):
+            for other in others:
+                got = kernel(marked, other)
+                pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+                for one, expected in pairs:
+                    assert type(one) is type(expected) is Marked and one.tolist() == expected.tolist()
+
+
+def test_an_argument_that_is_nothing_to_numba():
+    for error in (TypeError, numba.TypingError):
+        for _ in range(2):
+            with pytest.raises(error, match=r"'x' .position 0.: an object of type object is no tensor"):
+                doubled(object())
+    with pytest.raises(TypeError) as raised:
+        doubled(object())
+    made = pickle.loads(pickle.dumps(raised.value))
+    assert type(made) is type(raised.value) and str(made) == str(raised.value)
+
+
+# ---- a Numba whose dispatchers cannot be extended --------------------------------------------------------------------
+
+
+def test_dispatchers_that_cannot_be_extended():
+    """Kernels are Numba's dispatchers then, with Python in front, and doctor says why."""
+    done = run_python(
+        """
+        import ctypes, sys
+        import numba, numpy as np
+        class Refused:
+            def __setattr__(self, name, value):
+                setattr(real, name, value)
+            def __call__(self, spec, bases):
+                if bases != (object,):
+                    raise SystemError("another layout")
+                return real(spec, bases)
+        real = ctypes.pythonapi.PyType_FromSpecWithBases
+        ctypes.pythonapi.PyType_FromSpecWithBases = Refused()
+        from fastexchange import FastKernel, fast_args
+        from fastexchange.command import probe
+        from fastexchange.dispatch.state import runtime
+
+        @fast_args
+        def total(x, y=2.0):
+            return x.sum() * y
+
+        for _ in range(3):
+            assert total(np.arange(3.0)) == 6.0 and total(np.arange(3.0), y=1.0) == 3.0
+        assert numba.njit(lambda x: total(x))(np.arange(3.0)) == 6.0
+        assert isinstance(total, numba.core.registry.CPUDispatcher) and total.counts().fast == 0
+        print(runtime().is_native, runtime().numba_failures)
+        """
+    )
+    assert done.stdout.startswith("False") and "another layout" in done.stdout
+
+
+# ---- accelerate ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerated():
+    accelerate()
+    yield
+    decelerate()
+
+
+def test_accelerated_programs(accelerated):
+    @numba.njit
+    def plain(x):
+        return x.sum()
+
+    @numba.jit(nogil=True)
+    def with_options(x):
+        return x.sum()
+
+    @numba.njit("float64(float64[:])")
+    def declared(x):
+        return x.sum()
+
+    tensor = torch.ones(3) if torch is not None else np.ones(3)
+    for kernel in (plain, with_options):
+        assert type(kernel) is FastKernel and [kernel(tensor), kernel(tensor)] == [3.0, 3.0]
+    assert type(declared) is FastKernel and declared(np.ones(3)) == 3.0
+    decelerate()
+    assert type(numba.njit(lambda x: x)) is numba.core.registry.CPUDispatcher
+    accelerate()
+    accelerate()
+    assert type(numba.njit(lambda x: x)) is FastKernel
+
+
+def test_object_mode_is_numbas(accelerated):
+    @numba.jit(forceobj=True)
+    def described(x, y):
+        return f"{x} {type(y).__name__}"
+
+    for _ in range(3):
+        assert described({"a": 1}, doubled) == "{'a': 1} FastKernel"
+    assert not isinstance(described, FastKernel)
+
+
+def test_a_program_is_run(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, numba\n@numba.njit\ndef f(x): return x + 1\n"
+        "print(type(f).__name__, f(1), sys.argv[1:], __name__, sys.path[0])\nsys.exit(7)\n"
+    )
+    code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
+    done = run_python(code, str(program), "--own", "-m", check=False)
+    assert (done.returncode, done.stdout) == (7, f"FastKernel 2 ['--own', '-m'] __main__ {tmp_path}\n"), done.stderr
+    done = run_python(code, "-m", "program", "1", check=False, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 7 and done.stdout.startswith("FastKernel 2 ['1'] __main__"), done.stderr
+    done = run_python(code, "no/such/file.py", check=False)
+    assert done.returncode == 2 and "is no file" in done.stderr
+
+
+def test_the_python_that_runs_this(accelerated):
+    """Numba's own internal functions, compiled from now on, are kernels as well."""
+
+    @numba.njit
+    def f(n):
+        items = [float(i) for i in range(n)]
+        counts = {i: i * 2 for i in range(n)}
+        return sorted(items)[-1] + len(counts) + np.sort(np.array(items))[0]
+
+    assert f(4) == 7.0
