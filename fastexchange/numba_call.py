@@ -97,9 +97,13 @@ def reword(kernel, bound: tuple, error: BaseException) -> None:
     """Raise what :func:`call_numba` raises where Numba's dispatcher, which got the arguments as they are, raised `error`."""
     if are_numbas(kernel, bound):
         raise error
-    for position, value in enumerate(bound):
-        if value is not OMITTED:
-            as_numba_takes_it(kernel, position, value)
+    try:
+        for position, value in enumerate(bound):
+            if value is not OMITTED:
+                as_numba_takes_it(kernel, position, value)
+    except BaseException:
+        forget_frames(error)  # Numba keeps it, as in _copy_of
+        raise
     try:
         raise error
     except Exception as raised:
