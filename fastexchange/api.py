@@ -183,9 +183,10 @@ def accelerate() -> None:
     """Let ``numba.njit`` and ``numba.jit`` make a :class:`FastKernel` of each function that they are given from now on.
 
     For programs and libraries that use Numba, without a changed line: call it before they are imported. Their functions then take
-    tensors, and calls of them are cheaper; nothing else is different: what Numba refuses in a call without a tensor is refused in
-    its words. ``python -m fastexchange run PROGRAM`` does it for a program. What has been decorated before stays what it is;
-    :func:`decelerate` undoes it. Both may be called again.
+    tensors, and calls of them are cheaper; what Numba refuses in a call without a tensor is refused in its words. What else is
+    different: code that is kept on disk (``cache=True``) lies in files of its own, so Numba's are not read; Python's profilers
+    (``cProfile``) see no call that native code makes. ``python -m fastexchange run PROGRAM`` does it for a program. What has been
+    decorated before stays what it is; :func:`decelerate` undoes it. Both may be called again.
 
     Under ``NUMBA_DISABLE_JIT`` Numba gives functions back, and it does nothing. Raises RuntimeError with a Numba that has no such
     registry as is expected here.
