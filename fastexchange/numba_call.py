@@ -202,7 +202,8 @@ class Given:
             return result
         origin: Any = None
         for tensor, view, viewed in self._tensors:
-            if _is_same(result, viewed):
+            is_readonly_view = viewed.flags.writeable and not result.flags.writeable
+            if result is viewed or (_is_same(result, viewed) and not (is_readonly_view and type(tensor) is np.ndarray)):
                 return tensor
             if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
                 origin = tensor
@@ -219,9 +220,9 @@ class Given:
 
 def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
     """Whether two arrays show the same elements."""
-    return array.dtype == other.dtype and all(
-        array.__array_interface__[name] == other.__array_interface__[name] for name in ("data", "shape")
-    ) and array.strides == other.strides  # fmt: skip
+    return (array.dtype, array.shape, array.strides, array.ctypes.data) == (
+        other.dtype, other.shape, other.strides, other.ctypes.data,
+    )  # fmt: skip
 
 
 def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):

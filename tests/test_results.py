@@ -18,6 +18,7 @@ from frameworks import FRAMEWORKS, NUMPY_DTYPES, torch, tvm_ffi
 from hostile_producers import hostile_type
 from interoperability import Wrapper, jax, ml_dtypes, pyarrow
 from made_producers import Dunder, Ledger, Tabled, tabled_type
+from numba import types
 from oracle import blocks_in_use, is_same, numbas, references_kept, type_and_message
 
 from fastexchange import fast_args, from_dlpack
@@ -510,3 +511,35 @@ def test_an_exception_in_the_kernel_leaves_nothing():
         with pytest.raises(ValueError, match="from the kernel"):
             fails(x, 1)
     assert fails(x, 0).tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("company", ("alone", "beside a readonly one", "in a tuple", "for numba"))
+def test_a_readonly_view_of_all_of_an_argument_is_not_the_argument(company):
+    """Numba's ``broadcast_to`` makes a readonly array of the same elements: who writes to it is to get an error."""
+
+    @fast_args
+    def show(x, *others):
+        return np.broadcast_to(x, (3,))
+
+    memory = np.arange(3.0)
+    readonly = np.zeros(2)
+    readonly.flags.writeable = False
+    others = {"alone": (), "beside a readonly one": (readonly,), "in a tuple": ((readonly, 1),), "for numba": ("text",)}[company]
+    for _ in range(3):
+        shown = show(memory, *others)
+        assert shown is not memory and not shown.flags.writeable and shown.base is not None and list(shown) == [0, 1, 2]
+    if torch is not None:
+        x = torch.arange(3.0)
+        for _ in range(3):
+            assert show(x, *others) is x  # PyTorch has no readonly tensors
+
+
+def test_an_argument_that_is_declared_as_readonly_is_itself_when_it_returns():
+    declared = types.Array(types.float64, 1, "C", readonly=True)
+
+    @fast_args([(declared, declared)])
+    def second(x, y):
+        return y
+
+    for y in (np.ones(3), np.broadcast_to(np.ones(3), 3)):
+        assert second(np.zeros(3), y) is second(np.zeros(3), y) is numbas(second)(np.zeros(3), y) is y

@@ -16,7 +16,7 @@ from . import boxing, entry, launch, layout, results
 from .entries import GOLDEN
 from .frame import DEFAULT_KEYS
 from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
-from .signature import lists_in
+from .signature import lists_in, readonly_arrays
 from .state import runtime
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
@@ -201,6 +201,7 @@ class KernelContext:
         if code.boxes == BOXES_ARRAYS:
             is_one = isinstance(code.compiled.signature.return_type, types.Array)
             overload.boxes_arrays = results.ONE if is_one else results.SEVERAL
+            overload.readonly_arrays = readonly_arrays(code.taken)
         overload.fast_entry = self.native.vectorcall_any
         if len(self._overloads) > self._buckets[0]:
             self._spread(4 * (1 + self._buckets[0]))

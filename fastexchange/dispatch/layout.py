@@ -129,6 +129,7 @@ typedef struct {
     int64_t box;                /* PyObject *(result, box_constants, fx_frame *); 0: the kernel returns None */
     int64_t boxes_arrays;       /* 1: the result is an array, 2: it holds some; either needs the frame */
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
+    int64_t readonly_arrays;    /* bit i: the i-th array argument is readonly to the kernel; bit 62: one from there on */
     int64_t lists;              /* PyObject *, the Numba types of the lists among the arguments, in their order */
     int64_t plan;               /* fx_plan[plan_count], in the order of the keys */
     int64_t plan_count;
@@ -218,6 +219,7 @@ struct fx_frame {
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
     int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
     int64_t elements;                   /* then: the dtype field of an array's elements, if the kernel had their bits; else 0 */
+    int64_t readonly_arrays;            /* then: the overload's */
     int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
     int64_t device, managed_device;     /* CUDA: of the tensors, and of managed memory, which other devices read too; -1: none */
     int64_t stream, other_stream;       /* CUDA: current_work_stream of the producers, 0: none, or no other */

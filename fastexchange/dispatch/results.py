@@ -229,10 +229,12 @@ def box_array(frame_address, at, ndim, field, is_mutable):
         words = stack(ARRAY_WORDS)
         given = read_argument(runtime, frame, i, ndim, words)
         if given != 0 and is_stored_as(given, field):
-            if is_same(words, at, ndim):
-                ob = layout.array_at(frame.arrays + ARRAY_BYTES * i).origin & -4
-                c.incref(ob)
-                return ob
+            origin = layout.array_at(frame.arrays + ARRAY_BYTES * i).origin
+            is_taken_so = is_mutable != 0 or frame.readonly_arrays >> min(i, 62) & 1 != 0
+            # A readonly view of an ndarray that may be written is another ndarray; other frameworks have none that is readonly.
+            if (is_taken_so or origin & 3 != layout.ORIGIN_NDARRAY) and is_same(words, at, ndim):
+                c.incref(origin & -4)
+                return origin & -4
             if field != given:  # a view of an argument has elements of the argument's type
                 frame.elements = given
             field = given
@@ -293,6 +295,7 @@ def box_result(context_address, overload_address, frame_address, args):
     frame.context = context_address
     frame.args = args
     frame.error[0] = 0
+    frame.readonly_arrays = overload.readonly_arrays
     runtime = layout.runtime_at(layout.context_at(context_address).runtime)
     if overload.boxes_arrays == SEVERAL:  # to box one may set free what another shows
         for i in range(frame.array_count):

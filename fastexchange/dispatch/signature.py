@@ -89,6 +89,23 @@ def lists_in(numba_types) -> tuple:
     return tuple(found)
 
 
+def readonly_arrays(numba_types) -> int:
+    """``fx_overload.readonly_arrays`` of parameters of these types. With a list of arrays among them all bits are alike."""
+    lists = lists_in(numba_types)
+    readonly = [not leaf.mutable for leaf in _leaves(numba_types) if isinstance(leaf, types.Buffer)]
+    if lists:
+        return -int(any(readonly) or any(not each.dtype.mutable for each in lists if isinstance(each.dtype, types.Buffer)))
+    return sum(1 << index for index in {min(index, 62) for index, is_readonly in enumerate(readonly) if is_readonly})
+
+
+def _leaves(numba_types):
+    for numba_type in numba_types:
+        if isinstance(numba_type, types.BaseTuple):
+            yield from _leaves(cast(Any, numba_type).types)
+        else:
+            yield numba_type
+
+
 def _field(key: int) -> int:
     return (key >> DTYPE_SHIFT) & 0xFFFFFF
 
