@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import sys
+import weakref
 
 import numpy as np
 from numba.core.runtime import rtsys
@@ -20,9 +21,24 @@ def numbas(kernel):
     return functools.partial(numbas_call, kernel)
 
 
+_made_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+"""By dispatcher: the last kernel made of it, and those that have compiled something for the next ones."""
+
+
 def new_kernel(dispatcher, manner=None) -> FastKernel:
-    """A kernel that has what the dispatcher has compiled, and knows nothing else; not the one that ``fast_args`` keeps of it."""
-    return _adopted(dispatcher, manner or Manner())
+    """A kernel that has what the dispatcher has compiled, and knows nothing else; not the one that ``fast_args`` keeps of it.
+
+    What it compiles the next one has, too, so that a test may begin anew a thousand times.
+    """
+    made_of = _made_of.setdefault(dispatcher, [])
+    if made_of:
+        further = [compiled for types, compiled in made_of[-1].overloads.items() if types not in dispatcher.overloads]
+        for compiled in further:
+            dispatcher.add_overload(compiled)
+        if not further:
+            made_of.pop()
+    made_of.append(_adopted(dispatcher, manner or Manner()))
+    return made_of[-1]
 
 
 def is_same(got, want) -> bool:
