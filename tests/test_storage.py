@@ -244,7 +244,7 @@ def test_integers_of_less_than_a_byte_without_compiling():
 
 
 @needs_torch
-@pytest.mark.parametrize("unknown", ["_find_dtype", "_find_keys _find_questions"])
+@pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_questions", marks=pytest.mark.nightly)])
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
     run_python(f"""
         from fastexchange.producers import torch_layout

@@ -285,7 +285,7 @@ def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypa
     assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
 
 
-@pytest.mark.parametrize("unknown", ["_find_keys", "_find_keys _find_questions"])
+@pytest.mark.parametrize("unknown", ["_find_keys", pytest.param("_find_keys _find_questions", marks=pytest.mark.nightly)])
 def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way: all that is not about how fast it is."""
     script = f"""
@@ -313,7 +313,7 @@ WITHOUT_A_TABLE = """
 """
 
 
-@pytest.mark.parametrize("unknown", ["", "_find_keys"])
+@pytest.mark.parametrize("unknown", ["", pytest.param("_find_keys", marks=pytest.mark.nightly)])
 def test_without_an_exchange_table_the_answers_are_the_same(unknown):
     """As on PyTorch before 2.10, whose tensors are exported by the C function behind ``__dlpack__``, or by that itself."""
     script = f"""
