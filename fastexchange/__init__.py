@@ -1,9 +1,9 @@
 """fastexchange: tensors of any framework straight into Numba kernels, at the cost of hand-written C.
 
-Start at :func:`fast_args` in ``api``. The way of one argument: ``kernel`` (what is called), ``dispatch.shim`` (the native call),
-``dispatch.plan`` and ``dispatch.walk`` (reading the arguments), ``dispatch.entry`` (into the kernel and out again);
-``slow_path`` and ``discovery`` for what is met for the first time, ``numba_call`` for what is left to Numba; ``dlpack``,
-``cpython`` and ``native`` are the ground.
+Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.shim`` (the native
+call), ``dispatch.plan`` and ``dispatch.walk`` (reading the arguments), ``dispatch.entry`` (into the kernel and out again);
+``calls.resolve`` and ``exchange.discovery`` for what is met for the first time, ``calls.fallback`` for what is left to Numba;
+``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows the house.
 """
 
 from importlib import import_module as _import_module
@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING
 
 from . import interpreter as _interpreter  # noqa: F401  (first: it refuses interpreters that the others cannot trust)
 from .api import accelerate, decelerate, fast_args
-from .dlpack import DLDataTypeCode, DLDeviceType
-from .kernel import FastKernel, KernelCounts
+from .calls.kernel import FastKernel, KernelCounts
+from .ground.dlpack import DLDataTypeCode, DLDeviceType
+from .version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
-    from .bound import BoundLaunch
-    from .conversion import convert, from_dlpack, to_dlpack
+    from .calls.bound import BoundLaunch
+    from .calls.explain import explain
     from .cuda.bound import BoundCudaLaunch
     from .cuda.driver import CudaError
     from .cuda.kernel import CudaKernel
     from .cuda.launcher import CudaLauncher
-    from .exchange import exchange_api, polyfill, unpolyfill
-    from .explanation import explain
+    from .exchange.convert import convert, from_dlpack, to_dlpack
+    from .exchange.polyfill import exchange_api, polyfill, unpolyfill
+    from .ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
+    from .ground.dtype_registry import register_dlpack_dtype
     from .measuring.overhead import measure
     from .measuring.report import OverheadReport
-    from .registry import register_dlpack_dtype
-    from .values import DLDataType, DLDevice, DLPackVersion
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
@@ -34,7 +35,6 @@ __all__ = [
     "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack",
     "unpolyfill",
 ]  # fmt: skip
-__version__ = "0.1.0"
 
 _ROOMS = {
     "bound": ("BoundLaunch",),

@@ -9,15 +9,16 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = (
-    "dlpack.py",
-    "cpython.py",
+    "ground/dlpack.py",
+    "ground/cpython.py",
     "producers/ndarray.py",
     "producers/numpy_table.py",
     "producers/buffer.py",
     "producers/capsules.py",
+    "producers/torch_layout.py",
     "dispatch/layout.py",
     "cuda/layout.py",
-    "dispatch/transfer.py",
+    "exchange/transfer.py",
 )
 
 

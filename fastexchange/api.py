@@ -4,7 +4,6 @@ import functools
 import inspect
 import sys
 import warnings
-import weakref
 from types import FunctionType
 from typing import Any
 
@@ -13,10 +12,10 @@ from numba.core import sigutils
 from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
-from . import interpreted
-from .kernel import FastKernel, Kernel, Manner, checked_returns, declared, outputs_of
-from .naming import shown
-from .numba_internals import (
+from .calls import interpreted
+from .calls.kernel import FastKernel, Kernel, Manner, checked_returns, declared, kernel_of, outputs_of
+from .calls.options import check_names
+from .ground.numba_internals import (
     CPUDispatcher,
     add_class_of_dispatchers,
     can_compile,
@@ -25,8 +24,8 @@ from .numba_internals import (
     register_dispatcher,
     set_class_of_dispatchers,
 )  # fmt: skip
-from .options import check_names
-from .parameters import Parameters
+from .ground.parameters import Parameters
+from .ground.safe_repr import shown
 
 __all__ = ["accelerate", "decelerate", "fast_args"]
 
@@ -50,9 +49,9 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
         of that type. A parameter's name: a tensor of the framework of that argument. An argument that the kernel returns is
         that very object in any case.
     out : which of the last parameters are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see the README, and
-        ``fastexchange.pattern``). An output that a call omits, or gives as None, is allocated by the framework of the first
-        tensor in the notation (of `returns`, if that is given), uninitialised; the call returns its outputs. The kernel itself
-        returns None.
+        ``fastexchange.ground.shape_notation``). An output that a call omits, or gives as None, is allocated by the framework of
+        the first tensor in the notation (of `returns`, if that is given), uninitialised; the call returns its outputs. The kernel
+        itself returns None.
     cuda : a ``@cuda.jit`` dispatcher, or what ``fast_args`` made of it, with the same parameters: it gets the calls with
         tensors on a GPU, `func` those with tensors on the CPU.
     launch : how `cuda` is launched: ``(grid, block)``, also with stream and shared memory; or a function that is called with the
@@ -157,10 +156,6 @@ def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
     return kernel
 
 
-_kernels: "weakref.WeakValueDictionary[tuple, Any]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive, and manner."""
-
-
 add_class_of_dispatchers(FastKernel)
 
 
@@ -217,12 +212,11 @@ def _set_class(cls: type) -> None:
 
 def _kernel_of(dispatcher: Any, manner: Manner) -> Kernel:
     """The kernel of a dispatcher: there is one for each manner."""
-    known = _kernels.get((id(dispatcher), manner))
-    if known is None:
-        target = _cuda_target_of(dispatcher)
-        known = _adopted(dispatcher, manner) if target is None else _for_cuda(dispatcher, manner, target)
-        known = _kernels.setdefault((id(dispatcher), manner), known)
-    return known
+    if _cuda_target_of(dispatcher) is None:
+        return kernel_of(dispatcher, manner, _adopted)
+    from .cuda.kernel import cuda_kernel_of
+
+    return cuda_kernel_of(dispatcher, manner)
 
 
 def _adopted(dispatcher: Any, manner: Manner) -> FastKernel:
@@ -236,15 +230,6 @@ def _adopted(dispatcher: Any, manner: Manner) -> FastKernel:
     if not can_compile(dispatcher):
         made.disable_compile()
     return made
-
-
-def _for_cuda(dispatcher: Any, manner: Manner, target) -> Kernel:
-    from .cuda.kernel import CudaKernel
-    from .dispatch.state import runtime
-
-    if not runtime().is_native:
-        raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
-    return CudaKernel(dispatcher, manner, target)
 
 
 def _no_options(options: dict, what: str) -> None:
@@ -262,7 +247,7 @@ def _jit(function: FunctionType, options: dict, manner: Manner, signatures=None)
     if is_cached:
         _keep_on_disk(kernel)
     if signatures is not None:
-        from .compile_errors import why_not_declarable
+        from .calls.compile_errors import why_not_declarable
 
         with register_dispatcher(kernel):  # it may call itself
             for signature in signatures if isinstance(signatures, list) else [signatures]:

@@ -17,7 +17,7 @@ from groups import C, Group, Row, call, names_of
 from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
 from fastexchange.cuda.targets import target_of
-from fastexchange.native import address_of, offset_of
+from fastexchange.ground.native import address_of, offset_of
 
 MANY = 26
 IN_TURN = 8

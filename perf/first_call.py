@@ -35,7 +35,7 @@ end = perf_counter_ns()
 
 compiled = sum(kernel.stats.cache_misses.values())
 if who == "fast":
-    from fastexchange.compiled import code_cache
+    from fastexchange.ground.cfunction import code_cache
 
     compiled += code_cache.misses
 print(json.dumps({"decorate": decorated - start, "first": end - decorated, "compiled": compiled}))

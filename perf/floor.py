@@ -1,6 +1,6 @@
 """Builds and loads what is compiled for the benchmark: hand-written C (``floor.c``), and nanobind's functions.
 
-The DLPack declarations are put in front of the C file from :data:`fastexchange.dlpack.CDEF`, so that the limit and the
+The DLPack declarations are put in front of the C file from :data:`fastexchange.ground.dlpack.CDEF`, so that the limit and the
 package read the same structs.
 """
 
@@ -19,7 +19,7 @@ from types import ModuleType
 
 import numpy as np
 
-from fastexchange.dlpack import CDEF
+from fastexchange.ground.dlpack import CDEF
 
 _FLAGS = ["-O2", "-fPIC", "-shared"]
 _HERE = Path(__file__).resolve().parent

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from fastexchange import fast_args
+from fastexchange.ground.numba_internals import plain_dispatcher
 from fastexchange.measuring.timing import Statement
-from fastexchange.numba_internals import plain_dispatcher
 from kernels.adamw import AdamW, adamw_step
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary

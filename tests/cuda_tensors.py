@@ -11,11 +11,11 @@ import numpy as np
 from numba import types
 
 from fastexchange._abi import ffi
-from fastexchange.compiled import cfunction
-from fastexchange.cpython import CALLABLE_CONTEXT, NativeCallable
-from fastexchange.dlpack import DLDeviceType
-from fastexchange.native import address_of, load, static_array, store
-from fastexchange.registry import key_of
+from fastexchange.ground.cfunction import cfunction
+from fastexchange.ground.cpython import CALLABLE_CONTEXT, NativeCallable
+from fastexchange.ground.dlpack import DLDeviceType
+from fastexchange.ground.dtype_registry import key_of
+from fastexchange.ground.native import address_of, load, static_array, store
 
 VIEW_WORDS = ffi.sizeof("DLTensor") // 8
 MANAGER_CONTEXT = ffi.offsetof("DLManagedTensorVersioned", "manager_ctx")

@@ -30,7 +30,7 @@ from made_producers import (
 from numba import types
 
 from fastexchange._abi import ffi
-from fastexchange.dlpack import DLDeviceType, is_readable_by_cpu
+from fastexchange.ground.dlpack import DLDeviceType, is_readable_by_cpu
 
 ATTRIBUTE = "__dlpack_c_exchange_api__"
 VIEW, EXPORT = "dltensor_from_py_object_no_sync", "managed_tensor_from_py_object_no_sync"

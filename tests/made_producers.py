@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from fastexchange.dlpack import ffi
+from fastexchange.ground.dlpack import ffi
 
 TABLE_CAPSULE = b"dlpack_exchange_api"
 

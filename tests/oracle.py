@@ -11,9 +11,9 @@ from numba.core.runtime import rtsys
 
 from fastexchange import FastKernel, from_dlpack
 from fastexchange.api import _adopted
-from fastexchange.kernel import Manner
-from fastexchange.numba_call import UnknownType
-from fastexchange.numba_internals import numbas_call
+from fastexchange.calls.fallback import UnknownType
+from fastexchange.calls.kernel import Manner
+from fastexchange.ground.numba_internals import numbas_call
 
 
 def numbas(kernel):

@@ -13,8 +13,8 @@ import pytest
 from interpreter import run_python
 from numba import types
 
-from fastexchange.compiled import cfunction, code_cache
-from fastexchange.native import native
+from fastexchange.ground.cfunction import cfunction, code_cache
+from fastexchange.ground.native import native
 
 PROGRAM = """
     import numpy as np
@@ -57,7 +57,7 @@ FUNCTIONS = """
     def times(factor):
         def function(number):
             return number * factor
-        function.__module__, function.__qualname__ = "fastexchange.native", f"times_{factor}"
+        function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
         return compiled.cfunction(types.int64, types.int64)(function)
 
     made = [times(factor) for factor in range(6)]
@@ -78,7 +78,7 @@ def misses_and_hits(done) -> tuple[int, int]:
 def warm(tmp_path_factory) -> Path:
     """A cache directory with all that :data:`PROGRAM` needs. This process's own has most of it."""
     directory = tmp_path_factory.mktemp("cache")
-    where = "from fastexchange.compiled import code_cache; print(code_cache.directory)"
+    where = "from fastexchange.ground.cfunction import code_cache; print(code_cache.directory)"
     inner = Path(run_python(where, NUMBA_CACHE_DIR=str(directory)).stdout.strip())
     assert inner.is_relative_to(directory)
     if code_cache.directory is not None:
@@ -153,7 +153,7 @@ def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
         import fastexchange
         from fastexchange import FastKernel, fast_args
         assert "torch" not in sys.modules and "tvm_ffi" not in sys.modules and "cffi" not in sys.modules
-        module = sys.modules.get("fastexchange.compiled")
+        module = sys.modules.get("fastexchange.ground.cfunction")
         cache = getattr(module, "code_cache", None)
         print(*((cache.misses, cache.hits) if cache else (0, 0)))
         """,

@@ -30,7 +30,7 @@ from test_registry import together
 
 import fastexchange
 from fastexchange import DLDevice, convert, from_dlpack, to_dlpack
-from fastexchange.dlpack import DLDeviceType, ffi
+from fastexchange.ground.dlpack import DLDeviceType, ffi
 
 ODD = {}
 if torch is not None:

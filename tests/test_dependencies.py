@@ -15,7 +15,7 @@ from interpreter import run_python
 from numba.extending import intrinsic, overload, type_callable
 
 from fastexchange import fast_args
-from fastexchange.dependencies import Untold, dependencies, note_loaded
+from fastexchange.calls.dependencies import Untold, dependencies, note_loaded
 
 
 def plain(x):

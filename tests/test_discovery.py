@@ -8,13 +8,13 @@ import weakref
 import numba
 import numpy as np
 import pytest
+from fastexchange.exchange.polyfill.discovery import discover
 from frameworks import torch, tvm_ffi
 from interpreter import run_python
 from made_producers import Dunder, Tabled, WithMethods, capsule, exchange_table, tabled_type, tabled_type_with_methods
 from oracle import type_and_message
 
 from fastexchange import explain, fast_args
-from fastexchange.discovery import discover
 from fastexchange.dispatch.state import runtime
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")

@@ -15,9 +15,10 @@ import pytest
 from interpreter import run_python
 from numba.core.errors import NumbaWarning
 
-from fastexchange import disk_cache, fast_args
-from fastexchange.compiled import code_cache
-from fastexchange.disk_cache import CacheFolder
+from fastexchange import fast_args
+from fastexchange.ground import disk_cache
+from fastexchange.ground.cfunction import code_cache
+from fastexchange.ground.disk_cache import CacheFolder
 
 VALUE = {"code": b"machine code" * 20, "symbol": "walk"}
 
@@ -135,7 +136,7 @@ FUNCTIONS = """
     def times(factor):
         def function(number):
             return number * factor
-        function.__module__, function.__qualname__ = "fastexchange.native", f"times_{factor}"
+        function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
         return compiled.cfunction(types.int64, types.int64)(function)
 
     called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
@@ -711,7 +712,7 @@ def test_kernels_are_not_kept_where_others_can_write(module):
 
 def test_a_signature_of_another_type_of_the_same_name(folder):
     """Types are compared, not only their names."""
-    from fastexchange.kernel_cache import _Entries
+    from fastexchange.calls.kernel_cache import _Entries
 
     class Named:
         def __init__(self, number):
@@ -738,7 +739,7 @@ def test_a_signature_of_another_type_of_the_same_name(folder):
 
 
 def test_what_changed_while_code_was_compiled_is_not_kept(folder):
-    from fastexchange.kernel_cache import _Entries
+    from fastexchange.calls.kernel_cache import _Entries
 
     depends_on = ["before"]
     entries = _Entries(folder, "name", only, lambda: tuple(depends_on))
@@ -765,7 +766,7 @@ def test_versions_share_a_folder(folder, monkeypatch):
     """Each finds its own entries, and nobody else's."""
     cache = type(code_cache)()
     monkeypatch.setattr(cache, "folders", [folder], raising=False)
-    monkeypatch.setattr("fastexchange.compiled.numba.__version__", "0.0.1")
+    monkeypatch.setattr("fastexchange.ground.cfunction.numba.__version__", "0.0.1")
     old = cache._full_key(("raise",), "fastexchange.dispatch.boxing")
     monkeypatch.undo()
     new = cache._full_key(("raise",), "fastexchange.dispatch.boxing")

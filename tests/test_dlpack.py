@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import fastexchange
-from fastexchange import _abi_build, dlpack, native
-from fastexchange.dlpack import ffi
+from fastexchange import _abi_build
+from fastexchange.ground import dlpack, native
+from fastexchange.ground.dlpack import ffi
 
 STRUCTS = [
     "DLPackVersion", "DLDevice", "DLDataType", "DLTensor", "DLManagedTensor", "DLManagedTensorVersioned",

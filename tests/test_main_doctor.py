@@ -269,7 +269,7 @@ def test_what_is_in_the_disk_cache(tmp_path):
     done = run_python(
         """
         import os
-        from fastexchange.compiled import code_cache as cache
+        from fastexchange.ground.cfunction import code_cache as cache
         from fastexchange.command import probe
         from fastexchange.dispatch import state
         folder = cache.folders[-1].path

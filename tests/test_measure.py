@@ -24,7 +24,7 @@ from numba import types
 
 import fastexchange
 from fastexchange import OverheadReport, fast_args, measure
-from fastexchange.dlpack import ffi
+from fastexchange.ground.dlpack import ffi
 
 ROOT = Path(fastexchange.__file__).resolve().parents[1]
 NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")

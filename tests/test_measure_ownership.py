@@ -9,7 +9,7 @@ from made_producers import Dunder, Tabled, tabled_type
 from test_measure import nothing, quick
 
 from fastexchange import fast_args
-from fastexchange.dlpack import ffi
+from fastexchange.ground.dlpack import ffi
 
 pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")
 

@@ -8,9 +8,9 @@ import pytest
 from interpreter import run_python
 
 import fastexchange
-from fastexchange import compiled, numba_internals
 from fastexchange.dispatch.self_test import calls_as_numba
 from fastexchange.dispatch.state import runtime
+from fastexchange.ground import cfunction, numba_internals
 
 CHANGES = {
     "a private method": ("hide(callconv.CPUCallConv, '_get_return_status')", "boxing"),
@@ -114,9 +114,9 @@ def test_a_numba_that_has_changed(change, tmp_path):
 def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
     """The stamp with which the self-test's result is kept names all modules that the test uses."""
     module = calls_as_numba.__module__
-    stamped = {name.removeprefix("fastexchange.") for name in compiled._imports_of(module)}
+    stamped = {name.removeprefix("fastexchange.") for name in cfunction._imports_of(module)}
     assert {"dispatch.boxing", "dispatch.entry", "numba_internals"} <= stamped
-    for node in ast.walk(ast.parse(Path(compiled._file_of(module)).read_text())):
+    for node in ast.walk(ast.parse(Path(cfunction._file_of(module)).read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"
 

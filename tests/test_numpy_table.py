@@ -22,7 +22,7 @@ from made_producers import TABLE_CAPSULE, Ledger, address_of, capsule, capsule_n
 from oracle import references_kept
 
 from fastexchange import exchange_api, register_dlpack_dtype
-from fastexchange.dlpack import CDEF, DLDataTypeCode, DLDeviceType, ffi, is_readable_by_cpu
+from fastexchange.ground.dlpack import CDEF, DLDataTypeCode, DLDeviceType, ffi, is_readable_by_cpu
 
 try:
     import ml_dtypes

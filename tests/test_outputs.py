@@ -208,7 +208,7 @@ def test_references(framework):
 
 
 def test_references_to_none_and_what_stands_for_omitted():
-    from fastexchange.producers.omitted import OMITTED
+    from fastexchange.ground.omitted import OMITTED
 
     x = np.ones(3)
     scaled(x), scaled(x, y=None), scaled(x, y=x)

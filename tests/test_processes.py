@@ -37,7 +37,8 @@ from made_producers import (
 from numba.core.compiler_lock import global_compiler_lock
 from worker_kernels import Samples, Unexchangeable, call, collate, part, refuses, report, scaled, total, unlocked_total
 
-from fastexchange import convert, fast_args, from_dlpack, once, polyfill, register_dlpack_dtype, to_dlpack
+from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack
+from fastexchange.ground import once
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
@@ -659,7 +660,7 @@ FAKES = {
 }
 REFUSED_IMPORT = """
 import sys
-for name in ("fastexchange", "fastexchange", "fastexchange.kernel", "fastexchange.conversion"):
+for name in ("fastexchange", "fastexchange", "fastexchange.calls.kernel", "fastexchange.exchange.polyfill.convert"):
     try:
         __import__(name)
     except ImportError as error:

@@ -12,11 +12,12 @@ import pytest
 from forked import needs_fork, run_forked
 from interpreter import run_python
 
-from fastexchange import fast_args, from_dlpack, registry, to_dlpack
+from fastexchange import fast_args, from_dlpack, to_dlpack
 from fastexchange._abi import ffi
-from fastexchange.dlpack import VERSION, DLDataTypeCode
-from fastexchange.dtypes import dtype_field, storage_of
-from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype
+from fastexchange.ground import dtype_registry
+from fastexchange.ground.dlpack import VERSION, DLDataTypeCode
+from fastexchange.ground.dtype_registry import dtype_of, key_of, register_dlpack_dtype
+from fastexchange.ground.dtypes import dtype_field, storage_of
 
 NUMPY_REGISTERS = hasattr(np.dtypes, "register_dlpack_dtype")
 needs_numpy_registry = pytest.mark.skipif(not NUMPY_REGISTERS, reason="NumPy 2.5 has a registry of its own")
@@ -62,7 +63,7 @@ def test_numpys_own_types(character):
 def test_all_that_numpy_imports():
     names = {dtype_of(code, bits).name for code in range(18) for bits in range(256) if dtype_of(code, bits) is not None}
     plain = {np.dtype(character).name for character in PLAIN}
-    assert names - {*registry.ML_DTYPES} == plain
+    assert names - {*dtype_registry.ML_DTYPES} == plain
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_structs_are_as_they_were_registered_whatever_their_byte_order(code):
 def test_numpys_own_types_keep_their_meaning():
     run_python("""
         import numpy as np
-        from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype as register
+        from fastexchange.ground.dtype_registry import dtype_of, key_of, register_dlpack_dtype as register
         register((4, 16), np.dtype("f2"))  # allowed, as in NumPy; float16 is float16 nevertheless
         assert key_of(np.dtype("f2")) == (2, 16) and dtype_of(4, 16) is np.dtype("f2")
         register((2, 16), np.dtype("V2"))
@@ -345,7 +346,8 @@ needs_ml_dtypes = pytest.mark.skipif(importlib.util.find_spec("ml_dtypes") is No
 
 
 def test_the_codes_of_ml_dtypes():
-    named = {name: DLDataTypeCode(code).name for name, (code, _bits) in (registry.ML_DTYPES | registry.ML_DTYPES_PADDED).items()}
+    known = dtype_registry.ML_DTYPES | dtype_registry.ML_DTYPES_PADDED
+    named = {name: DLDataTypeCode(code).name for name, (code, _bits) in known.items()}
     assert named.pop("bfloat16") == "kDLBfloat" and named.pop("complex32") == "kDLComplex"
     for bits in (1, 2, 4):
         assert named.pop(f"int{bits}") == "kDLInt" and named.pop(f"uint{bits}") == "kDLUInt"
@@ -355,7 +357,7 @@ def test_the_codes_of_ml_dtypes():
 
 
 @needs_ml_dtypes
-@pytest.mark.parametrize(("name", "key"), registry.ML_DTYPES.items())
+@pytest.mark.parametrize(("name", "key"), dtype_registry.ML_DTYPES.items())
 def test_ml_dtypes_out_of_the_box(name, key):
     import ml_dtypes
 
@@ -363,7 +365,7 @@ def test_ml_dtypes_out_of_the_box(name, key):
     assert key_of(dtype) == key and dtype_of(*key) is dtype and key[1] == 8 * dtype.itemsize
     assert storage_of(dtype_field(dtype)) == np.dtype(f"u{dtype.itemsize}")
     assert key_of(dtype.newbyteorder("S")) is None
-    assert registry.padded_key_of(dtype) is None
+    assert dtype_registry.padded_key_of(dtype) is None
     register_dlpack_dtype(key, dtype)  # what the user, or ml_dtypes itself, may do as well
 
 
@@ -388,7 +390,7 @@ def test_ml_dtypes_before_or_after(first):
         first = sys.argv[1]
         if first == "ml_dtypes":
             import ml_dtypes
-        from fastexchange.registry import dtype_of, key_of
+        from fastexchange.ground.dtype_registry import dtype_of, key_of
         if first == "lookup":
             assert dtype_of(4, 16) is None and key_of(np.dtype("V2")) is None
         assert key_of(np.dtype("f4")) == (2, 32) and dtype_of(2, 32) == np.dtype("f4")
@@ -409,7 +411,7 @@ def test_ml_dtypes_before_or_after(first):
 def test_who_registered_first_keeps_the_import():
     run_python("""
         import numpy as np
-        from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype
+        from fastexchange.ground.dtype_registry import dtype_of, key_of, register_dlpack_dtype
         mine = np.dtype([("bits", "u2")])
         register_dlpack_dtype((4, 16), mine)
         import ml_dtypes
@@ -423,7 +425,7 @@ def test_ml_dtypes_comes_before_a_registration_after_its_import():
     run_python("""
         import ml_dtypes
         import numpy as np
-        from fastexchange.registry import dtype_of, register_dlpack_dtype
+        from fastexchange.ground.dtype_registry import dtype_of, register_dlpack_dtype
         try:
             register_dlpack_dtype((4, 16), np.dtype([("bits", "u2")]))
         except ValueError as refused:
@@ -445,7 +447,7 @@ def test_something_else_under_the_name_of_ml_dtypes(module):
         from unittest import mock
         import numpy as np
         sys.modules["ml_dtypes"] = {module}
-        from fastexchange.registry import dtype_of, key_of, padded_key_of
+        from fastexchange.ground.dtype_registry import dtype_of, key_of, padded_key_of
         for _ in range(2):
             assert dtype_of(4, 16) is None and key_of(np.dtype("V2")) is None
             assert padded_key_of(np.dtype("V1")) is None
@@ -460,7 +462,7 @@ def test_while_ml_dtypes_is_being_imported():
         import types
         import ml_dtypes
         import numpy as np
-        from fastexchange.registry import dtype_of
+        from fastexchange.ground.dtype_registry import dtype_of
         half = sys.modules["ml_dtypes"] = types.ModuleType("ml_dtypes")
         half.bfloat16 = ml_dtypes.bfloat16
         assert dtype_of(4, 16) is np.dtype(ml_dtypes.bfloat16) and dtype_of(12, 8) is None
@@ -475,7 +477,7 @@ def test_threads_that_meet_ml_dtypes_first():
         import sys
         import threading
         import numpy as np
-        from fastexchange.registry import ML_DTYPES, dtype_of, key_of
+        from fastexchange.ground.dtype_registry import ML_DTYPES, dtype_of, key_of
         import ml_dtypes
         sys.setswitchinterval(1e-6)
         barrier, wrong = threading.Barrier(12), []
@@ -496,21 +498,21 @@ def test_threads_that_meet_ml_dtypes_first():
 
 
 @needs_ml_dtypes
-@pytest.mark.parametrize(("name", "key"), registry.ML_DTYPES_PADDED.items())
+@pytest.mark.parametrize(("name", "key"), dtype_registry.ML_DTYPES_PADDED.items())
 def test_less_than_a_byte_is_not_exchanged(name, key):
     import ml_dtypes
 
     dtype = np.dtype(getattr(ml_dtypes, name))
     assert dtype.itemsize == 1 and key_of(dtype) is None and dtype_of(*key) is None
-    assert registry.padded_key_of(dtype) == key
-    assert registry.padded_key_of(dtype.newbyteorder("S")) is None
+    assert dtype_registry.padded_key_of(dtype) == key
+    assert dtype_registry.padded_key_of(dtype.newbyteorder("S")) is None
     with pytest.raises(ValueError, match="its bits must be the 8 of"):
         register_dlpack_dtype(key, dtype)
     assert storage_of(dtype_field(dtype)) == np.dtype("u1")
 
 
 @needs_ml_dtypes
-@pytest.mark.parametrize("name", registry.ML_DTYPES_PADDED)
+@pytest.mark.parametrize("name", dtype_registry.ML_DTYPES_PADDED)
 def test_a_kernel_gets_less_than_a_byte_as_bytes(name):
     import ml_dtypes
 
@@ -526,18 +528,18 @@ def test_a_kernel_gets_less_than_a_byte_as_bytes(name):
 
 
 @needs_ml_dtypes
-@pytest.mark.parametrize("name", registry.ML_DTYPES_PADDED)
+@pytest.mark.parametrize("name", dtype_registry.ML_DTYPES_PADDED)
 def test_the_value_is_in_the_low_bits(name):
     import ml_dtypes
 
-    bits = registry.ML_DTYPES_PADDED[name][1]
+    bits = dtype_registry.ML_DTYPES_PADDED[name][1]
     values = np.array([-4, -2, -1, -0.5, 0, 0.5, 1, 2, 4], "f4").astype(getattr(ml_dtypes, name))
     assert int(values.view("u1").max()) < 1 << bits
 
 
 @pytest.mark.parametrize("name", ["u1", "V1", "f4", "O", "S1"])
 def test_no_padded_key(name):
-    assert registry.padded_key_of(np.dtype(name)) is None
+    assert dtype_registry.padded_key_of(np.dtype(name)) is None
 
 
 # ---- NumPy's own registry ------------------------------------------------------------------------------------------
@@ -594,7 +596,7 @@ def test_numpy_is_asked_for_anything_it_was_told_without_harm(told):
     """NumPy cannot export arrays of elements without size: it divides by it."""
     run_python(f"""
         import numpy as np
-        from fastexchange.registry import dtype_of, key_of
+        from fastexchange.ground.dtype_registry import dtype_of, key_of
         dtype = np.dtype({told})
         key = 160, 8 * dtype.itemsize
         np.dtypes.register_dlpack_dtype(key, dtype)
@@ -607,7 +609,7 @@ def test_numpy_is_asked_for_anything_it_was_told_without_harm(told):
 def test_numpys_own_types_hide_what_was_registered_for_them():
     run_python("""
         import numpy as np
-        from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype
+        from fastexchange.ground.dtype_registry import dtype_of, key_of, register_dlpack_dtype
         np.dtypes.register_dlpack_dtype((161, 16), np.dtype("f2"))
         np.dtypes.register_dlpack_dtype((2, 32), np.dtype("V4"))
         for key, dtype in (((162, 16), "f2"), ((2, 32), "S4")):
@@ -632,7 +634,7 @@ def test_numpy_knew_ml_dtypes_already():
         np.dtypes.register_dlpack_dtype((4, 16), np.dtype(ml_dtypes.bfloat16))
         mine = np.dtype([("bits", "u1")])
         np.dtypes.register_dlpack_dtype((12, 8), mine)
-        from fastexchange.registry import dtype_of, key_of, register_dlpack_dtype
+        from fastexchange.ground.dtype_registry import dtype_of, key_of, register_dlpack_dtype
         assert key_of(np.dtype(ml_dtypes.bfloat16)) == (4, 16) and dtype_of(4, 16) is np.dtype(ml_dtypes.bfloat16)
         assert dtype_of(12, 8) is mine is np.from_dlpack(np.zeros(1, mine)).dtype
         assert key_of(mine) == (12, 8) == key_of(np.dtype(ml_dtypes.float8_e5m2))
@@ -733,7 +735,7 @@ def test_against_numpys_registry_step_by_step(name, comparisons):
 def test_importing_the_registry_imports_no_framework():
     run_python("""
         import sys
-        import fastexchange.registry, fastexchange.values
+        import fastexchange.ground.dtype_registry, fastexchange.ground.dlpack_types
         assert not {"ml_dtypes", "torch", "jax", "pyarrow", "tvm_ffi"} & set(sys.modules)
     """)
 
@@ -743,8 +745,8 @@ def test_plain_dtypes_are_answered_without_a_look_elsewhere(monkeypatch):
         raise AssertionError("asked further")
 
     for name in ("_learn_ml_dtypes", "_known_key", "_known_dtype"):
-        monkeypatch.setattr(registry, name, fail)
-    monkeypatch.setattr(registry, "_lock", None)
+        monkeypatch.setattr(dtype_registry, name, fail)
+    monkeypatch.setattr(dtype_registry, "_lock", None)
     for character in PLAIN:
         assert dtype_of(*key_of(np.dtype(character))) == np.dtype(character)
     assert key_of(np.dtype("g")) in (None, (2, 64)) and key_of(np.dtype("f4").newbyteorder("S")) is None

@@ -14,7 +14,7 @@ from made_producers import Dunder, Tabled, tabled_type
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.dispatch.state import runtime
-from fastexchange.registry import ML_DTYPES, ML_DTYPES_PADDED
+from fastexchange.ground.dtype_registry import ML_DTYPES, ML_DTYPES_PADDED
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not installed")

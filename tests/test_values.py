@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from interpreter import run_python
 
-from fastexchange.dlpack import DLDataTypeCode, DLDeviceType
-from fastexchange.registry import ML_DTYPES, ML_DTYPES_PADDED, register_dlpack_dtype
-from fastexchange.values import DLDataType, DLDevice, DLPackVersion
+from fastexchange.ground.dlpack import DLDataTypeCode, DLDeviceType
+from fastexchange.ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
+from fastexchange.ground.dtype_registry import ML_DTYPES, ML_DTYPES_PADDED, register_dlpack_dtype
 
 VALUES = [
     (DLDevice(DLDeviceType.kDLCPU), (1, 0)),
@@ -366,7 +366,7 @@ def test_without_ml_dtypes_its_types_have_a_name_and_no_dtype():
     run_python("""
         import sys
         import numpy as np
-        from fastexchange.values import DLDataType
+        from fastexchange.ground.dlpack_types import DLDataType
         value = DLDataType.from_str("bfloat16")
         try:
             value.to_dtype()

@@ -13,7 +13,7 @@ from numba.core.errors import TypingError
 from oracle import numbas, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
-from fastexchange.options import check_names, numba_options
+from fastexchange.calls.options import check_names, numba_options
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::numba.core.errors.NumbaPendingDeprecationWarning", "ignore:Exporting an unversioned:DeprecationWarning"

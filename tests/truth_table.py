@@ -34,7 +34,7 @@ from oracle import seen_type
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from fastexchange import fast_args  # noqa: E402
-from fastexchange.dlpack import ffi  # noqa: E402
+from fastexchange.ground.dlpack import ffi  # noqa: E402
 
 try:
     import tvm_ffi

@@ -52,7 +52,7 @@ def _find(module: ModuleType, dotted: str, what: str) -> Any:
 
 
 def _instead(module: ModuleType) -> str:
-    from ..kernel import Kernel
+    from ..calls.kernel import Kernel
 
     kernels = [name for name, value in list(vars(module).items()) if issubclass(type(value), Kernel)]
     return f"; its kernels: {', '.join(sorted(kernels))}" if kernels else "; it has no kernels of fast_args"
@@ -70,7 +70,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 def _kernel(kernel) -> str:
     """A kernel: what it is made of, and what became of it so far."""
     from ..dispatch.state import runtime
-    from ..numba_internals import can_compile
+    from ..ground.numba_internals import can_compile
 
     dispatcher, function = kernel.dispatcher, kernel.py_func
     options = {name: value for name, value in dispatcher.targetoptions.items() if name != "nopython" and value is not None}
@@ -114,7 +114,7 @@ def _parameters(function) -> str:
 
 
 def _shown(value) -> str:
-    from ..naming import type_name
+    from ..ground.safe_repr import type_name
 
     return type_name(value) if isinstance(value, type) else repr(value)
 
@@ -157,8 +157,8 @@ def _described(found: Any, what: str) -> str:
     from numba.core.dispatcher import Dispatcher
 
     from .. import BoundLaunch, explain
-    from ..explanation import explain_type
-    from ..kernel import Kernel
+    from ..calls.explain import explain_type
+    from ..calls.kernel import Kernel
 
     cls = type(found)  # not isinstance(): objects may say that they are of another class
     if issubclass(cls, Kernel):
@@ -182,7 +182,7 @@ def _described(found: Any, what: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Print the description."""
-    from ..kernel import Kernel
+    from ..calls.kernel import Kernel
 
     name, separator, dotted = options.what.rpartition(":")
     if not (separator and name and dotted):

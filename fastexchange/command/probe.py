@@ -90,7 +90,7 @@ def _native() -> Iterator[Finding]:
             yield Finding(section, name, SLOW, text, _REPORT)
         else:
             yield Finding(section, name, OK, f"the layout of {what} is verified")
-    from ..kernel import FastKernel
+    from ..calls.kernel import FastKernel
 
     if FastKernel.__flags__ & _HAVE_VECTORCALL:
         yield Finding(section, "vectorcall", OK, "a call of a kernel goes straight to native code")
@@ -210,7 +210,7 @@ def _disk_cache() -> Iterator[Finding]:
     """Looked at after the calls: what they needed is there, or could not be kept."""
     from numba.core import config
 
-    from ..compiled import code_cache
+    from ..ground.cfunction import code_cache
 
     section = "disk cache"
     wanted = getattr(config, "CACHE_DIR", "")

@@ -5,10 +5,10 @@ import ctypes
 import sys
 
 from .._abi import ffi
-from ..cpython import NativeCallable, enable_vectorcall
 from ..dispatch import layout as dispatch
-from ..naming import type_name
-from ..native import address_of
+from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..ground.native import address_of
+from ..ground.safe_repr import type_name
 from . import launching, resets, views
 from .driver import driver
 from .looks import are_exported, is_for_package, look_at

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from .._abi import ffi
 from ..dispatch import context as dispatch
 from ..dispatch.layout import MAX_DEVICES
-from ..dlpack import DLDeviceType
-from ..native import address_of
+from ..ground.dlpack import DLDeviceType
+from ..ground.native import address_of
 from . import entry, launching, layout, resets
 from .converting import words_of_all
 from .driver import driver

@@ -9,7 +9,7 @@ from typing import Any
 from numba import types
 
 from ..dispatch.layout import ARRAY_HEAD_WORDS
-from ..native import bits_of, float_of, load, native, store
+from ..ground.native import bits_of, float_of, load, native, store
 from . import layout
 
 __all__ = ["Unconvertible", "conversions", "convert", "convert_words", "words_of", "words_of_all"]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from .._abi import ffi
 from ..dispatch.layout import MAX_DEVICES
 from ..dispatch.state import runtime
-from ..native import address_of
-from ..once import once
+from ..ground.native import address_of
+from ..ground.once import once
 from . import resets
 
 __all__ = ["CudaError", "Driver", "driver"]

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from ..cpython import NativeCallable, enable_vectorcall
-from ..naming import shown
-from ..producers.omitted import OMITTED
+from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..ground.omitted import OMITTED
+from ..ground.safe_repr import shown
 from . import launching
 from .launcher import CudaLauncher
 from .looks import has_interface

@@ -7,9 +7,6 @@ pointer to each parameter. No frame is needed: nothing of the call outlives it.
 from llvmlite import ir
 from numba import types
 
-from .. import cpython as c
-from ..compiled import CodeUnit, code_cache, part
-from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..dispatch import entry, plan
 from ..dispatch import layout as dispatch
 from ..dispatch.boxing import target_context
@@ -17,8 +14,11 @@ from ..dispatch.entries import Py_TYPE
 from ..dispatch.plan import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
 from ..dispatch.shim import refuse_launch
 from ..dispatch.walk import CUDA
-from ..native import WORDS, call_word, global_address, load, stack
-from ..numba_internals import global_compiler_lock
+from ..ground import cpython as c
+from ..ground.cfunction import CodeUnit, code_cache, part
+from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.native import WORDS, call_word, global_address, load, stack
+from ..ground.numba_internals import global_compiler_lock
 from . import layout
 from .converting import convert, words_of
 from .launching import start

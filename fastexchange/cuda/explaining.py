@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from ..calls.explain import CallExplanation, explained, fate_of
 from ..dispatch import layout
 from ..dispatch.walk import FLAG_LOOK
-from ..explanation import CallExplanation, explained, fate_of
 from . import views
 from .looks import Look, are_exported_by_python, is_for_package, look_at, looks_without_errors, only_for_package, paths
 from .own_launch import whose, why_not_even_own

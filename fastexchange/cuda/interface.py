@@ -12,14 +12,14 @@ import sys
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..cpython import OB_ITEM
 from ..dispatch.entries import Py_TYPE
 from ..dispatch.state import runtime
-from ..dlpack import DLDataTypeCode, DLDeviceType
-from ..dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
-from ..native import call_int, global_address, load, native, stack, store
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import OB_ITEM
+from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
+from ..ground.native import call_int, global_address, load, native, stack, store
 from ..producers.python_side import python_side
 from . import layout
 

@@ -4,18 +4,20 @@ import functools
 import operator
 from typing import Any
 
-from ..cpython import NativeCallable
-from ..kernel import Kernel, KernelCounts, Manner
-from ..naming import shown
-from ..once import forkable_lock
-from ..parameters import Parameters
+from ..calls.kernel import Kernel, KernelCounts, Manner, kernel_of
+from ..dispatch.state import runtime
+from ..ground.cpython import NativeCallable
+from ..ground.once import forkable_lock
+from ..ground.parameters import Parameters
+from ..ground.safe_repr import shown
 from .context import CudaContext
 from .driver import driver
+from .elsewhere import Elsewhere
 from .launcher import Configuration, CudaLauncher
 from .streams import handle_of
-from .targets import Target
+from .targets import Target, target_of
 
-__all__ = ["CudaKernel"]
+__all__ = ["CudaKernel", "cuda_kernel_of"]
 
 _MAX_LAUNCHERS = 4096
 _MAX_DIMENSION = 2**32 - 1
@@ -134,11 +136,12 @@ class CudaKernel(Kernel, NativeCallable):
                 del launchers[next(iter(launchers))]
             return launchers.setdefault(key, launcher)
 
-    def __reduce__(self):
-        from ..api import fast_args
+    def beside(self, kernel, launch) -> Elsewhere:
+        """What makes the calls of `kernel`, for the CPU, that are for this one, launched as `launch` says."""
+        return Elsewhere(kernel, launch)
 
-        grad = "allow" if self.allows_grad else "refuse"
-        return functools.partial(fast_args, grad=grad, storage=self.storage), (self.dispatcher,)
+    def __reduce__(self):
+        return cuda_kernel_of, (self.dispatcher, self._manner)
 
     def __getattr__(self, name: str):
         if name.startswith("_") or "dispatcher" not in vars(self):
@@ -170,13 +173,26 @@ class CudaKernel(Kernel, NativeCallable):
         defaults = self._parameters.defaults
         if not defaults:
             return bound
-        from ..producers.omitted import OMITTED
+        from ..ground.omitted import OMITTED
 
         return tuple(defaults[i] if value is OMITTED else value for i, value in enumerate(bound))
 
     def default_device(self) -> int:
         """The device of a launch without tensors."""
         return driver().current_device()
+
+
+def cuda_kernel_of(dispatcher: Any, manner: Manner) -> CudaKernel:
+    """The kernel of a ``@cuda.jit`` dispatcher in this manner, of which there is one."""
+    if not runtime().is_native:
+        raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
+    return kernel_of(dispatcher, manner, _new_kernel)
+
+
+def _new_kernel(dispatcher: Any, manner: Manner) -> CudaKernel:
+    target = target_of(dispatcher)
+    assert target is not None
+    return CudaKernel(dispatcher, manner, target)
 
 
 def _index(name: str, what: str, value) -> int:

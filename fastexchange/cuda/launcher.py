@@ -3,8 +3,8 @@
 from typing import Any, NamedTuple
 
 from .._abi import ffi
-from ..cpython import NativeCallable, enable_vectorcall
-from ..native import address_of
+from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..ground.native import address_of
 from . import launching, layout, resets
 from .streams import DEFAULT_STREAMS, default_stream
 
@@ -161,7 +161,7 @@ class CudaLauncher(NativeCallable):
 
     def _plan_call(self, /, *args, **kwargs) -> None:
         """After a launch like others before: make such launches faster."""
-        from ..slow_path import plan
+        from ..calls.resolve import plan
 
         plan(self.kernel, self.kernel.bound_arguments(args, kwargs))
 

@@ -12,16 +12,16 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..dispatch import layout as dispatch
 from ..dispatch.launch import hold_by
 from ..dispatch.plan import ARGUMENTS_MASK
 from ..dispatch.shim import call_any, call_method, read_by, refuse_launch, run_by
 from ..dispatch.walk import CUDA, walk_for_device
 from ..dispatch.watching import is_unmoved
-from ..native import call_int, call_word, global_address, load, native, native_inline, stack, store
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
 from . import layout
 from .converting import convert_words
 

@@ -15,7 +15,7 @@ A *conversion* makes of a word what a declared signature has there: bits 0-23 th
 the size (8 bits) of what it holds, from 36 on those of what it has to hold.
 """
 
-from ..native import sizeof, struct_at
+from ..ground.native import sizeof, struct_at
 
 CDEF = """
 /* CUDA's driver, as native code calls it. One per process. */

@@ -13,15 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from .._abi import ffi
-from ..discovery import learn_type
 from ..dispatch import layout
 from ..dispatch.state import runtime
-from ..dlpack import DLDeviceType
-from ..naming import shown
-from ..native import address_of
-from ..producers import dunder, forwarded, torch
-from ..refusal import check_tensors, device_name, refuse_device, refuse_value, refused
-from ..registry import key_of
+from ..exchange import wrappers
+from ..exchange.discovery import learn_type
+from ..exchange.errors import check_tensors, device_name, refuse_device, refuse_value, refused
+from ..ground.dlpack import DLDeviceType
+from ..ground.dtype_registry import key_of
+from ..ground.native import address_of
+from ..ground.safe_repr import shown
+from ..producers import dunder, torch
 from .driver import CudaError, driver
 from .interface import SAYS_STREAM, managed_tensor_of_device_array, managed_tensor_of_interface
 from .streams import are_one, stream_of_producer
@@ -185,7 +186,7 @@ def array_interface(value) -> dict | None:
 
 def _wrapped(value):
     """The tensor with an exchange table that `value` stands for; None if it stands for itself."""
-    found = forwarded.resolve(value)
+    found = wrappers.resolve(value)
     if found is None or found[0] is value:
         return None
     learn_type(type(found[0]), found[0])

@@ -9,9 +9,9 @@ from typing import Any
 
 from numba.core.errors import NumbaError
 
-from ..naming import type_name
-from ..numba_internals import can_compile
-from ..refusal import argument
+from ..exchange.errors import argument
+from ..ground.numba_internals import can_compile
+from ..ground.safe_repr import type_name
 from .looks import Look, for_package, only_for_package, unknown_to_package, whereabouts
 from .specialising import check_range, taken_for
 from .streams import in_order

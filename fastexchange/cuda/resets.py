@@ -10,9 +10,10 @@ import sys
 import weakref
 from typing import Any
 
+from .._abi import ffi
 from ..dispatch import layout as dispatch
 from ..dispatch.state import runtime
-from ..native import address_of, offset_of
+from ..ground.native import address_of, offset_of
 
 __all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "keep_up", "retire", "watch"]
 
@@ -65,7 +66,7 @@ def retire(launcher) -> None:
 
 def count() -> int:
     """How many resets have been noticed in this process."""
-    return _cuda().resets
+    return _cuda().resets if runtime().native.cuda else 0
 
 
 def address_of_count() -> int:
@@ -104,6 +105,5 @@ def forget_all() -> None:
 
 
 def _cuda():
-    from .driver import driver
-
-    return driver().native
+    """The ``fx_cuda *`` of the process; there is one as soon as a kernel has been launched."""
+    return ffi.cast("fx_cuda *", runtime().native.cuda)

@@ -2,12 +2,12 @@
 
 import contextlib
 
-from ..discovery import learn
+from ..calls.resolve import MAX_LOOKS, Report, attempt, leaves
 from ..dispatch import layout
 from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
-from ..native import address_of
-from ..refusal import argument, check_tensors, refuse, refuse_device, refused, wording
-from ..slow_path import MAX_LOOKS, Report, attempt, leaves
+from ..exchange.discovery import learn
+from ..exchange.errors import argument, check_tensors, refuse, refuse_device, refused, wording
+from ..ground.native import address_of
 from . import views
 from .driver import CudaError, driver
 from .looks import is_for_package, look_at, whereabouts

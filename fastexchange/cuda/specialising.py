@@ -4,9 +4,9 @@ import functools
 from typing import NoReturn
 
 from ..dispatch.signature import UnknownDtype, numba_types
-from ..dtypes import element_of
-from ..once import forkable_lock
-from ..refusal import argument, refuse_elements
+from ..exchange.errors import argument, refuse_elements
+from ..ground.dtypes import element_of
+from ..ground.once import forkable_lock
 from . import resets
 from .context import Launchable
 from .converting import Unconvertible, conversions, words_of_all

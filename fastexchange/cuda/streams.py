@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
-from ..naming import shown
-from ..native import address_of
+from ..ground.native import address_of
+from ..ground.safe_repr import shown
 from .driver import CudaError, Driver, driver
 
 __all__ = ["DEFAULT_STREAMS", "are_one", "default_stream", "expressly", "handle_of", "in_order", "stream_of_producer"]

@@ -14,18 +14,29 @@ import numpy as np
 from numba import types
 
 from .._abi import ffi
-from ..compiled import cfunction
-from ..cpython import CALLABLE_CONTEXT, NativeCallable
 from ..dispatch import layout
 from ..dispatch.state import runtime
-from ..dlpack import VERSION, DLDeviceType, DLPackFlag
-from ..naming import shown
-from ..native import address_of, load, store
-from ..once import once
-from ..refusal import refused
-from ..registry import key_of
+from ..exchange.errors import refused
+from ..ground.cfunction import cfunction
+from ..ground.cpython import CALLABLE_CONTEXT, NativeCallable
+from ..ground.dlpack import VERSION, DLDeviceType, DLPackFlag
+from ..ground.dtype_registry import key_of
+from ..ground.native import address_of, load, store
+from ..ground.once import once
+from ..ground.safe_repr import shown
 from . import resets
-from .looks import ARRAY, DLPACK, INTERFACE, TUPLE, Look, add_stream, again, array_interface, leaves, whereabouts
+from .looks import (
+    ARRAY,
+    DLPACK,
+    INTERFACE,
+    TUPLE,
+    Look,
+    add_stream,
+    again,
+    array_interface,
+    leaves,
+    whereabouts,
+)
 from .streams import default_stream
 
 __all__ = ["exported", "originals"]

@@ -5,9 +5,9 @@ called with the owning exports, before any view is borrowed. Those of a storage 
 memory.
 """
 
-from .. import cpython as c
-from ..dlpack import DLDataTypeCode
-from ..native import call_word, global_address, native, native_inline
+from ..ground import cpython as c
+from ..ground.dlpack import DLDataTypeCode
+from ..ground.native import call_word, global_address, native, native_inline
 from .entries import Py_TYPE
 from .guard import is_level_open
 from .layout import questions_at

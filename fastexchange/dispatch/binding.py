@@ -1,7 +1,7 @@
 """Positional, keyword and omitted arguments in the order of the kernel's parameters."""
 
-from .. import cpython as c
-from ..native import load, native, store
+from ..ground import cpython as c
+from ..ground.native import load, native, store
 from . import layout
 from .frame import grow_frame
 

@@ -11,11 +11,11 @@ from llvmlite import ir
 from numba.core import types
 from numba.np.numpy_support import as_dtype
 
-from ..compiled import CodeUnit, code_cache
-from ..dtypes import dtype_field
-from ..native import offset_of
-from ..numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
-from ..numba_internals import target_context_with_references as target_context
+from ..ground.cfunction import CodeUnit, code_cache
+from ..ground.dtypes import dtype_field
+from ..ground.native import offset_of
+from ..ground.numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
+from ..ground.numba_internals import target_context_with_references as target_context
 from . import results
 from .layout import RESULT_BYTES
 

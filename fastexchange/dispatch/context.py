@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..dlpack import DLDataTypeCode, DLDeviceType
-from ..native import address_of
-from ..numba_internals import address_of_kernel
-from ..once import forkable_lock
+from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.native import address_of
+from ..ground.numba_internals import address_of_kernel
+from ..ground.omitted import OMITTED
+from ..ground.once import forkable_lock
 from ..producers.ndarray import dtype_of
-from ..producers.omitted import OMITTED
 from . import boxing, entry, launch, layout, results
 from .entries import GOLDEN
 from .frame import DEFAULT_KEYS

@@ -3,8 +3,8 @@
 ``state.EntryTable`` writes the table; it starts its searches where :func:`slot_of` does.
 """
 
-from ..cpython import OB_TYPE
-from ..native import load, native_inline
+from ..ground.cpython import OB_TYPE
+from ..ground.native import load, native_inline
 from . import layout
 
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # Knuth's multiplicative hashing: 2**64 divided by the golden ratio

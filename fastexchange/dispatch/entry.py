@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, cast
 from llvmlite import ir
 from numba.core import types
 
-from ..compiled import CodeUnit, code_cache
-from ..cpython import OB_ITEM
-from ..numba_internals import (
+from ..ground.cfunction import CodeUnit, code_cache
+from ..ground.cpython import OB_ITEM
+from ..ground.numba_internals import (
     argument_leaves,
     argument_packer,
     can_be_linked,

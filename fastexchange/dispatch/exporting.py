@@ -5,10 +5,10 @@ Then :func:`walk.walk` finds them in the frame, in the order in which it meets t
 
 from numba import types
 
-from .. import cpython as c
-from ..cpython import PyErr_Occurred
-from ..dltensor import DL_TENSOR, delete_managed, dl_tensor_at
-from ..native import call_int, global_address, load, native, native_inline, stack, store
+from ..ground import cpython as c
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
+from ..ground.native import call_int, global_address, load, native, native_inline, stack, store
 from . import layout
 from .asking import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .entries import Py_TYPE, find

@@ -10,20 +10,10 @@ it as on any array. After the call the count tells whether the kernel kept the a
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..dltensor import delete_managed
-from ..native import (
-    call_int,
-    external,
-    global_address,
-    load,
-    native,
-    native_inline,
-    sizeof,
-    stack,
-    store,
-)
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dltensor import delete_managed
+from ..ground.native import call_int, external, global_address, load, native, native_inline, sizeof, stack, store
 from . import layout
 from .asking import storage_of
 from .entries import Py_TYPE, find

@@ -4,8 +4,8 @@ Offsets and bits come from the framework's producer (``producers.torch_layout``)
 foreign code, so a borrowed view stays what it was.
 """
 
-from .. import cpython as c
-from ..native import call_int, load, native, native_inline
+from ..ground import cpython as c
+from ..ground.native import call_int, load, native, native_inline
 from . import layout
 
 

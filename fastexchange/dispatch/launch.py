@@ -8,10 +8,10 @@ the compiled kernel. An array that the kernel keeps gets the frame's *holder* fo
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction, part
-from ..cpython import CALLABLE_CONTEXT
-from ..native import call_word, cstring, global_address, load, native, native_inline, store
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction, part
+from ..ground.cpython import CALLABLE_CONTEXT
+from ..ground.native import call_word, cstring, global_address, load, native, native_inline, store
 from . import layout
 from .frame import (
     ARRAY_BYTES,

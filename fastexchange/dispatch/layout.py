@@ -8,7 +8,7 @@ list is one, followed by the key of an array, which all its items are.
 bits  meaning
 ====  ==================================================================
 0-7   the kind of the leaf, one of ``KIND_*``
-8-31  array, scalar: the dtype (``dtypes.dtype_field``)
+8-31  array, scalar: the dtype (``ground.dtypes.dtype_field``)
 32-39 array: ``ndim``
 40-50 array: ``C_ORDER``, ``F_ORDER``, ``ALIGNED``, ``WRITEABLE``, at the distances that NumPy's flags have
 56-62 array: Numba's class of it, a number that ``producers.buffer`` knows; 0 for plain arrays
@@ -16,45 +16,10 @@ bits  meaning
 ====  ==================================================================
 """
 
-from .. import dltensor
-from ..native import sizeof, struct_at
+from ..ground import dltensor
+from ..ground.native import sizeof, struct_at
 
 CDEF = """
-/* How native code tells a framework's plain tensors from those that it has to ask about: offsets, found by experiment. */
-typedef struct {
-    int64_t object;             /* in the Python object: a pointer to the tensor's implementation, in which … */
-    int64_t keys, odd_keys;     /* … the word here must have none of these bits, and … */
-    int64_t element_type;       /* … the low 6 bits of the word here must be the number of a bit that is 0 in this one, and … */
-    int64_t odd_types;
-    int64_t autograd;           /* … if the pointer here, to what autograd knows of the tensor, is not NULL, then there … */
-    int64_t tangent;            /* … the word here must be 0 (if that is known where), and … */
-    int64_t requires_grad;      /* … the byte here and … */
-    int64_t grad_fn;            /* … the word here must be 0; and if the byte … */
-    int64_t is_view;            /* … here is not 0, the byte … */
-    int64_t has_base;           /* … here must be 1 and the same hold for … */
-    int64_t base;               /* … the implementation to which this word points; unless … */
-    int64_t storage;            /* in the implementation: a pointer to the storage, 0 if unknown; in that … */
-    int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed, and … */
-    int64_t storage_size;       /* … the word here its size in bytes; 0 if unknown */
-    int64_t storage_deleter;    /* … the word here what frees it, something else while it is copy-on-write; 0 if unknown */
-    int64_t storage_object;     /* in the Python object of a storage: a pointer to the storage, 0 if unknown */
-    int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
-    int64_t questions;          /* fx_questions *, 0 if the framework has not all of them */
-    int64_t asks;               /* whether the framework is asked instead, since offsets are not known, … */
-    int64_t asks_autograd;      /* … also about autograd */
-} fx_guard;             /* GUARDS of them in a row, whose numbers have the bits *_ALLOWED of what they let pass */
-
-/* What a framework is asked about a tensor or a storage: PyObject *(PyObject *self, void *NULL) each, if not said otherwise. */
-typedef struct {
-    int64_t requires_grad, is_neg, is_conj, dtype, untyped_storage; /* of a tensor */
-    int64_t data_ptr, nbytes, resizable;                        /* of a storage; they run no Python code */
-    int64_t storage_type;                                       /* PyTypeObject * of a storage that they take */
-    int64_t int8, uint8;                                        /* PyObject *, the dtypes that are what exports of bytes say */
-    int64_t is_grad_enabled;                                    /* PyObject *, a function */
-    int64_t forbid_resizing;                                    /* PyObject *, a function of a storage */
-    int64_t forward_names, current_level;                       /* a module's dict; in it, the name of a number, < 0: no */
-} fx_questions;
-
 /* One thing found by address: a type, or a NumPy dtype object. */
 typedef struct {
     int64_t address;            /* 0: free, 1: removed */
@@ -331,9 +296,6 @@ MAX_DEVICES = 64
 
 ARRAY_HEAD_WORDS = 5  # Numba's array struct: meminfo, parent, number of items, item size, data; then shape, strides
 
-GRAD_ALLOWED = 1  # tensors that require grad pass a guard whose number has this bit, …
-BITS_ALLOWED = 2  # … and whose number has this one, integers of less than a byte, kept one in a byte
-GUARDS = 4
 GUARD_SIZE = sizeof("fx_guard")
 ENTRY_SIZE = sizeof("fx_entry")
 entry_at = struct_at("fx_entry")

@@ -6,8 +6,8 @@ the leaf's key. The first word is the caller's to fill.
 
 from numba import types
 
-from ..dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at, is_nowhere
-from ..native import load, native, native_inline, put
+from ..ground.dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at, is_nowhere
+from ..ground.native import load, native, native_inline, put
 from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
 from . import layout
 from .entries import find

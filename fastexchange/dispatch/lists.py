@@ -13,10 +13,10 @@ The block's layout is that of ``numba.core.datamodel.models.ListPayloadModel``; 
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..native import external, global_address, load, native, stack, store
-from ..numba_internals import fields_of, size_of
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.native import external, global_address, load, native, stack, store
+from ..ground.numba_internals import fields_of, size_of
 from . import layout
 from .entries import Py_TYPE, find
 from .frame import ARRAY_BYTES, LIST_BYTES, MEMINFO_REFCOUNT, NRT_MemInfo_release, drop_lists, let_owned_escape

@@ -8,12 +8,12 @@ arguments, and returns them. Allocation may run Python code, so it comes before 
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..cpython import KERNEL_CONTEXT, PyErr_Occurred
-from ..dltensor import delete_managed
-from ..native import call_int, call_word, external, global_address, load, native, stack, store
-from ..pattern import MAX_PARAMETERS
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import KERNEL_CONTEXT, PyErr_Occurred
+from ..ground.dltensor import delete_managed
+from ..ground.native import call_int, call_word, external, global_address, load, native, stack, store
+from ..ground.shape_notation import MAX_PARAMETERS
 from . import layout
 from .binding import bind_into
 from .frame import drop, give_frame, take_frame

@@ -14,12 +14,12 @@ import sys
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import part
-from ..cpython import PyErr_Occurred
-from ..dlpack import DLDeviceType
-from ..dltensor import DL_TENSOR_WORDS, dl_tensor_at
-from ..native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
+from ..ground import cpython as c
+from ..ground.cfunction import part
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dlpack import DLDeviceType
+from ..ground.dltensor import DL_TENSOR_WORDS, dl_tensor_at
+from ..ground.native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE

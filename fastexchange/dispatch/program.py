@@ -9,11 +9,11 @@ import ast
 
 from numba import types
 
-from .. import cpython as c
-from ..cpython import PyErr_Occurred
-from ..dltensor import DL_TENSOR_WORDS, MAX_NDIM, describe, dl_tensor_at, element_field, is_plain
-from ..native import call_int, call_word, load, native, stack, store
-from ..pattern import MAX_PARAMETERS
+from ..ground import cpython as c
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, describe, dl_tensor_at, element_field, is_plain
+from ..ground.native import call_int, call_word, load, native, stack, store
+from ..ground.shape_notation import MAX_PARAMETERS
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find

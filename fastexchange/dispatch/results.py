@@ -11,10 +11,10 @@ argument that a result shows gets an owner before anything is done that may run 
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..cpython import PyErr_Occurred
-from ..dltensor import (
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
     MANAGED_BYTES,
@@ -28,7 +28,7 @@ from ..dltensor import (
     managed_at,
     new_managed,
 )  # fmt: skip
-from ..native import as_words, atomic_add, call_int, call_word, global_address, load, native, stack, store
+from ..ground.native import as_words, atomic_add, call_int, call_word, global_address, load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .entries import Py_TYPE, find

@@ -1,7 +1,7 @@
 """Whether kernels that are called as this package calls them do what they do under Numba's own dispatcher.
 
 It makes calls through a trampoline, with words as ``leaves`` writes them, boxes their results, and lets one raise. The
-runtime asks once per installation (``CodeCache.proved``), after ``numba_internals.failures`` has found nothing.
+runtime asks once per installation (``CodeCache.proved``), after ``ground.numba_internals.failures`` has found nothing.
 """
 
 import ctypes
@@ -9,9 +9,9 @@ import ctypes
 import numpy as np
 from numba import types
 
-from .. import numba_internals
 from .._abi import ffi
-from ..native import address_of
+from ..ground import numba_internals
+from ..ground.native import address_of
 from . import boxing, entry
 from .layout import ARRAY_HEAD_WORDS, RESULT_BYTES
 

@@ -9,10 +9,10 @@ Ownership: a frame holds every export of its call; ``frame.release`` gives each 
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..dltensor import DL_TENSOR_WORDS
-from ..native import call_int, call_word, global_address, load, native, native_inline, stack, store
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dltensor import DL_TENSOR_WORDS
+from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .binding import bind_into

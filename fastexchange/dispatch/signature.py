@@ -8,8 +8,8 @@ from typing import Any, Literal, cast
 
 from numba.core import types
 
-from ..dtypes import NoNumbaType, field_to_numba
-from ..parameters import item_of
+from ..ground.dtypes import NoNumbaType, field_to_numba
+from ..ground.parameters import item_of
 from ..producers.buffer import CLASSES
 from .layout import (
     ALIGNED,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from numba import types
 
-from .. import cpython, numba_internals
 from .._abi import ffi
-from ..compiled import cfunction, code_cache
-from ..dtypes import plain_fields_by_type_number
-from ..numba_internals import DispatcherBase
-from ..once import forkable_lock, once
+from ..ground import cpython, numba_internals
+from ..ground.cfunction import cfunction, code_cache
+from ..ground.dtypes import plain_fields_by_type_number
+from ..ground.numba_internals import DispatcherBase
+from ..ground.once import forkable_lock, once
 from ..producers import ndarray
 from . import frame, launch, lists, outputs, results, shim
 from .self_test import calls_as_numba

@@ -8,10 +8,10 @@ last line of Python; none is kept for a later look at the same call.
 
 from numba import types
 
-from .. import cpython as c
-from ..cpython import PyErr_Occurred
-from ..dlpack import DLDataTypeCode, DLDeviceType
-from ..dltensor import (
+from ..ground import cpython as c
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
     INTERFACE_STREAM,
@@ -25,7 +25,7 @@ from ..dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..native import as_words, call_int, global_address, load, native, native_inline, stack, store
+from ..ground.native import as_words, call_int, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
 from . import layout
 from .asking import is_beyond, is_movable

@@ -17,9 +17,9 @@ compared two by two, up to the first that differ: where an address points may de
 
 from numba import types
 
-from .. import cpython as c
-from ..dltensor import DL_TENSOR, dl_tensor_at
-from ..native import load, native, native_inline, offset_of, store
+from ..ground import cpython as c
+from ..ground.dltensor import DL_TENSOR, dl_tensor_at
+from ..ground.native import load, native, native_inline, offset_of, store
 from ..producers.ndarray import C_CONTIGUOUS, F_CONTIGUOUS, ndarray_at
 from . import layout
 from .entries import Py_TYPE, find

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..conversion import from_dlpack
-from ..dlpack import VERSION
-from ..kernel import FastKernel
-from ..numba_internals import plain_dispatcher
+from ..calls.kernel import FastKernel
+from ..exchange.convert import from_dlpack
+from ..ground.dlpack import VERSION
+from ..ground.numba_internals import plain_dispatcher
 from ..producers import torch
 from .timing import Statement
 

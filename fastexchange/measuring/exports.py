@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 from numba import types
 
-from .. import cpython as c
 from .._abi import ffi
-from ..compiled import cfunction
-from ..discovery import PATH_BUFFER, PATH_DUNDER, discover, learn_type
 from ..dispatch import layout
 from ..dispatch.state import runtime
-from ..dlpack import VERSION
-from ..dltensor import DL_TENSOR_WORDS, delete_managed
-from ..native import address_of, call_int, load, native, sizeof, stack, store
+from ..exchange import wrappers
+from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, discover, learn_type
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dlpack import VERSION
+from ..ground.dltensor import DL_TENSOR_WORDS, delete_managed
+from ..ground.native import address_of, call_int, load, native, sizeof, stack, store
 from ..producers import forwarded
 from ..producers.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
 from .timing import Statement
@@ -90,7 +91,7 @@ def _leaf(tensor, owns: bool) -> "_Leaf | None":
         return _Leaf(_BUFFER, tensor, 0)
     function = fields.get("managed", 0)
     if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # what the wrapper wraps is the producer
-        found = forwarded.resolve(tensor)
+        found = wrappers.resolve(tensor)
         return _Leaf(_OWN, *found) if found else None
     if discover(cls, tensor).path == PATH_DUNDER:
         return None

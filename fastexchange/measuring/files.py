@@ -15,6 +15,7 @@ import platform
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ..version import __version__
 from .timing import Samples
 
 __all__ = ["cpu_model", "headline", "machine", "read", "result", "unit_of", "write"]
@@ -42,8 +43,6 @@ def _version(package: str) -> str | None:
 
 def machine() -> dict:
     """Where and when a run is made: enough to know whether two runs may be compared."""
-    from .. import __version__
-
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

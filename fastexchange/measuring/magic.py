@@ -9,7 +9,7 @@ import warnings
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 
-from ..kernel import FastKernel
+from ..calls.kernel import FastKernel
 from .frames import without_own_frames
 from .overhead import ROUNDS, measured
 from .report import OverheadReport

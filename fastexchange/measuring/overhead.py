@@ -6,10 +6,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from ..discovery import PATH_NUMBA
-from ..explanation import explain
-from ..kernel import FastKernel
-from ..naming import shown, type_name
+from ..calls.explain import explain
+from ..calls.kernel import FastKernel
+from ..exchange.discovery import PATH_NUMBA
+from ..ground.safe_repr import shown, type_name
 from . import files
 from .alternatives import alternatives as other_ways
 from .exports import statements_of

@@ -7,7 +7,7 @@ A bar is divided into who takes the time; a legend names those that the bars hav
 import html as escaping
 from typing import TYPE_CHECKING, Any
 
-from ..discovery import PATH_NUMBA
+from ..exchange.discovery import PATH_NUMBA
 from . import figures
 from .timing import Samples
 

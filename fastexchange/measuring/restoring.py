@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..conversion import from_dlpack
-from ..cpython import NativeCallable
+from ..exchange.convert import from_dlpack
+from ..ground.cpython import NativeCallable
 from ..producers import torch
 
 __all__ = ["Snapshot"]

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from numba.core import event
 
-from ..explanation import explain
-from ..kernel import FastKernel
-from ..naming import type_name
-from ..producers.omitted import OMITTED
+from ..calls.explain import explain
+from ..calls.kernel import FastKernel
+from ..ground.omitted import OMITTED
+from ..ground.safe_repr import type_name
 from .restoring import Snapshot
 from .timing import Statement
 

@@ -10,8 +10,8 @@ import numba
 import numpy as np
 
 from ..api import fast_args
-from ..conversion import from_dlpack
-from ..kernel import FastKernel
+from ..calls.kernel import FastKernel
+from ..exchange.convert import from_dlpack
 
 __all__ = ["empty_kernel", "returning_twin", "twin"]
 

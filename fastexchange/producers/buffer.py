@@ -15,13 +15,13 @@ import sys
 import numpy as np
 from numba import typeof, types
 
-from .. import cpython as c
 from .._abi import ffi
-from ..compiled import cfunction
-from ..dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_elements, managed_at, new_managed
-from ..native import cstring, external, global_address, load, native, sizeof, store, struct_at
-from ..numba_internals import class_of_buffer
-from ..once import once
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_elements, managed_at, new_managed
+from ..ground.native import cstring, external, global_address, load, native, sizeof, store, struct_at
+from ..ground.numba_internals import class_of_buffer
+from ..ground.once import once
 from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
 
 __all__ = ["CLASSES", "is_buffer_type", "managed_tensor_from_py_object_no_sync", "numba_class", "prepare"]

@@ -10,12 +10,12 @@ import ctypes
 
 from numba import types
 
-from .. import cpython as c
 from .._abi import ffi
-from ..compiled import cfunction
-from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
-from ..native import call_word, cstring, load, native_inline, sizeof, stack, store, struct_at
-from ..once import for_ever
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
+from ..ground.native import call_word, cstring, load, native_inline, sizeof, stack, store, struct_at
+from ..ground.once import for_ever
 from .dunder import LEGACY_DL_TENSOR
 
 CDEF = """

@@ -8,23 +8,13 @@ Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 
 from numba import types
 
-from .. import cpython as c
 from .._abi import ffi
-from ..compiled import cfunction
-from ..dlpack import VERSION
-from ..dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, READONLY, READONLY_IS_ASSUMED, managed_at
-from ..native import (
-    call_word,
-    cstring,
-    global_address,
-    load,
-    native,
-    offset_of,
-    stack,
-    store,
-    struct_at,
-)
-from ..once import once
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dlpack import VERSION
+from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, READONLY, READONLY_IS_ASSUMED, managed_at
+from ..ground.native import call_word, cstring, global_address, load, native, offset_of, stack, store, struct_at
+from ..ground.once import once
 from .python_side import python_side
 
 legacy_at = struct_at("DLManagedTensor")

@@ -7,18 +7,13 @@ one. And PyTorch tensors without a usable table: their ``__dlpack__`` is that of
 
 from numba import types
 
-from .. import cpython as c
-from ..compiled import cfunction
-from ..cpython import OB_ITEM
-from ..native import call_int, global_address, load, native
-from . import dunder, torch
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import OB_ITEM
+from ..ground.native import call_int, global_address, load, native
 from .python_side import python_side
 
-MAX_WRAPPERS = 8
-"""How many wrappers may be around one another."""
-
-
-python_items = python_side("fastexchange.producers.forwarded")
+python_items = python_side("fastexchange.exchange.wrappers")  # imported when the first such object is met
 
 
 @native
@@ -45,41 +40,3 @@ def export(py_object, out):
 def managed_tensor_from_py_object_no_sync(py_object, out):
     """:data:`export`, as a function of an exchange table."""
     return export(py_object, out)
-
-
-def resolve(wrapper):
-    """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
-    if torch.is_tensor_type(type(wrapper)):
-        torch.check_storage(wrapper)
-        return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
-    from ..discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
-    from ..export import exporter_of
-    from ..naming import type_name
-
-    found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper, exporter_of)
-    if found is None and not hasattr(type(wrapper), "__dlpack__"):
-        raise TypeError(
-            f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} leads to no object whose type has a PyCapsule named "
-            f"{CAPSULE_NAME.decode()!r}, and it has no __dlpack__"
-        )
-    return found
-
-
-def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
-    inner = wrapper
-    for _ in range(MAX_WRAPPERS):
-        try:
-            inner = getattr(inner, attribute)
-        except Exception:  # it forwards to nothing: its own __dlpack__ has the word
-            return None
-        if not is_wrapper(inner):
-            found = exporter_of(inner)
-            return (inner, found) if found else None
-    return None
-
-
-def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item is compiled then)."""
-    if name != "PYTHON_SIDE":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return resolve, dunder.managed_tensor_from_py_object_no_sync.address

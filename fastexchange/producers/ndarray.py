@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from .._abi import ffi
-from ..native import native_inline, struct_at
+from ..ground.native import native_inline, struct_at
 
 CDEF = """
 typedef struct {

@@ -13,13 +13,13 @@ import llvmlite.binding
 import numpy as np
 from numba import types
 
-from .. import cpython as c
-from .. import dltensor, registry
 from .._abi import ffi
-from ..compiled import cfunction
-from ..cpython import PyErr_Occurred
-from ..dlpack import VERSION
-from ..dltensor import (
+from ..ground import cpython as c
+from ..ground import dltensor, dtype_registry
+from ..ground.cfunction import cfunction
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dlpack import VERSION
+from ..ground.dltensor import (
     DEVICE,
     DL_TENSOR,
     DTYPE,
@@ -40,8 +40,8 @@ from ..dltensor import (
     managed_at,
     new_managed,
 )  # fmt: skip
-from ..dtypes import plain_fields_by_type_number
-from ..native import (
+from ..ground.dtypes import plain_fields_by_type_number
+from ..ground.native import (
     address_of,
     call_word,
     cstring,
@@ -54,7 +54,7 @@ from ..native import (
     store,
     struct_at,
 )
-from ..once import for_ever, once
+from ..ground.once import for_ever, once
 from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
 from .python_side import python_side
 
@@ -121,7 +121,7 @@ def field_of(array):
 
 
 def _registered_field(dtype: np.dtype) -> int:
-    key = registry.key_of(dtype)
+    key = dtype_registry.key_of(dtype)
     return 0 if key is None else key[0] | key[1] << 8
 
 
@@ -145,7 +145,7 @@ def descr_of(field):
 
 
 def _registered_dtype(field: int) -> np.dtype:
-    dtype = registry.dtype_of(field & 0xFF, field >> 8)
+    dtype = dtype_registry.dtype_of(field & 0xFF, field >> 8)
     if dtype is None:
         raise BufferError("the tensor's element type has no NumPy dtype")
     return dtype
@@ -290,7 +290,7 @@ def drop_owner(capsule):
 
 @native
 def raise_unsound(status):
-    """Set BufferError for what ``dltensor.examine`` found."""
+    """Set BufferError for what ``ground.dltensor.examine`` found."""
     if status == DEVICE:
         buffer_error(cstring("the tensor's memory is on a device that the CPU cannot read; copy it to the CPU first"))
     elif status == DTYPE:

@@ -1,8 +1,8 @@
 """What native code of a producer needs of Python: names, functions, addresses, looked up once a process."""
 
-from .. import cpython as c
-from ..cpython import OB_ITEM
-from ..native import cstring, load, native, static_array, store
+from ..ground import cpython as c
+from ..ground.cpython import OB_ITEM
+from ..ground.native import cstring, load, native, static_array, store
 
 
 def python_side(module: str):

@@ -5,16 +5,15 @@ negated), that have no memory (fake, zero, wrapper tensors) or that autograd wat
 (``producers.torch_layout``); here is what happens to a tensor that is not plain, in words.
 """
 
-import contextlib
 import sys
 from typing import Any, cast
 
-from ..dlpack import VERSION
+from ..ground.dlpack import VERSION
 from .torch_kinds import why_no_memory
 from .torch_layout import guard, is_narrow, keys_of
 
 __all__ = [
-    "as_dlpack_raises", "check", "check_storage", "forbid_resizing", "is_tensor_type", "narrow_elements", "overrides_functions",
+    "as_dlpack_raises", "check", "check_storage", "is_tensor_type", "narrow_elements", "overrides_functions",
     "with_elements_of",
 ]  # fmt: skip
 
@@ -142,60 +141,6 @@ def _has_tangent(tensor) -> bool:
         return forward_ad.unpack_dual(tensor).tangent is not None
     except Exception:  # fake, functorch's …: their own __dlpack__ has the word
         return False
-
-
-def forbid_resizing(tensor) -> None:
-    """From now on ``resize_()`` of the tensor's storage is a RuntimeError, as it is after ``tensor.numpy()``.
-
-    Otherwise it could free, from another thread, what a kernel reads that runs without the GIL. PyTorch's exports share the
-    storage and do not prevent it.
-    """
-    import torch
-
-    if type(tensor) is torch.Tensor and _no_modes(torch._C):
-        storage = tensor.untyped_storage()
-    else:
-        with _without_modes():
-            storage = tensor.untyped_storage()
-    if storage.resizable():
-        forbid_resizing_of(storage)
-
-
-def forbid_resizing_of(storage) -> None:
-    """:func:`forbid_resizing` of any tensor in a storage."""
-    import torch
-
-    if _no_modes(torch._C):
-        _view_nothing_of(storage)
-        return
-    with _without_modes():
-        _view_nothing_of(storage)
-
-
-def _view_nothing_of(storage) -> None:
-    """NumPy's view of any tensor in a storage forbids that it is resized, also of one without elements."""
-    import torch
-
-    torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (0,), (1,)).numpy()
-
-
-def _no_modes(torch_c) -> bool:
-    """Whether this thread is in no mode that would see calls of PyTorch's functions. False where that cannot be told."""
-    try:
-        return not torch_c._len_torch_function_stack() and not torch_c._len_torch_dispatch_stack()
-    except AttributeError:
-        return False
-
-
-@contextlib.contextmanager
-def _without_modes():
-    """Modes of the user's (fake tensors, a default device, functions that see all calls) are none of our business meanwhile."""
-    import torch
-
-    with contextlib.ExitStack() as stack:
-        for name in ("_DisableTorchDispatch", "DisableTorchFunction"):
-            stack.enter_context(getattr(torch._C, name, contextlib.nullcontext)())
-        yield
 
 
 def as_dlpack_raises(tensor, error: Exception) -> Exception:

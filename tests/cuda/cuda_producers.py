@@ -10,10 +10,11 @@ from cuda_tensors import DeviceTensor, OtherTensor, _Tensor
 from made_producers import Ledger, capsule, export_legacy, export_versioned
 from numba import types
 
-from fastexchange import cpython, fast_args
-from fastexchange.compiled import cfunction
-from fastexchange.dlpack import DLDeviceType
-from fastexchange.native import global_address, load, static_array, store
+from fastexchange import fast_args
+from fastexchange.ground import cpython
+from fastexchange.ground.cfunction import cfunction
+from fastexchange.ground.dlpack import DLDeviceType
+from fastexchange.ground.native import global_address, load, static_array, store
 
 CUDA, HOST, MANAGED = DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged
 _SETS_IN_VAIN, _SETS, _IS_MUTE = 3, 2, 1

@@ -7,7 +7,7 @@ from launches import address
 
 from fastexchange import fast_args
 from fastexchange.cuda.targets import BFLOAT16
-from fastexchange.dtypes import dtype_field
+from fastexchange.ground.dtypes import dtype_field
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

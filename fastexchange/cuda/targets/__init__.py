@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from ...dlpack import DLDataTypeCode
+from ...ground.dlpack import DLDataTypeCode
 
 __all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "is_device_array", "is_of_package", "target_of"]
 
@@ -33,7 +33,7 @@ class Target(Protocol):
         """A context manager: the package's current device."""
 
     def element_of(self, field: int, storage: bool):
-        """The package's type, or else what ``dtypes.element_of`` says, for an array's elements of this dtype field."""
+        """The package's type, or else what ``ground.dtypes.element_of`` says, for an array's elements of this dtype field."""
 
     def type_of(self, numba_type):
         """The package's type for one of Numba's."""

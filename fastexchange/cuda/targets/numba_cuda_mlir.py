@@ -13,7 +13,7 @@ from typing import Any
 from numba.core import types
 
 from ...dispatch.layout import ARRAY_HEAD_WORDS
-from ...dtypes import element_of, field_to_numba
+from ...ground.dtypes import element_of, field_to_numba
 from .. import layout, resets
 from ..streams import default_stream, expressly
 from . import BFLOAT16, Parameter

@@ -1,0 +1,169 @@
+"""What Numba raises for a call that it cannot make, with the kernel and the argument named.
+
+Which exception it is about is decided by types and values: no code reads a message.
+"""
+
+import inspect
+from typing import Any, cast
+
+import numba
+from numba.core import sigutils, types
+from numba.core.errors import TypingError
+
+from ..exchange.errors import argument
+from ..ground.numba_internals import has_representation, load_representations
+from ..ground.omitted import OMITTED
+from ..ground.parameters import item_of
+from ..ground.safe_repr import shown, type_name
+
+__all__ = [
+    "add_call", "check_items", "declared", "raise_named", "why_not_compiled", "why_not_declarable", "why_not_declared",
+    "without_representation",
+]  # fmt: skip
+
+_DEEPEST = 100
+
+
+def add_call(error: TypingError, kernel, positional: list, named: dict[str, Any]) -> None:
+    """Put a line in front of what Numba says: which kernel it cannot compile for which argument types."""
+    error.patch_message(why_not_compiled(error, kernel, positional, named))
+
+
+def why_not_compiled(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
+    """What Numba says of a kernel that it cannot compile, behind a line that names that and its argument types."""
+    line = f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types. It says:"
+    if isinstance(error, NotImplementedError):
+        line = (
+            f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types: a value in it, its "
+            "result or a default is of a type that Numba has no code for on the CPU (float16 is none: use float32). It says:"
+        )
+    return f"{line}\n{error.args[0] if error.args else ''}"
+
+
+def why_not_declared(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
+    """The message for argument types for which not one of the declared signatures is."""
+    call = _call(kernel, positional, named)
+    why = f"not one of the declared signatures is for these argument types; they take {declared(kernel)}. Numba says:"
+    return f"{call}: {why}\n{error}"
+
+
+def declared(kernel) -> str:
+    """The argument types of a kernel's declared signatures."""
+    return ", or ".join(f"({', '.join(map(str, signature))})" for signature in kernel.overloads)
+
+
+def why_not_declarable(function, signature) -> str | None:
+    """Why a signature cannot be declared for a function: the type in it that has no representation on the CPU; or None."""
+    arguments, result = sigutils.normalize_signature(signature)
+    names = [*inspect.signature(function).parameters]
+    for position, numba_type in enumerate((*arguments, *([result] if result is not None else []))):
+        if (found := _inmost(numba_type)) is not None:
+            is_result = position >= len(arguments)
+            known = repr(names[position]) if position < len(names) else "of it"
+            what = "its result" if is_result else f"parameter {known} (position {position})"
+            advice = "use float32" + (", or fast_args(storage=True) and uint16" if isinstance(numba_type, types.Array) else "")
+            return (
+                f"fast_args(): {function.__qualname__}() cannot be compiled for the signature {shown(signature)}: {what} is "
+                f"{numba_type}, and Numba has no arithmetic on {found} on the CPU; {advice}"
+            )
+    return None
+
+
+def _call(kernel, positional: list, named: dict[str, Any]) -> str:
+    names = [kernel._parameters.name_of(position) for position in range(len(positional))]
+    given = [*zip(names, positional, strict=True), *named.items()]
+    return f"{kernel.__qualname__}({', '.join(f'{name}: {_numba_name(value)}' for name, value in given)})"
+
+
+def _numba_name(value) -> str:
+    try:
+        return str(numba.typeof(value))
+    except Exception:  # it is this of which Numba says something
+        return f"an object of type {type_name(type(value))}"
+
+
+def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
+    """Say why Numba's dispatcher has raised NotImplementedError or TypeError for a call, if an argument is the reason.
+
+    `as_numba_takes_it`: what makes of an argument what the dispatcher got.
+    """
+    load_representations()
+    for position, value in enumerate(bound):
+        if value is OMITTED:
+            continue
+        viewed = as_numba_takes_it(kernel, position, value)
+        if (found := without_representation(viewed)) is not None:
+            where, item = _item_without_representation(position, viewed)
+            _refuse_number(kernel, where, item, found)
+        mixed = _first_mixed(viewed)
+        if mixed is not None:
+            first, other, index = mixed
+            raise TypeError(
+                f"{argument(kernel, position)}: the items of a list have one type; item 0 is {_numba_name(first)}, item {index} "
+                f"{_numba_name(other)}; pass a tuple, or convert them"
+            )
+
+
+def without_representation(value):
+    """The Numba type in an argument, as the dispatcher gets it, that has no machine representation on the CPU; else None."""
+    try:
+        numba_type: Any = numba.typeof(value)
+    except Exception:  # it is not known, which is another matter
+        return None
+    return _inmost(numba_type)
+
+
+def _inmost(numba_type: Any):
+    """A type, or what it is made of, that has no representation; None if all have."""
+    inside: Any = (numba_type.dtype,) if isinstance(numba_type, (types.Array, types.List)) else ()
+    if isinstance(numba_type, types.BaseTuple):
+        inside = cast(Any, numba_type).types
+    for part in inside:
+        if (found := _inmost(part)) is not None:
+            return found
+    return None if has_representation(numba_type) else numba_type
+
+
+def _refuse_number(kernel, position: int, value, found) -> None:
+    what = f"{argument(kernel, position)}, a {type_name(type(value))}"
+    raise NotImplementedError(f"{what}: Numba has no arithmetic on {found} on the CPU; convert it, for example by float()")
+
+
+def _item_without_representation(position: int, value) -> tuple[int, Any]:
+    """Where in an argument without a representation that is, and what: the argument itself, or an item of it."""
+    for index, item in enumerate(value) if isinstance(value, (tuple, list)) else ():
+        if without_representation(item) is not None:
+            return _item_without_representation(item_of(position, index), item)
+    return position, value
+
+
+def _first_mixed(value) -> tuple | None:
+    """The first item of a list, here or in a tuple, the first that is of another type, and its index; None if there is none."""
+    if isinstance(value, tuple):
+        return next((found for item in value if (found := _first_mixed(item)) is not None), None)
+    if type(value) is not list or not value:
+        return None
+    first = _type_of(value[0])
+    for index, item in enumerate(value):
+        if first is not None and _type_of(item) != first:
+            return value[0], item, index
+    return None
+
+
+def _type_of(value):
+    try:
+        return numba.typeof(value)
+    except Exception:
+        return type(value)
+
+
+def check_items(kernel, position: int, value) -> None:
+    """Raise ValueError for a list or a set without items, here or within: Numba takes its type from the first."""
+    for _ in range(_DEEPEST):  # a list may hold itself
+        if type(value) not in (list, set):
+            return
+        if not value:
+            kind = type_name(type(value))
+            instead = "numba.typed.List.empty_list(item type), or a tuple" if type(value) is list else "one with an item"
+            raise ValueError(f"{argument(kernel, position)}: Numba cannot tell the type of an empty {kind}; pass {instead}")
+        position, value = item_of(position, 0), next(iter(value))

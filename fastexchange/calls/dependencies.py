@@ -1,0 +1,415 @@
+"""What the machine code of a function depends on beside its types, in words that mean the same in every process.
+
+Numba compiles in what a function's names stand for: constants, arrays, other functions, attributes of modules. Here all of
+that is followed from name to name and told by value. Of what belongs to Python, NumPy and Numba the name says enough, because
+their versions are part of every key; what others have added to Numba itself (``numba.extending``) is told by the files that
+have done it, and by what the functions that did it name, loosely. What cannot be told makes the whole untold.
+"""
+
+import contextlib
+import dis
+import enum
+import hashlib
+import itertools
+import os
+import sys
+import sysconfig
+import types as python_types
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numba
+import numpy as np
+from numba.core import compiler, event, types
+
+from ..ground.numba_internals import FOLDERS, CPUDispatcher, can_compile, extensions, pipeline_of, registered_for
+
+__all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
+
+
+class Untold(Exception):
+    """A value that nothing tells apart from another one in another process. The message names it."""
+
+
+class Changed(Untold):
+    """What has been compiled already in this process was compiled with another value."""
+
+
+def dependencies(function: python_types.FunctionType, options: dict) -> str:
+    """A digest of what a Python function's machine code, compiled with these options, depends on now.
+
+    Raises :class:`Untold` for a function that names something whose value cannot be told.
+    """
+    return _digest_of(lambda: (_Teller().tell((function, options), "an option"), _told_extensions()), function.__qualname__)
+
+
+def _digest_of(tell: Callable[[], Any], name: str) -> str:
+    try:
+        told = tell()
+    except (Untold, MemoryError):
+        raise
+    except Exception as error:  # whatever an object's own methods raise, or too many of them inside one another
+        raise Untold(f"what {name} names cannot be looked at ({type(error).__name__}: {error})") from error
+    return _digest(told)
+
+
+def _digest(told: Any) -> str:
+    return hashlib.sha256(repr(told).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# ---- telling values --------------------------------------------------------------------------------------------------
+
+_PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
+_NATIVE = (python_types.BuiltinFunctionType, np.ufunc, type(np.sum), type(str.join))
+_BY_NAME = (BaseException, np.generic)  # classes of which no more than the name is compiled in
+
+
+class _Teller:
+    """Follows names from one value to the next.
+
+    `is_local`: not from one compiled function to the next. `is_loose`: what cannot be told is only named.
+    """
+
+    def __init__(self, is_local: bool = False, is_loose: bool = False) -> None:
+        self._is_local, self._is_loose = is_local, is_loose
+        self._met: dict[int, tuple[Any, Any]] = {}  # with the objects, so that no other one gets their addresses
+
+    def tell(self, value: Any, name: str) -> Any:
+        """What a value is. `name`: who names it, for the message of :class:`Untold`."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return kind.__name__, repr(value)
+        if id(value) in self._met:
+            return self._met[id(value)][0]
+        if isinstance(value, tuple | frozenset | python_types.CodeType):  # which cannot hold themselves
+            self._met[id(value)] = _digest(self._told(value, kind, name)), value
+            return self._met[id(value)][0]
+        self._met[id(value)] = f"met before, as number {len(self._met)}", value
+        try:
+            return self._told(value, kind, name)
+        except Changed:
+            raise
+        except Untold:
+            if not self._is_loose:
+                raise
+            return _named(value)
+
+    def _told(self, value: Any, kind: type, name: str) -> tuple:
+        if kind is python_types.CodeType:
+            parameters = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
+            names = value.co_names, value.co_varnames, value.co_freevars, getattr(value, "co_exceptiontable", b"")
+            return parameters, value.co_code.hex(), [self.tell(each, name) for each in value.co_consts], names
+        if isinstance(value, np.generic) or kind is np.ndarray:
+            if not value.dtype.hasobject:
+                flags = value.flags
+                layout = value.shape, flags.c_contiguous, flags.f_contiguous, flags.aligned, flags.writeable
+                return *_named(kind), repr(value.dtype), layout, hashlib.sha256(value.tobytes()).hexdigest()
+        elif kind is tuple or (isinstance(value, tuple) and kind.__bases__ == (tuple,)):
+            return self._class(kind, name), [self.tell(each, name) for each in value]
+        elif kind in (list, dict):
+            return kind.__name__, [self.tell(each, name) for each in (value.items() if kind is dict else value)]
+        elif kind in (set, frozenset):
+            return kind.__name__, sorted(map(repr, (self.tell(each, name) for each in value)))
+        elif isinstance(value, np.dtype):
+            return "dtype", repr(value)
+        elif isinstance(value, types.Type):
+            meaning = meaning_of((value,))
+            if meaning is not None:
+                return "type", repr(value), repr(value.key), meaning
+        elif isinstance(value, enum.Enum):
+            return self._class(kind, name), value.name
+        elif isinstance(value, type):
+            return self._class(value, name)
+        elif _is_known(value):
+            return "named", *_named(value)
+        elif isinstance(value, CPUDispatcher):
+            return self._dispatcher(value, name)
+        elif not isinstance(value, python_types.ModuleType):  # whose attributes are told where they are named
+            own = self._function(value) if kind is python_types.FunctionType else ()
+            registered = registered_for(value)
+            if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
+                return *_named(value), own, [(self.tell(function, name), self.tell(how, name)) for function, how in registered]
+        raise Untold(f"{name} is a {kind.__qualname__!r}")
+
+    def _class(self, cls: type, name: str) -> tuple:
+        """A class, of which an object in another process has to have the class of that name there."""
+        if _is_known(cls):
+            return _named(cls)
+        module = sys.modules.get(cls.__module__)
+        if module is not None and cls.__module__ != "__main__" and getattr(module, cls.__qualname__, None) is cls:
+            if issubclass(cls, enum.Enum):
+                if not any(isinstance(each, property | classmethod) or _is_own(each) for each in vars(cls).values()):
+                    return *_named(cls), [(each, repr(member.value)) for each, member in cls.__members__.items()]
+            elif cls.__bases__ == (tuple,):
+                return *_named(cls), getattr(cls, "_fields", ()), self.tell(getattr(cls, "_field_defaults", ()), name)
+            elif issubclass(cls, _BY_NAME):
+                return _named(cls)
+        raise Untold(f"{name} is of the class {cls.__qualname__!r}, or is that class")
+
+    def _dispatcher(self, dispatcher: Any, name: str) -> tuple:
+        function = dispatcher.py_func
+        if self._is_local:
+            return "compiled", function.__qualname__, _numbers.setdefault(dispatcher, next(_count))
+        compiled_with = _compiled.get(function)
+        is_fresh = compiled_with is None and not _has_compiled(dispatcher)
+        if not is_fresh and (not compiled_with or compiled_with != _locally(function)):
+            raise Changed(f"{name} has been compiled already, and what it names may have had other values then")
+        pipeline = pipeline_of(dispatcher)
+        if not issubclass(compiler.Compiler, pipeline):
+            raise Untold(f"{name} is compiled by {pipeline.__qualname__!r}")
+        signatures = () if can_compile(dispatcher) else sorted(map(str, dispatcher.overloads))
+        return self.tell((dict(dispatcher.targetoptions), dict(dispatcher.locals)), name), signatures, self.tell(function, name)
+
+    def _function(self, function: python_types.FunctionType) -> tuple:
+        code, name = function.__code__, function.__qualname__
+        values = dict(function.__globals__)
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            values.pop(variable, None)
+            with contextlib.suppress(ValueError):  # nothing yet
+                values[variable] = cell.cell_contents
+        told: list = [self.tell(each, f"a default of {name}") for each in (code, function.__defaults__, function.__kwdefaults__)]
+        if not self._is_local:
+            for inner in list(_parts_of(code))[1:]:  # of a function that is overloaded: one of its implementations
+                if _globals_of.get(inner, found := _told_globals(inner, function.__globals__)) != found:
+                    raise Changed(f"an implementation of {name} has been compiled already, when its globals had other values")
+        for variable, attributes in sorted(_named_by(code, name, self._is_loose)):
+            if variable in values:
+                value = self._attribute(values[variable], attributes, f"{variable!r}, named by {name},")
+                told.append((variable, attributes, value))
+            else:
+                told.append(("absent", variable))
+        return tuple(told)
+
+    def _attribute(self, value: Any, attributes: tuple[str, ...], name: str) -> Any:
+        """What a value is to code that goes on to these attributes of it: of a module it gets no more than those."""
+        if not isinstance(value, python_types.ModuleType):
+            return self.tell(value, name)
+        is_known = _is_known(value)
+        if not attributes:
+            if is_known or self._is_loose:
+                return _named(value)
+            raise Untold(f"{name} is a module, and used as a value")
+        try:
+            inner = getattr(value, attributes[0])
+        except AttributeError:
+            return "absent"
+        try:
+            return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
+        except Changed:
+            raise
+        except Untold:  # of a known module that is one of its objects, as np.random.rand is a method of one
+            if not is_known:
+                raise
+            return *_named(value), attributes[0], *_named(type(inner))
+
+
+def _is_own(value: Any) -> bool:
+    """Whether what stands in an enumeration is a method that its author has written."""
+    return isinstance(value, python_types.FunctionType) and value.__module__ != "enum"
+
+
+_NUMBAS_OBJECTS = {id(each): each for each in vars(numba).values() if not isinstance(each, _PLAIN)}
+_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # they may lie inside the library's
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value belongs to Python, NumPy or Numba, whose versions say what it is."""
+    if id(value) in _NUMBAS_OBJECTS and not isinstance(value, CPUDispatcher):
+        return True
+    module = value
+    if not isinstance(value, python_types.ModuleType):
+        module = sys.modules.get(str(getattr(value, "__module__", None)))
+        if getattr(module, getattr(value, "__name__", ""), None) is not value:
+            return False
+    file = vars(module).get("__file__")
+    if not isinstance(file, str):
+        return getattr(vars(module).get("__spec__"), "origin", None) in ("built-in", "frozen")
+    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+
+
+def _named(value: Any) -> tuple:
+    """What something is called, and the version of the package that it comes from."""
+    is_module = isinstance(value, python_types.ModuleType)
+    module = value.__name__ if is_module else str(getattr(value, "__module__", None))
+    name = "" if is_module else getattr(value, "__qualname__", getattr(value, "__name__", ""))
+    return module, name, str(vars(sys.modules.get(module.partition(".")[0], sys)).get("__version__"))
+
+
+def _named_by(code: python_types.CodeType, function: str, with_imports: bool = False) -> set[tuple[str, tuple[str, ...]]]:
+    """The globals and free variables that a function's code names, each with the attributes behind it.
+
+    Raises :class:`Untold` for a function that imports something, unless `with_imports`.
+    """
+    found = set()
+    for part in _parts_of(code):
+        chain: list[str] = []
+        for instruction in dis.get_instructions(part):
+            if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                chain.append(instruction.argval)
+                continue
+            if chain:
+                found.add((chain[0], tuple(chain[1:])))
+            is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            is_name |= instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and instruction.argval in code.co_freevars
+            chain = [instruction.argval] if is_name else []
+            if instruction.opname == "IMPORT_NAME" and not with_imports:
+                raise Untold(f"{function} imports {instruction.argval!r}, which")
+    return found
+
+
+def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:
+    """A function's code and that of all functions inside it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, python_types.CodeType):
+            yield from _parts_of(each)
+
+
+# ---- what others have added to Numba ---------------------------------------------------------------------------------
+
+_files: dict[str, tuple[Any, str]] = {}
+
+
+def _told_extensions() -> list:
+    """The modules that have registered something with Numba: digests of their files, and what the registered functions are.
+
+    The latter loosely: they are compilers' code, which names much that does not matter, and whose files may have been edited
+    since they were imported.
+    """
+    told = []
+    for name, functions in sorted(extensions().items()):
+        loose = _Teller(is_loose=True)
+        told.append((name, _digest_of_file(name), [loose.tell(function, name) for function in functions]))
+    return told
+
+
+def _digest_of_file(module: str) -> str:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    try:
+        status = os.stat(str(file))
+        stamp = file, status.st_mtime_ns, status.st_size
+        if _files.get(module, ("",))[0] != stamp:
+            _files[module] = stamp, hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
+        return _files[module][1]
+    except OSError:
+        return ""
+
+
+# ---- what has been compiled in this process --------------------------------------------------------------------------
+
+_compiled: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
+"""For functions, a digest of what all of their machine code in this process was compiled with; "" if that has changed."""
+
+
+_globals_of: "weakref.WeakKeyDictionary[python_types.CodeType, str]" = weakref.WeakKeyDictionary()
+"""For the code of such functions, a digest of the globals that it was compiled with: one code may be that of many functions."""
+_numbers: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+"""Of dispatchers, which no other one has had in this process."""
+_count = itertools.count()
+
+
+def note_loaded(function: python_types.FunctionType) -> None:
+    """Note that machine code of a function has been loaded that was compiled with what is there now."""
+    _note_all(function, is_first=True)
+
+
+def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
+    """Note what a function is being compiled with, and all that it calls: Numba compiles them in, and not always on their own."""
+    waiting = [(function, is_first)]
+    while waiting:
+        each, is_first = waiting.pop()
+        is_known = each in _compiled
+        if each is function or not is_known:
+            _note(each, is_first)
+        if not is_known:
+            waiting += [(dispatcher.py_func, not _has_compiled(dispatcher)) for dispatcher in _dispatchers_named_by(each)]
+
+
+def _note(function: python_types.FunctionType, is_first: bool) -> None:
+    found, code = _locally(function), function.__code__
+    _compiled[function] = found if _compiled.get(function, found if is_first else "") == found else ""
+    told = _told_globals(code, function.__globals__)
+    _globals_of[code] = told if _globals_of.get(code, told) == told else ""
+
+
+def _told_globals(code: python_types.CodeType, values: dict) -> str:
+    """A digest of the globals that code names; "" if it cannot be told."""
+    teller = _Teller(is_local=True, is_loose=True)
+
+    def tell() -> list:
+        named = sorted(_named_by(code, code.co_name, with_imports=True))
+        return [(name, parts, teller._attribute(values[name], parts, name)) for name, parts in named if name in values]
+
+    try:
+        return _digest_of(tell, code.co_name)
+    except Untold:
+        return ""
+
+
+def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
+    """The dispatchers whose machine code a function's may hold, as far as its names lead to them."""
+    teller = _Teller(is_local=True, is_loose=True)
+    with contextlib.suppress(Exception):
+        teller.tell(function, "it")
+    return [value for _, value in teller._met.values() if isinstance(value, CPUDispatcher)]
+
+
+def _locally(function: python_types.FunctionType) -> str:
+    """A digest of what a function names, but for the functions that Numba compiles on their own; "" if it cannot be told."""
+    try:
+        return _digest_of(lambda: _Teller(is_local=True).tell(function, "it"), function.__qualname__)
+    except Untold:
+        return ""
+
+
+def _has_compiled(dispatcher) -> bool:
+    """Whether a dispatcher has machine code that is not from a cache: what Numba loads is believed as Numba believes it."""
+    return len(dispatcher.overloads) > sum(dispatcher.stats.cache_hits.values())
+
+
+class _Listener(event.Listener):
+    def on_start(self, event):
+        with contextlib.suppress(Exception):  # nobody's compilation fails for this
+            dispatcher = event.data["dispatcher"]
+            function = dispatcher.py_func
+            if not function.__module__.startswith(("numba.", "fastexchange.")):
+                _note_all(function, not _has_compiled(dispatcher))
+
+    def on_end(self, event):
+        pass
+
+
+event.register("numba:compile", _Listener())
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def meaning_of(signature) -> list | None:
+    """What types that a user has defined are in this process: their names need not mean the same in another.
+
+    None where nothing says it: of a jitclass, of another function, of a type of somebody else's package.
+    """
+    if isinstance(signature, str):  # which can only name Numba's own
+        return []
+    found: list = []
+    for numba_type in getattr(signature, "args", signature):
+        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _UNTOLD):
+            return None
+        if isinstance(numba_type, types.BaseNamedTuple):
+            found.append(cast(Any, numba_type).fields)
+        if isinstance(numba_type, types.EnumMember):
+            found.append([(member.name, repr(member.value)) for member in cast(Any, numba_type.instance_class)])
+        inner = [getattr(numba_type, name, None) for name in ("dtype", "type", "key_type", "value_type", "yield_type")]
+        inner += getattr(numba_type, "types", ())
+        inside = meaning_of(tuple(each for each in inner if isinstance(each, types.Type) and each is not numba_type))
+        if inside is None:
+            return None
+        found.append(inside)
+    return found
+
+
+_UNTOLD = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)

@@ -1,0 +1,282 @@
+"""``explain``: which path an object takes into a kernel, and why not a faster one."""
+
+from dataclasses import dataclass, field, replace
+
+import numba
+
+from ..dispatch import layout
+from ..dispatch.signature import UnknownDtype, numba_types
+from ..dispatch.state import runtime
+from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
+from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover, learn
+from ..exchange.errors import (
+    check_tensors,
+    elements_named,
+    refuse,
+    refuse_elements,
+    refuse_mixed,
+    why_narrow,
+    why_not_computed,
+    wording,
+)
+from ..ground.dtypes import dtype_field, element_of, is_computed
+from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
+from ..ground.omitted import OMITTED
+from ..ground.safe_repr import type_name
+from ..producers.buffer import is_numba_only
+from ..producers.ndarray import dtype_of
+from .compile_errors import declared, raise_named
+from .fallback import UnknownType, as_numba_takes_it, check_arguments
+from .outputs import shape_and_dtype
+
+__all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
+
+_MOST_ITEMS = 9  # of a tuple or list, of which is said why they are slow or refused
+
+_MEANING = {
+    "c-exchange": "its type's exchange table fills a DLTensor",
+    "ndarray": "its C struct is read in place",
+    "buffer": "its buffer is taken for the call",
+    "dunder": "its __dlpack__ is called",
+    "scalar": "its value is read in place",
+    "tuple": "its items are read one by one",
+    "list": "its tensors are read one by one; a list of anything else goes through Numba's own dispatcher",
+    "numba": "Numba's own dispatcher makes the call",
+    "device-array": "its memory and shape are remembered as long as it lives",
+    "cuda-interface": "its __cuda_array_interface__ is read in every launch",
+    "package": "only the kernel's own package takes it, and with it the whole launch",
+}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How an object becomes a kernel argument. ``str()`` of it is a sentence or a few."""
+
+    type: str
+    path: str
+    """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``list`` or ``numba``.
+
+    Of kernels for CUDA also ``device-array``, ``cuda-interface`` and ``package``.
+    """
+    reasons: tuple[str, ...] = ()
+    """Why no faster path is taken; and why kernels refuse it, if that is so because of its elements."""
+
+    def __str__(self):
+        lines = [f"{self.type}: path {self.path} ({_MEANING[self.path]})"]
+        return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
+
+
+@dataclass(frozen=True)
+class CallExplanation:
+    """What a call would do: an :class:`Explanation` of each argument, its Numba type, and the fate of the whole."""
+
+    kernel: str
+    arguments: tuple[tuple[str, Explanation | None, str], ...]
+    """(parameter, how its argument comes in or None if omitted, Numba type or what is wrong with it)"""
+    outcome: str
+    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self):
+        lines = [f"{self.kernel}: {self.outcome}"]
+        for name, explanation, numba_type in self.arguments:
+            how = str(explanation).replace("\n", "\n    ") if explanation else "omitted: the default"
+            lines.append(f"  {name}: {how}\n      as {numba_type}")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def explain(obj, /) -> Explanation:
+    """Which path `obj` takes into a kernel, and why not a faster one.
+
+    >>> import numpy as np
+    >>> explain(np.ones(3)).path
+    'ndarray'
+    """
+    return _explained(obj, layout.MAX_TUPLE_DEPTH)
+
+
+def _explained(obj, depth: int) -> Explanation:
+    """:func:`explain`, of items of tuples and lists that lie no deeper than `depth`."""
+    explanation = _path_of(obj)
+    why = why_narrow(obj)
+    field = _field_of(obj, explanation.path) if why is None else None
+    if field is not None and not is_computed(field):
+        why = why_not_computed(field, obj)
+    if why is not None:
+        return replace(explanation, reasons=(*explanation.reasons, why))
+    if explanation.path not in ("tuple", "list"):
+        return explanation
+    items = enumerate(obj[:_MOST_ITEMS] if depth else ())
+    inner = [f"item [{index}]: {reason}" for index, item in items for reason in _explained(item, depth - 1).reasons]
+    return replace(explanation, reasons=(*explanation.reasons, *inner))
+
+
+def _path_of(obj) -> Explanation:
+    """:func:`explain`, but for its elements, about which kernels differ."""
+    found = discover(type(obj), obj)
+    if found.path == PATH_BUFFER and is_numba_only(obj):
+        notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
+        return Explanation(type_name(type(obj)), PATH_NUMBA, notes)
+    return Explanation(type_name(type(obj)), found.path, tuple(found.notes))
+
+
+def _field_of(obj, path: str) -> int | None:
+    """The dtype field of a tensor's elements; None for what is no tensor, and where it cannot be told."""
+    if path == PATH_NDARRAY:
+        return dtype_field(dtype_of(obj))
+    if path not in (PATH_EXCHANGE, PATH_DUNDER):
+        return None
+    try:
+        dtype = shape_and_dtype(obj, "explain()")[1]
+    except Exception:  # a tensor that is refused for something else, or no tensor after all
+        return None
+    return dtype.code | dtype.bits << 8 if dtype is not None and dtype.lanes == 1 else None
+
+
+def explain_type(cls: type, /) -> Explanation:
+    """Which path instances of `cls` take, as far as their type tells: a single array may have to be left to Numba all the same.
+
+    >>> explain_type(float).path
+    'scalar'
+    """
+    found = discover(cls)
+    return Explanation(type_name(cls), found.path, tuple(found.notes))
+
+
+def explain_call(kernel, bound: tuple) -> CallExplanation:
+    """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
+    from .resolve import Report, attempt
+
+    if not runtime().is_native:
+        return explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
+    report = Report()
+    flags = 0
+    outcome, numba_names = "", ["?"] * len(bound)
+    for _ in range(64 + len(bound)):
+        if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
+            return kernel._elsewhere.explain(bound)
+        try:
+            status = attempt(kernel, bound, FLAG_LOOK | flags, report)
+        except Exception as error:
+            outcome = _refusal(error)
+            break
+        if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
+            try:
+                learn(report.stopped_at)
+            except Exception as error:  # a type whose attributes cannot even be asked for
+                outcome = _refusal(error)
+                break
+            continue
+        if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
+            continue
+        if status == layout.STATUS_UNKNOWN_SHAPE:
+            outcome, numba_names = fate_of(kernel, report.keys, bound)
+            if (numba_names or not bound) and report.keys not in kernel._native:
+                try:
+                    raise_named(kernel, bound, as_numba_takes_it)
+                except Exception as error:
+                    outcome = _refusal(error)
+                    break
+        elif status == layout.STATUS_CHECK:
+            failed = None
+            try:
+                for position, value in enumerate(bound):
+                    check_tensors(kernel, position, value)
+            except Exception as error:
+                failed = error
+            if failed is None and not flags:
+                flags = FLAG_ASKED
+                continue
+            assert failed is not None
+            outcome = _refusal(failed)
+        elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
+            try:
+                check_arguments(kernel, bound)
+                outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
+            except Exception as error:
+                outcome = _refusal(error)
+        elif status == layout.STATUS_MIXED:
+            try:
+                refuse_mixed(kernel, report.position, bound, report.stopped_at)
+            except TypeError as error:
+                outcome = f"refused with TypeError: {error}"
+        else:
+            try:
+                refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
+            except BufferError as error:
+                outcome = f"refused with BufferError: {error}"
+        break
+    return explained(kernel, bound, outcome, numba_names)
+
+
+def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths: dict[int, str] | None = None) -> CallExplanation:
+    """The explanation of a call with this outcome.
+
+    `paths`: those of arguments that come in otherwise than into a kernel for the CPU, by their positions.
+    """
+
+    def how(position: int, value) -> Explanation:
+        return Explanation(type_name(type(value)), paths[position]) if paths and position in paths else _path_of(value)
+
+    arguments = tuple(
+        (
+            kernel._parameters.name_of(position),
+            None if value is OMITTED else how(position, value),
+            _numba_name(numba_names, position, value),
+        )
+        for position, value in enumerate(bound)
+    )
+    odd = runtime().unverified
+    notes = tuple(f"the layout {what!r} is not as expected: it is left to Numba or to __dlpack__" for what in odd)
+    return CallExplanation(kernel.__qualname__, arguments, outcome, notes)
+
+
+def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]]:
+    """What becomes of a call with these keys, and the names of its arguments' Numba types."""
+    try:
+        given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials, kernel._element_of)
+    except UnknownDtype as unknown:
+        try:
+            refuse_elements(kernel, bound, unknown.position, unknown.field)
+        except BufferError as error:
+            return f"refused with BufferError: {error}", []
+    if keys not in kernel._native:
+        fate = "new: the next such call compiles it"
+    elif kernel._native.is_native(keys):
+        fate = "known: native from the first argument to the result"
+    else:
+        fate = "known: Numba's own dispatcher makes this call"
+    names = [str(numba_type) for numba_type in given]
+    is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
+    if keys not in kernel._native and not is_compiled_for_all and declared_signature(kernel, given) is None:
+        listed = ", ".join(names)
+        fate = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
+    if len(keys) == len(given):  # no tuples
+        names = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
+    return fate, names
+
+
+def _refusal(error: BaseException) -> str:
+    """What is said of a call that raises `error`, by the type that Python's users expect."""
+    kind: type = TypeError if isinstance(error, UnknownType) else type(error)
+    return f"refused with {kind.__name__}: {error}"
+
+
+def _stored_as(kernel, key: int) -> str:
+    """For an array whose elements the kernel sees as storage integers: what they are."""
+    field = key >> layout.DTYPE_SHIFT & 0xFFFFFF
+    if key & 0xFF != layout.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
+        return ""
+    return f", the bits of its elements, which are {elements_named(field)}"
+
+
+def _numba_name(names: list[str], position: int, value) -> str:
+    if position < len(names) and names[position] != "?":
+        return names[position]
+    if value is OMITTED:
+        return "its default, of a type that is not looked at here"
+    try:
+        return str(numba.typeof(value))
+    except Exception as error:
+        if (path := _path_of(value).path) in ("c-exchange", "dunder", "tuple", "list"):
+            return f"{'an array' if path in ('c-exchange', 'dunder') else f'a {path}'}, of a type that is not looked at here"
+        return f"(no Numba type: {error})".splitlines()[0]

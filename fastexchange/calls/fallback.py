@@ -1,0 +1,428 @@
+"""Calls that native code leaves to Numba's own dispatcher: what each argument is to that."""
+
+import copy
+import functools
+import inspect
+import operator
+import weakref
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core.errors import TypingError
+
+from ..dispatch import layout
+from ..exchange.convert import from_dlpack
+from ..exchange.discovery import discover
+from ..exchange.errors import argument, check_tensors, refuse_value, refused, why_not_computed
+from ..exchange.export import numpy_view
+from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
+from ..ground.numba_internals import fails_to_compile, fails_to_match, type_of_argument
+from ..ground.omitted import OMITTED
+from ..ground.parameters import item_of
+from ..ground.safe_repr import type_name
+from ..producers import torch, torch_storage
+from ..producers.ndarray import dtype_of
+from ..producers.torch_kinds import why_no_memory
+from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
+from .results import as_target, check_argument
+
+__all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "forget_frames"]
+
+
+def call_numba(kernel, bound: tuple):
+    """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
+    if are_numbas(kernel, bound):
+        positional, named = _as_given(kernel, bound)
+        return kernel._call_own(*positional, **named)
+    check_argument(kernel, bound)
+    given = Given()
+    _take_all_others(kernel, bound, given)
+    viewed = tuple(v if v is OMITTED else as_numba_takes_it(kernel, i, v, given) for i, v in enumerate(bound))
+    positional, named = _as_given(kernel, viewed)
+    try:
+        try:
+            result = kernel._call_own(*positional, **named)
+        finally:
+            given.reflect(kernel, bound)
+        return given.returned(kernel, bound, result)
+    except Exception as error:
+        own = _reworded(kernel, bound, positional, named, error)
+        if own is None:
+            raise
+    finally:
+        del positional, named, viewed, given  # the exception's traceback holds this frame
+    try:
+        raise own
+    finally:
+        del own
+
+
+def _as_given(kernel, bound: tuple) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, positional and by name, without those that have been omitted."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    for position, value in enumerate(bound):
+        if value is OMITTED:
+            continue
+        if len(positional) == position:
+            positional.append(value)
+        else:  # behind an omitted one
+            named[kernel._parameters.names[position]] = value
+    return positional, named
+
+
+def are_numbas(kernel, bound: tuple) -> bool:
+    """Whether a call is Numba's to make or to refuse: of a kernel that its decorators made, without a tensor but NumPy's."""
+    return kernel._is_numbas and not any(_has_tensor(kernel, value) for value in bound)
+
+
+def _has_tensor(kernel, value, depth: int = 0) -> bool:
+    """Whether a value is a tensor, but no array of NumPy's, or a list or a tuple with one."""
+    cls = type(value)
+    if issubclass(cls, tuple) or cls is list:
+        items = value[:1] if cls is list else value  # a list's items are of one type
+        return depth < layout.MAX_TUPLE_DEPTH and any(_has_tensor(kernel, item, depth + 1) for item in items)
+    if value is OMITTED:
+        return False
+    try:
+        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    except Exception:  # a type whose attributes cannot even be asked for
+        return False
+    is_buffer = fields.get("key", 0) >> layout.CLASS_SHIFT and fields["kind"] == layout.KIND_MANAGED
+    return fields["kind"] in (layout.KIND_EXCHANGE, layout.KIND_MANAGED) and not is_buffer
+
+
+def reword(kernel, bound: tuple, error: BaseException) -> None:
+    """Raise what :func:`call_numba` raises where Numba's dispatcher, which got the arguments as they are, raised `error`."""
+    if are_numbas(kernel, bound):
+        raise error
+    try:
+        for position, value in enumerate(bound):
+            if value is not OMITTED:
+                as_numba_takes_it(kernel, position, value)
+    except BaseException:
+        forget_frames(error)  # Numba keeps it, as in _copy_of
+        raise
+    try:
+        raise error
+    except Exception as raised:
+        own = _reworded(kernel, bound, [value for value in bound if value is not OMITTED], {}, raised)
+        if own is None:
+            raise
+    finally:
+        del error
+    try:
+        raise own
+    finally:
+        del own
+
+
+def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Exception) -> Exception | None:
+    """The exception to raise for one of Numba's dispatcher; None: that one. Raises what names an argument."""
+    if isinstance(error, TypingError):
+        own = _copy_of(error)
+        if own is not error:
+            add_call(own, kernel, positional, named)
+        return own
+    if isinstance(error, (NotImplementedError, TypeError)):
+        raise_named(kernel, bound, as_numba_takes_it)
+        if fails_to_compile(error) and isinstance(error, NotImplementedError):
+            return NotImplementedError(why_not_compiled(error, kernel, positional, named))
+        if fails_to_match(error):
+            return TypeError(why_not_declared(error, kernel, positional, named))
+    return None
+
+
+def check_arguments(kernel, bound: tuple) -> None:
+    """Raise what :func:`call_numba` raises for an argument that Numba's dispatcher does not get; no kernel is about to run."""
+    _take_all_others(kernel, bound, Given())
+    for position, value in enumerate(bound):
+        as_numba_takes_it(kernel, position, value)
+    raise_named(kernel, bound, as_numba_takes_it)
+
+
+def _take_all_others(kernel, bound: tuple, given: "Given") -> None:
+    for position, value in enumerate(bound):  # what may run Python code comes before PyTorch's tensors, which that may change
+        _take_others(kernel, position, value, given)
+
+
+def _copy_of(error: TypingError) -> TypingError:
+    """A copy of an exception that Numba keeps, and raises again: it would keep the arguments in all frames of its way, too."""
+    made = copy.copy(error)
+    if type(made) is not type(error) or (str(made), made.args) != (str(error), error.args):
+        return error
+    made.__cause__, made.__context__ = error.__cause__, error.__context__
+    made.__suppress_context__ = error.__suppress_context__
+    made = made.with_traceback(error.__traceback__)
+    forget_frames(error)
+    return made
+
+
+class Given:
+    """The tensors of a call that Numba's dispatcher makes, and what the kernel gets of them."""
+
+    def __init__(self):
+        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as the kernel has it
+        self.taken: dict[int, Any] = {}
+        """What is no tensor of PyTorch's and has been looked at already, by ``id``: what Numba gets for it."""
+        self._lists: list[tuple[list, list, list]] = []  # with what Numba gets for it, and that again, to see what it changes
+
+    def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
+        """Note a tensor, its NumPy view, and that as the kernel has it, which is returned."""
+        self._tensors.append((tensor, view, viewed))
+        return viewed
+
+    def add_list(self, value: list, make_view) -> list:
+        """What Numba gets for the list `value`: the same one if it is passed twice."""
+        for known, viewed, _ in self._lists:
+            if known is value:
+                return viewed
+        viewed = make_view()
+        self._lists.append((value, viewed, viewed.copy()))
+        return viewed
+
+    def reflect(self, kernel, bound: tuple) -> None:
+        """Change the lists of the call that the kernel has changed."""
+        for value, viewed, before in self._lists:
+            if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
+                value[:] = [self.returned(kernel, bound, item) for item in viewed]
+
+    def returned(self, kernel, bound: tuple, result):
+        """The result of the kernel, each array in it treated as native code does it (``dispatch.results``)."""
+        if isinstance(result, (list, tuple)):
+            if any(result is value for value in bound):
+                return result
+            for value, passed, _ in self._lists:
+                if result is passed:
+                    return value
+            items = [self.returned(kernel, bound, item) for item in result]
+            return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
+        if type(result) is not np.ndarray:
+            return result
+        origin: Any = None
+        for tensor, view, viewed in self._tensors:
+            is_readonly_view = viewed.flags.writeable and not result.flags.writeable
+            if result is viewed or (_is_same(result, viewed) and not (is_readonly_view and type(tensor) is np.ndarray)):
+                return tensor
+            if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
+                origin = tensor
+                result = result if view.dtype == viewed.dtype else result.view(view.dtype)
+        return torch.with_elements_of(as_target(result, self._target(kernel, bound), kernel.__qualname__), origin)
+
+    def _target(self, kernel, bound: tuple) -> type | None:
+        if isinstance(kernel.returns, type):
+            return kernel.returns
+        if kernel.returns is not None:
+            return type(bound[kernel._parameters.names.index(kernel.returns)])
+        return type(self._tensors[0][0]) if self._tensors else None
+
+
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays show the same elements."""
+    return (array.dtype, array.shape, array.strides, array.ctypes.data) == (
+        other.dtype, other.shape, other.strides, other.ctypes.data,
+    )  # fmt: skip
+
+
+def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
+    """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples.
+
+    `given`: where the views of a call are noted. None: no kernel is about to run, for which memory would have to be held.
+    """
+    if given is not None and id(value) in given.taken:
+        return given.taken[id(value)]
+    cls = type(value)
+    try:
+        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    except Exception as error:  # a type whose attributes cannot even be asked for
+        refused(kernel, position, error)
+    kind = fields["kind"]
+    if kind == layout.KIND_INT:
+        if not -(2**63) <= value < 2**64:
+            raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
+    elif fields.get("key", 0) >> layout.CLASS_SHIFT and kind == layout.KIND_MANAGED:
+        return value  # Numba knows it: an object with the buffer protocol
+    elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
+        is_torch = torch.is_tensor_type(cls)
+        is_checked = is_torch and not kernel.allows_grad and _can_be_viewed(value)
+        if not is_checked:
+            check_tensors(kernel, position, value)
+        try:
+            if is_torch:
+                if given is not None:
+                    torch_storage.forbid_resizing(value)
+                detached = value.detach()  # which nobody else knows, and so does not change
+                if not is_checked:
+                    check_tensors(kernel, position, detached)
+                view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"], kernel.storage)
+            else:
+                view = numpy_view(value, fields["managed"], kernel.storage)
+            viewed = _as_kernel_has_it(kernel, view)
+            return viewed if given is None else given.add(value, view, viewed)
+        except NoNumbaType as error:
+            why = why_not_computed(error.field, value)
+        except Exception as error:
+            known = why_no_memory(value) if is_torch else None
+            why = known or refused(kernel, position, error)
+        refuse_value(kernel, position, value, why)
+    elif kind == layout.KIND_TUPLE:
+        return tuple([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
+    elif kind == layout.KIND_NAMED_TUPLE:
+        return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
+    elif kind == layout.KIND_LIST:
+        return _list(kernel, position, value, given)
+    elif issubclass(cls, np.ndarray):  # not isinstance(), which asks the value
+        _require_native_order(kernel, position, value)
+        if issubclass(cls, np.ma.MaskedArray):
+            try:
+                numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
+            except TypingError as error:
+                advice = "a masked array cannot be passed; pass its filled(), or its data and its mask"
+                error.patch_message(f"{argument(kernel, position)}: {advice}. Numba says: {error}")
+                raise
+        try:
+            viewed = _as_kernel_has_it(kernel, value)
+        except NoNumbaType as error:
+            field = error.field
+        else:
+            return viewed if given is None else given.add(value, value, viewed)
+        refuse_value(kernel, position, value, why_not_computed(field, value))
+    elif kind == layout.KIND_NUMBA:
+        check_items(kernel, position, value)
+        _require_numba_type(kernel, position, value)
+    return value
+
+
+def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> None:
+    """Look at what is in an argument and is no tensor of PyTorch's, if that may run Python code."""
+    cls = type(value)
+    if issubclass(cls, tuple) or cls is list:
+        for index, item in enumerate(value[:] if depth < layout.MAX_TUPLE_DEPTH else ()):
+            _take_others(kernel, item_of(position, index), item, given, depth + 1)
+    elif value is not OMITTED and not torch.is_tensor_type(cls) and not issubclass(cls, (np.ndarray, *_NUMBERS)):
+        given.taken[id(value)] = as_numba_takes_it(kernel, position, value, given)
+
+
+_NUMBERS = int, float, complex, str, np.generic
+
+
+def _can_be_viewed(tensor) -> bool:
+    """Whether native code takes a PyTorch tensor for plain, in a fifth of a microsecond; if not, Python finds the words."""
+    try:
+        from_dlpack(tensor)
+    except Exception:
+        return False
+    return True
+
+
+def _list(kernel, position: int, value: list, given: Given | None) -> list:
+    """A list of tensors as one of their views; any other list itself, which Numba then changes if the kernel does."""
+    check_items(kernel, position, value)
+    if not _is_tensor(kernel, value[0]):
+        _require_numba_type(kernel, position, value)
+        return value
+
+    def viewed() -> list:
+        return [
+            item if type(item) is list else as_numba_takes_it(kernel, item_of(position, i), item, given)
+            for i, item in enumerate(value)
+        ]
+
+    return viewed() if given is None else given.add_list(value, viewed)
+
+
+def _is_tensor(kernel, value) -> bool:
+    cls = type(value)
+    fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    return fields["kind"] in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+
+
+def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:
+    """`array`, or a view of it as storage integers, if the kernel asks for those. Raises NoNumbaType."""
+    given = dtype_of(array)
+    dtype = as_kernel_has_it(given, kernel.storage)
+    return array if dtype is given else array.view(dtype)
+
+
+def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
+    if not is_native_order(dtype_of(array)):
+        advice = "pass its astype() of dtype.newbyteorder('=')"
+        refuse_value(kernel, position, array, f"its dtype {dtype_of(array)!r} is not in native byte order; {advice}")
+
+
+def _require_numba_type(kernel, position: int, value) -> None:
+    """Raise TypeError for an object that nobody can pass."""
+    cls = type(value)
+    entries = kernel._native.runtime.entries
+    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # of classes Numba knows some
+    if is_known or _has_numba_type(value):
+        if not is_known:
+            forget = functools.partial(_forget_type, id(cls))
+            _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
+        if not isinstance(value, type) and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
+            entries.update(cls, is_typed=1)  # from now on such objects go to Numba's dispatcher without a look
+        return
+    if _is_method_of(kernel, value):
+        raise TypeError(
+            f"{argument(kernel, position)}: the kernel is a method, and {_owner(value)} cannot be passed to it; put "
+            "@staticmethod above @fast_args, and give it the tensors and numbers that it needs"
+        )
+    if hasattr(kernel, "itself") and (cls.__module__ != "builtins" or inspect.isfunction(value)):
+        return  # it may be a jitted function, or an object of a jitted class: there are none then
+    tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
+    raise UnknownType(
+        f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
+        f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
+    )
+
+
+class UnknownType(TypingError, TypeError):
+    """An argument that is nothing to Numba: a TypeError to Python's users, and to Numba's what they expect."""
+
+
+def _is_method_of(kernel, value) -> bool:
+    """Whether a kernel is in a class, itself or under another decorator, and `value` is that class or an object of it."""
+    found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
+    found += [each.fget for each in found if isinstance(each, property)]
+    found += [each.func for each in found if isinstance(each, functools.cached_property)]
+    found += [each.__func__ for each in found if isinstance(each, classmethod)]
+    return any(each is getattr(kernel, "itself", kernel) for each in found)
+
+
+def _owner(value) -> str:
+    return f"its class {type_name(value)}" if isinstance(value, type) else f"an object of its class {type_name(type(value))}"
+
+
+def _forget_type(address: int, _reference) -> None:
+    _typed_by_numba.pop(address, None)
+
+
+_typed_by_numba: dict[int, weakref.ref] = {}
+"""Types, by ``id``, of which Numba has typed an object: those that it then does not know, its dispatcher refuses."""
+
+
+def _shortened(value: int) -> str:
+    return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
+
+
+def _is_typed(value) -> bool:
+    try:
+        return type_of_argument(value) is not None
+    except Exception:
+        return False
+
+
+def _has_numba_type(value) -> bool:
+    """Whether ``numba.typeof`` has an answer, or an objection of its own, which its dispatcher then words."""
+    try:
+        return type_of_argument(value) is not None
+    except Exception:
+        return True
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Drop the traceback of an exception that Numba keeps, and with it the arguments of the call: it raises it without."""
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,224 @@
+"""Outputs of a kernel that declares them, ``fast_args(out=…)``, where native code (``dispatch.outputs``) leaves them to Python.
+
+It has the words for inputs that do not fit together, reads tensors of any kind, and serves frameworks that cannot allocate: their
+outputs are made of NumPy's memory when the kernel has filled it, as results are (``results.as_target``).
+"""
+
+import ctypes
+import sys
+from typing import Any, cast
+
+import numpy as np
+
+from .._abi import ffi
+from ..dispatch import outputs as native
+from ..dispatch.program import program_of
+from ..dispatch.state import runtime
+from ..exchange.discovery import learn
+from ..exchange.export import export_of, known
+from ..ground import dtype_registry
+from ..ground.dlpack import DLDeviceType
+from ..ground.dlpack_types import DLDataType
+from ..ground.native import address_of
+from ..ground.omitted import OMITTED, Omitted
+from ..ground.parameters import Parameters
+from ..ground.safe_repr import type_name
+from ..ground.shape_notation import Output, Pattern
+from ..producers import torch
+from .results import as_target, tensor_type
+
+__all__ = ["Outputs", "shape_and_dtype"]
+
+
+class Outputs:
+    """What a kernel declares of its outputs, by :func:`~fastexchange.ground.shape_notation.pattern_of`. `name`: the kernel's."""
+
+    def __init__(self, pattern: Pattern, parameters: Parameters, name: str):
+        self.pattern, self._parameters, self._name = pattern, parameters, name
+        self.first = len(parameters.names) - len(self.pattern.outputs)
+        """The position of the first output."""
+        self.program = program_of(self.pattern)
+        if runtime().is_native:
+            known(np.ndarray)  # its allocator
+
+    def __len__(self) -> int:
+        return len(self.pattern.outputs)
+
+    def of(self, arguments: tuple) -> Any:
+        """The result of a call: its output, or a tuple of them."""
+        found = tuple(arguments[self.first :])
+        return found[0] if len(found) == 1 else found
+
+    def call(self, arguments: tuple, returns: "type | str | None", make_call) -> Any:
+        """Make a call with `arguments`, in parameter order: ``make_call`` gets them complete, and returns None."""
+        completed, borrowed = self._complete(arguments, returns)
+        result = make_call(completed)
+        if result is not None:
+            raise TypeError(
+                f"{self._name}(): a kernel that declares outputs, fast_args(out={str(self.pattern)!r}), returns None, not "
+                f"{type_name(type(result))}"
+            )
+        if borrowed:
+            target = self._target(arguments, returns)
+            completed = tuple(
+                as_target(value, target, self._name) if position in borrowed else value
+                for position, value in enumerate(completed)
+            )
+        return self.of(completed)
+
+    def complete(self, arguments: tuple, returns: "type | str | None") -> tuple:
+        """`arguments` with the outputs that are omitted, tensors or NumPy's arrays."""
+        return self._complete(arguments, returns)[0]
+
+    def _complete(self, arguments: tuple, returns) -> tuple[tuple, set[int]]:
+        """The complete arguments, and the positions of arrays that are to become tensors after the call.
+
+        Raises ValueError for inputs that do not fit the notation, TypeError for what is no tensor or no int, and what allocating
+        raises.
+        """
+        extents, rest, dtypes = self._read(arguments)
+        target = tensor_type(self._target(arguments, returns))
+        completed = list(arguments)
+        borrowed = set()
+        for output in self.pattern.outputs:
+            try:
+                shape = self.pattern.shape_of(output, extents, rest)
+            except ValueError as error:
+                raise ValueError(f"{self._name}(): {error}") from None
+            if not isinstance(arguments[output.position], (Omitted, type(None))):
+                self._check(output, arguments[output.position], shape)
+                continue
+            dtype = dtypes[output.dtype] if isinstance(output.dtype, int) else output.dtype
+            if dtype is None:
+                origin = self._argument(cast(int, output.dtype))
+                raise TypeError(
+                    f"{origin}: its elements have no DLPack type, so output {output.name!r} cannot be made like it; give the "
+                    "output, or declare its type"
+                )
+            made = self._allocated(output, target, shape, dtype)
+            if made is None:
+                made = self._array(output, shape, dtype)
+                if target is not np.ndarray:
+                    borrowed.add(output.position)
+            self._check(output, made, shape)
+            completed[output.position] = made
+        return tuple(completed), borrowed
+
+    def _check(self, output: Output, value, shape: tuple[int, ...]) -> None:
+        """Raise ValueError for an output of another shape than the inputs ask for."""
+        given, _ = shape_and_dtype(value, self._argument(output.position))
+        if given != shape:
+            raise ValueError(f"{self._argument(output.position)}: its shape is {given}, and must be {shape} ({self.pattern})")
+
+    def _target(self, arguments: tuple, returns) -> type:
+        if isinstance(returns, type):
+            return returns
+        if returns is not None:
+            return type(arguments[self._parameters.names.index(returns)])
+        return type(arguments[self.pattern.inputs[0].position])
+
+    # ---- reading the inputs ------------------------------------------------------------------------------------------
+
+    def _argument(self, position: int) -> str:
+        return f"{self._name}(): argument {self._parameters.names[position]!r} (position {position})"
+
+    def _read(self, arguments: tuple) -> tuple[dict[str, int], tuple[int, ...], dict[int, DLDataType | None]]:
+        """The extents of all names, what ``...`` stands for, and the element types of the tensors by position."""
+        extents: dict[str, int] = {}
+        sources: dict[str, str] = {}
+        dtypes: dict[int, DLDataType | None] = {}
+        rest: tuple[int, ...] | None = None
+        rest_source = ""
+        for name, position in self.pattern.numbers.items():
+            value = arguments[position]
+            if value is OMITTED:
+                value = self._parameters.defaults[position]
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+                given = type_name(type(value))
+                raise TypeError(f"{self._argument(position)} is an extent in {str(self.pattern)!r}: an int, not {given}")
+            extents[name], sources[name] = int(value), self._argument(position)
+        for each in self.pattern.inputs:
+            what = self._argument(each.position)
+            shape, dtypes[each.position] = shape_and_dtype(arguments[each.position], what)
+            dims: list = list(each.dims)
+            if ... in dims:
+                at, count = dims.index(...), len(shape) - len(dims) + 1
+                if count >= 0:
+                    here = shape[at : at + count]
+                    if rest is not None and rest != here:
+                        raise ValueError(f"{what}: '...' is {here} in its shape {shape}, but {rest} in {rest_source}")
+                    rest, rest_source = here, what
+                    dims[at : at + 1] = here
+            if len(dims) != len(shape):
+                wanted = ", ".join("..." if dim is ... else str(dim) for dim in each.dims)
+                raise ValueError(f"{what} has {len(shape)} dimensions, {shape}; {str(self.pattern)!r} says {each.name}[{wanted}]")
+            for index, (dim, extent) in enumerate(zip(dims, shape, strict=True)):
+                known_extent = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
+                if known_extent != extent:
+                    origin = f"{dim!r} is {known_extent} in {sources[dim]}" if isinstance(dim, str) else f"it must be {dim}"
+                    raise ValueError(f"{what}: dimension {index} of its shape {shape} is {extent}, but {origin} ({self.pattern})")
+                if isinstance(dim, str):
+                    sources.setdefault(dim, what)
+        return extents, rest or (), dtypes
+
+    # ---- allocating --------------------------------------------------------------------------------------------------
+
+    def _allocated(self, output: Output, target: type, shape: tuple[int, ...], dtype: DLDataType):
+        """A new tensor by the allocator in the exchange table of `target`; None if there is none."""
+        if not runtime().is_native:
+            return None
+        fields = known(target)  # NumPy's allocator too: from the next call on native code has it
+        if target is np.ndarray or not fields.get("allocator") or not fields.get("to_object"):
+            return None
+        extents = ffi.new("int64_t[]", shape or (0,))
+        prototype, error = ffi.new("DLTensor *"), ffi.new("char[]", native.ERROR_BYTES)
+        prototype.device.device_type, prototype.ndim, prototype.shape = int(DLDeviceType.kDLCPU), len(shape), extents
+        prototype.dtype.code, prototype.dtype.bits, prototype.dtype.lanes = dtype
+        what = f"{self._name}(): its output {output.name!r}, {dtype} of shape {shape}, cannot be allocated by {type_name(target)}"
+        try:
+            made = _ALLOCATE(native.allocate.address)(
+                fields["allocator"], fields["to_object"], address_of(prototype), native.note_error.address, address_of(error)
+            )
+        except MemoryError:
+            raise
+        except Exception as failure:
+            raise BufferError(f"{what}: {failure}") from failure
+        if made is None:
+            said = bytes(ffi.buffer(error)).partition(b"\0")[0].decode(errors="replace")
+            raise BufferError(f"{what}: {said or 'it does not say why'}")
+        return made
+
+    def _array(self, output: Output, shape: tuple[int, ...], dtype: DLDataType) -> np.ndarray:
+        known_dtype = dtype_registry.dtype_of(dtype.code, dtype.bits) if dtype.lanes == 1 else None
+        if known_dtype is None:
+            raise BufferError(f"{self._name}(): its output {output.name!r}, of {dtype}, has no NumPy dtype")
+        try:
+            return np.empty(shape, known_dtype)
+        except (ValueError, MemoryError) as error:  # too large, too many dimensions
+            kind = MemoryError if isinstance(error, MemoryError) else ValueError
+            raise kind(f"{self._name}(): its output {output.name!r} of shape {shape}: {error}") from None
+
+
+_ALLOCATE = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 5)
+
+
+def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | None]:
+    """A tensor's shape and element type, None for one that DLPack has no name for.
+
+    Raises TypeError for what is no tensor, and what its framework raises.
+    """
+    if torch.is_tensor_type(type(value)):
+        learn(value)
+        elements = export_of(sys.modules["torch"].empty(0, dtype=value.dtype), what)
+        with elements as export:
+            return tuple(map(int, value.shape)), _dtype_of(export)
+    if isinstance(value, np.ndarray):
+        learn(value)
+        return value.shape, DLDataType.from_dtype(value.dtype) if dtype_registry.key_of(value.dtype) is not None else None
+    with export_of(value, what) as export:
+        return tuple(export.tensor.shape[i] for i in range(export.tensor.ndim)), _dtype_of(export)
+
+
+def _dtype_of(export) -> DLDataType:
+    dtype = export.tensor.dtype
+    return DLDataType(dtype.code, dtype.bits, dtype.lanes)

@@ -1,0 +1,312 @@
+"""The slow path: what a kernel does with a call that the shim does not know.
+
+It learns what the shim met for the first time (a type, a dtype, a shape), files it, and repeats the call natively. What
+native code cannot do at all goes to Numba's dispatcher (``calls.fallback``).
+"""
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import warnings
+from typing import Any, cast
+
+from numba.core import types
+from numba.core.errors import NumbaPendingDeprecationWarning
+
+from .._abi import ffi
+from ..dispatch import layout, shim
+from ..dispatch.boxing import UnsupportedEntry
+from ..dispatch.signature import UnknownDtype, lists_in, numba_types
+from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
+from ..exchange.discovery import learn
+from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
+from ..ground.native import address_of
+from ..ground.numba_internals import can_compile, declared_signature, may_run_python
+from ..ground.parameters import find_item
+from ..producers import buffer, torch, torch_storage
+from .fallback import are_numbas, call_numba, forget_frames
+from .results import check_argument
+
+MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
+_REPORT_KEYS = 4096
+_BY_NUMBA = (layout.STATUS_NUMBA, layout.STATUS_BIG_INT)
+
+
+_as_it_is = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class Report:
+    """What native code says of an attempted call."""
+
+    def __init__(self):
+        self.result: Any = None
+        """What the call returned, or after ``launch.hold`` the capsule that owns the frame, if its status is STATUS_OK."""
+        self.unmade: tuple | None = None
+        """Of a call that native code cannot make although its arguments are fit for that: the keys and the edition."""
+        self._native = ffi.new("fx_report *")
+        self._keys = _as_it_is("int64_t[]", _REPORT_KEYS)
+        self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
+        self.address = address_of(self._native)
+
+    def take_result(self):
+        """The result, which is kept no longer: Numba may keep the frames of a compilation, and with them those around it."""
+        try:
+            return self.result
+        finally:
+            self.result = None
+
+    @property
+    def status(self) -> int:
+        return self._native.status
+
+    @property
+    def position(self) -> int:
+        """The index of the argument at which the walk stopped."""
+        return self._native.position
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return tuple(self._keys[i] for i in range(self._native.key_count))
+
+    @property
+    def tensor(self):
+        """A copy of the ``DLTensor`` that was refused; its shape and strides are no longer to be looked at."""
+        return ffi.cast("DLTensor *", self._native.tensor)
+
+    def place(self, bound: tuple) -> int:
+        """The argument at which the walk stopped, and in it the item."""
+        found = find_item(self.position, bound[self.position], self.stopped_at) if 0 <= self.position < len(bound) else None
+        return self.position if found is None else found
+
+    @property
+    def stopped_at(self):
+        """The leaf at which the walk stopped; the caller holds the arguments, so it is alive."""
+        return ctypes.cast(self._native.object, ctypes.py_object).value
+
+    @property
+    def native(self):
+        """The ``fx_report *``."""
+        return self._native
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """After ``launch.hold``: the addresses of the frame and of the overload."""
+        return self._native.frame, self._native.overload
+
+
+@functools.cache
+def _native(function):
+    prototype = ctypes.PYFUNCTYPE(
+        ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_void_p
+    )
+    return prototype(function.address)
+
+
+def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.attempt) -> int:
+    """Let native code make the call (or what else `function` does with it) if all is known.
+
+    Returns a STATUS_*; details are in `report`.
+    """
+    pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
+    try:
+        report.result = _native(function)(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
+        is_for_numba = report.status == layout.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
+        return layout.STATUS_NUMBA if is_for_numba else report.status
+    except Exception as error:
+        if report.status == layout.STATUS_ERROR:
+            if isinstance(error, RuntimeError):
+                error = torch.as_dlpack_raises(report.stopped_at, error)
+            refused(kernel, report.place(bound), error)
+        raise
+
+
+def call(kernel, bound: tuple):
+    """Make a call that the shim could not make."""
+    report = Report()
+    try:
+        settle(kernel, bound, report=report)
+    except Exception:
+        if report.status == layout.STATUS_OK or not are_numbas(kernel, bound):  # the kernel itself has raised it
+            raise
+        report.native.status = layout.STATUS_NUMBA
+    if report.status == layout.STATUS_OK:
+        return report.take_result()
+    if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
+        return kernel._elsewhere.call(bound)
+    result = call_numba(kernel, bound)
+    if report.unmade is not None:  # Numba could do what we cannot (a literal argument, say): next time straight to it
+        kernel._native.add_numba_only(*report.unmade)
+    return result
+
+
+def settle(kernel, bound: tuple, function=shim.attempt, report: Report | None = None) -> Report:
+    """Learn, compile and ask, until native code has made the call, or what else `function` does with it.
+
+    The report's status is STATUS_OK; or another one, and the call is for Numba's dispatcher. Raises what a call raises.
+    """
+    flags = 0
+    report = report or Report()
+    for _ in range(MAX_LOOKS + 2 * leaves(bound)):
+        status = attempt(kernel, bound, flags, report, function)
+        if status == layout.STATUS_OK or status in _BY_NUMBA:
+            return report
+        if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
+            return report
+        if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
+            try:
+                learn(report.stopped_at)
+            except Exception as error:  # a type whose attributes cannot even be asked for
+                refused(kernel, report.position, error)
+        elif status == layout.STATUS_UNKNOWN_SHAPE:
+            edition = kernel._native.edition
+            if not specialise(kernel, report.keys, bound):
+                report.unmade = report.keys, edition
+                return report
+        elif status == layout.STATUS_CHECK:
+            for position, value in enumerate(bound):
+                check_tensors(kernel, position, value)
+            flags |= FLAG_ASKED
+        elif status == layout.STATUS_MOVABLE:
+            try:
+                torch_storage.forbid_resizing(report.stopped_at)
+            except Exception as error:
+                refused(kernel, report.position, error)
+        elif status == layout.STATUS_MIXED:
+            refuse_mixed(kernel, report.position, bound, report.stopped_at)
+        else:
+            refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
+    return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
+
+
+def leaves(values: tuple) -> int:
+    """How many things a call may bring for the first time: its arguments, and in tuples their items."""
+    return sum(1 + leaves(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
+
+
+def _items(value) -> int:
+    return len(value) if type(value) is list else 0
+
+
+def plan(kernel, bound: tuple) -> None:
+    """Compile a fast entry for calls with arguments of these types, if they still have the shape of the call just made."""
+    report = Report()
+    try:
+        status = attempt(kernel, bound, FLAG_LOOK, report)
+    except Exception:  # a producer failed at this look: the call that was made did not need it
+        return
+    if status != layout.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
+        return
+    try:
+        kernel._native.add_plan(report.keys, bound)
+    except Exception as error:  # the call has been made, and the next ones can be made without
+        message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+# ---- compiling -----------------------------------------------------------------------------------------------------
+
+
+def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
+    """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
+    check_argument(kernel, bound)
+    native = kernel._native
+    edition = native.edition  # before it is looked what has been compiled: that may be recompiled meanwhile
+    given, unknown = (), None
+    try:
+        given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, kernel._element_of)
+    except UnknownDtype as error:
+        unknown = error.position, error.field  # not the error, whose traceback holds this frame
+    if unknown is not None:
+        refuse_elements(kernel, bound, *unknown)
+    if any(map(_holds_function, given)):
+        return False
+    if not can_compile(kernel):
+        given = tuple(map(_as_declared, given))
+    chosen = _overload_for(kernel, given)
+    if chosen is None:
+        return False
+    taken, compiled = chosen
+    if not all(map(_keeps_the_value, given, taken)):
+        return False
+    if may_run_python(compiled.library):
+        native.native.owns = 1
+    try:
+        native.add(keys, given, taken, compiled, edition)
+    except UnsupportedEntry:
+        return False
+    return True
+
+
+def _overload_for(dispatcher, given: tuple):
+    """The argument types taken and the compile result for arguments of these types; None if Numba has to say why not."""
+    taken: tuple | None = given
+    if can_compile(dispatcher):
+        try:
+            with _without_warnings_of_lists(given):
+                dispatcher.compile(given)
+        except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or resolves them
+            forget_frames(error)
+            return None
+    else:
+        taken = _declared_signature_for(dispatcher, given)
+    compiled = dispatcher.overloads.get(taken) if taken is not None else None
+    if compiled is None or compiled.objectmode:
+        return None
+    return taken, compiled
+
+
+@contextlib.contextmanager
+def _without_warnings_of_lists(given: tuple):
+    """No warning that Numba is to give up changing Python's lists: this package does it itself."""
+    if not lists_in(given):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaPendingDeprecationWarning)
+        yield
+
+
+def _holds_function(numba_type: Any) -> bool:
+    """Whether a type is, or holds, that of first-class functions, which Numba makes of jitted ones: a word each, not none."""
+    if isinstance(numba_type, types.BaseTuple):
+        return any(map(_holds_function, cast(Any, numba_type)))
+    return isinstance(numba_type, types.FunctionType)
+
+
+def _keeps_the_value(given: Any, taken: Any) -> bool:
+    """Whether a cast in machine code makes of an argument what Numba's unboxing for an explicit signature makes of it.
+
+    Unboxing checks: it raises OverflowError for an int that does not fit, ValueError for a NaN that should be an int.
+    """
+    if given == taken or isinstance(given, (types.Array, types.Omitted)):
+        return True
+    if isinstance(taken, types.Optional):
+        return given == types.none or _keeps_the_value(given, taken.type)
+    if isinstance(given, types.BaseTuple) and isinstance(taken, types.BaseTuple):
+        inner: tuple = cast(Any, given).types
+        wanted: tuple = cast(Any, taken).types
+        return len(inner) == len(wanted) and all(itertools.starmap(_keeps_the_value, zip(inner, wanted, strict=True)))
+    if isinstance(taken, (types.Float, types.Complex)):
+        whole = isinstance(given, (types.Integer, types.Boolean)) and taken in (types.float64, types.complex128)
+        return whole or (isinstance(given, (types.Float, types.Complex)) and given.bitwidth >= 32)
+    if isinstance(given, types.Boolean):
+        return isinstance(taken, types.Integer)
+    if isinstance(given, types.Integer) and isinstance(taken, types.Integer):
+        given, taken = cast(Any, given), cast(Any, taken)  # Numba's annotations lack the two attributes
+        return given.bitwidth < taken.bitwidth and (taken.signed or not given.signed)
+    return False
+
+
+def _as_declared(numba_type):
+    """The type under which an explicit signature accepts an argument: Numba types every array as aligned."""
+    if not isinstance(numba_type, types.Array):
+        return numba_type
+    return types.Array(numba_type.dtype, numba_type.ndim, numba_type.layout, readonly=not numba_type.mutable, aligned=True)
+
+
+def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
+    """Which of the explicit signatures Numba's overload resolution picks; None if none or several fit."""
+    if given in dispatcher.overloads:
+        return given
+    return declared_signature(dispatcher, given)

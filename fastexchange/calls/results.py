@@ -1,0 +1,163 @@
+"""What an array in a kernel's result becomes, where native code (``dispatch.results``) leaves it to Python, and in words.
+
+An array that a kernel made is handed back as a tensor of the *target*: the type that ``fast_args(returns=…)`` says, or that of
+the argument which it names, or of the call's first tensor. A framework whose tensors NumPy's cannot become, gives NumPy's.
+"""
+
+import contextlib
+import ctypes
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .._abi import ffi
+from ..dispatch import layout
+from ..dispatch.boxing import box
+from ..dispatch.results import SEVERAL, box_result
+from ..dispatch.state import runtime
+from ..exchange.convert import has_from_dlpack, maker
+from ..exchange.discovery import discover, learn_type
+from ..exchange.export import export_of, known
+from ..ground.dtypes import field_to_dtype
+from ..ground.native import address_of
+from ..ground.omitted import OMITTED
+from ..ground.once import for_ever, once
+from ..ground.safe_repr import type_name
+from ..producers import torch
+from ..producers.ndarray import dtype_of
+
+__all__ = ["as_target", "check_argument", "check_type", "prepare", "reflect"]
+
+
+@once
+def prepare() -> None:
+    """Let native code call :func:`as_target` and :func:`reflect`."""
+    runtime().native.results = id(for_ever(sys.modules[__name__]))
+    runtime().native.as_target = id(for_ever(sys.intern("as_target")))
+    runtime().native.reflect = id(for_ever(sys.intern("reflect")))
+
+
+def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
+    """What becomes of an array that `kernel` returned. `target`: the type of the tensor after which it goes, None for NumPy's.
+
+    `field`: that of the elements if the kernel had their bits; else 0. An array of a class of the user's stays what it is. Of one
+    that shows memory that nobody owns (that of a global array, of a record, at an address) a tensor gets a copy. Raises
+    BufferError if the framework has no such tensor.
+    """
+    if type(array) is not np.ndarray:
+        return array
+    what = f"{kernel}(): its result, an array of {dtype_of(array)}"
+    if field:
+        with contextlib.suppress(KeyError):  # NumPy has none: the bits, then
+            array = array.view(field_to_dtype(field))
+    cls = np.ndarray if target is None else tensor_type(target)
+    make = None if cls is np.ndarray else _maker(cls)
+    if make is None:
+        return array
+    if array.base is None and not array.flags.owndata:
+        array = array.copy()
+    if known(cls).get("to_object") and not known(cls)["takes_all"]:  # PyTorch
+        if not array.flags.writeable:
+            why = "is readonly, as an argument is whose memory it shows"
+        elif any(stride < 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+            why = "has a negative stride"
+        else:
+            why = ""
+        if why:
+            raise BufferError(f"{what}, {why}: {type_name(cls)} has no such tensors; return a copy of it")
+    try:
+        with export_of(array, what) as export:
+            return make(export)
+    except (BufferError, TypeError, ValueError) as error:
+        if str(error).startswith(what):
+            raise
+        raise BufferError(f"{what}, cannot be made a {type_name(cls)}: {error}") from error
+
+
+def reflect(list_types: tuple, target: list, index: int, meminfo: int, context: int, frame: int, args: int) -> None:
+    """Change the list `target` as a kernel has changed what it got for it, the call's `index`-th list.
+
+    `list_types`: of all lists of the call. `meminfo`: the address of the kernel's list. The others: of the ``fx_context``, the
+    ``fx_frame``, and the arguments in parameter order.
+    """
+    address, constants = box(list_types[index])
+    pointers = ffi.new("intptr_t[]", [id(constant) for constant in constants] or [0])
+    overload = ffi.new("fx_overload *")
+    overload.box, overload.box_constants, overload.boxes_arrays = address, address_of(pointers), SEVERAL
+    value = ffi.cast("intptr_t *", ffi.cast("fx_frame *", frame).result)
+    value[0], value[1] = meminfo, 0  # no parent: a new list is made of it
+    ffi.cast("intptr_t *", meminfo)[0] += 1  # which takes a reference
+    target[:] = _BOX_RESULT(box_result.address)(context, address_of(overload), frame, args)
+
+
+_BOX_RESULT = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 4)
+
+
+def tensor_type(cls: type) -> type:
+    """The type that a framework gives its new tensors, for `cls`, the type of a tensor."""
+    if issubclass(cls, np.ndarray):
+        return np.ndarray
+    if torch.is_tensor_type(cls):
+        import torch as framework
+
+        return framework.Tensor
+    return cls
+
+
+def check_type(cls: type) -> None:
+    """Raise TypeError for a `cls` that is no type of tensors that can be made, as far as that shows without its table."""
+    made = tensor_type(cls)
+    if cls is object or not (made is np.ndarray or hasattr(made, "__dlpack_c_exchange_api__") or has_from_dlpack(made)):
+        raise _no_target(cls)
+    if made is not cls:
+        raise TypeError(f"fast_args(): returns={type_name(cls)}: a result is made a {type_name(made)}; say so, and convert it")
+
+
+def learn_target(cls: type) -> None:
+    """File a type of tensors that results become. Raises TypeError if none can be made after all."""
+    if cls is not np.ndarray and _maker(cls) is None:
+        raise _no_target(cls)
+    learn_type(cls)
+
+
+def _no_target(cls: type) -> TypeError:
+    return TypeError(f"fast_args(): returns is a type of tensors that can be made of memory, not {type_name(cls)}")
+
+
+def check_argument(kernel, bound: tuple) -> None:
+    """Raise TypeError if ``returns`` of a kernel names an argument of a call that is no tensor."""
+    if isinstance(kernel.returns, str):
+        position = kernel._parameters.names.index(kernel.returns)
+        cls = type(bound[position])
+        if (runtime().entries.get(cls) or discover(cls).entry)["kind"] not in _TENSORS:
+            given = "omitted" if bound[position] is OMITTED else f"no tensor but of type {type_name(cls)}"
+            raise TypeError(
+                f"{kernel.__qualname__}(): its results are to be as argument {kernel.returns!r} (position {position}), as "
+                f"fast_args(returns={kernel.returns!r}) says; that is {given}"
+            )
+
+
+_TENSORS = (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+
+
+def _maker(cls: type) -> Callable[[Any], Any] | None:
+    """What makes a tensor for the type `cls` of an export; None if nothing does."""
+    if id(cls) in _unmakeable:
+        return None
+    try:
+        return maker("a result", cls, is_exact=False)
+    except TypeError:
+        _unmakeable[id(cls)] = weakref.ref(cls, functools.partial(_forget, id(cls)))
+        return None
+
+
+def _forget(address: int, _reference) -> None:
+    _unmakeable.pop(address, None)
+
+
+_unmakeable: dict[int, weakref.ref] = {}
+"""Types, by ``id``, of which no tensors can be made."""

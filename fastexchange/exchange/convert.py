@@ -1,0 +1,427 @@
+"""Conversions: ``from_dlpack``, ``to_dlpack``, ``convert``. Zero copy wherever memory can be shared.
+
+Each is the same two steps: an owning export through the source's exchange table (``export``), and the target's
+``managed_tensor_to_py_object_no_sync``, which takes it. Positional calls of known types are made by native code
+(``exchange.transfer``); what that leaves comes back to the functions here.
+
+Source: DLPack 1.3; Python array API standard 2024.12, ``from_dlpack`` and ``__dlpack__``.
+"""
+
+import functools
+import importlib
+import inspect
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+
+from .._abi import ffi
+from ..dispatch.state import runtime
+from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..ground.dlpack import VERSION, DLDeviceType
+from ..ground.native import address_of
+from ..ground.safe_repr import shown, type_name
+from .errors import device_name, dtype_name, memory_status_of, wording
+from .export import COPIED, PADDED, Export, copy_of, export_of, known, to_numpy
+from .transfer import vectorcall_transfer
+
+__all__ = ["convert", "from_dlpack", "maker", "to_dlpack"]
+
+_CPU = (int(DLDeviceType.kDLCPU), 0)
+
+
+# ---- native calls --------------------------------------------------------------------------------------------------
+
+
+class _Transfer(NativeCallable):
+    """A function behind a native vectorcall, which makes most of its calls and leaves the others to it."""
+
+    __slots__ = ("__dict__", "__weakref__")
+
+    def __init__(self, function, target: type | None):
+        functools.update_wrapper(self, function)
+        self.__signature__ = inspect.signature(function)
+        self._function = function
+        self._name = sys.intern("_slowly")
+        self._state = ffi.new("fx_transfer *")
+        self._state.runtime = runtime().address
+        self._state.slow_name = id(self._name)
+        self._state.target = id(target) if target is not None else 0
+        self._context = address_of(self._state)
+        self._vectorcall = vectorcall_transfer.address
+
+    def __repr__(self):
+        return f"<function {self.__module__}.{self.__qualname__}{self.__signature__}>"
+
+    def __reduce__(self):
+        return self.__qualname__
+
+    def _slowly(self, /, *args, **kwargs):
+        return self._function(*args, **kwargs)
+
+
+enable_vectorcall(_Transfer)
+
+
+def _native(target: type | None):
+    """Decorator: calls with positional arguments only are native, to tensors of type `target` or of the second argument."""
+    return lambda function: _Transfer(function, target)
+
+
+# ---- the public functions ------------------------------------------------------------------------------------------
+
+
+@_native(np.ndarray)
+def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
+    """A NumPy array that shares the memory of `x`, a tensor of any framework.
+
+    The array keeps the memory alive, whatever becomes of `x`. It is readonly if `x` is, or if its producer cannot say
+    (legacy DLPack). The fast way, native from end to end, is the call with `x` alone.
+
+    Parameters
+    ----------
+    x : anything with an exchange table, ``__dlpack__`` or the buffer protocol.
+    dtype : what the elements have to be, for example ``np.float32``; never a cast.
+    device : ``"cpu"`` or ``(1, 0)`` to have a tensor on another device copied to the CPU by its framework.
+    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed.
+
+    Raises
+    ------
+    TypeError : `x` cannot be exported, or its elements are not of `dtype`.
+    BufferError : its memory cannot be viewed: another device, no memory, no NumPy dtype, or what its producer says.
+    ValueError : a `device` that NumPy does not have, a `copy` that is neither True, False nor None.
+
+    Source: Python array API standard, ``from_dlpack``; DLPack 1.3.
+
+    >>> import numpy as np
+    >>> a = np.arange(3.0)
+    >>> from_dlpack(a)[0] = 5.0
+    >>> a
+    array([5., 1., 2.])
+    """
+    what = "from_dlpack()"
+    if hasattr(type(dtype), "__dlpack__"):  # NumPy would read its elements, for a message
+        raise TypeError(f"{what}: dtype is what numpy.dtype takes, not {shown(dtype)}")
+    wanted = None if dtype is None else np.dtype(dtype)
+    _check_copy(what, copy)
+    if device is not None and _device(what, device) != _CPU:
+        raise ValueError(f"{what}: NumPy's arrays are on device 'cpu' only, not on {shown(device)}")
+    with export_of(x, what) as export:
+        if device is not None and not export.is_on_cpu:
+            export.release()
+            return from_dlpack(_moved(what, x, copy), dtype=dtype)
+        array = to_numpy(export, what)
+    if wanted is not None and array.dtype != wanted:
+        raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= is no cast: use .astype()")
+    return array.copy(order="K") if copy else array
+
+
+def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
+    """A DLPack capsule of a tensor of any framework, to be consumed once.
+
+    The capsule owns an export; if nobody consumes it, it gives the export back when it dies.
+
+    Parameters
+    ----------
+    max_version : the newest DLPack version (major, minor) that the consumer takes: from ``(1, 0)`` on the capsule is
+        ``"dltensor_versioned"``, else, and for None, a legacy ``"dltensor"``, which cannot say that memory is readonly.
+    device : None, or the device on which the tensor has to be, ``"cpu"`` or ``(1, 0)``, copied there if it is not.
+    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed.
+
+    Raises TypeError for what cannot be exported, BufferError for a readonly tensor in a legacy capsule and for what its
+    producer refuses, ValueError for a bad `max_version`, `device` or `copy`.
+
+    Source: Python array API standard, ``__dlpack__``; DLPack 1.3.
+    """
+    what = "to_dlpack()"
+    _check_copy(what, copy)
+    is_versioned = _is_versioned(what, max_version)
+    wanted = None if device is None else _device(what, device)
+    with export_of(x, what) as export:
+        if wanted is None or wanted == export.device:
+            return _capsule(what, export, is_versioned, copy)
+        if wanted != _CPU:
+            raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}, not on {shown(device)}")
+    with export_of(_moved(what, x, copy), what) as moved:
+        if moved.device != _CPU:
+            place = device_name(moved.tensor.device)
+            raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, and left it on {place}")
+        return _capsule(what, moved, is_versioned, copy)
+
+
+def _capsule(what: str, export: Export, is_versioned: bool, copy):
+    """A capsule of an export, or of a copy of it."""
+    _check_sound(what, export.tensor)
+    if copy:
+        with export_of(copy_of(export, what), what) as copied:
+            copied.managed.flags |= COPIED
+            return copied.capsule(is_versioned)
+    if not is_versioned and export.is_readonly:
+        raise BufferError(f"{what}: a legacy capsule cannot say that the tensor is readonly; pass max_version=(1, 0)")
+    if not is_versioned and export.managed.flags & PADDED:
+        raise BufferError(f"{what}: a legacy capsule cannot say that the elements are padded to bytes; pass max_version=(1, 1)")
+    return export.capsule(is_versioned)
+
+
+@_native(None)
+def convert(x, to: type, /, *, copy=None):
+    """A tensor of the type `to` that shares the memory of `x`, a tensor of any framework.
+
+    Zero copy through the two types' exchange tables; a target without one is made by its framework's ``from_dlpack``; an `x`
+    that is of the type `to` already is returned as it is. The result keeps the memory alive, whatever becomes of `x`, and the
+    other way round.
+
+    Parameters
+    ----------
+    to : the type of the result, for example ``torch.Tensor``, ``numpy.ndarray``, ``jax.Array``.
+    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed: readonly
+        memory, and negative strides, to a framework that has neither (PyTorch).
+
+    Raises
+    ------
+    TypeError : `x` cannot be exported, or `to` is not a type of tensors.
+    BufferError : the memory cannot be shared: what the producer refuses, what the target cannot view, a needed copy.
+    ValueError : a `copy` that is neither True, False nor None.
+
+    Source: DLPack 1.3, ``DLPackExchangeAPI``.
+
+    >>> import numpy as np
+    >>> convert(memoryview(b"abc"), np.ndarray)
+    array([97, 98, 99], dtype=uint8)
+    """
+    what = "convert()"
+    _check_copy(what, copy)
+    if not isinstance(to, type):
+        raise TypeError(f"{what}: the second argument is the type of the result, not {shown(to)}")
+    if to is object:
+        raise TypeError(f"{what}: the second argument is a type of tensors, not object")
+    if issubclass(type(x), to) and not copy and known(type(x)).get("managed"):
+        return x
+    make = maker(what, to)
+    if copy is not False and issubclass(type(x), np.ndarray) and _has_no_place(x):
+        x, copy = x.astype(x.dtype.newbyteorder("="), order="C", copy=True), None
+    if not copy:
+        with export_of(x, what) as export:
+            _check_sound(what, export.tensor)
+            why = _why_not_shared(export, to)
+            if why and copy is False:
+                raise BufferError(f"{what}: {why}, and copy=False rules out a copy of this one")
+            is_on_cpu = export.is_on_cpu
+            is_final = copy is False or not is_on_cpu or _has_table(to)
+            if not why:
+                try:
+                    address, is_empty = export.data, export.is_empty
+                    made = make(export)
+                except Exception:  # what does not take the memory as it is may take a copy
+                    if is_final:
+                        raise
+                else:
+                    if copy is False and not is_empty and not _has_table(to) and is_on_cpu:
+                        _check_shared(what, made, address)
+                    return made
+    with export_of(x, what) as export:
+        _check_sound(what, export.tensor)
+        with export_of(copy_of(export, what, "K" if _has_table(to) else "C"), what) as copied:
+            return make(copied)
+
+
+def _has_no_place(array: np.ndarray) -> bool:
+    """Whether DLPack cannot say where an array's elements are: strides off the grid of its items, foreign byte order."""
+    steps = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
+    return not array.dtype.isnative or any(stride % array.itemsize for stride in steps)
+
+
+def _has_table(to: type) -> bool:
+    """Whether tensors of the type `to` are made through its exchange table."""
+    return bool(known(to).get("to_object"))
+
+
+def _why_not_shared(export: Export, to: type) -> str:
+    """Why the type `to` cannot have this export without a copy; nothing if it can, or if its framework is to say so."""
+    if _has_table(to) and not known(to)["takes_all"]:  # PyTorch
+        if export.is_readonly:
+            return f"{type_name(to)} has no readonly tensors"
+        if export.runs_backwards:
+            return f"{type_name(to)} has no negative strides"
+    if not _has_table(to) and not export.is_in_c_order and _misreads_strides(to):
+        return f"the from_dlpack of this version of {type_name(to)} overlooks strides"
+    return ""
+
+
+@functools.cache
+def _misreads_strides(to: type) -> bool:
+    """Whether a framework's own ``from_dlpack`` gets the elements of an array in Fortran order wrong, as that of JAX 0.6 does.
+
+    Found by experiment, with memory aligned so that it is not copied.
+    """
+    memory = np.zeros(128, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + 24].view(np.float32).reshape(2, 3)
+    array[...] = np.arange(6).reshape(2, 3)
+    try:
+        with export_of(array.T, "convert()") as export:
+            made = maker("convert()", to)(export)
+        return not np.array_equal(from_dlpack(made), array.T)
+    except Exception:  # it refuses such arrays
+        return False
+
+
+def _check_shared(what: str, made, address: int) -> None:
+    """Raise BufferError if the first element of the tensor `made` does not lie at `address`: its framework has made a copy."""
+    with export_of(made, what) as export:
+        if export.data != address:
+            raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied this one, which copy=False rules out")
+
+
+def maker(what: str, to: type, is_exact: bool = True):
+    """A function from an export, which it takes, to a tensor of the type `to`. Raises TypeError if there is none.
+
+    `is_exact`: a tensor that is of another type is a TypeError.
+    """
+    to_object = known(to).get("to_object", 0)
+    own = None if to_object else _own_from_dlpack(what, to)
+    is_immutable = to.__module__.partition(".")[0] in _IMMUTABLE
+
+    def make(export: Export):
+        dtype, device = export.tensor.dtype, export.tensor.device
+        kind = f"{dtype_name(dtype.code, dtype.bits, dtype.lanes)} on {device_name(device)}"
+        try:
+            if to is np.ndarray and to_object:
+                made = to_numpy(export, what)
+            else:
+                made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
+        except RuntimeError as error:  # that of PyTorch, JAX and pyarrow for a BufferError
+            reason = str(error).partition("\n")[0]
+            raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
+        if is_exact and not isinstance(made, to):
+            raise TypeError(
+                f"{what}: no {type_name(to)} can be made: its framework makes a {type_name(type(made))}; convert to that type"
+            )
+        return made
+
+    return make
+
+
+class _Exported:
+    """An export as an object with ``__dlpack__``, for frameworks whose way in is their own ``from_dlpack``.
+
+    `is_immutable`: all tensors of the framework are readonly, so it may have a capsule that cannot say so.
+    """
+
+    def __init__(self, export: Export, is_immutable: bool):
+        self._device = export.device
+        self._is_immutable = is_immutable
+        self._export = export.passed_on()
+
+    def __del__(self):
+        self._export.release()
+
+    def __dlpack_device__(self):
+        return self._device
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if self._export.managed is None:
+            raise BufferError("this export has been consumed")
+        is_versioned = max_version is not None and tuple(max_version) >= (1, 0)
+        if self._export.is_readonly and not is_versioned and not self._is_immutable:
+            raise BufferError("a legacy capsule cannot say that the tensor is readonly")
+        return self._export.capsule(is_versioned)
+
+
+def has_from_dlpack(to: type) -> bool:
+    """Whether the framework to which the type `to` belongs has a function ``from_dlpack``."""
+    try:
+        return callable(_own_from_dlpack("a result", to))
+    except TypeError:
+        return False
+
+
+def _own_from_dlpack(what: str, to: type):
+    """The function ``from_dlpack`` of the framework to which the type `to` belongs."""
+    own = getattr(to, "from_dlpack", None)
+    if callable(own):
+        return own
+    root = to.__module__.partition(".")[0]
+    for name in (root, f"{root}.dlpack", *_FRAMEWORKS.get(root, ())):
+        module = sys.modules.get(name)
+        found = getattr(module, "from_dlpack", None)
+        if found is None and module is None and name in _FRAMEWORKS.get(root, ()):
+            found = getattr(importlib.import_module(name), "from_dlpack", None)
+        if callable(found):
+            return found
+    raise TypeError(f"{what}: {type_name(to)} has no exchange table, and its framework no from_dlpack: it is no type of tensors")
+
+
+_IMMUTABLE = ("jax", "jaxlib")
+_FRAMEWORKS = {"jax": ("jax.dlpack",), "jaxlib": ("jax.dlpack",)}
+
+
+def _moved(what: str, x, copy):
+    """`x` copied to the CPU by its own framework."""
+    name = f"a {type_name(type(x))}"
+    if copy is False:
+        raise BufferError(f"{what}: {name} is not on the CPU, and copy=False rules out a copy")
+    try:
+        capsule = x.__dlpack__(max_version=VERSION, dl_device=_CPU, copy=copy)
+    except (AttributeError, TypeError) as error:
+        raise BufferError(f"{what}: {name} is not on the CPU, and its framework cannot copy it there: {error}") from error
+    return _Given(capsule)
+
+
+class _Given:
+    """A capsule as an object with ``__dlpack__``."""
+
+    def __init__(self, capsule):
+        self._capsule = capsule
+
+    def __dlpack_device__(self):
+        return _CPU
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        capsule, self._capsule = self._capsule, None
+        return capsule
+
+
+def _check_sound(what: str, tensor) -> None:
+    """Raise BufferError for a ``DLTensor *`` whose rank, extents, strides or address are not those of memory anywhere."""
+    status = memory_status_of(tensor)
+    if status:
+        raise BufferError(f"{what}: {wording(status, tensor)}")
+
+
+def _device(what: str, device) -> tuple[int, int]:
+    """``(device type, device id)`` of what a user may write for a device."""
+    if isinstance(device, str):
+        name, _, number = device.partition(":")
+        if name == "cpu" and number in ("", "0"):
+            return _CPU
+        raise ValueError(f"{what}: device {shown(device)} is not known; pass 'cpu' or a pair (device type, device id)")
+    found = _pair(device)
+    if found is None:
+        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {shown(device)}")
+    return found
+
+
+def _pair(value) -> tuple[int, int] | None:
+    """A pair of ints, as it is written for a device or a version; None if it is none."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return None
+    try:
+        return operator.index(value[0]), operator.index(value[1])
+    except TypeError:
+        return None
+
+
+def _check_copy(what: str, copy) -> None:
+    if copy is not None and copy is not True and copy is not False:
+        raise ValueError(f"{what}: copy is True, False or None, not {shown(copy)}")
+
+
+def _is_versioned(what: str, max_version: Any) -> bool:
+    if max_version is None:
+        return False
+    version = _pair(max_version)
+    if version is None:
+        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {shown(max_version)}")
+    return version >= (1, 0)

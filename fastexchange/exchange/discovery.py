@@ -1,0 +1,397 @@
+"""From a type to the way its instances take: found once per type, filed where native code looks it up by address.
+
+What is known of a type: one of the ``PATH_*`` names, the functions of its exchange table, and why it takes no faster way.
+A new producer is one more file in ``producers/`` and one more line in :data:`_RULES`.
+
+Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dlpack_c_exchange_api__``.
+"""
+
+import ctypes
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+
+from .._abi import ffi
+from ..dispatch import layout
+from ..dispatch.state import runtime
+from ..ground.cpython import CapsuleType
+from ..ground.dtypes import dtype_field, field_itemsize
+from ..ground.omitted import Omitted
+from ..ground.safe_repr import shown, type_name
+from ..producers import buffer, dunder, forwarded, torch, torch_layout
+from ..producers.ndarray import dtype_of
+from . import torch_capsule
+
+__all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
+
+EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
+OLDER_ATTRIBUTE = "__c_dlpack_exchange_api__"
+"""Its name before DLPack 1.3, when the table could also be an integer, its address."""
+CAPSULE_NAME = b"dlpack_exchange_api"
+MAJOR = 1
+MAX_TABLES = 64  # how far a chain of older tables is followed
+
+PATH_EXCHANGE = "c-exchange"
+PATH_NDARRAY = "ndarray"
+PATH_BUFFER = "buffer"
+PATH_DUNDER = "dunder"
+PATH_SCALAR = "scalar"
+PATH_TUPLE = "tuple"
+PATH_LIST = "list"
+PATH_NUMBA = "numba"
+
+
+@dataclass
+class Discovery:
+    """How instances of a type become kernel arguments."""
+
+    path: str
+    """One of ``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``numba``."""
+    entry: dict[str, int]
+    """The fields of the type's ``fx_entry``."""
+    notes: list[str] = field(default_factory=list)
+    """Why no faster path was taken."""
+    holder: object = None
+    """What has to stay alive with the type: the capsule."""
+
+
+_serial = itertools.count(1)
+
+
+# ---- exchange tables -----------------------------------------------------------------------------------------------
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+_REQUIRED = (
+    "managed_tensor_allocator",
+    "managed_tensor_from_py_object_no_sync",
+    "managed_tensor_to_py_object_no_sync",
+    "current_work_stream",
+)
+
+
+def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
+    """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
+    if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
+        header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
+    elif type(capsule) is CapsuleType and _is_valid(capsule, CAPSULE_NAME):
+        header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
+    else:
+        notes.append(f"its {attribute} is {shown(capsule)}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
+        return None
+    newest = f"{header.version.major}.{header.version.minor}"
+    for _ in range(MAX_TABLES):
+        if header.version.major == MAJOR:
+            table = ffi.cast("DLPackExchangeAPI *", header)
+            missing = [name for name in _REQUIRED if getattr(table, name) == ffi.NULL]
+            if not missing:
+                return table
+            notes.append(f"its exchange table lacks {', '.join(missing)}")
+            return None
+        if header.prev_api == ffi.NULL:
+            break
+        header = header.prev_api
+    notes.append(f"its exchange table is of DLPack version {newest}, with none of major version {MAJOR} behind it")
+    return None
+
+
+def _defining_class(cls: type, name: str) -> int | None:
+    """The index in the MRO of the class that defines `name`."""
+    for index, base in enumerate(cls.__mro__):
+        if name in vars(base):
+            return index
+    return None
+
+
+def is_wrapper_type(cls: type) -> bool:
+    """Whether instances of `cls` name another object, the one that they wrap, where a type has its table."""
+    found = getattr(cls, EXCHANGE_ATTRIBUTE, None)
+    return type(found) is not CapsuleType and hasattr(type(found), "__get__")
+
+
+def is_wrapper(thing) -> bool:
+    """Whether `thing` names another object, the one that it wraps, where a type has its table."""
+    if is_wrapper_type(type(thing)):
+        return True
+    if getattr(type(thing), EXCHANGE_ATTRIBUTE, None) is not None:
+        return False
+    try:
+        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # of the instance, or from its __getattr__
+    except Exception:
+        return False
+    return found is not None and type(found) is not CapsuleType
+
+
+def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
+    """A wrapper around a tensor of a type with an exchange table."""
+    if not is_wrapper_type(cls) and (instance is None or not is_wrapper(instance)):
+        return None
+    notes.append(
+        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but leads to another object: each call "
+        "exports that, or calls __dlpack__ if that has no exchange table"
+    )
+    managed = forwarded.managed_tensor_from_py_object_no_sync.address
+    return Discovery(PATH_EXCHANGE, {"kind": layout.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
+
+
+class OwnTable(NamedTuple):
+    """A type's own exchange table, and the capsule that holds it."""
+
+    capsule: Any
+    table: Any
+    """``DLPackExchangeAPI *``"""
+
+
+def own_table(cls: type, notes: list[str]) -> OwnTable | None:
+    """The exchange table of `cls`, its own or inherited; None, and a note if it has one that cannot be used."""
+    capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
+    attribute = EXCHANGE_ATTRIBUTE
+    if capsule is None:
+        capsule = getattr(cls, OLDER_ATTRIBUTE, None)
+        attribute = OLDER_ATTRIBUTE
+    if capsule is None or is_wrapper_type(cls):
+        return None
+    if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
+        notes.append("its __torch_function__ sees calls of __dlpack__: each call makes one")
+        return None
+    capsule_at, dunder_at = _defining_class(cls, attribute), _defining_class(cls, "__dlpack__")
+    if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
+        notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
+        return None
+    table = _table_in(capsule, notes, attribute)
+    return None if table is None else OwnTable(capsule, table)
+
+
+def _exchange(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with an exchange table of its own or inherited."""
+    found = own_table(cls, notes)
+    if found is None:
+        return None
+    capsule, table = found
+    view = int(ffi.cast("intptr_t", table.dltensor_from_py_object_no_sync))
+    managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
+    if not view:
+        notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
+    made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
+    guard = _guard(cls, notes)
+    is_asked = guard and ffi.cast("fx_guard *", guard).asks  # which may run Python code, when no view is borrowed yet
+    kind = layout.KIND_EXCHANGE if view and not is_asked else layout.KIND_MANAGED
+    fields = {
+        "kind": kind, "borrow": view, "managed": managed, "guard": guard, "is_own_memory": int(bool(view)),
+        "to_object": made, "takes_all": not torch.is_tensor_type(cls),
+        "allocator": int(ffi.cast("intptr_t", table.managed_tensor_allocator)),
+        "stream": int(ffi.cast("intptr_t", table.current_work_stream)),
+    }  # fmt: skip
+    return Discovery(PATH_EXCHANGE, fields, notes, capsule)
+
+
+def _guard(cls: type, notes: list[str]) -> int:
+    """The address of the ``fx_guard`` for tensors of this type; 0 for a framework whose exports need none."""
+    if not torch.is_tensor_type(cls):
+        return 0
+    guard = torch_layout.guard()
+    if not guard.knows_all:
+        notes.append("this PyTorch's tensors are not laid out as expected: PyTorch is asked about each, and it is exported")
+    return guard.address_for(cls)
+
+
+def _dunder(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with the array API's two methods."""
+    if not hasattr(cls, "__dlpack__"):
+        return None
+    if not hasattr(cls, "__dlpack_device__"):
+        notes.append("it has __dlpack__ but no __dlpack_device__")
+        return None
+    if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
+        notes.append(f"it has no {EXCHANGE_ATTRIBUTE} to be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
+        managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
+        return Discovery(PATH_DUNDER, {
+            "kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,
+        }, notes)  # fmt: skip
+    if not notes:
+        notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
+    # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.
+    producer = forwarded if torch.is_tensor_type(cls) else dunder
+    managed = producer.managed_tensor_from_py_object_no_sync.address
+    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "asks_python": 1}
+    return Discovery(PATH_DUNDER, fields, notes)
+
+
+# ---- NumPy, scalars, tuples ----------------------------------------------------------------------------------------
+
+
+def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
+    """``numpy.ndarray`` and its subclasses, which Numba treats as it does their base."""
+    if not issubclass(cls, np.ndarray):
+        return None
+    if issubclass(cls, np.ma.MaskedArray) or hasattr(cls, "__numba_array_subtype_dispatch__"):
+        notes.append("Numba has rules of its own for this subclass of ndarray")
+        return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+    if "ndarray" in runtime().unverified:
+        notes.append("this NumPy's array struct is not as declared: each call calls __dlpack__")
+        return None
+    return Discovery(PATH_NDARRAY, {"kind": layout.KIND_NDARRAY}, notes)
+
+
+_PYTHON_SCALARS = (
+    (float, layout.KIND_FLOAT),
+    (int, layout.KIND_INT),
+    (bool, layout.KIND_BOOL),
+    (complex, layout.KIND_COMPLEX),
+    (type(None), layout.KIND_NONE),
+    (Omitted, layout.KIND_OMITTED),
+)
+_NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
+"""NumPy's scalar types by ``id``: of a type it is not known whether it can be asked for its hash."""
+
+
+def _scalar(cls: type, notes: list[str]) -> Discovery | None:
+    """Python's and NumPy's own scalar types, exactly: a subclass may mean something else by its value."""
+    kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
+    if kind is not None and cls.__name__ in runtime().unverified:
+        return None
+    if kind is not None:
+        return Discovery(PATH_SCALAR, {"kind": kind})
+    dtype = _NUMPY_SCALARS.get(id(cls))
+    if dtype is None or not _scalar_reads_as_declared(dtype):
+        return None
+    element = dtype_field(dtype)
+    if element is None:
+        return None
+    kind = layout.KIND_NUMPY_SCALAR
+    if dtype.kind == "c":
+        kind = layout.KIND_NUMPY_COMPLEX64 if dtype.itemsize == 8 else layout.KIND_NUMPY_COMPLEX128
+    return Discovery(PATH_SCALAR, {"kind": kind, "key": layout.KIND_SCALAR | element << layout.DTYPE_SHIFT})
+
+
+def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
+    """Whether a NumPy scalar's value follows the object's head: looked at in one whose bytes are all different."""
+    expected = bytes([1]) if dtype.kind == "b" else bytes(range(1, dtype.itemsize + 1))
+    if dtype.itemsize > 16 or dtype.type.__basicsize__ < 16 + max(8, dtype.itemsize):
+        return False
+    value = np.frombuffer(expected, dtype)[0]
+    return ctypes.string_at(id(value) + 16, dtype.itemsize) == expected
+
+
+def _tuple(cls: type, notes: list[str]) -> Discovery | None:
+    """Tuples and named tuples, whose items are leaves of their own."""
+    if not issubclass(cls, tuple) or (cls is not tuple and not hasattr(cls, "_asdict")):
+        return None
+    if cls is tuple:
+        return Discovery(PATH_TUPLE, {"kind": layout.KIND_TUPLE})
+    serial = next(_serial)
+    runtime().name(serial, cls)
+    return Discovery(
+        PATH_TUPLE, {"kind": layout.KIND_NAMED_TUPLE, "key": layout.KIND_NAMED_TUPLE | serial << layout.SERIAL_SHIFT}
+    )
+
+
+def _list(cls: type, notes: list[str]) -> Discovery | None:
+    """Lists, exactly. Those of tensors are read natively, others are left to Numba at each call."""
+    if cls is not list or "list" in runtime().unverified:
+        return None
+    return Discovery(PATH_LIST, {"kind": layout.KIND_LIST})
+
+
+def _constant(cls: type, notes: list[str]) -> Discovery | None:
+    """Jitted functions: each is a type of its own to Numba."""
+    if not any(base is Dispatcher for base in cls.__mro__):
+        return None
+    return Discovery(PATH_SCALAR, {"kind": layout.KIND_CONSTANT})
+
+
+def _buffer(cls: type, notes: list[str]) -> Discovery | None:
+    """A type with the buffer protocol and nothing better."""
+    if not buffer.is_buffer_type(cls) or not buffer.prepare():
+        return None
+    managed = buffer.managed_tensor_from_py_object_no_sync.address
+    notes.append("it has the buffer protocol only: each call takes its buffer")
+    key = buffer.numba_class(cls) << layout.CLASS_SHIFT
+    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "key": key, "memory": buffer.memory_of(cls)}
+    return Discovery(PATH_BUFFER, fields, notes)
+
+
+def _numba(cls: type, notes: list[str]) -> Discovery:
+    """All else is for Numba's own dispatcher to accept or refuse."""
+    notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher unboxes it, and with it the whole call")
+    return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+
+
+_RULES = (_scalar, _ndarray, _tuple, _list, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
+
+
+def discover(cls: type, instance=None) -> Discovery:
+    """The way that instances of `cls` take, of which `instance` is one. Nothing is filed."""
+    notes: list[str] = []
+    for rule in _RULES:
+        found = rule(cls, notes) if rule is not _forwarded else _forwarded(cls, notes, instance)
+        if found is not None:
+            return found
+    raise AssertionError("the last rule takes everything")
+
+
+# ---- filing --------------------------------------------------------------------------------------------------------
+
+
+def learn_type(cls: type, instance=None) -> bool:
+    """File how instances of `cls` are read, as discovered by the first, `instance`. True if that was news."""
+    entries = runtime().entries
+    if cls in entries:
+        entries.find_again(cls)
+        return False
+    found = discover(cls, instance)
+    entries.add(cls, found.holder, **found.entry)
+    return True
+
+
+def learn(value) -> bool:
+    """File what native code has to know to read `value`: its type, a tuple's items, a dtype. True if that was news."""
+    entries = runtime().entries
+    cls = type(value)
+    news = learn_type(cls, value)
+    if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
+        return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
+    if entries.fields(cls)["kind"] == layout.KIND_LIST:
+        return sum(learn(item) for item in value[:1]) > 0 or news  # others when they are met
+    if issubclass(cls, np.ndarray):
+        return _learn_dtype(dtype_of(value)) or news
+    if entries.fields(cls)["kind"] == layout.KIND_CONSTANT:
+        return _learn_constant(value) or news
+    return news
+
+
+def _learn_dtype(dtype: np.dtype) -> bool:
+    entries = runtime().entries
+    if dtype in _plain_dtypes:
+        return False
+    if dtype in entries:
+        entries.find_again(dtype)
+        return False
+    element = dtype_field(dtype)
+    if element is None:
+        entries.add_kept(dtype, kind=layout.KIND_NUMBA)
+    else:
+        entries.add_kept(dtype, kind=layout.KIND_DTYPE, key=element, size=field_itemsize(element))
+    return True
+
+
+_plain_dtypes = frozenset(np.dtype(character) for character in "?bBhHiIlLqQefdFD")
+
+
+def _learn_constant(value) -> bool:
+    from numba import typeof
+
+    entries = runtime().entries
+    if value in entries:
+        entries.find_again(value)
+        return False
+    serial = next(_serial)
+    runtime().name(serial, value, typeof(value))
+    entries.add(value, kind=layout.KIND_CONSTANT, key=layout.KIND_CONSTANT | serial << layout.SERIAL_SHIFT)
+    return True

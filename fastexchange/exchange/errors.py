@@ -1,0 +1,283 @@
+"""What is wrong with a tensor, or a call's argument, in words: the messages for the ways in which the walk refuses it."""
+
+import math
+import sys
+from typing import NoReturn
+
+from .._abi import ffi
+from ..dispatch import layout
+from ..ground import dtype_registry
+from ..ground.dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
+from ..ground.dltensor import MAX_ELEMENTS, MAX_OFFSET
+from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
+from ..ground.parameters import item_of, value_at
+from ..ground.safe_repr import type_name
+from ..producers import torch
+from ..producers.torch_kinds import why_no_memory
+
+_OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
+
+
+def device_name(device) -> str:
+    """A ``DLDevice`` as ``kDLCUDA:0``."""
+    try:
+        return f"{DLDeviceType(int(device.device_type)).name}:{device.device_id}"
+    except ValueError:
+        return f"{int(device.device_type)}:{device.device_id} (unknown to DLPack 1.3)"
+
+
+def dtype_name(code: int, bits: int, lanes: int = 1) -> str:
+    """A DLPack data type in words, for example ``kDLBfloat of 16 bits``."""
+    known = code in DLDataTypeCode._value2member_map_
+    name = DLDataTypeCode(code).name if known else f"code {code} (unknown to DLPack 1.3)"
+    return f"{name} of {bits} bits" + (f" in {lanes} lanes" if lanes != 1 else "")
+
+
+def elements_named(field: int) -> str:
+    """The name of elements of this field: ``bfloat16``, ``int4``, ``code 200 (unknown to DLPack 1.3) of 16 bits``."""
+    if field >= FIRST_PARAMETRIC:
+        return field_to_dtype(field).name
+    key = field & 0xFF, field >> 8
+    if (known := dtype_registry.dtype_of(*key)) is not None:
+        return known.name
+    return next((name for name, known in dtype_registry.ML_DTYPES.items() if known == key), dtype_name(*key))
+
+
+def why_not_computed(field: int, value) -> str:
+    """Why a tensor with elements of this field, in or as `value`, is refused: Numba has no type for them. And what to do."""
+    name, stored = elements_named(field), storage_of(field)
+    is_of_ml_dtypes = name in dtype_registry.ML_DTYPES and field < FIRST_PARAMETRIC
+    in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if is_of_ml_dtypes else ""
+    is_torch = _holds_torch(value)
+    wider = next((wide for known, wide in _WIDER.items() if name.startswith(known)), None)
+    ways = []
+    if wider is not None:
+        short = ".float() or " if is_torch and wider == "float32" else ""
+        ways.append(f"convert it ({short}{f'.to(torch.{wider})' if is_torch else f'.astype({wider!r})'})")
+    if stored is not None:
+        ways.append(f"make the kernel with fast_args(storage=True), which gives it their bits as {stored.name}")
+    return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
+
+
+def why_narrow(tensor) -> str | None:
+    """:func:`why_not_computed` of PyTorch's integers of less than a byte, which it exports as bytes; None for another object."""
+    name = torch.narrow_elements(tensor)
+    whole = f"{name[:-1]}8" if name else None
+    return name and (
+        f"Numba cannot compute with its elements, {name}; convert it (.view(torch.{whole})), or make the kernel with "
+        f"fast_args(storage=True), which gives it their bits as {whole}"
+    )
+
+
+_WIDER = {
+    "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
+}  # fmt: skip
+"""By how the name of an element type begins: to what it is converted."""
+
+
+def _holds_torch(value) -> bool:
+    if issubclass(type(value), tuple) or type(value) is list:
+        return any(map(_holds_torch, value[:]))
+    return torch.is_tensor_type(type(value))
+
+
+def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn:
+    """Raise BufferError for the argument at `position`, whose elements, of the dtype `field`, are none that the kernel gets."""
+    position = kernel._parameters.unfolded(position)
+    refuse(kernel, position, bound, why_not_computed(field, value_at(bound, position)))
+
+
+def advice(code: int, bits: int) -> str:
+    """What to do with a tensor of an element type that has no NumPy dtype, of which there has to be an array."""
+    if (code, bits) in dtype_registry.ML_DTYPES.values():
+        return "import ml_dtypes, which has it, or convert it first"
+    return "convert it first"
+
+
+def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
+    """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
+    if status == layout.STATUS_DEVICE and is_for_cuda and int(tensor.device.device_type) in _OF_CUDA:
+        return f"its memory is on device {device_name(tensor.device)}, which does not exist"
+    if status == layout.STATUS_DEVICE and is_for_cuda:
+        return f"its memory is on device {device_name(tensor.device)}, which a CUDA kernel cannot read; copy it to the GPU first"
+    if status == layout.STATUS_MISALIGNED:
+        return "its elements do not lie at multiples of their size, where a GPU could read them; pass a copy of it"
+    if status == layout.STATUS_DEVICE:
+        return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
+    if status == layout.STATUS_NULL_DATA:
+        return (
+            "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy); pass one that "
+            "has memory"
+        )
+    if status == layout.STATUS_DTYPE:
+        dtype = tensor.dtype
+        name = dtype_name(dtype.code, dtype.bits, dtype.lanes)
+        return f"its element type {name} has no NumPy dtype; {advice(dtype.code, dtype.bits)}"
+    if status == layout.STATUS_NDIM:
+        return f"it has {tensor.ndim} dimensions; from 0 to {layout.MAX_NDIM} are supported"
+    if status == layout.STATUS_SHAPE:
+        return "its shape is missing or has a negative extent"
+    if status == layout.STATUS_OVERFLOW:
+        return "its number of elements, its strides or its offset lead out of 64 bits"
+    if status == layout.STATUS_VERSION:
+        return "it was exported with a DLPack ABI of another major version than 1"
+    if status == layout.STATUS_CHANGED:
+        return "it changed while another argument's producer ran Python code"
+    if status == layout.STATUS_NO_ERROR_SET:
+        return "its producer failed to export it and did not say why"
+    raise AssertionError(f"status {status} is no refusal")
+
+
+def status_of(tensor) -> int:
+    """The status with which the walk would refuse a ``DLTensor *`` that Python is about to view; 0 if it would not."""
+    if not is_readable_by_cpu(int(tensor.device.device_type)):
+        return layout.STATUS_DEVICE
+    if tensor.dtype.lanes != 1:
+        return layout.STATUS_DTYPE
+    return memory_status_of(tensor)
+
+
+def memory_status_of(tensor) -> int:
+    """The status of a ``DLTensor *`` whose rank, extents, strides or address are not those of memory, wherever; else 0."""
+    if not 0 <= tensor.ndim <= layout.MAX_NDIM:
+        return layout.STATUS_NDIM
+    if tensor.ndim and tensor.shape == ffi.NULL:
+        return layout.STATUS_SHAPE
+    shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    if any(extent < 0 for extent in shape):
+        return layout.STATUS_SHAPE
+    strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides != ffi.NULL else []
+    count = math.prod(extent for extent in shape if extent)
+    reach = sum(abs(stride) * (extent - 1) for extent, stride in zip(shape, strides, strict=False) if extent > 1)
+    if count > MAX_ELEMENTS or reach > MAX_ELEMENTS or tensor.byte_offset > MAX_OFFSET:
+        return layout.STATUS_OVERFLOW
+    address = int(ffi.cast("uintptr_t", tensor.data))
+    addresses = address, (address + tensor.byte_offset) % 2**64
+    if is_readable_by_cpu(int(tensor.device.device_type)):
+        is_nowhere = any(start >> 22 == 0 for start in addresses)
+    else:
+        is_nowhere = 0 in addresses
+    return layout.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0
+
+
+# ---- a call's argument ----------------------------------------------------------------------------------------------
+
+# Exceptions that are nothing but a message: these can be raised again with the argument's name in it.
+_REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
+
+
+def _is_nothing_but_words(error: BaseException) -> bool:
+    """Whether another exception of its type with another text is as good: it has one, and its class adds nothing to that."""
+    cls = type(error)
+    if cls.__module__ == "builtins":  # a RecursionError, which is a RuntimeError, arrives as it is
+        return cls in _REWORDED
+    return (
+        issubclass(cls, _REWORDED)
+        and not any("__init__" in vars(base) or "__new__" in vars(base) or "__str__" in vars(base) for base in _own_bases(cls))
+        and not object.__getattribute__(error, "__dict__")
+        and len(error.args) == 1
+        and type(error.args[0]) is str
+    )
+
+
+def _own_bases(cls: type) -> list[type]:
+    """The classes of an exception that are not Python's own."""
+    return [base for base in cls.__mro__ if base.__module__ != "builtins"]
+
+
+def argument(kernel, position: int) -> str:
+    """The argument at `position`, or the item, for a message; at -1 is the stream of a launch on a device."""
+    if position < 0:
+        return f"{kernel.__qualname__}(): the stream on which the tensors' producer works (its current_work_stream)"
+    place = "".join(f"[{index}]" for index in getattr(position, "place", ()))
+    what = f"{kernel.__qualname__}(): argument {kernel._parameters.name_of(position)!r} (position {position})"
+    return f"{what}, item {place}" if place else what
+
+
+def check_tensors(kernel, position: int, value) -> None:
+    """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
+    if issubclass(type(value), tuple) or type(value) is list:
+        for index, item in enumerate(value[:]):
+            check_tensors(kernel, item_of(position, index), item)
+    elif torch.is_tensor_type(type(value)):
+        try:
+            torch.check(value, kernel.allows_grad, kernel.storage)
+            return
+        except Exception as error:
+            narrow = None if kernel.storage else why_narrow(value)
+            why = narrow or (str(error) if isinstance(error, BufferError) else None)
+            if why is None:
+                refused(kernel, position, error)
+        refuse_value(kernel, position, value, why)
+
+
+def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
+    """Raise BufferError for the argument at `position`."""
+    value = value_at(bound, position)
+    kind = why_no_memory(value) if torch.is_tensor_type(type(value)) else None
+    refuse_value(kernel, position, value, kind or why)
+
+
+def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
+    """Raise BufferError for `value`, all or part of the argument at `position`."""
+    raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
+
+
+def refuse_device(kernel, position: int, value, device: int, other: int) -> NoReturn:
+    """Raise BufferError for `value`, which is on another CUDA device than what is before it."""
+    refuse_value(
+        kernel, position, value,
+        f"its memory is on device kDLCUDA:{device}, that of an argument before it on kDLCUDA:{other}; copy one of them",
+    )  # fmt: skip
+
+
+def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
+    """Raise TypeError for a list in the argument at `position`, of which `item` is not like the first one."""
+    found = _list_with(bound[position], item)
+    if found is None:  # it has been changed since
+        raise TypeError(mixed(kernel, position, "its items differ in element type or number of dimensions"))
+    index = next(i for i, each in enumerate(found) if each is item)
+    raise TypeError(mixed(kernel, position, f"item 0 is {_elements(found[0])}, item {index} {_elements(item)}"))
+
+
+def mixed(kernel, position: int, why: str) -> str:
+    """The message for a list whose items differ."""
+    return (
+        f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; pass a "
+        "tuple, or convert them"
+    )
+
+
+def _list_with(value, item) -> "list | None":
+    if type(value) is list:
+        return value if any(each is item for each in value) else None
+    for part in value if issubclass(type(value), tuple) else ():
+        found = _list_with(part, item)
+        if found is not None:
+            return found
+    return None
+
+
+def _elements(tensor) -> str:
+    return f"{getattr(tensor, 'ndim', '?')}-d {getattr(tensor, 'dtype', '?')}"
+
+
+def refused(kernel, position: int, error: BaseException) -> NoReturn:
+    """Raise a producer's exception again, the argument named; an exception that is more than a message with a note of it."""
+    try:
+        if not _is_nothing_but_words(error):
+            if isinstance(error, Exception):
+                add_note(error, f"raised for {argument(kernel, position)}")
+            raise error
+        why = "cannot be passed to the kernel" if position >= 0 else "is not known"
+        raise type(error)(f"{argument(kernel, position)} {why}: {error}") from error
+    finally:
+        del error  # its traceback holds this frame
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Give an exception a note, once; before Python 3.11 there are none. Runs no code of the exception's class."""
+    if sys.version_info >= (3, 11):
+        known = object.__getattribute__(error, "__dict__").get("__notes__")
+        if known is None or (type(known) is list and not any(type(each) is str and each == note for each in known)):
+            BaseException.add_note(error, note)

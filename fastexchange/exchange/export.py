@@ -1,0 +1,275 @@
+"""Owning exports, as Python code takes them through a type's exchange table, and NumPy arrays made of them.
+
+An export is given back exactly once, or passed on to whoever takes it; :class:`Export` sees to that.
+"""
+
+import ctypes
+import sys
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from .._abi import ffi
+from ..dispatch import layout
+from ..dispatch.state import runtime
+from ..ground import dtype_registry
+from ..ground.dlpack import DLPackFlag, is_readable_by_cpu
+from ..ground.dlpack_types import why_not_exported
+from ..ground.dltensor import READONLY_IS_ASSUMED
+from ..ground.dtypes import element_of, storage_of
+from ..ground.native import address_of
+from ..ground.safe_repr import type_name
+from ..producers import capsules, dunder, numpy_table, torch
+from ..producers.ndarray import dtype_of
+from .discovery import discover, learn_type
+from .errors import add_note, device_name, status_of, wording
+
+__all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
+
+COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
+PADDED = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
+
+# With the GIL, which ctypes' PYFUNCTYPE keeps; an exception that the function sets is raised.
+_FROM_OR_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_AS_WATCHED = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Export:
+    """A ``DLManagedTensorVersioned *`` that is given back exactly once, or passed on.
+
+    Raises what the producer raises, and BufferError for an export of another major version.
+    """
+
+    def __init__(self, tensor, managed_tensor_from_py_object_no_sync: int):
+        self.managed: Any = None
+        out = ffi.new("DLManagedTensorVersioned **")
+        try:
+            failed = _FROM_OR_TO_OBJECT(managed_tensor_from_py_object_no_sync)(id(tensor), address_of(out))
+        except BaseException as error:  # perhaps with success returned, and an export made
+            if out[0] != ffi.NULL:
+                self.managed = out[0]
+                self.release()
+            if isinstance(error, RuntimeError):
+                raise torch.as_dlpack_raises(tensor, error)  # noqa: B904
+            raise
+        if failed or out[0] == ffi.NULL:
+            raise BufferError(f"a {type_name(type(tensor))}: its producer failed to export it and did not say why")
+        self.managed = out[0]
+        if self.managed.version.major != 1:
+            self.release()
+            raise BufferError(wording(layout.STATUS_VERSION, None))
+        if self.managed.flags & int(READONLY_IS_ASSUMED):
+            self.managed.flags &= ~int(READONLY_IS_ASSUMED)
+            if torch.is_tensor_type(type(tensor)):  # all of them are mutable
+                self.managed.flags &= ~READONLY
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.release()
+
+    @property
+    def tensor(self):
+        """Its ``DLTensor``."""
+        return self.managed.dl_tensor
+
+    @property
+    def data(self) -> int:
+        """The address of its first element."""
+        return address_of(self.tensor.data) + self.tensor.byte_offset
+
+    @property
+    def device(self) -> tuple[int, int]:
+        """Device type and device id."""
+        return int(self.tensor.device.device_type), self.tensor.device.device_id
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether a CPU can read its memory."""
+        return is_readable_by_cpu(self.device[0])
+
+    @property
+    def is_readonly(self) -> bool:
+        """Whether its memory must not be written to."""
+        return bool(self.managed.flags & READONLY)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no elements."""
+        return any(self.tensor.shape[i] == 0 for i in range(self.tensor.ndim))
+
+    @property
+    def is_in_c_order(self) -> bool:
+        """Whether its elements lie one after the other, the last index running fastest."""
+        tensor, expected = self.tensor, 1
+        for i in reversed(range(tensor.ndim)):
+            if tensor.shape[i] > 1 and tensor.strides != ffi.NULL and tensor.strides[i] != expected:
+                return self.is_empty
+            expected *= tensor.shape[i]
+        return True
+
+    @property
+    def runs_backwards(self) -> bool:
+        """Whether it has a negative stride."""
+        tensor = self.tensor
+        return tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim))
+
+    def into(self, to_object: int):
+        """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it.
+
+        After a failure the export has been given back, by that function (PyTorch's does it when it fails late) or here.
+        """
+        out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
+        watched = self._watch(address_of(told))
+        try:
+            failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
+        finally:  # also with an exception set and an object made
+            made = _take(out[0]) if out[0] else None
+            if told[0] or made is not None:
+                self.managed = None
+            if not told[0]:
+                watched.told = 0
+        if failed or made is None:
+            raise BufferError("the tensor's type failed to make one of the export and did not say why")
+        return made
+
+    def _watch(self, told: int):
+        """Let an ``fx_watched`` stand for it, which is returned: its deleter sets the word at `told`, if that is not 0, to 1."""
+        make = _AS_WATCHED(capsules.as_watched.address)
+        at = make(address_of(self.managed), capsules.delete_watched.address, told)
+        if not at:
+            raise MemoryError("no memory for an export")
+        watched = ffi.cast("fx_watched *", at)
+        self.managed = ffi.addressof(watched, "managed")
+        return watched
+
+    def retype(self, code: int, bits: int) -> None:
+        """Let it say that its elements are of another type of the same width. The producer's own is left as it is."""
+        self._watch(0)
+        self.tensor.dtype.code, self.tensor.dtype.bits = code, bits
+
+    def capsule(self, is_versioned: bool):
+        """A capsule that then owns it."""
+        if self.managed.deleter == ffi.NULL:  # which DLPack allows, and not every consumer expects
+            self._watch(0)
+        made = capsules.capsule_of(address_of(self.managed), is_versioned)
+        self.managed = None
+        return made
+
+    def passed_on(self) -> "Export":
+        """The same export, owned by another object."""
+        other = Export.__new__(Export)
+        other.managed, self.managed = self.managed, None
+        return other
+
+    def release(self) -> None:
+        """Give it back, if it has not been passed on."""
+        managed, self.managed = self.managed, None
+        if managed is not None and managed.deleter != ffi.NULL and not sys.is_finalizing():
+            _DELETER(address_of(managed.deleter))(address_of(managed))
+
+
+def _take(address: int):
+    """The object to which `address` is a new reference."""
+    made = ctypes.cast(address, ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+    return made
+
+
+def export_of(tensor, what: str) -> Export:
+    """An owning export of any producer's tensor, after the checks that its own export may leave out.
+
+    Raises TypeError for what is no tensor, in the name of the function `what`, BufferError, and what the producer raises.
+    """
+    cls = type(tensor)
+    try:
+        managed = exporter_of(tensor)
+    except BufferError as error:  # of a check
+        raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
+    if managed and issubclass(cls, np.ndarray) and dtype_registry.key_of(dtype_of(tensor)) is None:
+        dtype = dtype_of(tensor)
+        raise BufferError(f"{what}: DLPack has no name for an array's dtype {dtype!r}: {why_not_exported(dtype)}")
+    if managed:
+        try:
+            if torch.is_tensor_type(cls) and known(cls).get("borrow"):
+                tensor = tensor.detach()  # which nobody else knows, and so does not change while it is asked about and exported
+                torch.check(tensor)
+            return Export(tensor, managed)
+        except Exception as error:
+            add_note(error, f"raised for the argument of {what}, a {type_name(cls)}")
+            raise
+    tried = "; ".join(["it has no exchange table, no __dlpack__ and no buffer", *discover(cls, tensor).notes[:-1]])
+    raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor: {tried}")
+
+
+def exporter_of(tensor) -> int:
+    """The address of the function that exports `tensor`, after the checks that it leaves out; 0 if there is none."""
+    learn_type(type(tensor), tensor)
+    managed = known(type(tensor)).get("managed", 0)
+    if managed and torch.is_tensor_type(type(tensor)):
+        torch.check(tensor)
+    return managed
+
+
+def known(cls: type) -> dict[str, int]:
+    """The fields of the entry of `cls`, with those that only conversions need."""
+    learn_type(cls)
+    entries = runtime().entries
+    fields = entries.fields(cls)
+    if fields["kind"] == layout.KIND_NDARRAY and not fields.get("managed"):
+        table = numpy_table.exchange_table()
+        if table is not None:
+            managed = address_of(table.managed_tensor_from_py_object_no_sync)
+            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass that exports itself in its own way
+                managed = dunder.managed_tensor_from_py_object_no_sync.address
+            made = {
+                "to_object": address_of(table.managed_tensor_to_py_object_no_sync),
+                "allocator": address_of(table.managed_tensor_allocator),
+                "takes_all": 1,
+            }
+            entries.update(cls, managed=managed, **(made if cls is np.ndarray else {}))
+    return entries.fields(cls)
+
+
+def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) -> np.ndarray:
+    """The NumPy array over an export's memory, which it then owns. Raises BufferError, in the name of `what`.
+
+    `storage`: the integers as which it shows elements that NumPy has no dtype for.
+    """
+    prefix = f"{what}: " if what else ""
+    to_object = known(np.ndarray).get("to_object")
+    if not to_object:
+        raise BufferError(f"{prefix}this NumPy's C API is not as expected: arrays over other memory cannot be made")
+    tensor = export.tensor
+    status = status_of(tensor)
+    if not status and dtype_registry.dtype_of(tensor.dtype.code, tensor.dtype.bits) is None:
+        if storage is None:
+            status = layout.STATUS_DTYPE
+        else:
+            export.retype(*cast(tuple, dtype_registry.key_of(storage)))
+    if status:
+        raise BufferError(prefix + wording(status, tensor))
+    return export.into(to_object)
+
+
+def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> np.ndarray:
+    """A copy of an export in the CPU's memory, in C order or in about the same layout (K). The export is taken."""
+    if not export.is_on_cpu:
+        raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
+    return to_numpy(export, what).copy(order=order)
+
+
+def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool) -> np.ndarray:
+    """A NumPy array over the memory of `tensor`, which it keeps alive; readonly if the export says so.
+
+    `storage`: whether a kernel for which it is asks for the bits of what Numba cannot compute with. Raises NoNumbaType for a
+    tensor that no kernel like that gets, BufferError if a CPU cannot read it, and whatever the producer raises.
+    """
+    with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
+        dtype = export.tensor.dtype
+        field = dtype.code | dtype.bits << 8
+        if dtype.lanes == 1:
+            element_of(field, storage)
+        return to_numpy(export, storage=storage_of(field))

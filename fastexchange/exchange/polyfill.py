@@ -1,0 +1,123 @@
+"""Exchange tables as Python sees them: which one a type has, and lending ours to a type that has none.
+
+Source: DLPack 1.3, the Python specification of ``__dlpack_c_exchange_api__``.
+"""
+
+import ctypes
+import gc
+
+import numpy as np
+
+from .._abi import ffi
+from ..ground.cpython import CapsuleType
+from ..ground.once import for_ever, forkable_lock, once
+from ..ground.safe_repr import shown, type_name
+from ..producers import dunder, numpy_table
+from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table
+
+__all__ = ["exchange_api", "polyfill", "unpolyfill"]
+
+_capsule_name = for_ever(ffi.new("char[]", CAPSULE_NAME))
+_lock = forkable_lock()
+_polyfilled: set[type] = set()
+
+
+def _capsule_of(table):
+    """A capsule ``"dlpack_exchange_api"`` for a table that lives as long as the process."""
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+        ("PyCapsule_New", ctypes.pythonapi)
+    )
+    return make(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
+
+
+@once
+def _numpy_capsule():
+    table = numpy_table.exchange_table()
+    return None if table is None else _capsule_of(table)
+
+
+@once
+def _dunder_capsule():
+    return _capsule_of(dunder.exchange_table())
+
+
+def exchange_api(cls: type, /):
+    """The PyCapsule ``"dlpack_exchange_api"`` that is used for tensors of the type `cls`: its own, or ours.
+
+    It holds a ``DLPackExchangeAPI *`` that lives as long as the process (DLPack 1.3). Types with an exchange table have
+    their own; ``numpy.ndarray`` and its subclasses have this package's, all functions native; any other type with
+    ``__dlpack__``, a subclass that overrides it included, gets a table whose owning export calls that method.
+
+    Raises TypeError for what is no type, and for types without any of these.
+
+    >>> import numpy as np
+    >>> type(exchange_api(np.ndarray)).__name__
+    'PyCapsule'
+    """
+    if not isinstance(cls, type):
+        raise TypeError(f"exchange_api() takes a type of tensors, not an object of type {type_name(type(cls))}")
+    notes: list[str] = []
+    own = own_table(cls, notes)
+    if own is not None:
+        return own.capsule if type(own.capsule) is CapsuleType else _capsule_of(own.table)
+    found = discover(cls)
+    notes += [note for note in found.notes if note not in notes]
+    overrides = getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__
+    if found.path == PATH_NDARRAY and not overrides:
+        capsule = _numpy_capsule()
+        if capsule is not None:
+            return capsule
+        notes.append("NumPy's C API is not as expected")
+    elif (overrides or not issubclass(cls, np.ndarray)) and callable(getattr(cls, "__dlpack__", None)):
+        return _dunder_capsule()
+    reasons = "; ".join(notes) or f"it has neither {EXCHANGE_ATTRIBUTE} nor __dlpack__"
+    raise TypeError(f"type {type_name(cls)} has no exchange table: {reasons}")
+
+
+def polyfill(cls: type, /) -> None:
+    """Give `cls` this package's exchange table as its ``__dlpack_c_exchange_api__``, for every consumer in the process.
+
+    For ``numpy.ndarray``, which has none of its own yet: libraries that look for the attribute then read arrays through
+    native functions. Does nothing if that has been done; :func:`unpolyfill` takes it back. Consumers may keep what they
+    have found: the table lives as long as the process.
+
+    A borrowed view cannot say that it is readonly, so readonly arrays are refused there (``BufferError``); consumers then
+    take an owning export, or refuse. Whether a consumer heeds the readonly flag of an export is its own affair: apache-tvm-ffi
+    0.1.15 does not. Call this before such a library first meets an array: it may remember that there was no table.
+
+    Raises TypeError for types of which this package has no table, ValueError for a type that has one of its own.
+    """
+    if cls is not np.ndarray:
+        raise TypeError(f"there is a table to lend for numpy.ndarray only, not for {shown(cls)}")
+    capsule = _numpy_capsule()
+    if capsule is None:
+        raise TypeError("this NumPy's C API is not as expected: there is no table to lend for numpy.ndarray")
+    with _lock:
+        if cls in _polyfilled:
+            return
+        namespace = _namespace(cls)
+        if EXCHANGE_ATTRIBUTE in namespace:
+            raise ValueError(f"{type_name(cls)} has an exchange table of its own, which stays")
+        namespace[EXCHANGE_ATTRIBUTE] = capsule
+        _polyfilled.add(cls)
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
+
+
+def unpolyfill(cls: type, /) -> None:
+    """Take back what :func:`polyfill` did. Raises ValueError for a type that is not polyfilled."""
+    with _lock:
+        if not isinstance(cls, type) or cls not in _polyfilled:
+            raise ValueError(f"{shown(cls)} is not polyfilled")
+        _polyfilled.remove(cls)
+        namespace = _namespace(cls)
+        if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # else somebody has put another one there
+            del namespace[EXCHANGE_ATTRIBUTE]
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
+
+
+def _namespace(cls: type) -> dict:
+    """The dict behind ``cls.__dict__``, which for a type made in C is the only way to set an attribute."""
+    found = [thing for thing in gc.get_referents(cls.__dict__) if type(thing) is dict]
+    if len(found) != 1 or found[0] != dict(cls.__dict__):
+        raise TypeError(f"this interpreter does not show the attributes of {type_name(cls)}")
+    return found[0]

@@ -1,0 +1,123 @@
+"""PyTorch tensors without an exchange table (PyTorch before 2.10): the capsule of PyTorch's C function, without its Python.
+
+``x.__dlpack__()`` is Python code that looks at `x` and then calls ``torch.utils.dlpack.to_dlpack``, a C function. What it looks
+at the guard reads in memory, in a hundredth of the time. So a tensor whose dispatch keys are those of a plain one is exported by
+the C function itself. Any other, and any tensor in a mode that sees PyTorch's functions called, has its ``__dlpack__`` called.
+
+That a tensor requires grad is for the guard's user to judge, who knows when it matters.
+"""
+
+import ctypes
+import sys
+import types as python_types
+from typing import Any
+
+from numba import types
+
+from .._abi import ffi
+from ..dispatch.guard import is_odd_there, is_short
+from ..dispatch.layout import guard_at
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.dltensor import DL_TENSOR, SOUND, delete_managed, dl_tensor_at, end_of, examine, is_empty
+from ..ground.native import address_of, global_address, load, native
+from ..ground.once import once
+from ..producers import dunder, forwarded, torch
+from ..producers.python_side import python_side
+from ..producers.torch_layout import guard
+
+__all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
+
+python_items = python_side("fastexchange.exchange.torch_capsule")
+
+
+@native
+def is_plain(address, ob):
+    """Whether the dispatch keys of the tensor `ob` are those of a plain one, by the ``fx_guard`` at `address`."""
+    found = guard_at(address)
+    return not is_odd_there(address, ob, found.object, found.keys, found.odd_keys, found.element_type, found.odd_types, 0)
+
+
+@native
+def is_seen(is_mode_enabled):
+    """Whether a mode sees what is called: it is to see ``__dlpack__``."""
+    answer = c.PyObject_CallFunctionObjArgs(is_mode_enabled, 0, 0)
+    if answer == 0:
+        c.PyErr_Clear()
+        return True
+    c.Py_DecRef(answer)
+    return answer != global_address("_Py_FalseStruct")
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Fill the pointer at `out` with an owning export of the tensor `py_object`; the caller calls its deleter, once.
+
+    Needs the GIL, may run Python code. Returns 0, or -1 with an exception set, that of the tensor's ``__dlpack__``.
+    """
+    side = python_items()
+    if side == 0:
+        return types.int32(-1)
+    address = c.PyLong_AsSsize_t(load(side))
+    if is_plain(address, py_object) and not is_seen(load(side + 8)):
+        capsule = c.PyObject_CallFunctionObjArgs(load(side + 16), py_object, 0)
+        if capsule == 0:
+            c.PyErr_Clear()
+        elif dunder.take(capsule, out) == 0:
+            tensor = dl_tensor_at(load(out) + DL_TENSOR)
+            is_long = examine(tensor) != SOUND or is_empty(tensor) or not is_short(address, py_object, end_of(tensor))
+            if is_long and is_plain(address, py_object):  # still: making a capsule may collect garbage, and that runs Python
+                return types.int32(0)
+            delete_managed(load(out))
+        else:
+            c.PyErr_Clear()
+    return forwarded.export(py_object, out)
+
+
+# ---- in Python -----------------------------------------------------------------------------------------------------
+
+
+def is_usable(cls: type) -> bool:
+    """Whether tensors of this type are exported here: their ``__dlpack__`` is PyTorch's own, and does as it is known to."""
+    framework: Any = sys.modules["torch"]
+    is_own = getattr(cls, "__dlpack__", None) is framework.Tensor.__dlpack__ and not torch.overrides_functions(cls)
+    return is_own and _is_verified()
+
+
+@once
+def _is_verified() -> bool:
+    """Whether the layout of tensors is known, and the C function's capsules say what those of ``__dlpack__`` say."""
+    framework: Any = sys.modules["torch"]
+    if not guard().knows_all or not all(isinstance(each, python_types.BuiltinFunctionType) for each in _functions()):
+        return False
+    base = framework.arange(24.0, dtype=framework.float32, device="cpu").reshape(4, 6)
+    samples = [base, base.t(), base[1:, ::2], base[0, 0], base[2:2], base.to(framework.int16)[3], base.to(framework.complex64)]
+    try:
+        return all(_said(_functions()[1](each)) == _said(each.__dlpack__()) for each in samples)
+    except Exception:  # a PyTorch with other functions, or a mode that sees them
+        return False
+
+
+def _functions() -> tuple:
+    """Whether a mode sees what is called, and what makes a capsule; None for what this PyTorch does not have."""
+    framework: Any = sys.modules["torch"]
+    return tuple(getattr(framework._C, name, None) for name in ("_is_torch_function_mode_enabled", "_to_dlpack"))
+
+
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+def _said(capsule) -> tuple:
+    tensor = ffi.cast("DLManagedTensor *", _pointer_in(capsule, b"dltensor")).dl_tensor
+    return (
+        address_of(tensor.data) + tensor.byte_offset, int(tensor.device.device_type), tensor.device.device_id,
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, tensor.ndim,
+        [(tensor.shape[i], tensor.strides[i]) for i in range(tensor.ndim)],
+    )  # fmt: skip
+
+
+def __getattr__(name):
+    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks."""
+    if name != "PYTHON_SIDE":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return address_of(guard().native), *_functions()

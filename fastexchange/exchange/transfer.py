@@ -1,0 +1,169 @@
+"""From a tensor of one type to a tensor of another through their exchange tables: the native way of ``from_dlpack``, ``convert``.
+
+What it does not know (a type met for the first time, keywords, a tensor that its framework has to be asked about, a copy)
+it leaves to a Python method, as the shim does.
+"""
+
+from numba import types
+
+from ..dispatch import layout
+from ..dispatch.entries import Py_TYPE, find
+from ..dispatch.guard import is_odd, is_short
+from ..dispatch.shim import call_method
+from ..dispatch.walk import is_writeable
+from ..ground import cpython as c
+from ..ground.cfunction import cfunction
+from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.dltensor import (
+    DL_TENSOR,
+    MAX_NDIM,
+    READONLY,
+    READONLY_IS_ASSUMED,
+    SOUND,
+    check_sizes,
+    delete_managed,
+    dl_tensor_at,
+    end_of,
+    is_empty,
+    is_lost,
+    managed_at,
+)  # fmt: skip
+from ..ground.native import call_int, global_address, load, native, native_inline, stack, store, struct_at
+
+CDEF = """
+/* Of from_dlpack and convert. */
+typedef struct {
+    int64_t runtime;
+    int64_t slow_name;          /* PyObject *, name of the method that makes the calls that native code leaves to it */
+    int64_t target;             /* the type of the result; 0: it is the call's second argument */
+} fx_transfer;
+"""
+
+transfer_at = struct_at("fx_transfer")
+
+
+@native_inline
+def is_subtype(cls, base):
+    """Whether the object at `cls`, a type, is that at `base`, or a type derived from it."""
+    if cls == base:
+        return True
+    # Of what `base` is, only types can be asked.
+    return c.PyType_IsSubtype(Py_TYPE(base), global_address("PyType_Type")) != 0 and c.PyType_IsSubtype(cls, base) != 0
+
+
+@native
+def is_final():
+    """Whether the exception that is set ends the call.
+
+    A BufferError does not, nor a RuntimeError (PyTorch's for a BufferError): Python finds better words, or another way.
+    """
+    if PyErr_Occurred() == 0:
+        return False
+    if (
+        c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
+        and c.PyErr_ExceptionMatches(global_address("PyExc_RuntimeError")) == 0
+    ):
+        return True
+    c.PyErr_Clear()
+    return False
+
+
+@native
+def is_sound(tensor):
+    """Whether a DLTensor's rank, extents, strides and address are those of memory, on whatever device."""
+    if tensor.ndim < 0 or tensor.ndim > MAX_NDIM or (tensor.ndim > 0 and tensor.shape == 0):
+        return False
+    return check_sizes(tensor) == SOUND and not is_lost(tensor)
+
+
+@native
+def runs_backwards(tensor):
+    """Whether a DLTensor has a negative stride: PyTorch ends the process over one."""
+    if tensor.strides == 0:
+        return False
+    backwards = False
+    for i in range(tensor.ndim):
+        backwards |= load(tensor.strides + 8 * i) < 0 and load(tensor.shape + 8 * i) > 1
+    return backwards
+
+
+@native_inline
+def transfer(state, ob, to):
+    """A tensor of the type at `to` that shares memory with `ob`.
+
+    Returns (new reference, or 0 with an exception set; True), or (0, False) where Python has to see to it.
+    """
+    runtime = layout.runtime_at(state.runtime)
+    source = find(runtime, Py_TYPE(ob))
+    target = find(runtime, to)
+    if source == 0 or target == 0 or layout.entry_at(source).managed == 0:
+        return 0, False
+    to_object = layout.entry_at(target).to_object
+    takes_all = layout.entry_at(target).takes_all
+    if layout.entry_at(target).guard == 0 and layout.entry_at(target).kind != layout.KIND_NDARRAY:
+        return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
+    guard = layout.entry_at(source).guard
+    is_own_memory = layout.entry_at(source).is_own_memory != 0
+    if to_object == 0 or is_odd(guard, ob):
+        return 0, False
+    out = stack(1)
+    store(out, 0)
+    if call_int(layout.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
+        return 0, is_final()
+    export = load(out)
+    managed = managed_at(export)
+    if managed.version.major != 1:  # then it has a deleter there, and nothing else is known of it
+        delete_managed(export)
+        return 0, PyErr_Occurred() != 0
+    is_mutable = is_writeable(managed.flags, guard)
+    managed.flags &= ~(READONLY | READONLY_IS_ASSUMED)
+    if not is_mutable:
+        managed.flags |= READONLY
+    tensor = dl_tensor_at(export + DL_TENSOR)
+    if PyErr_Occurred() != 0 or not is_sound(tensor) or (
+        takes_all == 0 and (not is_mutable or runs_backwards(tensor) or tensor.device.device_type != 1)
+    ):
+        delete_managed(export)
+        return 0, PyErr_Occurred() != 0
+    if is_odd(guard, ob):  # since it was exported, by a mode's Python code
+        delete_managed(export)
+        return 0, False
+    if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
+        delete_managed(export)
+        return 0, False
+    made = stack(1)
+    store(made, 0)
+    if call_int(to_object, (export, made)) != 0 or load(made) == 0:
+        delete_managed(export)  # it has taken nothing
+        return 0, is_final()
+    if PyErr_Occurred() != 0:
+        c.Py_DecRef(load(made))
+        return 0, True
+    if Py_TYPE(load(made)) != to:  # a subclass of the type that has the table
+        c.Py_DecRef(load(made))
+        return 0, False
+    return load(made), True
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_transfer(callable_, args, nargsf, kwnames):
+    """The vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
+    state = transfer_at(load(callable_ + CALLABLE_CONTEXT))
+    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
+    if kwnames == 0:
+        if state.target != 0 and nargs == 1:
+            result, was_tried = transfer(state, load(args), state.target)
+            if was_tried:
+                return result
+        elif state.target == 0 and nargs == 2:
+            ob = load(args)
+            to = load(args + 8)
+            known = find(layout.runtime_at(state.runtime), Py_TYPE(ob))
+            is_tensor = known != 0 and layout.entry_at(known).managed != 0
+            if is_tensor and to != global_address("PyBaseObject_Type") and is_subtype(Py_TYPE(ob), to):
+                c.Py_IncRef(ob)
+                return ob
+            result, was_tried = transfer(state, ob, to)
+            if was_tried:
+                return result
+    return call_method(state.slow_name, callable_, args, nargsf, kwnames)

@@ -1,0 +1,291 @@
+"""What native code needs of CPython: reference counts, errors, object layouts, and the vectorcall type.
+
+Every offset used here is either asked of the interpreter (``__basicsize__``, ``__flags__``) or checked against it at
+import by :func:`verify`; what fails the check is listed in ``Runtime.unverified``, and its user takes a safer way.
+"""
+
+import ctypes
+import datetime
+import sys
+import types as python_types
+from typing import Any
+
+from numba import types
+
+from .._abi import ffi
+from .native import address_of, external, load, native_inline, store
+from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
+
+CDEF = """
+typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
+typedef struct { fx_object ob_base; double ob_fval; } fx_float;
+typedef struct { fx_object ob_base; double real; double imag; } fx_complex;
+typedef struct { fx_object ob_base; int64_t ob_size; void *ob_item[1]; } fx_tuple;
+typedef struct { fx_object ob_base; uintptr_t vectorcall; uintptr_t context; } fx_callable;
+typedef struct { char *name; void *function; int flags; char *doc; } fx_method;          /* PyMethodDef */
+typedef struct { char *name; void *get; void *set; char *doc; void *closure; } fx_getset; /* PyGetSetDef */
+typedef struct { fx_object ob_base; void *type; void *name; void *qualname; void *definition; } fx_descriptor;
+"""
+
+POINTER = types.intp  # an address, or a count of Py_ssize_t
+INT = types.int32
+
+OB_TYPE = ffi.offsetof("fx_object", "ob_type")
+OB_FVAL = ffi.offsetof("fx_float", "ob_fval")
+OB_SIZE = ffi.offsetof("fx_tuple", "ob_size")
+OB_ITEM = ffi.offsetof("fx_tuple", "ob_item")
+CALLABLE_VECTORCALL = ffi.offsetof("fx_callable", "vectorcall")
+CALLABLE_CONTEXT = ffi.offsetof("fx_callable", "context")
+NUMPY_SCALAR_VALUE = ffi.sizeof("fx_object")  # NumPy's scalars of up to 16 bytes: the value follows the object's head
+
+Py_IncRef = external("Py_IncRef", types.void, POINTER)
+Py_DecRef = external("Py_DecRef", types.void, POINTER)
+PyErr_Occurred = external("PyErr_Occurred", POINTER)
+PyErr_Clear = external("PyErr_Clear", types.void)
+PyErr_ExceptionMatches = external("PyErr_ExceptionMatches", INT, POINTER)
+PyErr_SetNone = external("PyErr_SetNone", types.void, POINTER)
+PyErr_SetString = external("PyErr_SetString", types.void, POINTER, POINTER)
+PyErr_Fetch = external("PyErr_Fetch", types.void, POINTER, POINTER, POINTER)
+PyErr_NormalizeException = external("PyErr_NormalizeException", types.void, POINTER, POINTER, POINTER)
+PyErr_Restore = external("PyErr_Restore", types.void, POINTER, POINTER, POINTER)
+PyException_SetTraceback = external("PyException_SetTraceback", INT, POINTER, POINTER)
+PyEval_SaveThread = external("PyEval_SaveThread", POINTER)
+PyEval_RestoreThread = external("PyEval_RestoreThread", types.void, POINTER)
+PyGILState_Ensure = external("PyGILState_Ensure", INT)
+PyGILState_Release = external("PyGILState_Release", types.void, INT)
+Py_IsInitialized = external("Py_IsInitialized", INT)
+PyMem_RawMalloc = external("PyMem_RawMalloc", POINTER, POINTER)
+PyMem_RawFree = external("PyMem_RawFree", types.void, POINTER)
+PyLong_AsLongLongAndOverflow = external("PyLong_AsLongLongAndOverflow", types.int64, POINTER, POINTER)
+PyLong_AsUnsignedLongLong = external("PyLong_AsUnsignedLongLong", types.uint64, POINTER)
+PyLong_FromSsize_t = external("PyLong_FromSsize_t", POINTER, POINTER)
+PyObject_VectorcallMethod = external("PyObject_VectorcallMethod", POINTER, POINTER, POINTER, POINTER, POINTER)
+PyObject_GetAttr = external("PyObject_GetAttr", POINTER, POINTER, POINTER)
+PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, POINTER)
+PyObject_CallFunctionObjArgs = external("PyObject_CallFunctionObjArgs", POINTER, POINTER, POINTER, POINTER)
+PyDict_GetItemWithError = external("PyDict_GetItemWithError", POINTER, POINTER, POINTER)
+PyImport_ImportModule = external("PyImport_ImportModule", POINTER, POINTER)
+PyTuple_New = external("PyTuple_New", POINTER, POINTER)
+PyList_Size = external("PyList_Size", POINTER, POINTER)
+PyList_GetItem = external("PyList_GetItem", POINTER, POINTER, POINTER)
+PyList_SetItem = external("PyList_SetItem", INT, POINTER, POINTER, POINTER)
+PyList_AsTuple = external("PyList_AsTuple", POINTER, POINTER)
+PyUnicode_AsUTF8AndSize = external("PyUnicode_AsUTF8AndSize", POINTER, POINTER, POINTER)
+PyUnicode_Compare = external("PyUnicode_Compare", INT, POINTER, POINTER)
+PyCapsule_IsValid = external("PyCapsule_IsValid", INT, POINTER, POINTER)
+PyCapsule_GetPointer = external("PyCapsule_GetPointer", POINTER, POINTER, POINTER)
+PyCapsule_SetName = external("PyCapsule_SetName", INT, POINTER, POINTER)
+PyCapsule_New = external("PyCapsule_New", POINTER, POINTER, POINTER, POINTER)
+PyCapsule_SetDestructor = external("PyCapsule_SetDestructor", INT, POINTER, POINTER)
+PyCapsule_SetContext = external("PyCapsule_SetContext", INT, POINTER, POINTER)
+PyCapsule_GetContext = external("PyCapsule_GetContext", POINTER, POINTER)
+is_finalizing = external("Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing", INT)
+PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
+PyType_IsSubtype = external("PyType_IsSubtype", INT, POINTER, POINTER)
+
+CapsuleType = type(datetime.datetime_CAPI)  # types.CapsuleType came with 3.13
+VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
+
+
+# ---- references ----------------------------------------------------------------------------------------------------
+
+COUNTS_IN_TOTAL = hasattr(sys, "gettotalrefcount")
+"""A debug build also counts all references there are, so it has to be called for each."""
+
+
+@native_inline
+def incref(ob):
+    """``Py_INCREF``. An immortal object, whose count as 32 bits is negative (from 3.12 on), is CPython's to see to."""
+    count = load(ob)
+    if COUNTS_IN_TOTAL or types.int32(count) < 0:
+        Py_IncRef(ob)
+    else:
+        store(ob, count + 1)
+
+
+@native_inline
+def decref(ob):
+    """``Py_DECREF``. The last reference is CPython's to drop."""
+    count = load(ob)
+    if COUNTS_IN_TOTAL or types.int32(count) <= 1:
+        Py_DecRef(ob)
+    else:
+        store(ob, count - 1)
+
+
+# ---- methods written in C ------------------------------------------------------------------------------------------
+
+METH_NOARGS = 4
+
+
+def function_of(descriptor) -> int:
+    """The address of ``PyObject *(PyObject *self, void *)``, which a method without arguments, or an attribute, is in C.
+
+    To be called with NULL as its second argument, and with a `self` of the right type: it does not look. 0 if there is no such
+    function, or the descriptor does not lie in memory as declared.
+    """
+    if not isinstance(descriptor, (python_types.MethodDescriptorType, python_types.GetSetDescriptorType)):
+        return 0
+    at = ffi.cast("fx_descriptor *", id(descriptor))
+    if (address_of(at.type), address_of(at.name)) != (id(descriptor.__objclass__), id(descriptor.__name__)):
+        return 0
+    if isinstance(descriptor, python_types.MethodDescriptorType):
+        method = ffi.cast("fx_method *", at.definition)
+        is_plain, name, function = method.flags == METH_NOARGS, method.name, method.function
+    else:
+        attribute = ffi.cast("fx_getset *", at.definition)
+        is_plain, name, function = attribute.closure == ffi.NULL, attribute.name, attribute.get
+    is_plain = is_plain and ffi.string(name).decode() == descriptor.__name__
+    return address_of(function) if is_plain else 0
+
+
+# ---- verification --------------------------------------------------------------------------------------------------
+
+
+def _word(address: int) -> int:
+    return ctypes.c_ssize_t.from_address(address).value
+
+
+def _double(address: int) -> float:
+    return ctypes.c_double.from_address(address).value
+
+
+def _counts_references() -> bool:
+    """Whether the word at the start of an object is the number of its references, and negative as 32 bits if it is immortal."""
+    thing = object()
+    counts = [_word(id(thing))]
+    holders = [thing, thing, thing]
+    counts.append(_word(id(thing)))
+    holders.pop()
+    counts.append(_word(id(thing)))
+    is_immortal = sys.version_info >= (3, 12)
+    return counts == [1, 4, 3] and (_word(id(None)) & 0x80000000 != 0) == is_immortal
+
+
+def verify() -> dict[str, bool]:
+    """Compare each layout that native code relies on with objects of this interpreter."""
+    pair = (object(), object())
+    z = complex(1.5, -2.5)
+    float_value = 1234.5678
+    return {
+        "object": object.__basicsize__ == ffi.sizeof("fx_object")
+        and _word(id(pair) + OB_TYPE) == id(tuple)
+        and _counts_references(),
+        "float": float.__basicsize__ == ffi.sizeof("fx_float") and _double(id(float_value) + OB_FVAL) == float_value,
+        "complex": (_double(id(z) + OB_FVAL), _double(id(z) + OB_FVAL + 8)) == (z.real, z.imag),
+        "dispatcher": _is_dispatcher_laid_out(),
+        "tuple": _word(id(pair) + OB_SIZE) == 2
+        and (_word(id(pair) + OB_ITEM), _word(id(pair) + OB_ITEM + 8)) == (id(pair[0]), id(pair[1])),
+    }
+
+
+# ---- the callable type ---------------------------------------------------------------------------------------------
+
+_TPFLAGS_HAVE_VECTORCALL = 1 << 11
+_TPFLAGS_DEFAULT = (1 << 18) if sys.version_info < (3, 12) else 0  # HAVE_VERSION_TAG, until 3.12
+_TPFLAGS_BASETYPE = 1 << 10
+_TPFLAGS_IMMUTABLETYPE = 1 << 8
+_TP_CALL, _TP_DESCR_GET, _TP_MEMBERS = 50, 54, 72  # typeslots.h; these numbers are part of the stable ABI
+_T_PYSSIZET, _READONLY = 19, 1  # structmember.h
+_WORD = CALLABLE_CONTEXT - CALLABLE_VECTORCALL
+
+
+class _Slot(ctypes.Structure):
+    _fields_ = [("slot", ctypes.c_int), ("pfunc", ctypes.c_void_p)]
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p), ("basicsize", ctypes.c_int), ("itemsize", ctypes.c_int),
+        ("flags", ctypes.c_uint), ("slots", ctypes.POINTER(_Slot)),
+    ]  # fmt: skip
+
+
+class _Member(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p), ("type", ctypes.c_int), ("offset", ctypes.c_ssize_t),
+        ("flags", ctypes.c_int), ("doc", ctypes.c_char_p),
+    ]  # fmt: skip
+
+
+_native_types: list[type] = []
+
+
+def _make_callable_type(name: str, base: type):
+    """A subclass of the C type `base`, with two words more, ``_vectorcall`` and ``_context``, and a vectorcall slot.
+
+    It has no dict and no weakrefs: a Python subclass adds those, so that CPython's own code frees them. Members are set by plain
+    attribute assignment; native code reads them behind what `base` has. Objects whose ``_vectorcall`` is 0 are called through
+    ``type(self).__call__``, if a subclass has that.
+    """
+    at = base.__basicsize__
+    members = (_Member * 4)(
+        _Member(b"_vectorcall", _T_PYSSIZET, at, 0, b"address of the vectorcall function"),
+        _Member(b"_context", _T_PYSSIZET, at + _WORD, 0, b"address of what that function reads"),
+        _Member(b"__vectorcalloffset__", _T_PYSSIZET, at, _READONLY, None),
+    )
+    get_slot = ctypes.pythonapi.PyType_GetSlot
+    get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
+    slots = (_Slot * 4)(
+        _Slot(_TP_CALL, ctypes.cast(ctypes.pythonapi.PyVectorcall_Call, ctypes.c_void_p)),
+        _Slot(_TP_DESCR_GET, get_slot(python_types.FunctionType, _TP_DESCR_GET)),
+        _Slot(_TP_MEMBERS, ctypes.addressof(members)),
+    )
+    flags = _TPFLAGS_DEFAULT | _TPFLAGS_BASETYPE | _TPFLAGS_IMMUTABLETYPE | _TPFLAGS_HAVE_VECTORCALL
+    spec = _Spec(name.encode(), at + 2 * _WORD, 0, flags, slots)
+    from_spec = ctypes.pythonapi.PyType_FromSpecWithBases
+    from_spec.restype, from_spec.argtypes = ctypes.py_object, [ctypes.POINTER(_Spec), ctypes.py_object]
+    made = from_spec(ctypes.byref(spec), (base,))
+    _native_types.append(made)
+    return made, (members, slots, spec)  # CPython keeps pointers into them
+
+
+def address_of_call(cls: type) -> int:
+    """The address of a C type's ``tp_call``: ``PyObject *(PyObject *self, PyObject *args, PyObject *kwargs)``."""
+    get_slot = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_int)(("PyType_GetSlot", ctypes.pythonapi))
+    return get_slot(cls, _TP_CALL)
+
+
+NativeCallable, _kept = _make_callable_type("fastexchange.NativeCallable", object)
+KERNEL_CONTEXT = DispatcherBase.__basicsize__ + _WORD
+"""Where a kernel, which is one of Numba's dispatchers, has its ``_context``."""
+NativeDispatcher: Any
+try:
+    NativeDispatcher, _kept_too = _make_callable_type("fastexchange.NativeDispatcher", DispatcherBase)
+    type("Tried", (NativeDispatcher, CPUDispatcher), {})
+except Exception as error:  # a Numba whose dispatchers cannot be extended: they make the calls themselves
+    NativeDispatcher = type("NativeDispatcher", (), {"_vectorcall": 0, "_context": 0})
+    note_failure("a subclass of Numba's dispatcher", error)
+
+
+def _is_dispatcher_laid_out() -> bool:
+    """Whether native code finds the two words of a :data:`NativeDispatcher`."""
+    tried = type("Tried", (NativeDispatcher, CPUDispatcher), {})(lambda: None)
+    tried._vectorcall, tried._context = 4711, 4712
+    return (_word(id(tried) + KERNEL_CONTEXT - _WORD), _word(id(tried) + KERNEL_CONTEXT)) == (4711, 4712)
+
+
+def _find_flags_offset() -> int | None:
+    """The offset of ``tp_flags`` in a type object: the only word that equals ``__flags__`` in every type tried."""
+    tried = [int, list, dict, type, BaseException, NativeCallable, type("Tried", (), {})]
+    offsets = range(0, type.__basicsize__ - 8, 8)  # type: ignore[operator]  # an int, whatever typeshed has
+    hits = [at for at in offsets if all(_word(id(t) + at) == t.__flags__ for t in tried)]
+    return hits[0] if len(hits) == 1 else None
+
+
+_FLAGS_OFFSET = _find_flags_offset()
+
+
+def enable_vectorcall(cls: type, call: Any = NativeCallable.__call__) -> bool:
+    """Set the vectorcall flag of a subclass of a native type; True if calls of it go straight to its native function.
+
+    From CPython 3.12 on classes inherit the flag, unless they have a ``__call__`` of their own. Else its one bit is set here, in
+    a type that nobody has called yet; not if its ``__call__`` is another one than `call`, which is for objects without a
+    native function. Without the bit calls take ``tp_call``, slower and just as right.
+    """
+    if cls.__call__ is not call or not any(base in _native_types for base in cls.__mro__):
+        return False
+    if not cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL and _FLAGS_OFFSET is not None:
+        byte = ctypes.c_uint8.from_address(id(cls) + _FLAGS_OFFSET + 1)
+        byte.value |= _TPFLAGS_HAVE_VECTORCALL >> 8
+    return bool(cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL)

@@ -1,0 +1,107 @@
+"""A kernel's parameters: their names, their defaults, and how Python binds arguments to them."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .omitted import OMITTED
+
+__all__ = ["Item", "Parameters", "find_item", "item_of", "value_at"]
+
+
+class Item(int):
+    """The position of an argument, and the place in it of an item: the indices that lead there, from the outermost on."""
+
+    place: tuple[int, ...]
+
+
+def item_of(position: int, index: int) -> Item:
+    """The item at `index` of what is at `position`, an argument or an item."""
+    made = Item(position)
+    made.place = (*getattr(position, "place", ()), index)
+    return made
+
+
+def value_at(bound: tuple, position: int) -> Any:
+    """The argument, or the item, at `position`."""
+    value = bound[position]
+    for index in getattr(position, "place", ()):
+        value = value[index]
+    return value
+
+
+def find_item(position: int, value, part) -> int | None:
+    """Where the object `part` is in `value`, which is at `position`; None if it is not there."""
+    if value is part:
+        return position
+    for index, item in enumerate(value[:] if issubclass(type(value), tuple) or type(value) is list else ()):
+        found = find_item(item_of(position, index), item, part)
+        if found is not None:
+            return found
+    return None
+
+
+class Parameters:
+    """What a kernel's context, its slow path and its messages need of its signature.
+
+    `outputs`: how many of the last parameters are outputs, which may be omitted.
+    """
+
+    def __init__(self, py_func: Callable, outputs: int = 0):
+        parameters = list(inspect.signature(py_func, follow_wrapped=False).parameters.values())
+        for parameter in parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                raise TypeError(f"{py_func.__qualname__}(): Numba compiles no functions with {parameter}; name its parameters")
+        self.variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        """The name of ``*args``, or None."""
+        plain = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+        self.names = [p.name for p in plain]
+        """All others, in order."""
+        self.defaults: dict[int, Any] = {i: p.default for i, p in enumerate(plain) if p.default is not p.empty}
+        """By index, what an omitted argument stands for."""
+        self._outputs = range(len(plain) - outputs, len(plain))
+        self.positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in plain)
+        self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in plain)
+        keyword_only = len(plain) - self.positional
+        if keyword_only and self.variadic is not None:
+            raise TypeError(
+                f"{py_func.__qualname__}(): Numba compiles no functions with keyword-only parameters behind "
+                f"*{self.variadic}; put them in front of it"
+            )
+        self.bind = self._make_binder(py_func)
+        """``bind(*args, **kwargs)``: the arguments as a tuple, in order, :data:`OMITTED` for defaults, ``*args`` at the end."""
+
+    def _make_binder(self, py_func: Callable) -> Callable[..., tuple]:
+        """A function with the kernel's parameters: Python itself binds, and words the TypeError when they do not fit."""
+        listed = [name + ("=OMITTED" if self.may_be_omitted(i) else "") for i, name in enumerate(self.names)]
+        if self.positional < len(self.names):
+            listed.insert(self.positional, "*")
+        if self.positional_only:
+            listed.insert(self.positional_only, "/")
+        returned = [*self.names]
+        if self.variadic is not None:
+            listed.append("*" + self.variadic)
+            returned.append("*" + self.variadic)
+        namespace: dict[str, Any] = {"OMITTED": OMITTED}
+        exec(f"def bind({', '.join(listed)}): return ({''.join(name + ', ' for name in returned)})", namespace)
+        bind = namespace["bind"]
+        bind.__name__, bind.__qualname__ = py_func.__name__, py_func.__qualname__
+        return bind
+
+    def unfolded(self, position: int) -> int:
+        """A position among arguments of which Numba has folded ``*args`` into a tuple, as one among those that were given."""
+        place = getattr(position, "place", ())
+        if self.variadic is None or position < len(self.names) or not place:
+            return position
+        return functools.reduce(item_of, place[1:], position + place[0])
+
+    def may_be_omitted(self, index: int) -> bool:
+        """Whether the parameter has a default, or is an output."""
+        return index in self.defaults or index in self._outputs
+
+    def name_of(self, position: int) -> str:
+        """The name of the argument at `position`, ``rest[2]`` behind the named ones."""
+        if position < len(self.names):
+            return self.names[position]
+        return f"{self.variadic}[{position - len(self.names)}]"

@@ -1,0 +1,69 @@
+"""How the package is built: which of its rooms may import which."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import fastexchange
+
+ROOT = Path(fastexchange.__file__).parent
+FLOORS = ("ground", "producers", "dispatch", "exchange", "calls", "cuda", "api", "measuring", "__init__", "command", "__main__")
+"""From the bottom to the top: what a room imports lies in it, or below."""
+PLACES = {"_abi": "ground", "_abi_build": "ground", "interpreter": "ground", "version": "ground"}
+"""Files that are not in a room."""
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules, named from its root: ``dispatch.walk``, ``dispatch`` for its ``__init__.py``, and ``__init__``."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports() -> dict[str, set[str]]:
+    """By module, the modules of the package that it imports anywhere in its file, but for type checkers."""
+    known = modules()
+    return {name: {found for node in _imports(path) for found in _found(node, name, path, known)} for name, path in known.items()}
+
+
+def _imports(path: Path):
+    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield node
+        pending += ast.iter_child_nodes(node)
+
+
+def _found(node: ast.ImportFrom, name: str, path: Path, known: dict):
+    package = [] if name == "__init__" else name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    base = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
+    for each in node.names:
+        found = ".".join([*base, each.name])
+        yield found if found in known else ".".join(base) or "__init__"
+
+
+def floor_of(name: str) -> int:
+    room = name.partition(".")[0]
+    return FLOORS.index(PLACES.get(room, room))
+
+
+def test_nothing_is_imported_from_above():
+    upward = [(name, found) for name, all_found in imports().items() for found in all_found if floor_of(found) > floor_of(name)]
+    assert not upward
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = {name: found - {name} for name, found in imports().items()}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
+    assert sum(map(len, graph.values())) > 500, "imports are no longer found"
+
+
+def test_the_imports_that_are_looked_for_are_found():
+    found = imports()
+    assert "dispatch.walk" in found["dispatch.shim"] and "calls.bound" in found["calls.kernel"]  # the second in a function
+    assert "api" in found["__init__"] and "measuring.overhead" not in found["__init__"]
