@@ -1,7 +1,8 @@
 """Element types: DLPack's ``(code, bits)``, NumPy's dtype and Numba's type, and the 24-bit *field* that keys carry.
 
-A plain dtype's field is ``code | bits << 8``, and so is that of a registered one (``dtype_registry``) for which Numba has no type. Any other dtype (structured, datetime64, fixed-width text; bits that have no DLPack name) gets a number above those, one per
-distinct dtype, kept for the life of the process like the code compiled for it.
+A plain dtype's field is ``code | bits << 8``, and so is that of a registered one (``dtype_registry``) for which Numba has no
+type. Any other dtype (structured, datetime64, fixed-width text; bits that have no DLPack name) gets a number above those, one
+per distinct dtype, kept for the life of the process like the code compiled for it.
 
 What a kernel computes with for a field is decided here, in :func:`element_of` and nowhere else: Numba's type for it; where it
 has none, the *storage integer*, if the kernel asks for that (``fast_args(storage=True)``); else the tensor is refused.
