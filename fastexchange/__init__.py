@@ -37,18 +37,18 @@ __all__ = [
 ]  # fmt: skip
 
 _ROOMS = {
-    "bound": ("BoundLaunch",),
+    "calls.bound": ("BoundLaunch",),
+    "calls.explain": ("explain",),
     "cuda.bound": ("BoundCudaLaunch",),
     "cuda.driver": ("CudaError",),
     "cuda.kernel": ("CudaKernel",),
     "cuda.launcher": ("CudaLauncher",),
-    "conversion": ("convert", "from_dlpack", "to_dlpack"),
-    "exchange": ("exchange_api", "polyfill", "unpolyfill"),
-    "explanation": ("explain",),
+    "exchange.convert": ("convert", "from_dlpack", "to_dlpack"),
+    "exchange.polyfill": ("exchange_api", "polyfill", "unpolyfill"),
+    "ground.dlpack_types": ("DLDataType", "DLDevice", "DLPackVersion"),
+    "ground.dtype_registry": ("register_dlpack_dtype",),
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
-    "registry": ("register_dlpack_dtype",),
-    "values": ("DLDataType", "DLDevice", "DLPackVersion"),
 }
 """Where the names are that are imported when they are first used: native rooms take a while."""
 
