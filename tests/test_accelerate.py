@@ -159,6 +159,28 @@ def test_a_first_calls_result_is_its_callers_alone(both):
         gc.enable()
 
 
+def test_a_kernel_that_nobody_holds_is_gone(both):
+    """As Numba's is, without a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        for argument in (1, np.ones(2)):
+            dispatchers = both(lambda x: helper(x) + 1)
+            for each in dispatchers:
+                for _ in range(40):
+                    each(argument)
+            gone = [weakref.ref(each) for each in dispatchers]
+            del dispatchers, each
+            assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+@numba.njit
+def helper(x):
+    return x
+
+
 def test_boxes_of_others_types_are_not_kept_on_disk():
     class Other(types.Array):
         pass

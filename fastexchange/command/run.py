@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         _in_front(os.path.dirname(os.path.realpath(path)))
         main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
         with io.open_code(path) as file:
-            code = pkgutil.read_code(file)  # type: ignore[attr-defined]  # of a .pyc, as runpy does
+            code = pkgutil.read_code(file)  # of a .pyc, as runpy does
         if code is None:
             with io.open_code(path) as file:
                 code = compile(file.read(), path, "exec")
