@@ -506,6 +506,19 @@ def test_a_program_is_run_as_python_runs_it(tmp_path):
         assert f" {tmp_path} " not in done.stdout and "exit Held" in done.stdout
 
 
+def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nprint([name for name in ('numba', 'numpy') if name in sys.modules])\n"
+        "os.environ['NUMBA_DISABLE_JIT'], os.environ['NUMBA_NUM_THREADS'] = sys.argv[1], '1'\nimport numba\n"
+        "print(type(numba.njit(lambda x: x)).__name__, numba.config.NUMBA_NUM_THREADS, numba.__spec__.loader)\n"
+    )
+    for given, expected in (("0", "FastKernel 1"), ("1", "function 1")):
+        code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
+        done = run_python(code, str(program), given)
+        assert done.stdout.startswith(f"[]\n{expected} ") and "SourceFileLoader" in done.stdout
+
+
 def test_the_python_that_runs_this(accelerated):
     """Numba's own internal functions, compiled from now on, are kernels as well."""
 

@@ -2,6 +2,7 @@
 
 import argparse
 import builtins
+import functools
 import importlib.util
 import io
 import os
@@ -17,15 +18,16 @@ __all__ = ["run"]
 
 def run(options: argparse.Namespace) -> int:
     """Run the program in this process, as its ``__main__``, which stays that: for threads and ``atexit``, too."""
-    from .. import accelerate
-
     program = options.program
     if not options.is_module and not os.path.exists(program):
         raise CommandError(f"{program!r} is no file; a module is run by -m {program}")
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={}, __cached__=None)
     sys.argv[:] = [program, *options.arguments]
-    accelerate()
+    if "numba" in sys.modules:
+        _accelerate()
+    else:
+        sys.meta_path.insert(0, _Accelerating())
     path = os.path.join(os.getcwd(), program)
     if options.is_module:
         sys.argv[0] = "-m"
@@ -49,6 +51,32 @@ def run(options: argparse.Namespace) -> int:
     sys.modules["__main__"] = main
     exec(code, vars(main))
     return 0
+
+
+class _Accelerating:
+    """Has Numba accelerated as soon as the program has imported it: what Numba reads then, the program may have set before."""
+
+    def find_spec(self, name, path=None, target=None):
+        """As Python's finders have it."""
+        if name != "numba":
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((each for each in found if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = functools.partial(self._load, spec.loader, spec.loader.exec_module)
+        return spec
+
+    def _load(self, loader, exec_module, module):
+        del loader.exec_module  # the class's own again
+        exec_module(module)
+        sys.meta_path.remove(self)
+        _accelerate()
+
+
+def _accelerate() -> None:
+    from .. import accelerate
+
+    accelerate()
 
 
 def _in_front(path: str, is_always: bool = False) -> None:
