@@ -10,11 +10,10 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from . import interpreter as _interpreter  # noqa: F401  (first: it refuses interpreters that the others cannot trust)
-from .api import accelerate, decelerate, fast_args
 from .dlpack import DLDataTypeCode, DLDeviceType
-from .kernel import FastKernel, KernelCounts
 
 if TYPE_CHECKING:
+    from .api import accelerate, decelerate, fast_args
     from .bound import BoundLaunch
     from .conversion import convert, from_dlpack, to_dlpack
     from .cuda.bound import BoundCudaLaunch
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from .cuda.launcher import CudaLauncher
     from .exchange import exchange_api, polyfill, unpolyfill
     from .explanation import explain
+    from .kernel import FastKernel, KernelCounts
     from .measuring.overhead import measure
     from .measuring.report import OverheadReport
     from .registry import register_dlpack_dtype
@@ -37,6 +37,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "api": ("accelerate", "decelerate", "fast_args"),
     "bound": ("BoundLaunch",),
     "cuda.bound": ("BoundCudaLaunch",),
     "cuda.driver": ("CudaError",),
@@ -45,12 +46,16 @@ _ROOMS = {
     "conversion": ("convert", "from_dlpack", "to_dlpack"),
     "exchange": ("exchange_api", "polyfill", "unpolyfill"),
     "explanation": ("explain",),
+    "kernel": ("FastKernel", "KernelCounts"),
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
     "registry": ("register_dlpack_dtype",),
     "values": ("DLDataType", "DLDevice", "DLPackVersion"),
 }
-"""Where the names are that are imported when they are first used: native rooms take a while."""
+"""Where the names are that are imported when they are first used: native rooms take a while, and Numba is not asked for sooner.
+
+A program that ``python -m fastexchange run`` runs may set what Numba and NumPy read when they are imported.
+"""
 
 
 def __getattr__(name: str):

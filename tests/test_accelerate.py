@@ -159,6 +159,50 @@ def test_a_first_calls_result_is_its_callers_alone(both):
         gc.enable()
 
 
+def by_kind(x, /, y, *, z):
+    return x, y, z
+
+
+def test_what_numba_takes_by_position_and_by_name(both):
+    """It does not know of keyword-only and positional-only parameters; a call is made once."""
+    plain, accelerated = both(by_kind)
+    named = {"x": 1, "y": 2, "z": 3}
+    for args, kwargs in (((1, 2, 3), {}), ((), named), ((1, 2), {"z": 3}), ((1,), {"y": True, "z": 2.5}), ((1, 2, 3, 4), {})):
+        for _ in range(3):
+            assert outcome(accelerated, args, kwargs) == outcome(plain, args, kwargs)
+    assert outcome(accelerated, (), named) == (1, 2, 3)
+    assert outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
+
+
+def test_it_is_not_iterable(both):
+    for kernel in (*both(add), fast_args(add)):
+        assert not np.iterable(kernel)
+        with pytest.raises(TypeError, match="not iterable"):
+            iter(kernel)
+
+
+def test_a_kernel_that_nobody_holds_is_gone(both):
+    """As Numba's is, without a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        for argument in (1, np.ones(2)):
+            dispatchers = both(lambda x: helper(x) + 1)
+            for each in dispatchers:
+                for _ in range(40):
+                    each(argument)
+            gone = [weakref.ref(each) for each in dispatchers]
+            del dispatchers, each
+            assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+@numba.njit
+def helper(x):
+    return x
+
+
 def test_boxes_of_others_types_are_not_kept_on_disk():
     class Other(types.Array):
         pass
