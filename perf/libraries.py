@@ -95,6 +95,11 @@ class Place:
                 os.replace(made, folder)
         return folder
 
+    def machine(self) -> dict:
+        """The machine, and the versions that the environment has of the packages."""
+        code = "import json; from fastexchange.measuring import files; print(json.dumps(files.machine()))"
+        return json.loads(self.run(["-c", code], 60)[1].strip().splitlines()[-1])
+
     def version(self, library: Library) -> str:
         """The version that is installed."""
         code = f"import importlib.metadata; print(importlib.metadata.version({library.name!r}))"
@@ -138,7 +143,11 @@ def run_tests(place: Place, library: Library, cwd: Path, way: str, seconds: floa
 
 def tests(place: Place, library: Library, cwd: Path, seconds: float) -> dict:
     """Run the library's tests in both ways."""
-    both = {way: run_tests(place, library, cwd, way, seconds) for way in WAYS}
+    both = {}
+    for way in WAYS:
+        both[way] = run_tests(place, library, cwd, way, seconds)
+        if both[way]["exit_code"] == 124:
+            raise RuntimeError(f"tests, {way}, took more than {seconds:.0f} s")
     plain, accelerated = (both[way].pop("outcomes") for way in WAYS)
     for way, each in zip(WAYS, (plain, accelerated), strict=True):
         both[way] |= {kind: sum(outcome == kind for outcome in each.values()) for kind in ("passed", "failed", "skipped")}
@@ -334,7 +343,7 @@ def main() -> int:
     document: dict = {"libraries": [], "targets": []}
     if options.json.exists():
         document = json.loads(options.json.read_text(encoding="utf-8"))
-    document["machine"] = files.machine()
+    document["machine"] = place.machine()
     for library in LIBRARIES:
         if {*options.only} == {"targets"} or (options.names and library.name not in options.names):
             continue
