@@ -58,8 +58,9 @@ LIBRARIES = (
     ),
     Library(
         "umap-learn", "umap", ("library_umap.py",), "none are to be had: its documented examples, `library_umap.py`",
-        "umap.distances.pairwise_special_metric(x, metric=umap.distances.euclidean)",
-        "import umap.distances\nx = numpy.random.default_rng(0).random((10, 8))",
+        "reducer.transform(q)",
+        "x = numpy.random.default_rng(0).random((100, 8))\n"
+        "reducer = umap.UMAP(n_neighbors=10, n_epochs=20, random_state=0, n_jobs=1).fit(x)\nq = x[:1] + 0.01",
     ),
     Library(
         "librosa", "librosa",

@@ -15,6 +15,7 @@ from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
 
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
+from fastexchange.disk_cache import FOLDER
 from fastexchange.dispatch.boxing import is_plain
 
 
@@ -235,3 +236,17 @@ def test_code_that_is_kept_by_numba_alone_is_no_warning(both, tmp_path, monkeypa
         warnings.simplefilter("error")
         for kernel in both(above, "int64(int64)", cache=True):
             assert kernel(1) == 2
+
+
+def test_a_folder_that_others_can_write_to(both, tmp_path, monkeypatch):
+    """Code is kept in Numba's files then, not in ours."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    _, accelerated = both(add, cache=True)
+    assert accelerated(1, 2) == 3
+    (folder,) = tmp_path.rglob(FOLDER)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="other users can write"):
+        fast_args(cache=True)(add)
+    for hits in (0, 1):
+        _, accelerated = both(add, cache=True)
+        assert [accelerated(x, 2) for x in (1, 2)] == [3, 4] and sum(accelerated.stats.cache_hits.values()) == hits
