@@ -142,7 +142,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return
         pipeline = pipeline_of(self)
         own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
-        use_cache(self, KernelCache(self.py_func, {**self.targetoptions, "locals": self.locals, **own}))
+        options = {**self.targetoptions, "locals": self.locals, **own}
+        try:
+            cache = KernelCache(self.py_func, options, warns=not self._is_numbas)
+        except RuntimeError:
+            if not self._is_numbas:
+                raise
+            super().enable_caching()  # where Numba finds no directory either, it says so
+            return
+        use_cache(self, cache)
         compile_with(self, with_unique_symbols(pipeline))
 
     def add_overload(self, cres) -> None:

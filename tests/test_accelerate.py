@@ -1,7 +1,9 @@
 """``accelerate()``: what Numba's decorators make then is what Numba makes, but that it takes tensors and calls are cheaper."""
 
+import enum
 import gc
 import pickle
+import warnings
 import weakref
 
 import numba
@@ -9,9 +11,11 @@ import numpy as np
 import pytest
 from made_producers import Dunder
 from numba.core import types
+from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
 
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
+from fastexchange.disk_cache import FOLDER
 from fastexchange.dispatch.boxing import is_plain
 
 
@@ -59,6 +63,17 @@ def outcome(kernel, args, kwargs):
         return kernel(*args, **kwargs)
     except Exception as error:
         return type(error), str(error).split()  # what Numba says a second time has another indentation
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+    def words(self):
+        return "low"
+
+
+def above(x):
+    return x + Level.LOW.value
 
 
 class Stranger:
@@ -254,3 +269,28 @@ def test_jitted_functions_in_a_tuple(both):
         assert applied((one, one), 0) == 2
         assert [picked((one, two), i) for i in range(2)] == [124, 125]
         assert of_tensors((one, two), np.zeros(3)) == of_tensors((one, two), Dunder(np.zeros(3))) == 4
+
+
+def test_code_that_is_kept_by_numba_alone_is_no_warning(both, tmp_path, monkeypatch):
+    """Libraries are imported with warnings as errors, too."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    with pytest.warns(NumbaWarning, match="above is compiled by each process"):
+        assert fast_args(cache=True)(above)(1) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kernel in both(above, "int64(int64)", cache=True):
+            assert kernel(1) == 2
+
+
+def test_a_folder_that_others_can_write_to(both, tmp_path, monkeypatch):
+    """Code is kept in Numba's files then, not in ours."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    _, accelerated = both(add, cache=True)
+    assert accelerated(1, 2) == 3
+    (folder,) = tmp_path.rglob(FOLDER)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="other users can write"):
+        fast_args(cache=True)(add)
+    for hits in (0, 1):
+        _, accelerated = both(add, cache=True)
+        assert [accelerated(x, 2) for x in (1, 2)] == [3, 4] and sum(accelerated.stats.cache_hits.values()) == hits
