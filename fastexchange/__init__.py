@@ -10,14 +10,14 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from . import interpreter as _interpreter  # noqa: F401  (first: it refuses interpreters that the others cannot trust)
-from .api import accelerate, decelerate, fast_args
-from .calls.kernel import FastKernel, KernelCounts
 from .ground.dlpack import DLDataTypeCode, DLDeviceType
 from .version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
+    from .api import accelerate, decelerate, fast_args
     from .calls.bound import BoundLaunch
     from .calls.explain import explain
+    from .calls.kernel import FastKernel, KernelCounts
     from .cuda.bound import BoundCudaLaunch
     from .cuda.driver import CudaError
     from .cuda.kernel import CudaKernel
@@ -37,8 +37,10 @@ __all__ = [
 ]  # fmt: skip
 
 _ROOMS = {
+    "api": ("accelerate", "decelerate", "fast_args"),
     "calls.bound": ("BoundLaunch",),
     "calls.explain": ("explain",),
+    "calls.kernel": ("FastKernel", "KernelCounts"),
     "cuda.bound": ("BoundCudaLaunch",),
     "cuda.driver": ("CudaError",),
     "cuda.kernel": ("CudaKernel",),
@@ -50,7 +52,10 @@ _ROOMS = {
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
 }
-"""Where the names are that are imported when they are first used: native rooms take a while."""
+"""Where the names are that are imported when they are first used: native rooms take a while, and Numba is not asked for sooner.
+
+A program that ``python -m fastexchange run`` runs may set what Numba and NumPy read when they are imported.
+"""
 
 
 def __getattr__(name: str):

@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as for python -m")
     run.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file with __main__.py, or with -m a module")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="of the program: its sys.argv[1:]")
+    run.add_argument("arguments", nargs="*", metavar="ARGUMENTS", help="of the program: its sys.argv[1:]")
 
     compare = add(
         "compare",
@@ -181,12 +181,31 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _without_those_of_a_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """The arguments of ``run`` up to the program, and the program's own, which are not looked at: not for ``--`` either."""
+    if arguments[0] != "run":
+        return arguments, None
+    given = iter(range(1, len(arguments)))
+    for at in given:
+        if arguments[at].startswith("-m") and len(arguments[at]) > 2:  # as Python has it
+            return ["run", *arguments[1:at], "-m", arguments[at][2:]], arguments[at + 1 :]
+        if arguments[at] == "--" and at + 1 < len(arguments):
+            at = next(given)
+        elif arguments[at].startswith("-") and arguments[at] != "-":
+            continue
+        return arguments[: at + 1], arguments[at + 1 :]
+    return arguments, None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code; bad arguments exit with 2, as argparse does."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
+    arguments, of_program = _without_those_of_a_program(arguments)
     options = _parser().parse_args(arguments)
+    if of_program is not None:
+        options.arguments = of_program
     # No ± in its encoding is no reason to lose what was measured.
     if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")

@@ -1,7 +1,9 @@
 """``accelerate()``: what Numba's decorators make then is what Numba makes, but that it takes tensors and calls are cheaper."""
 
+import enum
 import gc
 import pickle
+import warnings
 import weakref
 
 import numba
@@ -9,10 +11,12 @@ import numpy as np
 import pytest
 from made_producers import Dunder
 from numba.core import types
+from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
 
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
 from fastexchange.dispatch.boxing import is_plain
+from fastexchange.ground.disk_cache import FOLDER
 
 
 @pytest.fixture
@@ -59,6 +63,17 @@ def outcome(kernel, args, kwargs):
         return kernel(*args, **kwargs)
     except Exception as error:
         return type(error), str(error).split()  # what Numba says a second time has another indentation
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+    def words(self):
+        return "low"
+
+
+def above(x):
+    return x + Level.LOW.value
 
 
 class Stranger:
@@ -159,6 +174,50 @@ def test_a_first_calls_result_is_its_callers_alone(both):
         gc.enable()
 
 
+def by_kind(x, /, y, *, z):
+    return x, y, z
+
+
+def test_what_numba_takes_by_position_and_by_name(both):
+    """It does not know of keyword-only and positional-only parameters; a call is made once."""
+    plain, accelerated = both(by_kind)
+    named = {"x": 1, "y": 2, "z": 3}
+    for args, kwargs in (((1, 2, 3), {}), ((), named), ((1, 2), {"z": 3}), ((1,), {"y": True, "z": 2.5}), ((1, 2, 3, 4), {})):
+        for _ in range(3):
+            assert outcome(accelerated, args, kwargs) == outcome(plain, args, kwargs)
+    assert outcome(accelerated, (), named) == (1, 2, 3)
+    assert outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
+
+
+def test_it_is_not_iterable(both):
+    for kernel in (*both(add), fast_args(add)):
+        assert not np.iterable(kernel)
+        with pytest.raises(TypeError, match="not iterable"):
+            iter(kernel)
+
+
+def test_a_kernel_that_nobody_holds_is_gone(both):
+    """As Numba's is, without a collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        for argument in (1, np.ones(2)):
+            dispatchers = both(lambda x: helper(x) + 1)
+            for each in dispatchers:
+                for _ in range(40):
+                    each(argument)
+            gone = [weakref.ref(each) for each in dispatchers]
+            del dispatchers, each
+            assert [reference() for reference in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+@numba.njit
+def helper(x):
+    return x
+
+
 def test_boxes_of_others_types_are_not_kept_on_disk():
     class Other(types.Array):
         pass
@@ -210,3 +269,28 @@ def test_jitted_functions_in_a_tuple(both):
         assert applied((one, one), 0) == 2
         assert [picked((one, two), i) for i in range(2)] == [124, 125]
         assert of_tensors((one, two), np.zeros(3)) == of_tensors((one, two), Dunder(np.zeros(3))) == 4
+
+
+def test_code_that_is_kept_by_numba_alone_is_no_warning(both, tmp_path, monkeypatch):
+    """Libraries are imported with warnings as errors, too."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    with pytest.warns(NumbaWarning, match="above is compiled by each process"):
+        assert fast_args(cache=True)(above)(1) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kernel in both(above, "int64(int64)", cache=True):
+            assert kernel(1) == 2
+
+
+def test_a_folder_that_others_can_write_to(both, tmp_path, monkeypatch):
+    """Code is kept in Numba's files then, not in ours."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    _, accelerated = both(add, cache=True)
+    assert accelerated(1, 2) == 3
+    (folder,) = tmp_path.rglob(FOLDER)
+    folder.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="other users can write"):
+        fast_args(cache=True)(add)
+    for hits in (0, 1):
+        _, accelerated = both(add, cache=True)
+        assert [accelerated(x, 2) for x in (1, 2)] == [3, 4] and sum(accelerated.stats.cache_hits.values()) == hits

@@ -1,6 +1,7 @@
 """What machine code depends on: told by value, the same in every process, or not at all."""
 
 import collections
+import ctypes
 import enum
 import importlib
 import math
@@ -369,6 +370,20 @@ def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
         module.LIMIT = 5
         found.append(digest(1))
     assert len(set(found)) == 4
+
+
+def test_what_others_have_added_that_cannot_be_told(monkeypatch):
+    """It is named; and once it has been compiled, too, or nothing could be kept from then on, of whatever function."""
+    pointer = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(abs)
+    names = {"pointer": pointer, "LIMIT": 1, "__name__": __name__}
+    exec("def inner(x): return pointer(x) + LIMIT\ndef stub(x): pass\ndef ours(x): return inner.__wrapped__", names)
+    inner = names["inner"] = numba.njit(names["inner"])
+    overload(names["stub"])(names["ours"])
+    before = digest(1)
+    assert inner(-1.0) == 2.0 and digest(1) == before
+    monkeypatch.setitem(names, "LIMIT", 2)
+    with pytest.raises(Untold, match="'inner', named by ours, has been compiled already"):
+        digest(1)
 
 
 def test_functions_that_are_typed_by_hand():

@@ -3,8 +3,12 @@
 import copy
 import functools
 import inspect
+import os
 import pickle
 import pydoc
+import subprocess
+import sys
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -17,6 +21,7 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic, is_jitted, overload, register_model, typeof_impl
 from oracle import type_and_message
 
+import fastexchange
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
 
 WARM = 12
@@ -474,6 +479,45 @@ def test_a_program_is_run(tmp_path):
     assert done.returncode == 7 and done.stdout.startswith("FastKernel 2 ['1'] __main__"), done.stderr
     done = run_python(code, "no/such/file.py", check=False)
     assert done.returncode == 2 and "is no file" in done.stderr
+
+
+def test_a_program_is_run_as_python_runs_it(tmp_path):
+    """Its ``__main__`` stays, for threads and what runs at exit; nothing of its arguments is looked at."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "program.py").write_text(
+        "import atexit, os, pickle, sys, threading, time\nclass Held: pass\n"
+        "def late(when):\n    print(when, type(pickle.loads(pickle.dumps(Held()))).__name__, flush=True)\n"
+        "atexit.register(late, 'exit')\nthreading.Thread(target=lambda: (time.sleep(0.3), late('thread'))).start()\n"
+        "print(sys.argv, sys.path[0], __file__, __name__, __package__, sys.modules['__main__'].__dict__ is globals())\n"
+    )
+    (tmp_path / "package" / "__main__.py").write_bytes((tmp_path / "program.py").read_bytes())
+    env = {**os.environ, "PYTHONPATH": str(Path(fastexchange.__file__).parents[1])}
+    code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
+    for given in (["program.py", "--", "-m"], ["-m", "program", "--"], ["package", "--help"], ["-m", "package"], ["-mprogram"]):
+        plain, accelerated = (
+            subprocess.run([sys.executable, *start, *given], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=env)
+            for start in ([], ["-m", "fastexchange", "run"])
+        )
+        assert accelerated.stdout == plain.stdout and "thread Held\nexit Held" in plain.stdout, accelerated.stderr
+    done = run_python(code, "-m", "no.such.module", check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "no.such.module" in done.stderr
+    if sys.version_info >= (3, 11):
+        command = [sys.executable, "-P", "-m", "fastexchange", "run", "program.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=env)
+        assert f" {tmp_path} " not in done.stdout and "exit Held" in done.stdout
+
+
+def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\nprint([name for name in ('numba', 'numpy') if name in sys.modules])\n"
+        "os.environ['NUMBA_DISABLE_JIT'], os.environ['NUMBA_NUM_THREADS'] = sys.argv[1], '1'\nimport numba\n"
+        "print(type(numba.njit(lambda x: x)).__name__, numba.config.NUMBA_NUM_THREADS, numba.__spec__.loader)\n"
+    )
+    for given, expected in (("0", "FastKernel 1"), ("1", "function 1")):
+        code = "import runpy, sys; sys.argv[1:1] = ['run']; runpy.run_module('fastexchange', run_name='__main__', alter_sys=True)"
+        done = run_python(code, str(program), given)
+        assert done.stdout.startswith(f"[]\n{expected} ") and "SourceFileLoader" in done.stdout
 
 
 def test_the_python_that_runs_this(accelerated):

@@ -66,4 +66,4 @@ def test_no_module_imports_itself_in_a_circle():
 def test_the_imports_that_are_looked_for_are_found():
     found = imports()
     assert "dispatch.walk" in found["dispatch.shim"] and "calls.bound" in found["calls.kernel"]  # the second in a function
-    assert "api" in found["__init__"] and "measuring.overhead" not in found["__init__"]
+    assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]

@@ -152,9 +152,9 @@ class _Teller:
         function = dispatcher.py_func
         if self._is_local:
             return "compiled", function.__qualname__, _numbers.setdefault(dispatcher, next(_count))
-        compiled_with = _compiled.get(function)
+        compiled_with = _compiled[self._is_loose].get(function)
         is_fresh = compiled_with is None and not _has_compiled(dispatcher)
-        if not is_fresh and (not compiled_with or compiled_with != _locally(function)):
+        if not is_fresh and (not compiled_with or compiled_with != _locally(function, self._is_loose)):
             raise Changed(f"{name} has been compiled already, and what it names may have had other values then")
         pipeline = pipeline_of(dispatcher)
         if not issubclass(compiler.Compiler, pipeline):
@@ -300,8 +300,9 @@ def _digest_of_file(module: str) -> str:
 
 # ---- what has been compiled in this process --------------------------------------------------------------------------
 
-_compiled: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
-"""For functions, a digest of what all of their machine code in this process was compiled with; "" if that has changed."""
+_compiled: "tuple[weakref.WeakKeyDictionary[Any, str], ...]" = (weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary())
+"""For functions, a digest of what all of their machine code in this process was compiled with; "" if that has changed, or cannot
+be told. The second: told loosely."""
 
 
 _globals_of: "weakref.WeakKeyDictionary[python_types.CodeType, str]" = weakref.WeakKeyDictionary()
@@ -321,7 +322,7 @@ def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
     waiting = [(function, is_first)]
     while waiting:
         each, is_first = waiting.pop()
-        is_known = each in _compiled
+        is_known = each in _compiled[False]
         if each is function or not is_known:
             _note(each, is_first)
         if not is_known:
@@ -329,8 +330,10 @@ def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
 
 
 def _note(function: python_types.FunctionType, is_first: bool) -> None:
-    found, code = _locally(function), function.__code__
-    _compiled[function] = found if _compiled.get(function, found if is_first else "") == found else ""
+    code = function.__code__
+    for is_loose, compiled in enumerate(_compiled):
+        found = _locally(function, bool(is_loose))
+        compiled[function] = found if compiled.get(function, found if is_first else "") == found else ""
     told = _told_globals(code, function.__globals__)
     _globals_of[code] = told if _globals_of.get(code, told) == told else ""
 
@@ -357,10 +360,10 @@ def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
     return [value for _, value in teller._met.values() if isinstance(value, CPUDispatcher)]
 
 
-def _locally(function: python_types.FunctionType) -> str:
+def _locally(function: python_types.FunctionType, is_loose: bool) -> str:
     """A digest of what a function names, but for the functions that Numba compiles on their own; "" if it cannot be told."""
     try:
-        return _digest_of(lambda: _Teller(is_local=True).tell(function, "it"), function.__qualname__)
+        return _digest_of(lambda: _Teller(is_local=True, is_loose=is_loose).tell(function, "it"), function.__qualname__)
     except Untold:
         return ""
 

@@ -132,7 +132,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             self._context = memory.address
             self._vectorcall = memory.vectorcall  # last, as Ctrl-C may come between any two: from now on calls go there
             return NativeDispatcher.__call__(self, *args, **kwargs)
-        return self._call_bound(self._bind(args, kwargs))
+        bound = self._bind(args, kwargs)
+        return self._call_bound(bound) if bound is not None else numbas_call(self, *args, **kwargs)
 
     @property
     def dispatcher(self):
@@ -151,7 +152,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return
         pipeline = pipeline_of(self)
         own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
-        use_cache(self, KernelCache(self.py_func, {**self.targetoptions, "locals": self.locals, **own}))
+        options = {**self.targetoptions, "locals": self.locals, **own}
+        try:
+            cache = KernelCache(self.py_func, options, warns=not self._is_numbas)
+        except RuntimeError:
+            if not self._is_numbas:
+                raise
+            super().enable_caching()  # where Numba finds no directory either, it says so
+            return
+        use_cache(self, cache)
         compile_with(self, with_unique_symbols(pipeline))
 
     def add_overload(self, cres) -> None:
@@ -217,15 +226,17 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
                 raise
             return False
 
-    def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple:
-        """The arguments in parameter order. Raises TypeError if they do not fit."""
+    def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
+        """The arguments in parameter order. Raises TypeError if they do not fit, or that is for Numba to say: None.
+
+        Numba takes keyword-only arguments by position, too, and positional-only ones by name.
+        """
         try:
             return self._parameters.bind(*args, **kwargs)
         except TypeError:
             if not self._is_numbas:
                 raise
-        numbas_call(self, *args, **kwargs)  # raises
-        return self._parameters.bind(*args, **kwargs)
+        return None
 
     @functools.cached_property
     def _outputs(self):
@@ -270,6 +281,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         from ..ground.dtypes import element_of
 
         return element_of(field, self.storage)
+
+    __iter__ = None  # else Python would iterate over what can be subscripted
 
     def __getitem__(self, configuration):
         """The launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
@@ -348,7 +361,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_with_outputs(self, /, *args, **kwargs):
         """Called by the shim for a call whose outputs it could not make: make them, and the call."""
-        return self._call_bound(self._bind(args, kwargs))
+        return self._call_bound(self._parameters.bind(*args, **kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
         """Called by the shim for a call that it does not know: learn it, and make it."""
@@ -356,7 +369,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         bound = self._bind(args, kwargs)
         self._slow_calls += 1
-        return call(self, bound)
+        return call(self, bound) if bound is not None else numbas_call(self, *args, **kwargs)
 
     def _call_numba(self, /, *args, **kwargs):
         """Called by the shim for a call that is known to be one for Numba's dispatcher."""
@@ -364,6 +377,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         self._slow_calls += 1
         bound = self._bind(args, kwargs)
+        if bound is None:
+            return numbas_call(self, *args, **kwargs)
         if self._is_elsewhere(bound):
             return self._elsewhere.call(bound)
         return call_numba(self, bound)
@@ -381,7 +396,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         """Called by the shim after a call like others that it has made: to make such calls faster."""
         from .resolve import plan
 
-        plan(self, self._bind(args, kwargs))
+        plan(self, self._parameters.bind(*args, **kwargs))
 
     _call_own = numbas_call  # with what Numba itself takes
 

@@ -29,8 +29,10 @@ __all__ = ["KernelCache", "with_unique_symbols"]
 class _Entries:
     """What :class:`numba.core.caching.IndexDataCacheFile` is to a cache, without an index."""
 
-    def __init__(self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple]):
-        self._folder, self._name, self._function, self._depends_on = folder, name, function, depends_on
+    def __init__(
+        self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns: bool,
+    ):  # fmt: skip
+        self._folder, self._name, self._function, self._depends_on, self._warns = folder, name, function, depends_on, warns
         self._missed: dict = {}  # the keys' texts, since when code is being compiled
         self._untold: dict = {}  # why there is no text, by key
 
@@ -47,6 +49,8 @@ class _Entries:
 
     def warn(self, why: object) -> None:
         """Say, at the function, why its code is not kept."""
+        if not self._warns:
+            return
         code = self._function.__code__
         message = f"fast_args(cache=True): {self._function.__qualname__} is compiled by each process: {why}"
         warnings.warn_explicit(message, NumbaWarning, code.co_filename, code.co_firstlineno)
@@ -77,17 +81,19 @@ class _Entries:
 class KernelCache(FunctionCache):
     """Numba's cache of a function, compiled with these options of ``numba.njit``.
 
+    `warns`: whether it says of code why that is not kept, which Numba, whose cache keeps more, has no words for.
+
     Raises RuntimeError where there is no directory for it, or none to be trusted.
     """
 
-    def __init__(self, py_func, options: dict):
+    def __init__(self, py_func, options: dict, warns: bool):
         super().__init__(py_func)
         folder = CacheFolder(Path(self.cache_path) / FOLDER)
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
         depends_on = lambda: (source_stamp(__name__), code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
-        self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on)
+        self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
     def load_overload(self, sig, target_context):
         found = super().load_overload(sig, target_context)

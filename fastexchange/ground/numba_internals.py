@@ -508,7 +508,10 @@ def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
     try:
         typing_context.refresh()
         templates = getattr(typing_context.resolve_value_type(value), "templates", ())
-    except Exception:  # whatever typing raises for what has no type
+    except Exception as error:  # whatever typing raises for what has no type
+        raised: BaseException | None = error
+        while raised is not None:  # typing keeps it in a frame that it keeps, and all around it until the next collection
+            raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
         return []
     return list(_registered(templates))
 
