@@ -8,7 +8,7 @@ import weakref
 import numba
 import numpy as np
 import pytest
-from fastexchange.exchange.polyfill.discovery import discover
+from fastexchange.exchange.discovery import discover
 from frameworks import torch, tvm_ffi
 from interpreter import run_python
 from made_producers import Dunder, Tabled, WithMethods, capsule, exchange_table, tabled_type, tabled_type_with_methods

@@ -660,7 +660,7 @@ FAKES = {
 }
 REFUSED_IMPORT = """
 import sys
-for name in ("fastexchange", "fastexchange", "fastexchange.calls.kernel", "fastexchange.exchange.polyfill.convert"):
+for name in ("fastexchange", "fastexchange", "fastexchange.calls.kernel", "fastexchange.exchange.convert"):
     try:
         __import__(name)
     except ImportError as error:
