@@ -19,7 +19,8 @@ from fastexchange.ground.native import native
 PROGRAM = """
     import numpy as np
     import fastexchange
-    from fastexchange import compiled, fast_args
+    from fastexchange import fast_args
+    from fastexchange.ground import cfunction
     from made_producers import Dunder, Legacy, Tabled
 
     @fast_args
@@ -44,13 +45,13 @@ PROGRAM = """
         axpy(2.0, np.arange(3.0), np.zeros(2, "f4")[:0])
     except Exception:
         pass
-    print(compiled.code_cache.misses, compiled.code_cache.hits)
+    print(cfunction.code_cache.misses, cfunction.code_cache.hits)
     """
 
 FUNCTIONS = """
     import ctypes
     from numba import types
-    from fastexchange import compiled
+    from fastexchange.ground import cfunction
     from fastexchange.dispatch.frame import release_both
     from fastexchange.dispatch.results import delete_result
 
@@ -58,13 +59,13 @@ FUNCTIONS = """
         def function(number):
             return number * factor
         function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
-        return compiled.cfunction(types.int64, types.int64)(function)
+        return cfunction.cfunction(types.int64, types.int64)(function)
 
     made = [times(factor) for factor in range(6)]
     called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
     assert [called(function.address)(7) for function in made] == [0, 7, 14, 21, 28, 35]
     assert release_both.address and delete_result.address
-    print(compiled.code_cache.misses, compiled.code_cache.hits)
+    print(cfunction.code_cache.misses, cfunction.code_cache.hits)
     """
 """As :data:`PROGRAM`, all through the same cache, and compiled in a second instead of twenty: for tests that compile it anew."""
 
@@ -130,7 +131,8 @@ def test_another_program_shares_what_is_common(copied):
         run_python(
             """
             import numpy as np
-            from fastexchange import compiled, fast_args
+            from fastexchange import fast_args
+            from fastexchange.ground import cfunction
 
             @fast_args
             def another_kernel(b, c, d):
@@ -138,7 +140,7 @@ def test_another_program_shares_what_is_common(copied):
 
             for _ in range(2):
                 another_kernel(1.5, np.ones(3), np.ones(3))
-            print(compiled.code_cache.misses, compiled.code_cache.hits)
+            print(cfunction.code_cache.misses, cfunction.code_cache.hits)
             """,
             NUMBA_CACHE_DIR=str(copied),
         )
@@ -171,9 +173,9 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path):
     assert misses_and_hits(run_python(PROGRAM, **nowhere))[0] >= 0  # it may be kept beside the package
     not_there_either = f"""
         from pathlib import Path
-        from fastexchange import compiled
-        compiled._ROOT = Path({str(blocker)!r})
-        compiled.source_stamp = lambda module: "made up"
+        from fastexchange.ground import cfunction
+        cfunction._ROOT = Path({str(blocker)!r})
+        cfunction.source_stamp = lambda module: "made up"
         """
     for _ in range(2):
         assert misses_and_hits(run_python(textwrap.dedent(not_there_either) + textwrap.dedent(FUNCTIONS), **nowhere)) == (8, 0)
@@ -214,7 +216,7 @@ USER = """
     sys.path.insert(0, sys.argv[1])
     import numpy as np
     import kernels_of_the_test as k
-    from fastexchange import compiled
+    from fastexchange.ground import cfunction
 
     for _ in range(2):
         assert k.cached(np.arange(3.0)) == 6.0
@@ -222,7 +224,7 @@ USER = """
     stats = k.cached.stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
     print(k.cached.counts().fast)
-    print(compiled.code_cache.misses, compiled.code_cache.hits)
+    print(cfunction.code_cache.misses, cfunction.code_cache.hits)
     """
 
 

@@ -131,18 +131,18 @@ def test_bits_of_real_machine_code(tmp_path):
 FUNCTIONS = """
     import ctypes, sys
     from numba import types
-    from fastexchange import compiled
+    from fastexchange.ground import cfunction
 
     def times(factor):
         def function(number):
             return number * factor
         function.__module__, function.__qualname__ = "fastexchange.ground.native", f"times_{factor}"
-        return compiled.cfunction(types.int64, types.int64)(function)
+        return cfunction.cfunction(types.int64, types.int64)(function)
 
     called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
     for factor in range(int(sys.argv[1]), int(sys.argv[2])):
         assert called(times(factor).address)(7) == 7 * factor, factor
-    print(compiled.code_cache.misses, compiled.code_cache.hits)
+    print(cfunction.code_cache.misses, cfunction.code_cache.hits)
     """
 
 
@@ -827,7 +827,8 @@ EXTENSION = """
     import numba, numpy as np
     from numba import types
     from numba.extending import NativeValue, box, models, register_model, type_callable, lower_builtin, typeof_impl
-    from fastexchange import fast_args, compiled
+    from fastexchange import fast_args
+    from fastexchange.ground import cfunction
 
     class Money(types.Number):
         def __init__(self):

@@ -195,7 +195,7 @@ def test_what_is_slow(tmp_path):
     """Layouts that could not be verified, a cache directory that cannot be written, and settings."""
     (tmp_path / "file").write_text("")
     code = """
-        from fastexchange import cpython
+        from fastexchange.ground import cpython
         checks = {**cpython.verify(), "float": False}
         cpython.verify = lambda: checks
         from fastexchange.producers import torch_layout
@@ -255,9 +255,9 @@ def test_no_directory_can_be_written():
     done = run_python(
         """
         from pathlib import Path
-        from fastexchange import compiled
+        from fastexchange.ground import cfunction
         from fastexchange.command import probe
-        compiled._ROOT, compiled.user_cache = Path("/dev/null"), lambda: Path("/dev/null")
+        cfunction._ROOT, cfunction.user_cache = Path("/dev/null"), lambda: Path("/dev/null")
         for finding in probe._disk_cache():
             print(finding.status, finding.text, finding.advice)
         """

@@ -647,12 +647,12 @@ import random
 
 import numpy as np
 
-from fastexchange import registry
+from fastexchange.ground import dtype_registry
 """
 
 DIFFERENTIAL = """
 if not forwarded:
-    registry._numpy_register = None
+    dtype_registry._numpy_register = None
 theirs = np.dtypes.register_dlpack_dtype
 choose = random.Random(seed)
 names = ["f2", "i2", "S2", "V2", ">f2", "M8[s]", "m8[s]", "S8", "f8", "g", "V16", "S1", "?", "u1", "V32"]
@@ -664,7 +664,7 @@ codes, widths = [0, 1, 2, 4, 6, 100, 101, 255, 256, -1], [8, 16, 64, 128, 256, 1
 
 class Tensor:  # an import, seen through NumPy
     def __init__(self, key):
-        self.empty = registry._Empty(*key)
+        self.empty = dtype_registry._Empty(*key)
     def __dlpack__(self, **options):
         return self.empty.__dlpack__()
     def __dlpack_device__(self):
@@ -684,8 +684,8 @@ def exported(dtype):
         capsule = array.__dlpack__(max_version=(1, 0))
     except BufferError:
         return None
-    address = registry._capsule_pointer(capsule, b"dltensor_versioned")
-    dtype = registry.ffi.cast("DLManagedTensorVersioned *", address).dl_tensor.dtype
+    address = dtype_registry._capsule_pointer(capsule, b"dltensor_versioned")
+    dtype = dtype_registry.ffi.cast("DLManagedTensorVersioned *", address).dl_tensor.dtype
     return dtype.code, dtype.bits
 
 
@@ -700,14 +700,14 @@ for step in range(60):
     dtype = choose.choice(dtypes)
     width = 8 * dtype.itemsize if choose.random() < 0.9 else choose.choice(widths)
     call = (choose.choice(codes), width), dtype
-    ours = outcome(registry.register_dlpack_dtype, *call)
+    ours = outcome(dtype_registry.register_dlpack_dtype, *call)
     assert ours == outcome(theirs, *call), (step, call, ours)  # told already, NumPy must say the same again
     for dtype in dtypes:
-        assert registry.key_of(dtype) == exported(dtype), (step, dtype)
+        assert dtype_registry.key_of(dtype) == exported(dtype), (step, dtype)
     for code in codes[:-2]:
         for bits in widths[:4]:
-            a, b = registry.dtype_of(code, bits), imported((code, bits))
-            assert a == b and (a is b or (code, bits) in registry.BUILT_IN_DTYPES), (step, code, bits, a, b)
+            a, b = dtype_registry.dtype_of(code, bits), imported((code, bits))
+            assert a == b and (a is b or (code, bits) in dtype_registry.BUILT_IN_DTYPES), (step, code, bits, a, b)
 """
 
 

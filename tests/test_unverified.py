@@ -8,7 +8,8 @@ import pytest
 
 SCRIPT = """
 import numpy as np
-from fastexchange import cpython, fast_args
+from fastexchange import fast_args
+from fastexchange.ground import cpython
 from fastexchange.dispatch import state
 from fastexchange.producers import ndarray
 what = {what!r}

@@ -279,7 +279,8 @@ _NOT_AS_EXPECTED = """
 import importlib, warnings
 warnings.simplefilter("ignore")
 cuda = importlib.import_module({package!r})
-from fastexchange import cpython, fast_args
+from fastexchange import fast_args
+from fastexchange.ground import cpython
 checks = dict(cpython.verify())
 cpython.verify = lambda: {{**checks, "object": False}}
 
