@@ -8,7 +8,6 @@ import weakref
 import numba
 import numpy as np
 import pytest
-from fastexchange.exchange.discovery import discover
 from frameworks import torch, tvm_ffi
 from interpreter import run_python
 from made_producers import Dunder, Tabled, WithMethods, capsule, exchange_table, tabled_type, tabled_type_with_methods
@@ -16,6 +15,7 @@ from oracle import type_and_message
 
 from fastexchange import explain, fast_args
 from fastexchange.dispatch.state import runtime
+from fastexchange.exchange.discovery import discover
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
