@@ -58,6 +58,8 @@ DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__
 """The C struct that a dispatcher is."""
 numbas_call: Any = DispatcherBase.__call__
 """What a call of a dispatcher is to Numba, whatever its class makes of it."""
+OmittedArg: Any = _imported("numba.core.dispatcher", "OmittedArg")
+"""What a dispatcher gives its function for an argument that is omitted: a default."""
 register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
 _cpu_target: Any = _imported("numba.core.registry", "cpu_target")

@@ -189,6 +189,19 @@ def test_what_numba_takes_by_position_and_by_name(both):
     assert outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
 
 
+def with_defaults(x, y=None, *, z=3):
+    return x, y, z
+
+
+def test_defaults_of_keyword_only_parameters(both):
+    """Whoever makes the call; Numba itself takes the default of y for that of z."""
+    for kernel in (fast_args(with_defaults), both(with_defaults)[1]):
+        for x in (1, "text"):  # native code makes the first, Numba's dispatcher the second
+            for _ in range(3):
+                assert kernel(x) == (x, None, 3) and kernel(x, 2) == (x, 2, 3)
+                assert kernel(x, z=5) == (x, None, 5) and kernel(x, 2, z=(1, 2)) == (x, 2, (1, 2))
+
+
 def test_it_is_not_iterable(both):
     for kernel in (*both(add), fast_args(add)):
         assert not np.iterable(kernel)
