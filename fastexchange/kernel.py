@@ -13,7 +13,16 @@ from numba.core import compiler
 
 from .cpython import NativeDispatcher, enable_vectorcall
 from .kernel_cache import KernelCache, with_unique_symbols
-from .numba_internals import CPUDispatcher, compile_with, failures, is_object_mode, numbas_call, pipeline_of, use_cache
+from .numba_internals import (
+    CPUDispatcher,
+    compile_with,
+    failures,
+    is_object_mode,
+    locals_of,
+    numbas_call,
+    pipeline_of,
+    use_cache,
+)  # fmt: skip
 from .once import forkable_lock
 from .parameters import Parameters
 from .pattern import pattern_of
@@ -142,7 +151,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return
         pipeline = pipeline_of(self)
         own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
-        options = {**self.targetoptions, "locals": self.locals, **own}
+        options = {**self.targetoptions, "locals": locals_of(self), **own}
         try:
             cache = KernelCache(self.py_func, options, warns=not self._is_numbas)
         except RuntimeError:

@@ -76,6 +76,12 @@ def above(x):
     return x + Level.LOW.value
 
 
+def in_steps(x):
+    y = x + 1
+    y = y * 2
+    return y + y
+
+
 class Stranger:
     pass
 
@@ -307,3 +313,11 @@ def test_a_folder_that_others_can_write_to(both, tmp_path, monkeypatch):
     for hits in (0, 1):
         _, accelerated = both(add, cache=True)
         assert [accelerated(x, 2) for x in (1, 2)] == [3, 4] and sum(accelerated.stats.cache_hits.values()) == hits
+
+
+def test_code_of_functions_whose_variables_have_types_is_kept(both, tmp_path, monkeypatch):
+    """Numba adds to the types it was given, while it compiles."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    for hits in (0, 1):
+        for kernel in both(in_steps, cache=True, locals={"y": types.float32}):
+            assert kernel(1) == 8.0 and sum(kernel.stats.cache_hits.values()) == hits
