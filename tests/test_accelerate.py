@@ -76,6 +76,12 @@ def above(x):
     return x + Level.LOW.value
 
 
+def in_steps(x):
+    y = x + 1
+    y = y * 2
+    return y + y
+
+
 class Stranger:
     pass
 
@@ -189,6 +195,19 @@ def test_what_numba_takes_by_position_and_by_name(both):
     assert outcome(fast_args(by_kind), (1, 2, 3), {})[0] is TypeError
 
 
+def with_defaults(x, y=None, *, z=3):
+    return x, y, z
+
+
+def test_defaults_of_keyword_only_parameters(both):
+    """Whoever makes the call; Numba itself takes the default of y for that of z."""
+    for kernel in (fast_args(with_defaults), both(with_defaults)[1]):
+        for x in (1, "text"):  # native code makes the first, Numba's dispatcher the second
+            for _ in range(3):
+                assert kernel(x) == (x, None, 3) and kernel(x, 2) == (x, 2, 3)
+                assert kernel(x, z=5) == (x, None, 5) and kernel(x, 2, z=(1, 2)) == (x, 2, (1, 2))
+
+
 def test_it_is_not_iterable(both):
     for kernel in (*both(add), fast_args(add)):
         assert not np.iterable(kernel)
@@ -294,3 +313,11 @@ def test_a_folder_that_others_can_write_to(both, tmp_path, monkeypatch):
     for hits in (0, 1):
         _, accelerated = both(add, cache=True)
         assert [accelerated(x, 2) for x in (1, 2)] == [3, 4] and sum(accelerated.stats.cache_hits.values()) == hits
+
+
+def test_code_of_functions_whose_variables_have_types_is_kept(both, tmp_path, monkeypatch):
+    """Numba adds to the types it was given, while it compiles."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    for hits in (0, 1):
+        for kernel in both(in_steps, cache=True, locals={"y": types.float32}):
+            assert kernel(1) == 8.0 and sum(kernel.stats.cache_hits.values()) == hits

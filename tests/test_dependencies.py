@@ -17,6 +17,7 @@ from numba.extending import intrinsic, overload, type_callable
 
 from fastexchange import fast_args
 from fastexchange.calls.dependencies import Untold, dependencies, note_loaded
+from fastexchange.ground.numba_internals import extensions, is_known_file
 
 
 def plain(x):
@@ -370,6 +371,13 @@ def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
         module.LIMIT = 5
         found.append(digest(1))
     assert len(set(found)) == 4
+
+
+def test_numbas_own_of_numpy_is_no_addition_of_others():
+    """There are hundreds, and each kernel that is kept looks at all additions."""
+    files = {function.__code__.co_filename for functions in extensions().values() for function in functions}
+    assert not any(is_known_file(file) for file in files)
+    assert is_known_file(np.__file__) and is_known_file(enum.__file__) and not is_known_file(pytest.__file__)
 
 
 def test_what_others_have_added_that_cannot_be_told(monkeypatch):

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import os
 import sys
-import sysconfig
 import types as python_types
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +23,15 @@ import numba
 import numpy as np
 from numba.core import compiler, event, types
 
-from ..ground.numba_internals import FOLDERS, CPUDispatcher, can_compile, extensions, pipeline_of, registered_for
+from ..ground.numba_internals import (
+    CPUDispatcher,
+    can_compile,
+    extensions,
+    is_known_file,
+    locals_of,
+    pipeline_of,
+    registered_for,
+)
 
 __all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
 
@@ -160,7 +167,7 @@ class _Teller:
         if not issubclass(compiler.Compiler, pipeline):
             raise Untold(f"{name} is compiled by {pipeline.__qualname__!r}")
         signatures = () if can_compile(dispatcher) else sorted(map(str, dispatcher.overloads))
-        return self.tell((dict(dispatcher.targetoptions), dict(dispatcher.locals)), name), signatures, self.tell(function, name)
+        return self.tell((dict(dispatcher.targetoptions), locals_of(dispatcher)), name), signatures, self.tell(function, name)
 
     def _function(self, function: python_types.FunctionType) -> tuple:
         code, name = function.__code__, function.__qualname__
@@ -211,8 +218,6 @@ def _is_own(value: Any) -> bool:
 
 
 _NUMBAS_OBJECTS = {id(each): each for each in vars(numba).values() if not isinstance(each, _PLAIN)}
-_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # they may lie inside the library's
 
 
 def _is_known(value: Any) -> bool:
@@ -227,7 +232,7 @@ def _is_known(value: Any) -> bool:
     file = vars(module).get("__file__")
     if not isinstance(file, str):
         return getattr(vars(module).get("__spec__"), "origin", None) in ("built-in", "frozen")
-    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+    return is_known_file(file)
 
 
 def _named(value: Any) -> tuple:

@@ -17,7 +17,7 @@ from ..exchange.discovery import discover
 from ..exchange.errors import argument, check_tensors, refuse_value, refused, why_not_computed
 from ..exchange.export import numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
-from ..ground.numba_internals import fails_to_compile, fails_to_match, type_of_argument
+from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match, type_of_argument
 from ..ground.omitted import OMITTED
 from ..ground.parameters import item_of
 from ..ground.safe_repr import type_name
@@ -59,7 +59,14 @@ def call_numba(kernel, bound: tuple):
 
 
 def _as_given(kernel, bound: tuple) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, positional and by name, without those that have been omitted."""
+    """The arguments of a call, positional and by name, without those that have been omitted.
+
+    Numba takes the defaults of positional parameters for those of the last ones: where these are keyword-only, it is given them.
+    """
+    parameters = kernel._parameters
+    if parameters.positional < len(parameters.names):
+        defaults = parameters.defaults
+        return [OmittedArg(defaults[i]) if value is OMITTED else value for i, value in enumerate(bound)], {}
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for position, value in enumerate(bound):

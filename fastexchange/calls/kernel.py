@@ -19,6 +19,7 @@ from ..ground.numba_internals import (
     compile_with,
     failures,
     is_object_mode,
+    locals_of,
     numbas_call,
     pipeline_of,
     use_cache,
@@ -152,7 +153,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return
         pipeline = pipeline_of(self)
         own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
-        options = {**self.targetoptions, "locals": self.locals, **own}
+        options = {**self.targetoptions, "locals": locals_of(self), **own}
         try:
             cache = KernelCache(self.py_func, options, warns=not self._is_numbas)
         except RuntimeError:

@@ -293,6 +293,8 @@ def is_numbas(context, runtime, args, nargs):
     """Whether Numba's dispatcher takes these arguments as they are, and what it returns is the result."""
     if context.returns_type != 0 or context.returns_position >= 0 or context.elsewhere != 0:
         return False
+    if context.positional_count != context.parameter_count:  # it has others in mind for defaults of keyword-only parameters
+        return False
     for i in range(nargs):
         ob = load(args + 8 * i)
         entry_address = find(runtime, Py_TYPE(ob))

@@ -58,6 +58,8 @@ DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__
 """The C struct that a dispatcher is."""
 numbas_call: Any = DispatcherBase.__call__
 """What a call of a dispatcher is to Numba, whatever its class makes of it."""
+OmittedArg: Any = _imported("numba.core.dispatcher", "OmittedArg")
+"""What a dispatcher gives its function for an argument that is omitted: a default."""
 register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
 _cpu_target: Any = _imported("numba.core.registry", "cpu_target")
@@ -301,6 +303,15 @@ def code_depends_on() -> tuple:
 
 FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
 """Of the packages whose versions that names."""
+_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # they may lie inside the library's
+
+
+def is_known_file(file: str) -> bool:
+    """Whether a source file belongs to Python, NumPy or Numba, whose versions say what it is."""
+    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+
+
 _SETTINGS = (
     "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
     "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
@@ -547,8 +558,15 @@ def _add_extension(value: Any) -> None:
     if function.__module__ == "numba.core.extending":  # it calls the one that was registered
         for cell in function.__closure__ or ():
             _add_extension(cell.cell_contents)
-    elif not str(function.__module__).startswith(("numba.", "fastexchange.")):
-        _extensions.setdefault(str(function.__module__), []).append(function)
+    elif not is_known_file(function.__code__.co_filename):  # as those are that Numba has of NumPy, some hundred
+        module = str(function.__module__)
+        if not module.startswith(("numba.", "fastexchange.")):
+            _extensions.setdefault(module, []).append(function)
+
+
+def locals_of(dispatcher) -> dict[str, Any]:
+    """The types of variables that a dispatcher was given. Numba adds those of their versions, ``x.1``, when it compiles."""
+    return {name: numba_type for name, numba_type in dispatcher.locals.items() if name.isidentifier()}
 
 
 def type_of_argument(value) -> Any:
