@@ -154,7 +154,7 @@ def _capsule(what: str, export: Export, is_versioned: bool, copy):
     """A capsule of an export, or of a copy of it."""
     _check_sound(what, export.tensor)
     if copy:
-        with export_of(copy_of(export, what), what) as copied:
+        with copy_of(export, what) as copied:
             copied.managed.flags |= COPIED
             return copied.capsule(is_versioned)
     if not is_versioned and export.is_readonly:
@@ -222,7 +222,7 @@ def convert(x, to: type, /, *, copy=None):
                     return made
     with export_of(x, what) as export:
         _check_sound(what, export.tensor)
-        with export_of(copy_of(export, what, "K" if _has_table(to) else "C"), what) as copied:
+        with copy_of(export, what, "K" if _has_table(to) else "C") as copied:
             return make(copied)
 
 
