@@ -14,6 +14,7 @@ import pickle
 import sys
 import threading
 import time
+import types
 import weakref
 
 import hostile_producers as hostile
@@ -29,7 +30,7 @@ from oracle import references_kept, type_and_message
 from test_registry import together
 
 import fastexchange
-from fastexchange import DLDevice, convert, from_dlpack, to_dlpack
+from fastexchange import DLDevice, convert, fast_args, from_dlpack, to_dlpack
 from fastexchange.ground.dlpack import DLDeviceType, ffi
 
 ODD = {}
@@ -345,6 +346,29 @@ def test_copies_are_copies(source):
         assert elements(tensor).tolist() == want
 
 
+@pytest.mark.parametrize(("code", "bits", "lanes"), [(99, 16, 1), (4, 16, 2), (17, 4, 2), (2, 32, 2)])
+def test_a_copy_has_the_bits_of_what_numpy_has_no_dtype_for(code, bits, lanes):
+    array = np.arange(12, dtype=f"u{bits * lanes // 8}").reshape(3, 4)[:, ::2]
+    for kind in (Tabled, Dunder, Legacy):
+        tensor = kind(array, code=code, bits=bits, lanes=lanes)
+        capsule = versioned(tensor, copy=True)
+        copied = managed_in(capsule)
+        assert tensor.ledger.out == 0 and copied.flags == COPIED and copied.dl_tensor.data != ffi.NULL
+        dtype = copied.dl_tensor.dtype
+        assert (dtype.code, dtype.bits, dtype.lanes) == (code, bits, lanes)
+        dtype.code, dtype.bits, dtype.lanes = 1, bits * lanes, 1
+        assert from_dlpack(Given(capsule)).tolist() == array.tolist()
+        assert type_and_message(from_dlpack, tensor, copy=True)[0] is BufferError
+        tensor.ledger.check(2)
+
+
+def test_a_copy_of_elements_without_an_integer_of_their_width():
+    for lies in ({"code": 99, "bits": 128}, {"lanes": 4}, {"code": 0, "bits": 4}):
+        tensor = Tabled(np.arange(4.0), **lies)
+        assert type_and_message(versioned, tensor, copy=True)[0] is BufferError
+        tensor.ledger.check(1)
+
+
 # ---- to_dlpack -----------------------------------------------------------------------------------------------------
 
 
@@ -551,6 +575,37 @@ def test_instances_of_subclasses(x):
         assert isinstance(copied, TypeError) or (place(copied) != place(x) and copied.tolist() == x.tolist())
 
 
+@pytest.fixture
+def program(monkeypatch):
+    """A module of a user's, with a class of tensors."""
+    module = types.ModuleType("program_of_a_user")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.Tensor = type("Tensor", (Dunder,), {"__module__": module.__name__})
+    return module
+
+
+def test_a_from_dlpack_that_a_program_has_imported_is_not_that_of_its_tensors(program):
+    program.from_dlpack = np.from_dlpack
+    kind, message = type_and_message(convert, np.arange(3.0), program.Tensor)
+    assert kind is TypeError and "no from_dlpack" in message
+    assert type(fast_args(lambda x: x * 2)(program.Tensor(np.arange(3.0)))) is np.ndarray
+
+
+def test_a_from_dlpack_of_its_own(program):
+    def from_dlpack(x):
+        return cls(np.from_dlpack(x))
+
+    from_dlpack.__module__ = program.__name__
+    program.from_dlpack = from_dlpack
+    derived = type("Derived", (program.Tensor,), {"__module__": "another_program"})
+    array = np.arange(3.0)
+    for cls in (program.Tensor, derived):
+        made = convert(array, cls)
+        assert type(made) is cls and place(made) == place(array)
+        doubled = fast_args(lambda x: x * 2)(made)
+        assert type(doubled) is cls and doubled.array.tolist() == [0, 2, 4]
+
+
 # ---- lifetime ------------------------------------------------------------------------------------------------------
 
 
@@ -722,7 +777,8 @@ def test_lies(group, kind):
         tensor = kind(np.arange(4.0), **lies)
         for call in CALLS if group_of(name) == group and (kind is not Legacy or name in CONTENTS) else ():
             end = end_of(CALLS[call], tensor)
-            may_hold = call == "to_dlpack" and {"device_type", "code", "bits", "lanes"} & set(lies)
+            held = {"code", "bits", "lanes", *(("device_type",) if call == "to_dlpack" else ())}
+            may_hold = call.startswith("to_dlpack") and held & set(lies)
             if isinstance(end, BaseException):
                 is_right = is_among(end, want) and any(one in str(end) for one in (word, "not on the CPU", "unknown to DLPack"))
             else:

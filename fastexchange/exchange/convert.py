@@ -154,7 +154,7 @@ def _capsule(what: str, export: Export, is_versioned: bool, copy):
     """A capsule of an export, or of a copy of it."""
     _check_sound(what, export.tensor)
     if copy:
-        with export_of(copy_of(export, what), what) as copied:
+        with copy_of(export, what) as copied:
             copied.managed.flags |= COPIED
             return copied.capsule(is_versioned)
     if not is_versioned and export.is_readonly:
@@ -222,7 +222,7 @@ def convert(x, to: type, /, *, copy=None):
                     return made
     with export_of(x, what) as export:
         _check_sound(what, export.tensor)
-        with export_of(copy_of(export, what, "K" if _has_table(to) else "C"), what) as copied:
+        with copy_of(export, what, "K" if _has_table(to) else "C") as copied:
             return make(copied)
 
 
@@ -338,19 +338,28 @@ def has_from_dlpack(to: type) -> bool:
 
 
 def _own_from_dlpack(what: str, to: type):
-    """The function ``from_dlpack`` of the framework to which the type `to` belongs."""
+    """The function ``from_dlpack`` of the framework to which the type `to` belongs, or a type that it derives from."""
     own = getattr(to, "from_dlpack", None)
     if callable(own):
         return own
-    root = to.__module__.partition(".")[0]
-    for name in (root, f"{root}.dlpack", *_FRAMEWORKS.get(root, ())):
-        module = sys.modules.get(name)
-        found = getattr(module, "from_dlpack", None)
-        if found is None and module is None and name in _FRAMEWORKS.get(root, ()):
-            found = getattr(importlib.import_module(name), "from_dlpack", None)
-        if callable(found):
-            return found
+    roots = dict.fromkeys(_root(base) for base in to.__mro__)
+    places = {root: (root, f"{root}.dlpack", *_FRAMEWORKS.get(root, ())) for root in roots}
+    its_own = {name.partition(".")[0] for names in places.values() for name in names}
+    for root, names in places.items():
+        for name in names:
+            module = sys.modules.get(name)
+            found = getattr(module, "from_dlpack", None)
+            if found is None and module is None and name in _FRAMEWORKS.get(root, ()):
+                found = getattr(importlib.import_module(name), "from_dlpack", None)
+            if callable(found) and _root(found) in (*its_own, ""):  # else one of another framework, imported there
+                return found
     raise TypeError(f"{what}: {type_name(to)} has no exchange table, and its framework no from_dlpack: it is no type of tensors")
+
+
+def _root(thing) -> str:
+    """The package in which a type or a function is defined, "" if it does not say so."""
+    name = getattr(thing, "__module__", None)
+    return name.partition(".")[0] if isinstance(name, str) else ""
 
 
 _IMMUTABLE = ("jax", "jaxlib")

@@ -145,10 +145,11 @@ class Export:
         self.managed = ffi.addressof(watched, "managed")
         return watched
 
-    def retype(self, code: int, bits: int) -> None:
+    def retype(self, code: int, bits: int, lanes: int = 1) -> None:
         """Let it say that its elements are of another type of the same width. The producer's own is left as it is."""
         self._watch(0)
-        self.tensor.dtype.code, self.tensor.dtype.bits = code, bits
+        dtype = self.tensor.dtype
+        dtype.code, dtype.bits, dtype.lanes = code, bits, lanes
 
     def capsule(self, is_versioned: bool):
         """A capsule that then owns it."""
@@ -254,11 +255,23 @@ def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) ->
     return export.into(to_object)
 
 
-def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> np.ndarray:
-    """A copy of an export in the CPU's memory, in C order or in about the same layout (K). The export is taken."""
+def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export:
+    """An export of a copy in the CPU's memory, in C order or in about the same layout (K). The export is taken.
+
+    The copy has the same element type, also one that NumPy has no dtype for: its bits are copied.
+    """
     if not export.is_on_cpu:
         raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
-    return to_numpy(export, what).copy(order=order)
+    dtype = export.tensor.dtype
+    code, bits, lanes = dtype.code, dtype.bits, dtype.lanes
+    has_dtype = lanes == 1 and dtype_registry.dtype_of(code, bits) is not None
+    storage = None if has_dtype else storage_of(bits * lanes << 8)
+    if storage is not None:
+        export.retype(*cast(tuple, dtype_registry.key_of(storage)))
+    copied = export_of(to_numpy(export, what).copy(order=order), what)
+    if storage is not None:
+        copied.retype(code, bits, lanes)
+    return copied
 
 
 def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool) -> np.ndarray:
