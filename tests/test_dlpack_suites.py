@@ -27,9 +27,9 @@ from fastexchange import (
     fast_args,
     from_dlpack,
     register_dlpack_dtype,
-    registry,
     to_dlpack,
 )
+from fastexchange.ground import dtype_registry
 from fastexchange.ground.dlpack import VERSION, ffi
 
 
@@ -130,7 +130,7 @@ def own_registry():
     """As NumPy's tests begin with an empty registry and leave nothing in it, so with ours."""
     with pytest.MonkeyPatch.context() as patch:
         for table in ("_exports", "_imports", "_to_learn"):
-            patch.setattr(registry, table, {})
+            patch.setattr(dtype_registry, table, {})
         yield
 
 
