@@ -8,6 +8,8 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
+from ..ground.numba_internals import OmittedArg
+
 __all__ = ["interpreted"]
 
 
@@ -19,6 +21,7 @@ def interpreted(func, manner, parameters, outputs):
 
     def with_names(*args, **named):
         """Call `func`; what only a name can pass comes behind the positional arguments, as Numba's dispatcher takes it."""
+        args = tuple(value.value if isinstance(value, OmittedArg) else value for value in args)
         if parameters.variadic is None:
             count = parameters.positional
             named.update(zip(parameters.names[count : len(args)], args[count:], strict=True))
