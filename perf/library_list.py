@@ -21,6 +21,8 @@ class Library:
     """What comes before it."""
     needs: tuple[str, ...] = ()
     """What its tests want beside it."""
+    imported: str = ""
+    """What of it is imported, where the package itself imports next to nothing."""
     options: tuple[str, ...] = ()
     """Of pytest, for its tests."""
     has_source: bool = False
@@ -29,7 +31,8 @@ class Library:
 
 LIBRARIES = (
     Library(
-        "sparse", "sparse", ("--pyargs", "sparse.numba_backend"), "all of `sparse.numba_backend`",
+        "sparse", "sparse",
+        ("--pyargs", "sparse.numba_backend"), "all of `sparse.numba_backend`",
         "s @ x",
         "s = sparse.random((100, 80), density=0.05, random_state=0)\nx = numpy.random.default_rng(0).random((80, 4))",
         ("dask", "hypothesis"),
@@ -43,7 +46,8 @@ LIBRARIES = (
         ("pandas", "polars", "dask", "distributed"), has_source=True,
     ),
     Library(
-        "quantecon", "quantecon", ("--pyargs", "quantecon"), "all",
+        "quantecon", "quantecon",
+        ("--pyargs", "quantecon"), "all",
         "chain.simulate(20, init=0, random_state=rng)",
         "chain = quantecon.MarkovChain([[0.9, 0.1], [0.4, 0.6]])\nrng = numpy.random.default_rng(0)",
         ("sympy",),
@@ -67,15 +71,15 @@ LIBRARIES = (
         ("tests/test_sequence.py", "tests/test_dtw.py", "tests/test_segment.py"), "`sequence`, `dtw`, `segment`",
         "librosa.sequence.dtw(x, y)",
         "rng = numpy.random.default_rng(0)\nx, y = rng.random((12, 20)), rng.random((12, 30))",
-        ("matplotlib", "pytest-mpl", "resampy", "samplerate"), has_source=True,
+        ("matplotlib", "pytest-mpl", "resampy", "samplerate"), "librosa.sequence", has_source=True,
     ),
     Library(
         "clifford", "clifford",
-        ("--pyargs", *(f"clifford.test.test_{name}" for name in ("numba_extensions", "multivector_inverse", "degenerate", "io"))),
-        "`numba_extensions`, `multivector_inverse`, `degenerate`, `io`",
+        ("--pyargs", *(f"clifford.test.test_{name}" for name in ("numba_extensions", "io", "function_cache", "layout_helpers"))),
+        "`numba_extensions`, `io`, `function_cache`, `layout_helpers`",
         "a * b",
         "from clifford import g3c\na = 1 + 2 * g3c.e1 + g3c.e23\nb = g3c.e1 + 3 * g3c.e4",
-        ("ipython",), ("-m", "not veryslow"),
+        ("ipython",), "clifford.g3c", ("-m", "not veryslow"),
     ),
     Library(
         "numba-stats", "numba_stats",
@@ -83,12 +87,13 @@ LIBRARIES = (
         "`norm`, `expon`, `truncnorm`, `poisson`, `uniform`, `scalar`",
         "norm.logpdf(x, 0.5, 1.2)",
         "from numba_stats import norm\nx = numpy.linspace(-3, 3, 20)",
-        ("pytest-benchmark", "iminuit"), has_source=True,
+        ("pytest-benchmark", "iminuit"), "numba_stats.norm", has_source=True,
     ),
     Library(
         "interpolation", "interpolation", ("--pyargs", "interpolation"), "all",
         "eval_linear(grid, values, points)",
         "from interpolation.splines import UCGrid, eval_linear\ngrid = UCGrid((0.0, 1.0, 11), (0.0, 1.0, 11))\n"
         "values = numpy.random.default_rng(0).random((11, 11))\npoints = numpy.random.default_rng(1).random((10, 2))",
+        imported="interpolation.splines",
     ),
 )  # fmt: skip

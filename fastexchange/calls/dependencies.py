@@ -248,7 +248,21 @@ def _named_by(code: python_types.CodeType, function: str, with_imports: bool = F
 
     Raises :class:`Untold` for a function that imports something, unless `with_imports`.
     """
-    found = set()
+    known = _names.get(code)  # a function is told with each kernel that leads to it
+    if known is None:
+        known = _names[code] = _read_names(code)
+    names, imported = known
+    if imported is not None and not with_imports:
+        raise Untold(f"{function} imports {imported!r}, which")
+    return names
+
+
+_names: "weakref.WeakKeyDictionary[python_types.CodeType, tuple[set, str | None]]" = weakref.WeakKeyDictionary()
+
+
+def _read_names(code: python_types.CodeType) -> tuple[set[tuple[str, tuple[str, ...]]], str | None]:
+    """What code names, and something that it imports, None if it imports nothing."""
+    found, imported = set(), None
     for part in _parts_of(code):
         chain: list[str] = []
         for instruction in dis.get_instructions(part):
@@ -260,9 +274,9 @@ def _named_by(code: python_types.CodeType, function: str, with_imports: bool = F
             is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
             is_name |= instruction.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and instruction.argval in code.co_freevars
             chain = [instruction.argval] if is_name else []
-            if instruction.opname == "IMPORT_NAME" and not with_imports:
-                raise Untold(f"{function} imports {instruction.argval!r}, which")
-    return found
+            if instruction.opname == "IMPORT_NAME":
+                imported = imported or instruction.argval
+    return found, imported
 
 
 def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:

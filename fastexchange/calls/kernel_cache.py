@@ -30,8 +30,8 @@ class _Entries:
     """What :class:`numba.core.caching.IndexDataCacheFile` is to a cache, without an index."""
 
     def __init__(
-        self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns: bool,
-    ):  # fmt: skip
+        self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True
+    ):
         self._folder, self._name, self._function, self._depends_on, self._warns = folder, name, function, depends_on, warns
         self._missed: dict = {}  # the keys' texts, since when code is being compiled
         self._untold: dict = {}  # why there is no text, by key
