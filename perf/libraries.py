@@ -181,8 +181,10 @@ import {module}
 print(clock() - start)
 """
 _CALL = """\
+import os
+os.environ["NUMBA_NUM_THREADS"] = "1"  # two would wait for one another where the machine has other work
 {begin}
-import hashlib, timeit, warnings
+import timeit, warnings
 import numpy
 import {module}
 warnings.simplefilter("ignore")

@@ -602,5 +602,4 @@ def _check_dispatchers() -> None:
     for registry in (_typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions):
         len(registry), registry[:0]
     _expect("the type of an int", type_of_argument(1), types.int64)
-    _expect("the type of an object", type_of_argument(object()), None)
     _expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)
