@@ -180,8 +180,9 @@ def accelerate() -> None:
     For programs and libraries that use Numba, without a changed line: call it before they are imported. Their functions then take
     tensors, and calls of them are cheaper; what Numba refuses in a call without a tensor is refused in its words. What else is
     different: code that is kept on disk (``cache=True``) lies in files of its own, so Numba's are not read; Python's profilers
-    (``cProfile``) see no call that native code makes. ``python -m fastexchange run PROGRAM`` does it for a program. What has been
-    decorated before stays what it is; :func:`decelerate` undoes it. Both may be called again.
+    (``cProfile``) see no call that native code makes; their class is :class:`FastKernel`, derived from ``CPUDispatcher``, and
+    what a program puts in the place of that one's ``__call__`` is not seen. ``python -m fastexchange run PROGRAM`` does it
+    for a program. What has been decorated before stays what it is; :func:`decelerate` undoes it. Both may be called again.
 
     Under ``NUMBA_DISABLE_JIT`` Numba gives functions back, and it does nothing. Raises RuntimeError with a Numba that has no such
     registry as is expected here.
