@@ -9,11 +9,19 @@ from typing import Any
 
 import numba
 from numba.core import sigutils
-from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 
 from .calls import interpreted
-from .calls.kernel import FastKernel, Kernel, Manner, checked_returns, declared, kernel_of, outputs_of
+from .calls.kernel import (
+    AcceleratedKernel,
+    FastKernel,
+    Kernel,
+    Manner,
+    checked_returns,
+    declared,
+    kernel_of,
+    outputs_of,
+)  # fmt: skip
 from .calls.options import check_names
 from .ground.numba_internals import (
     CPUDispatcher,
@@ -159,30 +167,19 @@ def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
 add_class_of_dispatchers(FastKernel)
 
 
-class NumbasOwn(FastKernel):
-    """What ``numba.jit`` is to make objects of. It makes a :class:`FastKernel` that knows where it comes from.
-
-    Of a function in object mode, which takes any object, it makes Numba's dispatcher: there is nothing to gain.
-    """
-
-    def __new__(cls, py_func, locals=None, targetoptions=None, pipeline_class=Compiler):
-        """An object of another class than this one."""
-        if (targetoptions or {}).get("forceobj"):
-            return CPUDispatcher(py_func, locals, targetoptions, pipeline_class)
-        made = FastKernel(py_func, locals, targetoptions, pipeline_class)
-        made._is_numbas = True
-        return made
-
-
 def accelerate() -> None:
     """Let ``numba.njit`` and ``numba.jit`` make a :class:`FastKernel` of each function that they are given from now on.
 
     For programs and libraries that use Numba, without a changed line: call it before they are imported. Their functions then take
     tensors, and calls of them are cheaper; what Numba refuses in a call without a tensor is refused in its words. What else is
     different: code that is kept on disk (``cache=True``) lies in files of its own, so Numba's are not read; Python's profilers
-    (``cProfile``) see no call that native code makes; their class is :class:`FastKernel`, derived from ``CPUDispatcher``, and
-    what a program puts in the place of that one's ``__call__`` is not seen. ``python -m fastexchange run PROGRAM`` does it
-    for a program. What has been decorated before stays what it is; :func:`decelerate` undoes it. Both may be called again.
+    (``cProfile``) see no call that native code makes. ``python -m fastexchange run PROGRAM`` does it for a program.
+
+    Their class has the name of Numba's ``CPUDispatcher``, is derived from it, and stands in its place where programs find it, so
+    ``type(f) is CPUDispatcher`` holds in what is imported from then on. If a program gives that class another ``__call__`` before
+    a function's first call, that one makes its calls; another ``_compile_for_args`` makes those with new types. Both are slower.
+
+    What has been decorated before stays what it is; :func:`decelerate` undoes it. Both may be called again.
 
     Under ``NUMBA_DISABLE_JIT`` Numba gives functions back, and it does nothing. Raises RuntimeError with a Numba that has no such
     registry as is expected here.
@@ -194,9 +191,9 @@ def accelerate() -> None:
     ...     return x.sum()
     >>> decelerate()
     >>> type(total).__name__, total(np.arange(4.0)), total.counts().slow
-    ('FastKernel', 6.0, 1)
+    ('CPUDispatcher', 6.0, 1)
     """
-    _set_class(NumbasOwn)
+    _set_class(AcceleratedKernel)
 
 
 def decelerate() -> None:

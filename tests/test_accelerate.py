@@ -1,6 +1,7 @@
 """``accelerate()``: what Numba's decorators make then is what Numba makes, but that it takes tensors and calls are cheaper."""
 
 import enum
+import functools
 import gc
 import pickle
 import warnings
@@ -9,8 +10,10 @@ import weakref
 import numba
 import numpy as np
 import pytest
+from interpreter import run_python
 from made_producers import Dunder
 from numba.core import types
+from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
 
@@ -321,3 +324,119 @@ def test_code_of_functions_whose_variables_have_types_is_kept(both, tmp_path, mo
     for hits in (0, 1):
         for kernel in both(in_steps, cache=True, locals={"y": types.float32}):
             assert kernel(1) == 8.0 and sum(kernel.stats.cache_hits.values()) == hits
+
+
+# ---- programs that ask for Numba's class, or patch it ----------------------------------------------------------------------
+
+
+def total(x):
+    return x.sum()
+
+
+def test_the_class_is_the_one_that_programs_find(both):
+    from numba.core import registry, target_extension
+
+    plain, function = both(add)
+    accelerate()
+    try:
+        found = registry.CPUDispatcher
+        assert type(function) is found and type(numba.jit(add)) is found
+        assert isinstance(plain, found) and issubclass(CPUDispatcher, found)
+        assert not isinstance(add, found) and not isinstance(FastKernel, found)
+
+        class Own(found):
+            pass
+
+        assert not isinstance(function, Own) and isinstance(Own(add), found) and Own(add)(1, 2) == 3
+    finally:
+        decelerate()
+    assert registry.CPUDispatcher is target_extension.CPUDispatcher is CPUDispatcher
+    assert str(type(function)) == str(type(plain)) and type(function).__name__ == "CPUDispatcher"
+    assert str(function) == str(plain) and repr(function) == repr(plain)
+    assert isinstance(function, CPUDispatcher) and isinstance(function, FastKernel)
+
+
+def test_it_is_pickled_accelerated_or_not(both):
+    _, function = both(add)
+    pickled = pickle.dumps(function)
+    assert pickle.loads(pickled) is function
+    of_another = f"import pickle; k = pickle.loads({pickled!r}); print(k(1, 2), type(k).__name__, type(k).__mro__[1].__name__)"
+    assert run_python(of_another).stdout.split() == ["3", "CPUDispatcher", "FastKernel"]
+
+
+def test_what_is_not_accelerated_is_pickled_meanwhile(both):
+    plain, _ = both(add)
+    before = pickle.dumps(plain)
+    accelerate()
+    try:
+        meanwhile = pickle.dumps(plain)
+        assert pickle.loads(before) is pickle.loads(meanwhile) is plain
+        in_object_mode = numba.jit(forceobj=True)(add)
+        assert pickle.loads(pickle.dumps(in_object_mode)) is in_object_mode
+        assert pickle.loads(pickle.dumps(CPUDispatcher)) is CPUDispatcher
+    finally:
+        decelerate()
+    assert pickle.dumps(plain) == before
+    code = "import pickle, fastexchange; fastexchange.{}(); k = pickle.loads({!r}); print(k(1, 2), type(k).__mro__[1].__name__)"
+    for pickled, first, base in (
+        (before, "accelerate", "FastKernel"), (meanwhile, "accelerate", "Dispatcher"), (meanwhile, "decelerate", "Dispatcher"),
+    ):  # fmt: skip
+        assert run_python(code.format(first, pickled)).stdout.split() == ["3", base]
+
+
+def test_a_call_in_the_place_of_numbas_is_made(both, monkeypatch):
+    seen = []
+
+    def call(self, *args, **kwargs):
+        seen.append(args)
+        return numbas(self, *args, **kwargs)
+
+    numbas = CPUDispatcher.__call__
+    monkeypatch.setattr(CPUDispatcher, "__call__", call, raising=False)
+    _, function = both(add)
+    assert [function(1, 2), function(1, 2), function(x=1, y=2)] == [3] * 3
+    assert seen == [(1, 2), (1, 2), ()]
+    monkeypatch.undo()
+    assert function(1, 2) == 3 and function(1, 2) == 3 and len(seen) == 3
+
+
+def test_a_call_in_the_place_of_the_found_class_is_made(both, monkeypatch):
+    seen = []
+    _, function = both(add)
+    cls = type(function)
+    native = cls.__call__
+
+    def call(self, *args, **kwargs):
+        seen.append(args)
+        return native(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "__call__", call)
+    assert [function(1, 2), function(1, 2), function(1, 2)] == [3] * 3
+    assert len(seen) == 3 and function.counts().fast == 2
+    monkeypatch.undo()
+    _, function = both(total)
+    x = np.arange(4.0)
+    assert [function(x), function(x)] == [6.0] * 2 and len(seen) == 3 and function.counts().fast == 1
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_what_is_in_the_place_of_numbas_compiling_is_asked(both, monkeypatch, where):
+    seen = []
+    _, function = both(total)
+    numbas = Dispatcher._compile_for_args
+
+    def compile_for_args(self, *args, **kwargs):
+        seen.append(len(args))
+        return numbas(self, *args, **kwargs)
+
+    if where == "class":
+        monkeypatch.setattr(Dispatcher, "_compile_for_args", compile_for_args)
+    else:
+        function._compile_for_args = functools.partial(compile_for_args, function)
+    x = np.arange(4.0)
+    assert [function(x), function(x), function(x.astype(np.float32))] == [6.0] * 3
+    assert seen == [1, 1]
+    torch = pytest.importorskip("torch")
+    assert function(torch.arange(3.0)) == 3.0
+    with pytest.raises(numba.TypingError):
+        function("no array")

@@ -117,6 +117,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         super().__init_subclass__(**kwargs)
         enable_vectorcall(cls, FastKernel.__call__)
 
+    @classmethod
+    def __subclasshook__(cls, other):
+        return vars(cls).get("_stands_for", cls) in other.__mro__  # NotImplemented would let subclasses answer for this one
+
     def __repr__(self):
         return str(self) if self._is_numbas else super().__repr__()
 
@@ -126,10 +130,13 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def __call__(self, /, *args, **kwargs):
         """Make the first call, which prepares native ones, and all calls where there are none."""
+        if self._is_numbas and CPUDispatcher.__call__ is not numbas_call:
+            return CPUDispatcher.__call__(self, *args, **kwargs)  # what a program has put in its place
         if is_object_mode(self) or not self._has_parameters:
             return numbas_call(self, *args, **kwargs)
         memory = self._native
         if memory.vectorcall:
+            enable_vectorcall(type(self), FastKernel.__call__)  # not if that is another one now
             self._context = memory.address
             self._vectorcall = memory.vectorcall  # last, as Ctrl-C may come between any two: from now on calls go there
             return NativeDispatcher.__call__(self, *args, **kwargs)
@@ -190,10 +197,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return dict(super()._reduce_states(), manner=self._manner, is_numbas=self._is_numbas)
 
     @classmethod
-    def _rebuild(cls, manner, is_numbas, **states):
-        made = super()._rebuild(**states)
-        made._is_numbas = is_numbas
-        if made._manner != manner:
+    def _rebuild(cls, manner=Manner(), is_numbas=False, **states):  # noqa: B008  # immutable
+        made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(**states)
+        if isinstance(made, FastKernel) and made._manner != manner:  # else one that this process has, of before accelerate()
             made._treat(manner)
         return made
 
@@ -404,6 +410,31 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
 _publishing = forkable_lock()
 enable_vectorcall(FastKernel, FastKernel.__call__)
+
+
+class AcceleratedKernel(FastKernel):
+    """What ``numba.jit`` makes after ``accelerate()``: to the programs that ask, Numba's own class.
+
+    It has that one's name and module, and whatever is an instance of that one, is one of this, too. Of a function in object
+    mode, which takes any object, it makes Numba's dispatcher: there is nothing to gain.
+    """
+
+    __slots__ = ()
+    _is_numbas = True
+    _stands_for = CPUDispatcher
+
+    def __new__(cls, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
+        """An object of another class in object mode."""
+        if (targetoptions or {}).get("forceobj"):
+            return CPUDispatcher(py_func, locals, targetoptions, pipeline_class)
+        return super().__new__(cls)
+
+    def _reduce_class(self):
+        return FastKernel if type(self) is AcceleratedKernel else type(self)  # a name that pickle finds, accelerated or not
+
+
+for _attribute in "__name__", "__qualname__", "__module__", "__doc__":
+    setattr(AcceleratedKernel, _attribute, getattr(CPUDispatcher, _attribute))
 
 
 _kernels: "weakref.WeakValueDictionary[tuple, Any]" = weakref.WeakValueDictionary()

@@ -22,7 +22,7 @@ from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from ..exchange.discovery import learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.native import address_of
-from ..ground.numba_internals import can_compile, declared_signature, may_run_python
+from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature, may_run_python
 from ..ground.parameters import find_item
 from ..producers import buffer, torch, torch_storage
 from .fallback import are_numbas, call_numba, forget_frames
@@ -123,6 +123,8 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.atte
 
 def call(kernel, bound: tuple):
     """Make a call that the shim could not make."""
+    if not compiles_as_numba(kernel):
+        return call_numba(kernel, bound)
     report = Report()
     try:
         settle(kernel, bound, report=report)

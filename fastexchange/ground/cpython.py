@@ -279,13 +279,12 @@ _FLAGS_OFFSET = _find_flags_offset()
 def enable_vectorcall(cls: type, call: Any = NativeCallable.__call__) -> bool:
     """Set the vectorcall flag of a subclass of a native type; True if calls of it go straight to its native function.
 
-    From CPython 3.12 on classes inherit the flag, unless they have a ``__call__`` of their own. Else its one bit is set here, in
-    a type that nobody has called yet; not if its ``__call__`` is another one than `call`, which is for objects without a
+    From CPython 3.12 on classes inherit the flag, and lose it with another ``__call__``. Else its one bit is set here, in a type
+    that nobody has called yet; and cleared if its ``__call__`` is another one than `call`, which is for objects without a
     native function. Without the bit calls take ``tp_call``, slower and just as right.
     """
-    if cls.__call__ is not call or not any(base in _native_types for base in cls.__mro__):
-        return False
-    if not cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL and _FLAGS_OFFSET is not None:
+    is_native = cls.__call__ is call and any(base in _native_types for base in cls.__mro__)
+    if bool(cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL) != is_native and _FLAGS_OFFSET is not None:
         byte = ctypes.c_uint8.from_address(id(cls) + _FLAGS_OFFSET + 1)
-        byte.value |= _TPFLAGS_HAVE_VECTORCALL >> 8
+        byte.value ^= _TPFLAGS_HAVE_VECTORCALL >> 8
     return bool(cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL)

@@ -425,6 +425,11 @@ def can_compile(dispatcher) -> bool:
     return dispatcher._can_compile
 
 
+def compiles_as_numba(dispatcher) -> bool:
+    """Whether what a dispatcher does with types that are new to it is still what Numba has it do, and nothing in its place."""
+    return getattr(dispatcher._compile_for_args, "__globals__", None) is vars(sys.modules["numba.core.dispatcher"])
+
+
 def fails_to_compile(error: BaseException) -> bool:
     """Whether a call of a dispatcher raised `error`, which has been caught around it, because it could not compile."""
     return _raised_in(error, CPUDispatcher._compile_for_args)
@@ -482,8 +487,17 @@ def class_of_dispatchers() -> Any:
 
 
 def set_class_of_dispatchers(cls: Any) -> None:
-    """Let ``numba.jit`` make objects of `cls` from now on: what it asks for is an entry of a registry."""
+    """Let ``numba.jit`` make objects of `cls` from now on, and give it to who asks for the ``CPUDispatcher``.
+
+    What ``numba.jit`` asks for is an entry of a registry. Dispatchers are pickled with the name of their class, so Numba's own
+    gets the other name that it has in any process.
+    """
+    where, also = map(importlib.import_module, ("numba.core.registry", "numba.core.target_extension"))
+    if also.CPUDispatcher is not CPUDispatcher:
+        raise RuntimeError(f"{also.__name__} has another CPUDispatcher")
     dict.__setitem__(_dispatchers, _CPU, cls)  # its own __setitem__ refuses a second value
+    where.CPUDispatcher = cls  # type: ignore[attr-defined]
+    CPUDispatcher.__module__ = (where if cls is CPUDispatcher else also).__name__
 
 
 def _target_of(cls: type) -> str:
