@@ -11,11 +11,14 @@ import numba
 import numpy as np
 import pytest
 from interpreter import run_python
+from llvmlite import ir
 from made_producers import Dunder
 from numba.core import types
+from numba.core.datamodel.models import PrimitiveModel
 from numba.core.dispatcher import Dispatcher
 from numba.core.errors import NumbaWarning
 from numba.core.registry import CPUDispatcher
+from numba.extending import intrinsic, overload, register_model, typeof_impl, unbox
 
 from fastexchange import FastKernel, accelerate, decelerate, fast_args
 from fastexchange.dispatch.boxing import is_plain
@@ -440,3 +443,86 @@ def test_what_is_in_the_place_of_numbas_compiling_is_asked(both, monkeypatch, wh
     assert function(torch.arange(3.0)) == 3.0
     with pytest.raises(numba.TypingError):
         function("no array")
+
+
+# ---- classes with a Numba type of their own --------------------------------------------------------------------------------
+
+
+class Celsius(Dunder):
+    """A tensor to DLPack, a number of degrees to Numba."""
+
+    degrees = 20.5
+
+
+class Readings(np.ndarray):
+    """An array to NumPy, the number of its elements to Numba."""
+
+
+@typeof_impl.register(Celsius)
+def _type_of_celsius(value, context):
+    return celsius
+
+
+class _CelsiusType(types.Type):
+    def __init__(self):
+        super().__init__(name="Celsius")
+
+
+celsius = _CelsiusType()
+register_model(_CelsiusType)(lambda manager, numba_type: PrimitiveModel(manager, numba_type, ir.DoubleType()))
+
+
+@unbox(_CelsiusType)
+def _unbox_celsius(numba_type, value, c):
+    degrees = c.pyapi.object_getattr_string(value, "degrees")
+    native = c.unbox(types.float64, degrees)
+    c.pyapi.decref(degrees)
+    return native
+
+
+@typeof_impl.register(Readings)
+def _type_of_readings(value, context):
+    return readings
+
+
+class _ReadingsType(_CelsiusType):
+    pass
+
+
+readings = _ReadingsType()
+register_model(_ReadingsType)(lambda manager, numba_type: PrimitiveModel(manager, numba_type, ir.IntType(64)))
+
+
+@unbox(_ReadingsType)
+def _unbox_readings(numba_type, value, c):
+    size = c.pyapi.object_getattr_string(value, "size")
+    native = c.unbox(types.int64, size)
+    c.pyapi.decref(size)
+    return native
+
+
+def number_of(value):
+    """The number in it."""
+
+
+@overload(number_of)
+def _number_of(value):
+    return lambda value: _native_number(value)
+
+
+@intrinsic
+def _native_number(context, value):
+    number = types.int64 if isinstance(value, _ReadingsType) else types.float64
+    return number(value), lambda context, builder, signature, arguments: arguments[0]
+
+
+def number_in(x):
+    return number_of(x)
+
+
+@pytest.mark.parametrize("value", [Celsius(np.arange(3.0)), np.arange(6.0).reshape(2, 3).view(Readings)])
+def test_a_type_of_its_own_is_what_numba_reads(both, value):
+    expected = 20.5 if isinstance(value, Celsius) else 6
+    for kernel in (*both(number_in), fast_args(number_in)):
+        assert [kernel(value), kernel(value), kernel(x=value)] == [expected] * 3
+    assert "extension of Numba" in str(fast_args(number_in).explain(value))

@@ -19,6 +19,7 @@ from ..dispatch import layout
 from ..dispatch.state import runtime
 from ..ground.cpython import CapsuleType
 from ..ground.dtypes import dtype_field, field_itemsize
+from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
 from ..ground.safe_repr import shown, type_name
 from ..producers import buffer, dunder, forwarded, torch, torch_layout
@@ -226,6 +227,14 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
 # ---- NumPy, scalars, tuples ----------------------------------------------------------------------------------------
 
 
+def _typed(cls: type, notes: list[str]) -> Discovery | None:
+    """Types to which an extension of Numba gives a Numba type: that is what ``@njit`` reads them as, tensors or not."""
+    if not is_typed_by_extension(cls):
+        return None
+    notes.append("an extension of Numba gives it a type of its own")
+    return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+
+
 def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
     """``numpy.ndarray`` and its subclasses, which Numba treats as it does their base."""
     if not issubclass(cls, np.ndarray):
@@ -323,7 +332,7 @@ def _numba(cls: type, notes: list[str]) -> Discovery:
     return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
 
 
-_RULES = (_scalar, _ndarray, _tuple, _list, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
+_RULES = (_scalar, _typed, _ndarray, _tuple, _list, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
 
 
 def discover(cls: type, instance=None) -> Discovery:

@@ -589,6 +589,15 @@ def type_of_argument(value) -> Any:
     return typeof.typeof_impl(value, typeof._TypeofContext(typeof.Purpose.argument))  # numba.typeof raises ValueError for None
 
 
+def is_typed_by_extension(cls: type) -> bool:
+    """Whether somebody has told ``numba.extending.typeof_impl`` what objects of `cls` are, and not Numba itself."""
+    try:
+        asked = importlib.import_module("numba.extending").typeof_impl.dispatch(cls)
+    except Exception:  # whatever the metaclass raises when it is asked for a hash or for its bases
+        return False
+    return not re.match(r"numba\.(?!tests\b)", getattr(asked, "__module__", None) or "")
+
+
 def names_of_target_options() -> set[str]:
     """The options that functions for the CPU can be compiled with."""
     registered, kind = CPUDispatcher.targetdescr.options, importlib.import_module("numba.core.options").TargetOptions.Mapping
