@@ -103,6 +103,8 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
     if func is None:
         own = {"grad": grad, "storage": storage, "returns": returns, "out": out, "cuda": cuda, "launch": launch}
         return functools.partial(fast_args, **own, **options)
+    if inspect.isfunction(func):
+        return _decorated(func, options, manner)
     if isinstance(func, Kernel) and manner in (Manner(), func._manner):
         _no_options(options, "a kernel")
         return func
