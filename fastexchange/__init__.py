@@ -1,7 +1,8 @@
 """fastexchange: tensors of any framework straight into Numba kernels, at the cost of hand-written C.
 
-Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.shim`` (the native
-call), ``dispatch.plan`` and ``dispatch.walk`` (reading the arguments), ``dispatch.entry`` (into the kernel and out again);
+Start at :func:`fast_args` in ``api``. The way of one argument: ``calls.kernel`` (what is called), ``dispatch.vectorcall`` (the
+native call), ``dispatch.fast_parts`` and ``dispatch.read_arguments`` (reading the arguments), ``dispatch.fast_entry`` (into the
+kernel and out again);
 ``calls.resolve`` and ``exchange.discovery`` for what is met for the first time, ``calls.fallback`` for what is left to Numba;
 ``ground.dlpack``, ``ground.cpython`` and ``ground.native`` are what all stands on. CONTRIBUTING shows the house.
 """
@@ -15,10 +16,10 @@ from .version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
     from .api import accelerate, decelerate, fast_args
-    from .calls.bound import BoundLaunch
+    from .calls.bound_launch import BoundLaunch
     from .calls.explain import explain
     from .calls.kernel import FastKernel, KernelCounts
-    from .cuda.bound import BoundCudaLaunch
+    from .cuda.bound_launch import BoundCudaLaunch
     from .cuda.driver import CudaError
     from .cuda.kernel import CudaKernel
     from .cuda.launcher import CudaLauncher
@@ -38,10 +39,10 @@ __all__ = [
 
 _ROOMS = {
     "api": ("accelerate", "decelerate", "fast_args"),
-    "calls.bound": ("BoundLaunch",),
+    "calls.bound_launch": ("BoundLaunch",),
     "calls.explain": ("explain",),
     "calls.kernel": ("FastKernel", "KernelCounts"),
-    "cuda.bound": ("BoundCudaLaunch",),
+    "cuda.bound_launch": ("BoundCudaLaunch",),
     "cuda.driver": ("CudaError",),
     "cuda.kernel": ("CudaKernel",),
     "cuda.launcher": ("CudaLauncher",),

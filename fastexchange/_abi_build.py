@@ -15,9 +15,9 @@ SOURCES = (
     "producers/numpy_table.py",
     "producers/buffer.py",
     "producers/capsules.py",
-    "producers/torch_layout.py",
-    "dispatch/layout.py",
-    "cuda/layout.py",
+    "producers/torch_offsets.py",
+    "dispatch/structs.py",
+    "cuda/structs.py",
     "exchange/transfer.py",
 )
 

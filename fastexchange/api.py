@@ -16,7 +16,7 @@ from .calls.kernel import (
     AcceleratedKernel,
     FastKernel,
     Kernel,
-    Manner,
+    KernelOptions,
     checked_returns,
     declared,
     kernel_of,
@@ -99,26 +99,27 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
         raise TypeError(f"fast_args(): returns is a type of tensors, the name of a parameter or None, not {shown(returns)}")
     if not isinstance(storage, bool):
         raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
-    manner = Manner(grad == "allow", storage, returns, out, _checked_cuda(cuda, launch, out, grad, storage), launch)
+    cuda = _checked_cuda(cuda, launch, out, grad, storage)
+    kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch)
     if func is None:
         own = {"grad": grad, "storage": storage, "returns": returns, "out": out, "cuda": cuda, "launch": launch}
         return functools.partial(fast_args, **own, **options)
     if inspect.isfunction(func):
-        return _decorated(func, options, manner)
-    if isinstance(func, Kernel) and manner in (Manner(), func._manner):
+        return _decorated(func, options, kernel_options)
+    if isinstance(func, Kernel) and kernel_options in (KernelOptions(), func._kernel_options):
         _no_options(options, "a kernel")
         return func
     if isinstance(func, (CPUDispatcher, Kernel)) or _cuda_target_of(func) is not None:
         _no_options(options, "a Numba dispatcher")
-        return _kernel_of(getattr(func, "dispatcher", func), manner)
+        return _kernel_of(getattr(func, "dispatcher", func), kernel_options)
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions, and dispatchers for the CPU and for CUDA, not {type(func).__name__}")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
-        return lambda function: _decorated(function, options, manner, func)
-    return _decorated(func, options, manner)
+        return lambda function: _decorated(function, options, kernel_options, func)
+    return _decorated(func, options, kernel_options)
 
 
-def _decorated(function, options, manner, signatures=None):
+def _decorated(function, options, kernel_options, signatures=None):
     """What is made of a Python function."""
     if type(function).__name__ == "FakeCUDAKernel":
         raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
@@ -130,11 +131,11 @@ def _decorated(function, options, manner, signatures=None):
             f"fast_args() takes a Python function or a Numba dispatcher (from @njit or @cuda.jit), not {shown(function)}{hint}"
         )
     if not numba.config.DISABLE_JIT:
-        return _jit(function, options, manner, signatures)
-    pattern = declared(manner.out, function)
+        return _jit(function, options, kernel_options, signatures)
+    pattern = declared(kernel_options.out, function)
     parameters = Parameters(function, 0 if pattern is None else len(pattern.outputs))
-    checked_returns(manner.returns, parameters, function)
-    return interpreted.interpreted(function, manner, parameters, outputs_of(pattern, parameters, function.__qualname__))
+    checked_returns(kernel_options.returns, parameters, function)
+    return interpreted.interpreted(function, kernel_options, parameters, outputs_of(pattern, parameters, function.__qualname__))
 
 
 _NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property
@@ -210,19 +211,19 @@ def _set_class(cls: type) -> None:
         raise RuntimeError(f"accelerate(): this Numba keeps its dispatchers in another way ({error}); use @fast_args") from error
 
 
-def _kernel_of(dispatcher: Any, manner: Manner) -> Kernel:
-    """The kernel of a dispatcher: there is one for each manner."""
+def _kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> Kernel:
+    """The kernel of a dispatcher: there is one for each set of options."""
     if _cuda_target_of(dispatcher) is None:
-        return kernel_of(dispatcher, manner, _adopted)
+        return kernel_of(dispatcher, kernel_options, _adopted)
     from .cuda.kernel import cuda_kernel_of
 
-    return cuda_kernel_of(dispatcher, manner)
+    return cuda_kernel_of(dispatcher, kernel_options)
 
 
-def _adopted(dispatcher: Any, manner: Manner) -> FastKernel:
+def _adopted(dispatcher: Any, kernel_options: KernelOptions) -> FastKernel:
     made = FastKernel(dispatcher.py_func, dispatcher.locals, dispatcher.targetoptions, pipeline_of(dispatcher))
     made._origin = dispatcher
-    made._treat(manner)
+    made._apply(kernel_options)
     if dispatcher.stats.cache_path is not None:
         _keep_on_disk(made)
     for compiled in dispatcher.overloads.values():
@@ -237,11 +238,11 @@ def _no_options(options: dict, what: str) -> None:
         raise TypeError(f"fast_args(): {what} has its options already, so {', '.join(map(repr, options))} cannot be given")
 
 
-def _jit(function: FunctionType, options: dict, manner: Manner, signatures=None) -> FastKernel:
+def _jit(function: FunctionType, options: dict, kernel_options: KernelOptions, signatures=None) -> FastKernel:
     """``numba.njit``, of our class; without a disk cache where no directory can be written."""
     options = dict(options)
     is_cached = options.pop("cache", False)
-    kernel = njit_as(FastKernel, function, options)._treat(manner)
+    kernel = njit_as(FastKernel, function, options)._apply(kernel_options)
     if function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         kernel._parameters  # noqa: B018  # it raises for what Numba cannot compile
     if is_cached:

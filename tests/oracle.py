@@ -12,7 +12,7 @@ from numba.core.runtime import rtsys
 from fastexchange import FastKernel, from_dlpack
 from fastexchange.api import _adopted
 from fastexchange.calls.fallback import UnknownType
-from fastexchange.calls.kernel import Manner
+from fastexchange.calls.kernel import KernelOptions
 from fastexchange.ground.numba_internals import numbas_call
 
 
@@ -37,7 +37,7 @@ def new_kernel(dispatcher, manner=None) -> FastKernel:
             dispatcher.add_overload(compiled)
         if not further:
             made_of.pop()
-    made_of.append(_adopted(dispatcher, manner or Manner()))
+    made_of.append(_adopted(dispatcher, manner or KernelOptions()))
     return made_of[-1]
 
 

@@ -14,7 +14,7 @@ from made_producers import Dunder, Tabled, WithMethods, capsule, exchange_table,
 from oracle import type_and_message
 
 from fastexchange import explain, fast_args
-from fastexchange.dispatch.state import runtime
+from fastexchange.dispatch.runtime import runtime
 from fastexchange.exchange.discovery import discover
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -237,7 +237,7 @@ def test_types_made_in_a_loop_hit_no_stale_entry_and_do_not_pile_up():
         import gc
         import numpy as np
         from fastexchange import fast_args
-        from fastexchange.dispatch.state import runtime
+        from fastexchange.dispatch.runtime import runtime
         from made_producers import Dunder, Tabled
 
         @fast_args

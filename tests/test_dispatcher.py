@@ -406,7 +406,7 @@ def test_dispatchers_that_cannot_be_extended():
         ctypes.pythonapi.PyType_FromSpecWithBases = Refused()
         from fastexchange import FastKernel, fast_args
         from fastexchange.command import probe
-        from fastexchange.dispatch.state import runtime
+        from fastexchange.dispatch.runtime import runtime
 
         @fast_args
         def total(x, y=2.0):

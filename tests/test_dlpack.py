@@ -234,6 +234,6 @@ def test_what_a_cpu_reads():
 
 
 def test_the_structs_of_cpython_and_numpy_are_verified_here():
-    from fastexchange.dispatch.state import runtime
+    from fastexchange.dispatch.runtime import runtime
 
     assert runtime().unverified == [], sys.version

@@ -318,7 +318,7 @@ PATHS = ("first call", "second call", "warm call", "keywords", "fast entry", "ot
 def make_call(kernel: FastKernel, path: str, arguments: tuple, rehearsal: tuple, names: tuple[str, ...]):
     """The call that a path ends with, not made yet. `rehearsal`: the arguments of the calls before it."""
     if path in ("first call", "second call"):
-        kernel = new_kernel(kernel, kernel._manner)  # which knows nothing, but has nothing to compile
+        kernel = new_kernel(kernel, kernel._kernel_options)  # which knows nothing, but has nothing to compile
     count = {"first call": 0, "second call": 1, "warm call": 2, "keywords": 0}.get(path, CALLS_TO_A_FAST_ENTRY)
     for call in range(count):
         if outcome(lambda: kernel(*rehearsal))[0] == "raised" and call > 2:

@@ -14,7 +14,7 @@ PLACES = {"_abi": "ground", "_abi_build": "ground", "interpreter": "ground", "ve
 
 
 def modules() -> dict[str, Path]:
-    """The package's modules, named from its root: ``dispatch.walk``, ``dispatch`` for its ``__init__.py``, and ``__init__``."""
+    """The package's modules, named from its root: ``dispatch.frame``, ``dispatch`` for its ``__init__.py``, and ``__init__``."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -65,5 +65,6 @@ def test_no_module_imports_itself_in_a_circle():
 
 def test_the_imports_that_are_looked_for_are_found():
     found = imports()
-    assert "dispatch.walk" in found["dispatch.shim"] and "calls.bound" in found["calls.kernel"]  # the second in a function
+    assert "dispatch.frame" in found["dispatch.vectorcall"]
+    assert "calls.bound_launch" in found["calls.kernel"]  # in a function
     assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]

@@ -61,5 +61,5 @@ def test_an_export_that_fails_is_no_export(status):
         return status
 
     failing = tabled_type("Failing", managed_tensor_from_py_object_no_sync=nothing_exported)
-    assert statements_of(failing(np.ones(3)), owns=True) == []
-    assert len(statements_of(failing(np.ones(3)), owns=False)) == 1
+    assert statements_of(failing(np.ones(3)), needs_owning_exports=True) == []
+    assert len(statements_of(failing(np.ones(3)), needs_owning_exports=False)) == 1

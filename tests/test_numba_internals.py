@@ -8,8 +8,8 @@ import pytest
 from interpreter import run_python
 
 import fastexchange
+from fastexchange.dispatch.runtime import runtime
 from fastexchange.dispatch.self_test import calls_as_numba
-from fastexchange.dispatch.state import runtime
 from fastexchange.ground import cfunction, numba_internals
 
 CHANGES = {
@@ -54,7 +54,7 @@ CHANGED = """
     exec(sys.argv[1])
     from fastexchange import BoundLaunch, fast_args, from_dlpack
     from fastexchange.command import probe
-    from fastexchange.dispatch.state import runtime
+    from fastexchange.dispatch.runtime import runtime
 
     @fast_args
     def axpy(a, x, y):
@@ -115,7 +115,7 @@ def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
     """The stamp with which the self-test's result is kept names all modules that the test uses."""
     module = calls_as_numba.__module__
     stamped = {name.removeprefix("fastexchange.") for name in cfunction._imports_of(module)}
-    assert {"dispatch.boxing", "dispatch.entry", "ground.numba_internals"} <= stamped
+    assert {"dispatch.boxing", "dispatch.fast_entry", "ground.numba_internals"} <= stamped
     for node in ast.walk(ast.parse(Path(cfunction._file_of(module)).read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"

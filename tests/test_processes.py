@@ -578,7 +578,7 @@ def many_types(count: int, measured_from: int, blocks_allowed: int):
     What a type that has died left behind, in the table of types, in a fast entry's plan, must never be taken for the new
     type at its address. Returns nothing; raises AssertionError if it was, or if objects pile up after `measured_from`.
     """
-    from fastexchange.dispatch.state import runtime
+    from fastexchange.dispatch.runtime import runtime
 
     tables = [table_that_shows(1.0), table_that_shows(2.0)]
     array = np.full(3, 5.0)

@@ -532,7 +532,7 @@ def test_a_fast_entry_that_cannot_be_compiled_is_reported_once(monkeypatch):
 
     kernel = fast_args(lambda x: x[0])
     array = np.ones(1, np.float32)
-    monkeypatch.setattr("fastexchange.dispatch.entry.fast_entry", broken)
+    monkeypatch.setattr("fastexchange.dispatch.fast_entry.fast_entry", broken)
     with pytest.warns(RuntimeWarning, match="no such instruction") as caught:
         assert [kernel(array) for _ in range(100)] == [1.0] * 100
     assert len(caught) == 1

@@ -13,7 +13,7 @@ from interpreter import run_python
 from made_producers import Dunder, Tabled, tabled_type
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
-from fastexchange.dispatch.state import runtime
+from fastexchange.dispatch.runtime import runtime
 from fastexchange.ground.dtype_registry import ML_DTYPES, ML_DTYPES_PADDED
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -244,14 +244,14 @@ def test_integers_of_less_than_a_byte_without_compiling():
 
 
 @needs_torch
-@pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_questions", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
     run_python(f"""
         from fastexchange.producers import torch_layout
         for name in {unknown!r}.split():
             setattr(torch_layout.Guard, name, lambda self: False)
         import pytest
-        others = "without_compiling or layout" + (" or bound" if "questions" in {unknown!r} else "")
+        others = "without_compiling or layout" + (" or bound" if "queries" in {unknown!r} else "")
         tests = ["tests/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
         raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
     """)

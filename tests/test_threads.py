@@ -25,7 +25,7 @@ from numba.extending import overload
 from oracle import new_kernel
 
 from fastexchange import convert, fast_args, from_dlpack, polyfill, register_dlpack_dtype, to_dlpack, unpolyfill
-from fastexchange.dispatch.state import runtime
+from fastexchange.dispatch.runtime import runtime
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 SECONDS = 60

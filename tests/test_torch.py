@@ -27,8 +27,8 @@ from made_producers import Dunder, Ledger  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
-from fastexchange.dispatch.state import runtime  # noqa: E402
-from fastexchange.producers import torch_layout as producer  # noqa: E402
+from fastexchange.dispatch.runtime import runtime  # noqa: E402
+from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -285,7 +285,7 @@ def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypa
     assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
 
 
-@pytest.mark.parametrize("unknown", ["_find_keys", pytest.param("_find_keys _find_questions", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("unknown", ["_find_keys", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way: all that is not about how fast it is."""
     script = f"""
@@ -294,7 +294,7 @@ def test_the_slow_check_gives_the_same_answers(unknown):
     for name in {unknown!r}.split():
         setattr(producer.Guard, name, lambda self: False)
     guard = producer.guard()
-    assert not guard.knows_all and guard.native.asks == ("_find_questions" not in {unknown!r})
+    assert not guard.knows_all and guard.native.asks == ("_find_queries" not in {unknown!r})
     others = "layout or slow_check or from_many_threads or without_the_compiler"  # the last are processes of their own
     if not guard.native.asks:  # nor can PyTorch be asked natively, not even for a storage
         others += " or native or is_read or borrowed or without_the_gil or box_hold or owner or modes"
@@ -406,7 +406,7 @@ def test_kernels_that_run_python_themselves_hold_what_they_read(act):
         return x.sum()
 
     plain = fast_args(lambda x: x.sum())
-    assert plain(torch.ones(3)) == 3.0 and not plain._native.native.owns
+    assert plain(torch.ones(3)) == 3.0 and not plain._native.native.needs_owning_exports
     assert fast_args(kernel)(tensor) == 1 << 20
     inner = numba.njit(kernel)
     tensor = torch.ones(1 << 20)
@@ -498,7 +498,7 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
 
 @needs_fork
 def test_the_layout_is_found_whatever_the_default_dtype(tmp_path):
-    prelude = "import torch\nfrom fastexchange.producers.torch_layout import guard\n"
+    prelude = "import torch\nfrom fastexchange.producers.torch_offsets import guard\n"
     scenes = {dtype: f"torch.set_default_dtype(torch.{dtype})\nassert guard().knows_all" for dtype in DEFAULTS}
     for end in run_forked(tmp_path, prelude, scenes).values():
         end.check()
@@ -673,7 +673,7 @@ def test_modes_of_the_caller_do_not_see_what_holds_a_storage():
 
 def test_keys_of_tensors_on_a_gpu_are_plain():
     """As far as that can be seen without one: the keys by name, and none that makes a tensor odd."""
-    from fastexchange.producers.torch_layout import guard
+    from fastexchange.producers.torch_offsets import guard
 
     def named(name):
         return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
@@ -689,7 +689,7 @@ def test_keys_of_tensors_on_a_gpu_are_plain():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_tensors_on_a_gpu_are_told_apart():
-    from fastexchange.producers.torch_layout import guard, keys_of
+    from fastexchange.producers.torch_offsets import guard, keys_of
 
     if not guard().knows_all:
         pytest.skip("PyTorch is asked about each tensor")

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 
 import numba
 
-from ..dispatch import layout
+from ..dispatch import structs
+from ..dispatch.read_arguments import DRY_RUN, FLAG_ASKED
+from ..dispatch.runtime import runtime
 from ..dispatch.signature import UnknownDtype, numba_types
-from ..dispatch.state import runtime
-from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover, learn
 from ..exchange.errors import (
     check_tensors,
@@ -91,7 +91,7 @@ def explain(obj, /) -> Explanation:
     >>> explain(np.ones(3)).path
     'ndarray'
     """
-    return _explained(obj, layout.MAX_TUPLE_DEPTH)
+    return _explained(obj, structs.MAX_TUPLE_DEPTH)
 
 
 def _explained(obj, depth: int) -> Explanation:
@@ -152,31 +152,31 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     flags = 0
     outcome, numba_names = "", ["?"] * len(bound)
     for _ in range(64 + len(bound)):
-        if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
-            return kernel._elsewhere.explain(bound)
+        if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
+            return kernel._device_kernel.explain(bound)
         try:
-            status = attempt(kernel, bound, FLAG_LOOK | flags, report)
+            status = attempt(kernel, bound, DRY_RUN | flags, report)
         except Exception as error:
             outcome = _refusal(error)
             break
-        if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
+        if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
             try:
                 learn(report.stopped_at)
             except Exception as error:  # a type whose attributes cannot even be asked for
                 outcome = _refusal(error)
                 break
             continue
-        if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
+        if status == structs.STATUS_DEVICE and kernel._device_kernel is not None:
             continue
-        if status == layout.STATUS_UNKNOWN_SHAPE:
-            outcome, numba_names = fate_of(kernel, report.keys, bound)
+        if status == structs.STATUS_UNKNOWN_SHAPE:
+            outcome, numba_names = describe_outcome(kernel, report.keys, bound)
             if (numba_names or not bound) and report.keys not in kernel._native:
                 try:
                     raise_named(kernel, bound, as_numba_takes_it)
                 except Exception as error:
                     outcome = _refusal(error)
                     break
-        elif status == layout.STATUS_CHECK:
+        elif status == structs.STATUS_CHECK:
             failed = None
             try:
                 for position, value in enumerate(bound):
@@ -188,13 +188,13 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
                 continue
             assert failed is not None
             outcome = _refusal(failed)
-        elif status in (layout.STATUS_NUMBA, layout.STATUS_BIG_INT):
+        elif status in (structs.STATUS_NUMBA, structs.STATUS_BIG_INT):
             try:
                 check_arguments(kernel, bound)
                 outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
             except Exception as error:
                 outcome = _refusal(error)
-        elif status == layout.STATUS_MIXED:
+        elif status == structs.STATUS_MIXED:
             try:
                 refuse_mixed(kernel, report.position, bound, report.stopped_at)
             except TypeError as error:
@@ -230,7 +230,7 @@ def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths:
     return CallExplanation(kernel.__qualname__, arguments, outcome, notes)
 
 
-def fate_of(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]]:
+def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]]:
     """What becomes of a call with these keys, and the names of its arguments' Numba types."""
     try:
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials, kernel._element_of)
@@ -263,8 +263,8 @@ def _refusal(error: BaseException) -> str:
 
 def _stored_as(kernel, key: int) -> str:
     """For an array whose elements the kernel sees as storage integers: what they are."""
-    field = key >> layout.DTYPE_SHIFT & 0xFFFFFF
-    if key & 0xFF != layout.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
+    field = key >> structs.DTYPE_SHIFT & 0xFFFFFF
+    if key & 0xFF != structs.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
         return ""
     return f", the bits of its elements, which are {elements_named(field)}"
 

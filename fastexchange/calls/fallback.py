@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numba.core.errors import TypingError
 
-from ..dispatch import layout
+from ..dispatch import structs
 from ..exchange.convert import from_dlpack
 from ..exchange.discovery import discover
 from ..exchange.errors import argument, check_tensors, refuse_value, refused, why_not_computed
@@ -89,15 +89,15 @@ def _has_tensor(kernel, value, depth: int = 0) -> bool:
     cls = type(value)
     if issubclass(cls, tuple) or cls is list:
         items = value[:1] if cls is list else value  # a list's items are of one type
-        return depth < layout.MAX_TUPLE_DEPTH and any(_has_tensor(kernel, item, depth + 1) for item in items)
+        return depth < structs.MAX_TUPLE_DEPTH and any(_has_tensor(kernel, item, depth + 1) for item in items)
     if value is OMITTED:
         return False
     try:
         fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
     except Exception:  # a type whose attributes cannot even be asked for
         return False
-    is_buffer = fields.get("key", 0) >> layout.CLASS_SHIFT and fields["kind"] == layout.KIND_MANAGED
-    return fields["kind"] in (layout.KIND_EXCHANGE, layout.KIND_MANAGED) and not is_buffer
+    is_buffer = fields.get("key", 0) >> structs.CLASS_SHIFT and fields["kind"] == structs.KIND_MANAGED
+    return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not is_buffer
 
 
 def reword(kernel, bound: tuple, error: BaseException) -> None:
@@ -245,12 +245,12 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
     except Exception as error:  # a type whose attributes cannot even be asked for
         refused(kernel, position, error)
     kind = fields["kind"]
-    if kind == layout.KIND_INT:
+    if kind == structs.KIND_INT:
         if not -(2**63) <= value < 2**64:
             raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
-    elif fields.get("key", 0) >> layout.CLASS_SHIFT and kind == layout.KIND_MANAGED:
+    elif fields.get("key", 0) >> structs.CLASS_SHIFT and kind == structs.KIND_MANAGED:
         return value  # Numba knows it: an object with the buffer protocol
-    elif kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED):
+    elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED):
         is_torch = torch.is_tensor_type(cls)
         is_checked = is_torch and not kernel.allows_grad and _can_be_viewed(value)
         if not is_checked:
@@ -273,11 +273,11 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             known = why_no_memory(value) if is_torch else None
             why = known or refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
-    elif kind == layout.KIND_TUPLE:
+    elif kind == structs.KIND_TUPLE:
         return tuple([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
-    elif kind == layout.KIND_NAMED_TUPLE:
+    elif kind == structs.KIND_NAMED_TUPLE:
         return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
-    elif kind == layout.KIND_LIST:
+    elif kind == structs.KIND_LIST:
         return _list(kernel, position, value, given)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which asks the value
         _require_native_order(kernel, position, value)
@@ -295,7 +295,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         else:
             return viewed if given is None else given.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
-    elif kind == layout.KIND_NUMBA:
+    elif kind == structs.KIND_NUMBA:
         check_items(kernel, position, value)
         _require_numba_type(kernel, position, value)
     return value
@@ -305,7 +305,7 @@ def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> 
     """Look at what is in an argument and is no tensor of PyTorch's, if that may run Python code."""
     cls = type(value)
     if issubclass(cls, tuple) or cls is list:
-        for index, item in enumerate(value[:] if depth < layout.MAX_TUPLE_DEPTH else ()):
+        for index, item in enumerate(value[:] if depth < structs.MAX_TUPLE_DEPTH else ()):
             _take_others(kernel, item_of(position, index), item, given, depth + 1)
     elif value is not OMITTED and not torch.is_tensor_type(cls) and not issubclass(cls, (np.ndarray, *_NUMBERS)):
         given.taken[id(value)] = as_numba_takes_it(kernel, position, value, given)
@@ -342,7 +342,7 @@ def _list(kernel, position: int, value: list, given: Given | None) -> list:
 def _is_tensor(kernel, value) -> bool:
     cls = type(value)
     fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
-    return fields["kind"] in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+    return fields["kind"] in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:

@@ -13,10 +13,10 @@ from ..ground.numba_internals import OmittedArg
 __all__ = ["interpreted"]
 
 
-def interpreted(func, manner, parameters, outputs):
-    """A function that gives `func` NumPy views of its tensors, and its results back as a kernel of this `manner` does."""
-    from ..dispatch.state import runtime
-    from .bound import OrdinaryLaunch
+def interpreted(func, kernel_options, parameters, outputs):
+    """A function that gives `func` NumPy views of its tensors, and its results back as a kernel of this `kernel_options` does."""
+    from ..dispatch.runtime import runtime
+    from .bound_launch import OrdinaryLaunch
     from .fallback import call_numba, check_arguments
 
     def with_names(*args, **named):
@@ -29,8 +29,8 @@ def interpreted(func, manner, parameters, outputs):
         return func(*args, **named)
 
     kernel = SimpleNamespace(
-        __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, returns=manner.returns,
-        allows_grad=manner.allows_grad, storage=manner.storage, _parameters=parameters,
+        __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, returns=kernel_options.returns,
+        allows_grad=kernel_options.allows_grad, storage=kernel_options.storage, _parameters=parameters,
         _native=SimpleNamespace(runtime=runtime()), _is_numbas=False,
     )  # fmt: skip
 
@@ -39,7 +39,7 @@ def interpreted(func, manner, parameters, outputs):
         return call_numba(kernel, bound)
 
     def call_bound(bound: tuple):
-        return run(bound) if outputs is None else outputs.call(bound, manner.returns, run)
+        return run(bound) if outputs is None else outputs.call(bound, kernel_options.returns, run)
 
     @functools.wraps(func)
     def call(*args, **kwargs):
@@ -50,7 +50,7 @@ def interpreted(func, manner, parameters, outputs):
         return OrdinaryLaunch(call, complete(parameters.bind(*args, **kwargs)))
 
     def complete(bound: tuple) -> tuple:
-        return bound if outputs is None else outputs.complete(bound, manner.returns)
+        return bound if outputs is None else outputs.complete(bound, kernel_options.returns)
 
     of_call: Any = call
     of_call.py_func, of_call.bind, kernel.itself = func, bind, call

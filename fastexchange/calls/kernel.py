@@ -1,6 +1,6 @@
 """What ``fast_args`` makes: a Numba dispatcher that takes tensors of any framework, at the cost of C.
 
-Calls go to the native shim (``dispatch.shim``), which makes those that it knows; any other comes back to
+Calls go to the native shim (``dispatch.vectorcall``), which makes those that it knows; any other comes back to
 :meth:`FastKernel._call_slowly`. Nothing is loaded or compiled before a kernel's first call,
 which also makes its native memory.
 """
@@ -29,7 +29,7 @@ from ..ground.parameters import Parameters
 from ..ground.shape_notation import pattern_of
 from .kernel_cache import KernelCache, with_unique_symbols
 
-__all__ = ["FastKernel", "Kernel", "KernelCounts", "Manner", "kernel_of"]
+__all__ = ["FastKernel", "Kernel", "KernelCounts", "KernelOptions", "kernel_of"]
 
 
 class KernelCounts(NamedTuple):
@@ -43,7 +43,7 @@ class KernelCounts(NamedTuple):
     """Signatures that Numba has compiled."""
 
 
-class Manner(NamedTuple):
+class KernelOptions(NamedTuple):
     """How a kernel treats tensors: what ``fast_args`` is told beside the options of Numba."""
 
     allows_grad: bool = False
@@ -56,25 +56,27 @@ class Manner(NamedTuple):
     @property
     def guard(self) -> int:
         """The number of the guard that its tensors have to pass: see ``fx_guard``."""
-        from ..producers.torch_layout import BITS_ALLOWED, GRAD_ALLOWED
+        from ..producers.torch_offsets import BITS_ALLOWED, GRAD_ALLOWED
 
         return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
 
 
 class Kernel:
-    """What kernels for the CPU and for CUDA have in common: a Python function, and a manner."""
+    """What kernels for the CPU and for CUDA have in common: a Python function, and options."""
 
     py_func: Any
     _parameters: Any
-    _manner = Manner()
+    _kernel_options = KernelOptions()
     _is_numbas: bool = False  # made by Numba's decorators, see accelerate(): what Numba refuses, it refuses in Numba's words
-    _elsewhere: Any = None
+    _device_kernel: Any = None
 
-    allows_grad = property(lambda self: self._manner.allows_grad, doc="Whether it takes tensors that require grad.")
-    storage = property(lambda self: self._manner.storage, doc="Whether it gets the bits of elements that Numba has no type for.")
-    returns = property(lambda self: self._manner.returns, doc="What says of which framework its results are.")
-    out = property(lambda self: self._manner.out, doc="The notation that declares its outputs, or None.")
-    cuda = property(lambda self: self._manner.cuda, doc="The kernel that gets the calls with tensors on a GPU, or None.")
+    allows_grad = property(lambda self: self._kernel_options.allows_grad, doc="Whether it takes tensors that require grad.")
+    storage = property(
+        lambda self: self._kernel_options.storage, doc="Whether it gets the bits of elements that Numba has no type for."
+    )
+    returns = property(lambda self: self._kernel_options.returns, doc="What says of which framework its results are.")
+    out = property(lambda self: self._kernel_options.out, doc="The notation that declares its outputs, or None.")
+    cuda = property(lambda self: self._kernel_options.cuda, doc="The kernel that gets the calls with tensors on a GPU, or None.")
 
     def __repr__(self):
         return f"<fast_args {self.py_func.__module__}.{self.py_func.__qualname__}{inspect.signature(self.py_func)}>"
@@ -194,24 +196,25 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             memory.forget()
 
     def _reduce_states(self) -> dict:
-        return dict(super()._reduce_states(), manner=self._manner, is_numbas=self._is_numbas)
+        return dict(super()._reduce_states(), kernel_options=self._kernel_options, is_numbas=self._is_numbas)
 
     @classmethod
-    def _rebuild(cls, manner=Manner(), is_numbas=False, **states):  # noqa: B008  # immutable
+    def _rebuild(cls, kernel_options=KernelOptions(), is_numbas=False, **states):  # noqa: B008  # immutable
         made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(**states)
-        if isinstance(made, FastKernel) and made._manner != manner:  # else one that this process has, of before accelerate()
-            made._treat(manner)
+        # Numba's own where this process has this very dispatcher, made before accelerate().
+        if isinstance(made, FastKernel) and made._kernel_options != kernel_options:
+            made._apply(kernel_options)
         return made
 
     # ---- its own -----------------------------------------------------------------------------------------------------
 
-    def _treat(self, manner: Manner) -> "FastKernel":
-        """Treat tensors in this manner. Raises TypeError and ValueError for one that does not fit the parameters."""
-        self._manner = manner
-        if manner.out is not None or manner.returns is not None:
+    def _apply(self, kernel_options: KernelOptions) -> "FastKernel":
+        """Take these options. Raises TypeError and ValueError for what does not fit the parameters."""
+        self._kernel_options = kernel_options
+        if kernel_options.out is not None or kernel_options.returns is not None:
             self._returns()
-        if manner.cuda is not None:
-            self._elsewhere = manner.cuda.beside(self, manner.launch)
+        if kernel_options.cuda is not None:
+            self._device_kernel = kernel_options.cuda.beside(self, kernel_options.launch)
         return self
 
     @functools.cached_property
@@ -262,22 +265,22 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _prepare(self):
         """Make what native code reads. Not under a lock: it may compile, and so may who waits."""
-        from ..dispatch.context import KernelContext
         from ..dispatch.outputs import vectorcall_with_outputs
-        from ..dispatch.shim import vectorcall
+        from ..dispatch.overloads import KernelContext
+        from ..dispatch.vectorcall import vectorcall
         from . import results
 
         release_gil = bool(self.targetoptions.get("nogil"))
         memory = KernelContext(
-            self._parameters, self.__qualname__, release_gil, self._manner.guard, self._returns(), self._outputs
+            self._parameters, self.__qualname__, release_gil, self._kernel_options.guard, self._returns(), self._outputs
         )
         if isinstance(self.returns, type):
             results.learn_target(self.returns)
         if memory.runtime.is_native and not is_object_mode(self):
             memory.vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
             results.prepare()
-        if self._elsewhere is not None:
-            memory.native.elsewhere = id(self._elsewhere.launcher)
+        if self._device_kernel is not None:
+            memory.native.device_kernel = id(self._device_kernel.launcher)
         with _publishing:
             if not hasattr(self, "_memory"):
                 self._memory = memory
@@ -313,9 +316,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             )
         return self.cuda
 
-    def _is_elsewhere(self, bound: tuple, is_on_device: bool = False) -> bool:
+    def _is_for_device_kernel(self, bound: tuple, is_on_device: bool = False) -> bool:
         """Whether a call with these arguments is for :attr:`cuda`. `is_on_device`: native code has met a tensor on a device."""
-        return self._elsewhere is not None and (is_on_device or self._elsewhere.takes(bound))
+        return self._device_kernel is not None and (is_on_device or self._device_kernel.takes(bound))
 
     def counts(self) -> KernelCounts:
         """Counts: calls on the fast path, calls on the slow path, and signatures compiled."""
@@ -339,7 +342,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         >>> launch(), launch()
         (6.0, 6.0)
         """
-        from .bound import bind
+        from .bound_launch import bind
 
         return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
@@ -386,8 +389,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         bound = self._bind(args, kwargs)
         if bound is None:
             return numbas_call(self, *args, **kwargs)
-        if self._is_elsewhere(bound):
-            return self._elsewhere.call(bound)
+        if self._is_for_device_kernel(bound):
+            return self._device_kernel.call(bound)
         return call_numba(self, bound)
 
     def _failed(self, error: BaseException, args: tuple):
@@ -438,13 +441,13 @@ for _attribute in "__name__", "__qualname__", "__module__", "__doc__":
 
 
 _kernels: "weakref.WeakValueDictionary[tuple, Any]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive, and manner."""
+"""By ``id`` of the dispatcher, which the kernel keeps alive, and options."""
 
 
-def kernel_of(dispatcher: Any, manner: Manner, make: Callable[[Any, Manner], Kernel]) -> Any:
-    """The kernel of a dispatcher in this manner, of which there is one; `make` makes it of both."""
-    known = _kernels.get((id(dispatcher), manner))
-    return known if known is not None else _kernels.setdefault((id(dispatcher), manner), make(dispatcher, manner))
+def kernel_of(dispatcher: Any, kernel_options: KernelOptions, make: Callable[[Any, KernelOptions], Kernel]) -> Any:
+    """The kernel of a dispatcher with these options, of which there is one; `make` makes it of both."""
+    known = _kernels.get((id(dispatcher), kernel_options))
+    return known if known is not None else _kernels.setdefault((id(dispatcher), kernel_options), make(dispatcher, kernel_options))
 
 
 def declared(out: str | None, function):

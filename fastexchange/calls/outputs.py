@@ -13,7 +13,7 @@ import numpy as np
 from .._abi import ffi
 from ..dispatch import outputs as native
 from ..dispatch.program import program_of
-from ..dispatch.state import runtime
+from ..dispatch.runtime import runtime
 from ..exchange.discovery import learn
 from ..exchange.export import export_of, known
 from ..ground import dtype_registry

@@ -15,10 +15,10 @@ from numba.core import types
 from numba.core.errors import NumbaPendingDeprecationWarning
 
 from .._abi import ffi
-from ..dispatch import layout, shim
+from ..dispatch import structs, vectorcall
 from ..dispatch.boxing import UnsupportedEntry
+from ..dispatch.read_arguments import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import UnknownDtype, lists_in, numba_types
-from ..dispatch.walk import FLAG_ASKED, FLAG_LOOK
 from ..exchange.discovery import learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.native import address_of
@@ -30,7 +30,7 @@ from .results import check_argument
 
 MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
 _REPORT_KEYS = 4096
-_BY_NUMBA = (layout.STATUS_NUMBA, layout.STATUS_BIG_INT)
+_BY_NUMBA = (structs.STATUS_NUMBA, structs.STATUS_BIG_INT)
 
 
 _as_it_is = ffi.new_allocator(should_clear_after_alloc=False)
@@ -41,9 +41,9 @@ class Report:
 
     def __init__(self):
         self.result: Any = None
-        """What the call returned, or after ``launch.hold`` the capsule that owns the frame, if its status is STATUS_OK."""
+        """If its status is STATUS_OK: what the call returned, or after ``bound_launch.pin_arguments`` the frame's capsule."""
         self.unmade: tuple | None = None
-        """Of a call that native code cannot make although its arguments are fit for that: the keys and the edition."""
+        """Of a call that native code cannot make although its arguments are fit for that: the keys and the generation."""
         self._native = ffi.new("fx_report *")
         self._keys = _as_it_is("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
@@ -91,7 +91,7 @@ class Report:
 
     @property
     def held(self) -> tuple[int, int]:
-        """After ``launch.hold``: the addresses of the frame and of the overload."""
+        """After ``bound_launch.pin_arguments``: the addresses of the frame and of the overload."""
         return self._native.frame, self._native.overload
 
 
@@ -103,7 +103,7 @@ def _native(function):
     return prototype(function.address)
 
 
-def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.attempt) -> int:
+def attempt(kernel, bound: tuple, flags: int, report: Report, function=vectorcall.attempt) -> int:
     """Let native code make the call (or what else `function` does with it) if all is known.
 
     Returns a STATUS_*; details are in `report`.
@@ -111,10 +111,10 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=shim.atte
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
         report.result = _native(function)(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
-        is_for_numba = report.status == layout.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
-        return layout.STATUS_NUMBA if is_for_numba else report.status
+        is_for_numba = report.status == structs.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
+        return structs.STATUS_NUMBA if is_for_numba else report.status
     except Exception as error:
-        if report.status == layout.STATUS_ERROR:
+        if report.status == structs.STATUS_ERROR:
             if isinstance(error, RuntimeError):
                 error = torch.as_dlpack_raises(report.stopped_at, error)
             refused(kernel, report.place(bound), error)
@@ -127,63 +127,63 @@ def call(kernel, bound: tuple):
         return call_numba(kernel, bound)
     report = Report()
     try:
-        settle(kernel, bound, report=report)
+        resolve(kernel, bound, report=report)
     except Exception:
-        if report.status == layout.STATUS_OK or not are_numbas(kernel, bound):  # the kernel itself has raised it
+        if report.status == structs.STATUS_OK or not are_numbas(kernel, bound):  # the kernel itself has raised it
             raise
-        report.native.status = layout.STATUS_NUMBA
-    if report.status == layout.STATUS_OK:
+        report.native.status = structs.STATUS_NUMBA
+    if report.status == structs.STATUS_OK:
         return report.take_result()
-    if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
-        return kernel._elsewhere.call(bound)
+    if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
+        return kernel._device_kernel.call(bound)
     result = call_numba(kernel, bound)
     if report.unmade is not None:  # Numba could do what we cannot (a literal argument, say): next time straight to it
         kernel._native.add_numba_only(*report.unmade)
     return result
 
 
-def settle(kernel, bound: tuple, function=shim.attempt, report: Report | None = None) -> Report:
+def resolve(kernel, bound: tuple, function=vectorcall.attempt, report: Report | None = None) -> Report:
     """Learn, compile and ask, until native code has made the call, or what else `function` does with it.
 
     The report's status is STATUS_OK; or another one, and the call is for Numba's dispatcher. Raises what a call raises.
     """
     flags = 0
     report = report or Report()
-    for _ in range(MAX_LOOKS + 2 * leaves(bound)):
+    for _ in range(MAX_LOOKS + 2 * leaf_count(bound)):
         status = attempt(kernel, bound, flags, report, function)
-        if status == layout.STATUS_OK or status in _BY_NUMBA:
+        if status == structs.STATUS_OK or status in _BY_NUMBA:
             return report
-        if status == layout.STATUS_DEVICE and kernel._elsewhere is not None:
+        if status == structs.STATUS_DEVICE and kernel._device_kernel is not None:
             return report
-        if status in (layout.STATUS_UNKNOWN_TYPE, layout.STATUS_UNKNOWN_DTYPE):
+        if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
             try:
                 learn(report.stopped_at)
             except Exception as error:  # a type whose attributes cannot even be asked for
                 refused(kernel, report.position, error)
-        elif status == layout.STATUS_UNKNOWN_SHAPE:
-            edition = kernel._native.edition
+        elif status == structs.STATUS_UNKNOWN_SHAPE:
+            generation = kernel._native.generation
             if not specialise(kernel, report.keys, bound):
-                report.unmade = report.keys, edition
+                report.unmade = report.keys, generation
                 return report
-        elif status == layout.STATUS_CHECK:
+        elif status == structs.STATUS_CHECK:
             for position, value in enumerate(bound):
                 check_tensors(kernel, position, value)
             flags |= FLAG_ASKED
-        elif status == layout.STATUS_MOVABLE:
+        elif status == structs.STATUS_MOVABLE:
             try:
                 torch_storage.forbid_resizing(report.stopped_at)
             except Exception as error:
                 refused(kernel, report.position, error)
-        elif status == layout.STATUS_MIXED:
+        elif status == structs.STATUS_MIXED:
             refuse_mixed(kernel, report.position, bound, report.stopped_at)
         else:
             refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
     return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
 
 
-def leaves(values: tuple) -> int:
+def leaf_count(values: tuple) -> int:
     """How many things a call may bring for the first time: its arguments, and in tuples their items."""
-    return sum(1 + leaves(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
+    return sum(1 + leaf_count(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
 
 
 def _items(value) -> int:
@@ -194,10 +194,10 @@ def plan(kernel, bound: tuple) -> None:
     """Compile a fast entry for calls with arguments of these types, if they still have the shape of the call just made."""
     report = Report()
     try:
-        status = attempt(kernel, bound, FLAG_LOOK, report)
+        status = attempt(kernel, bound, DRY_RUN, report)
     except Exception:  # a producer failed at this look: the call that was made did not need it
         return
-    if status != layout.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
+    if status != structs.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
         return
     try:
         kernel._native.add_plan(report.keys, bound)
@@ -213,7 +213,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
     check_argument(kernel, bound)
     native = kernel._native
-    edition = native.edition  # before it is looked what has been compiled: that may be recompiled meanwhile
+    generation = native.generation  # before it is looked what has been compiled: that may be recompiled meanwhile
     given, unknown = (), None
     try:
         given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, kernel._element_of)
@@ -232,9 +232,9 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     if not all(map(_keeps_the_value, given, taken)):
         return False
     if may_run_python(compiled.library):
-        native.native.owns = 1
+        native.native.needs_owning_exports = 1
     try:
-        native.add(keys, given, taken, compiled, edition)
+        native.add(keys, given, taken, compiled, generation)
     except UnsupportedEntry:
         return False
     return True

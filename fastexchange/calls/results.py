@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
-from ..dispatch import layout
+from ..dispatch import structs
 from ..dispatch.boxing import box
 from ..dispatch.results import SEVERAL, box_result
-from ..dispatch.state import runtime
+from ..dispatch.runtime import runtime
 from ..exchange.convert import has_from_dlpack, maker
 from ..exchange.discovery import discover, learn_type
 from ..exchange.export import export_of, known
@@ -141,7 +141,7 @@ def check_argument(kernel, bound: tuple) -> None:
             )
 
 
-_TENSORS = (layout.KIND_NDARRAY, layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+_TENSORS = (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _maker(cls: type) -> Callable[[Any], Any] | None:

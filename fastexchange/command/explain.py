@@ -69,7 +69,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 
 def _kernel(kernel) -> str:
     """A kernel: what it is made of, and what became of it so far."""
-    from ..dispatch.state import runtime
+    from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
 
     dispatcher, function = kernel.dispatcher, kernel.py_func
@@ -78,9 +78,9 @@ def _kernel(kernel) -> str:
         options["cache"] = True
     if not can_compile(dispatcher):
         options["signatures"] = "explicit, no others are compiled"
-    manner, usual = kernel._manner._asdict(), type(kernel._manner)()._asdict()
-    own = {"grad": "allow" if manner.pop("allows_grad") else "refuse"}
-    own |= {name: value for name, value in manner.items() if value != usual[name]}
+    own_options, usual = kernel._kernel_options._asdict(), type(kernel._kernel_options)()._asdict()
+    own = {"grad": "allow" if own_options.pop("allows_grad") else "refuse"}
+    own |= {name: value for name, value in own_options.items() if value != usual[name]}
     counts, cache = kernel.counts(), dispatcher.stats
     signatures = [", ".join(map(str, signature)) or "no arguments" for signature in dispatcher.signatures]
     state = runtime()

@@ -75,7 +75,7 @@ _HAVE_VECTORCALL = 1 << 11  # of tp_flags
 
 
 def _native() -> Iterator[Finding]:
-    from ..dispatch.state import runtime
+    from ..dispatch.runtime import runtime
 
     section = "native code"
     found = runtime()
@@ -254,10 +254,10 @@ def _disk_cache() -> Iterator[Finding]:
 
 
 def _torch(torch) -> Iterator[Finding]:
-    from ..producers import torch_layout
+    from ..producers import torch_offsets
 
     section = "frameworks"
-    guard = torch_layout.guard()
+    guard = torch_offsets.guard()
     for what, knows, means in (
         ("keys", guard.knows_keys, "tensors that are not plain memory"),
         ("storage", guard.knows_storage, "storages that have been freed or cut"),

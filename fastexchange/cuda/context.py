@@ -1,14 +1,14 @@
-"""A kernel's native memory: what ``dispatch.context`` has, and what launches need, parameters, conversions, functions."""
+"""A kernel's native memory: what ``dispatch.overloads`` has, and what launches need, parameters, conversions, functions."""
 
 import itertools
 from typing import NamedTuple
 
 from .._abi import ffi
-from ..dispatch import context as dispatch
-from ..dispatch.layout import MAX_DEVICES
+from ..dispatch import overloads as dispatch
+from ..dispatch.structs import MAX_DEVICES
 from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
-from . import entry, launching, layout, resets
+from . import launch_entry, native_launch, resets, structs
 from .converting import words_of_all
 from .driver import driver
 from .targets import Compiled, Parameter
@@ -25,7 +25,7 @@ class Launchable(NamedTuple):
 
 
 class CudaContext(dispatch.KernelContext):
-    """See ``dispatch.context.KernelContext``.
+    """See ``dispatch.overloads.KernelContext``.
 
     An omitted argument is its default itself: a kernel for CUDA has no other way.
     """
@@ -36,7 +36,7 @@ class CudaContext(dispatch.KernelContext):
         super().__init__(parameters, name, False, guard)
         self.why_own: dict[tuple[int, ...], str] = {}
         """Why launches with these keys are the package's own."""
-        self._places = itertools.cycle(range(layout.MAX_BEST_BLOCKS))
+        self._places = itertools.cycle(range(structs.MAX_BEST_BLOCKS))
         self._values = parameters.defaults
         for index, value in parameters.defaults.items():
             self._defaults[index] = id(value)
@@ -44,11 +44,12 @@ class CudaContext(dispatch.KernelContext):
 
     def _prepare(self) -> None:
         self.native.device_type = DLDeviceType.kDLCUDA
-        self.native.vectorcall_any, self.native.run = launching.vectorcall_any.address, launching.run.address
+        self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
 
-    def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, edition: object) -> None:
+    def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, generation: object) -> None:
         """File what launches a kernel for calls with these keys."""
-        self._file(keys, dispatch._Code(trampoline=1, given=given, taken=launchable.compiled.taken, compiled=launchable), edition)
+        code = dispatch._Code(trampoline=1, given=given, taken=launchable.compiled.taken, compiled=launchable)
+        self._file(keys, code, generation)
 
     def _file_new(self, keys: tuple[int, ...], code) -> None:
         super()._file_new(keys, code)
@@ -75,7 +76,7 @@ class CudaContext(dispatch.KernelContext):
         cuda = driver()
         function = loaded.function or launchable.compiled.function()
         shared = cuda.attribute(function, "SHARED_SIZE_BYTES")
-        loaded.shared_limit = max(loaded.shared_limit, layout.SHARED_WITHOUT_ASKING - shared)
+        loaded.shared_limit = max(loaded.shared_limit, structs.SHARED_WITHOUT_ASKING - shared)
         if launcher.shared > loaded.shared_limit:
             cuda.set_attribute(function, "MAX_DYNAMIC_SHARED_SIZE_BYTES", launcher.shared)
             loaded.shared_limit = launcher.shared
@@ -96,7 +97,7 @@ class CudaContext(dispatch.KernelContext):
                 loaded = ffi.cast("fx_loaded *", filed.overload.loaded)
                 for device in range(MAX_DEVICES):
                     loaded[device].function = loaded[device].shared_limit = 0
-                    loaded[device].blocks = [0] * layout.MAX_BEST_BLOCKS
+                    loaded[device].blocks = [0] * structs.MAX_BEST_BLOCKS
 
     def types_taken(self, overload: int) -> tuple:
         """The types of the parameters of what is launched, as the package has them; none if it has been forgotten."""
@@ -112,10 +113,10 @@ class CudaContext(dispatch.KernelContext):
         launchable = code.compiled
         words = words_of_all(code.given)
         parameters = tuple(parameter.code for parameter in launchable.parameters)
-        return entry.fast_entry(nodes, count, words, parameters, tuple(launchable.conversions))
+        return launch_entry.launch_entry(nodes, count, words, parameters, tuple(launchable.conversions))
 
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple):
-        if words_of_all(given) > entry.MAX_WORDS:
+        if words_of_all(given) > launch_entry.MAX_WORDS:
             return None
         streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
         return super()._nodes(keys, bound, given) if len(streams) < 2 else None

@@ -8,9 +8,9 @@ from typing import Any
 
 from numba import types
 
-from ..dispatch.layout import ARRAY_HEAD_WORDS
+from ..dispatch.structs import ARRAY_HEAD_WORDS
 from ..ground.native import bits_of, float_of, load, native, store
-from . import layout
+from . import structs
 
 __all__ = ["Unconvertible", "conversions", "convert", "convert_words", "words_of", "words_of_all"]
 
@@ -63,19 +63,19 @@ def _conversion(word: int, given, taken) -> int | None:
     source, target = _number(given), _number(taken)
     if type(taken).__name__ == "Complex" and type(given).__name__ in ("Float", "Integer", "Complex"):
         return None
-    if source is None or target is None or type(taken).__name__ == "Boolean" or source[0] == layout.FLOAT != target[0]:
+    if source is None or target is None or type(taken).__name__ == "Boolean" or source[0] == structs.FLOAT != target[0]:
         raise Unconvertible(word, given, taken)
-    return layout.conversion(word, source, target)
+    return structs.conversion(word, source, target)
 
 
 def _number(numba_type) -> tuple[int, int] | None:
     """(kind, bits) of a type of numbers, of whichever package; None for anything else."""
     name = type(numba_type).__name__
     if name == "Integer":
-        return (layout.SIGNED if numba_type.signed else layout.UNSIGNED), numba_type.bitwidth
+        return (structs.SIGNED if numba_type.signed else structs.UNSIGNED), numba_type.bitwidth
     if name == "Boolean":
-        return layout.UNSIGNED, 8
-    return (layout.FLOAT, numba_type.bitwidth) if name == "Float" else None
+        return structs.UNSIGNED, 8
+    return (structs.FLOAT, numba_type.bitwidth) if name == "Float" else None
 
 
 # ---- native code -----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def _number(numba_type) -> tuple[int, int] | None:
 @native
 def is_in_range(value, is_big, kind, bits):
     """Whether an integer parameter of `kind` and so many `bits` holds a word; `is_big`: the word is a uint64."""
-    if kind == layout.UNSIGNED:
+    if kind == structs.UNSIGNED:
         if bits == 64:
             return is_big or value >= 0
         return value >= 0 and value >> bits == 0
@@ -133,10 +133,10 @@ def half_of_double(number):
 @native
 def convert(at, code):
     """Make of the word at `at` what a conversion says. False for a number that the parameter cannot hold."""
-    given, given_bits = code >> layout.FROM_KIND_SHIFT & 15, code >> layout.FROM_BITS_SHIFT & 255
-    taken, taken_bits = code >> layout.TO_KIND_SHIFT & 15, code >> layout.TO_BITS_SHIFT & 255
+    given, given_bits = code >> structs.FROM_KIND_SHIFT & 15, code >> structs.FROM_BITS_SHIFT & 255
+    taken, taken_bits = code >> structs.TO_KIND_SHIFT & 15, code >> structs.TO_BITS_SHIFT & 255
     word = load(at)
-    if given == layout.FLOAT:
+    if given == structs.FLOAT:
         if given_bits == 16:
             number = double_of_half(word)
         else:
@@ -144,11 +144,11 @@ def convert(at, code):
     else:
         if given_bits < 64:  # the word was loaded from less memory than it has
             word <<= 64 - given_bits
-            word = word >> (64 - given_bits) if given == layout.SIGNED else (word >> (64 - given_bits)) & ((1 << given_bits) - 1)
-        if taken != layout.FLOAT:
+            word = word >> (64 - given_bits) if given == structs.SIGNED else (word >> (64 - given_bits)) & ((1 << given_bits) - 1)
+        if taken != structs.FLOAT:
             store(at, word)
-            return is_in_range(word, given == layout.UNSIGNED and given_bits == 64, taken, taken_bits)
-        number = types.float64(types.uint64(word)) if given == layout.UNSIGNED else types.float64(word)
+            return is_in_range(word, given == structs.UNSIGNED and given_bits == 64, taken, taken_bits)
+        number = types.float64(types.uint64(word)) if given == structs.UNSIGNED else types.float64(word)
     if taken_bits == 16:
         store(at, half_of_double(number))
     else:

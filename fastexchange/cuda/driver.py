@@ -11,8 +11,8 @@ import os
 from typing import Any, NamedTuple
 
 from .._abi import ffi
-from ..dispatch.layout import MAX_DEVICES
-from ..dispatch.state import runtime
+from ..dispatch.runtime import runtime
+from ..dispatch.structs import MAX_DEVICES
 from ..ground.native import address_of
 from ..ground.once import once
 from . import resets

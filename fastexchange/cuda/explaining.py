@@ -2,13 +2,21 @@
 
 import numpy as np
 
-from ..calls.explain import CallExplanation, explained, fate_of
-from ..dispatch import layout
-from ..dispatch.walk import FLAG_LOOK
-from . import views
-from .looks import Look, are_exported_by_python, is_for_package, look_at, looks_without_errors, only_for_package, paths
+from ..calls.explain import CallExplanation, describe_outcome, explained
+from ..dispatch import structs
+from ..dispatch.read_arguments import DRY_RUN
+from . import python_exports
+from .classify import (
+    ArgumentInfo,
+    are_exported_by_python,
+    classify_arguments,
+    classify_without_errors,
+    is_for_package,
+    only_for_package,
+    paths,
+)
 from .own_launch import whose, why_not_even_own
-from .slow_path import naming, settle
+from .resolve import naming, resolve
 from .specialising import taken_for, types_given
 
 __all__ = ["explain_launch"]
@@ -18,37 +26,37 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
     """See :meth:`CudaLauncher.explain`."""
     kernel = launcher.kernel
     outcome, names = "", ["?"] * len(bound)
-    looks: list[Look] = []
+    infos: list[ArgumentInfo] = []
     try:
-        looks = look_at(kernel, bound)
-        if launcher.why_not or is_for_package(looks):
-            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not or _whose(kernel, looks)}"
-            refusal = why_not_even_own(launcher, looks, launcher.why_not, False)
+        infos = classify_arguments(kernel, bound)
+        if launcher.why_not or is_for_package(infos):
+            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not or _whose(kernel, infos)}"
+            refusal = why_not_even_own(launcher, infos, launcher.why_not, False)
             if refusal:
                 outcome = f"refused with TypeError: {refusal}"
         else:
-            with views.exported(launcher, looks) as (arguments, _, streams):
+            with python_exports.exported(launcher, infos) as (arguments, _, streams):
                 with naming(launcher):
-                    report = settle(launcher, arguments, launcher.on_stream(streams[0]), FLAG_LOOK)
-                if report.status == layout.STATUS_UNKNOWN_SHAPE:
-                    outcome, names = fate_of(kernel, report.keys, bound)
+                    report = resolve(launcher, arguments, launcher.on_stream(streams[0]), DRY_RUN)
+                if report.status == structs.STATUS_UNKNOWN_SHAPE:
+                    outcome, names = describe_outcome(kernel, report.keys, bound)
                     if names:  # it is not refused for its elements
                         taken_for(kernel, types_given(kernel, report.keys))  # raises what a declared signature has no place for
                     why_own = kernel._native.why_own.get(report.keys, "")
                     if why_own:
                         outcome = f"{kernel.target.name}'s own launch: {why_own}"
-                        refusal = why_not_even_own(launcher, looks, why_own, False)
+                        refusal = why_not_even_own(launcher, infos, why_own, False)
                         outcome = f"refused with TypeError: {refusal}" if refusal else outcome
-                    if are_exported_by_python(looks):
+                    if are_exported_by_python(infos):
                         outcome += "; but an argument is exported by Python code in every launch"
                     if len(streams) > 1:
                         outcome += "; the producers work on different streams, which events order in every launch"
     except Exception as error:
         outcome = f"refused with {type(error).__name__}: {error}"
-        looks = looks or looks_without_errors(kernel, bound)
-    return explained(kernel, bound, outcome, names, paths(looks))
+        infos = infos or classify_without_errors(kernel, bound)
+    return explained(kernel, bound, outcome, names, paths(infos))
 
 
-def _whose(kernel, looks: list[Look]) -> str:
-    has_arrays = any(isinstance(look.value, np.ndarray) for look in only_for_package(looks))
-    return whose(kernel, looks) + ("; arrays of the host are copied to the device and back" if has_arrays else "")
+def _whose(kernel, infos: list[ArgumentInfo]) -> str:
+    has_arrays = any(isinstance(info.value, np.ndarray) for info in only_for_package(infos))
+    return whose(kernel, infos) + ("; arrays of the host are copied to the device and back" if has_arrays else "")

@@ -4,15 +4,15 @@ import functools
 import operator
 from typing import Any
 
-from ..calls.kernel import Kernel, KernelCounts, Manner, kernel_of
-from ..dispatch.state import runtime
+from ..calls.kernel import Kernel, KernelCounts, KernelOptions, kernel_of
+from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable
 from ..ground.once import forkable_lock
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
 from .context import CudaContext
+from .device_kernel import Elsewhere
 from .driver import driver
-from .elsewhere import Elsewhere
 from .launcher import Configuration, CudaLauncher
 from .streams import handle_of
 from .targets import Target, target_of
@@ -48,20 +48,20 @@ class CudaKernel(Kernel, NativeCallable):
 
     __slots__ = ("_native",)
 
-    def __init__(self, dispatcher: Any, manner: Manner, target: Target):
+    def __init__(self, dispatcher: Any, kernel_options: KernelOptions, target: Target):
         functools.update_wrapper(self, dispatcher.py_func)
         self.dispatcher = dispatcher
         self.py_func = dispatcher.py_func
         self.target = target
         self._slow_calls = 0
-        self._manner = manner
-        if manner != Manner(manner.allows_grad, manner.storage):
+        self._kernel_options = kernel_options
+        if kernel_options != KernelOptions(kernel_options.allows_grad, kernel_options.storage):
             raise TypeError("fast_args(): a kernel for CUDA returns nothing, and has no returns=, out= or cuda=")
         self._parameters, self._outputs = Parameters(self.py_func), None
         if self._parameters.variadic is not None:
             parameter = f"*{self._parameters.variadic}"
             raise TypeError(f"fast_args(): {self.__qualname__}() has {parameter}: a kernel for CUDA has no such parameter")
-        self._native = CudaContext(self._parameters, self.__qualname__, manner.guard)
+        self._native = CudaContext(self._parameters, self.__qualname__, kernel_options.guard)
         self._context = self._native.address
         self._vectorcall = 0  # calls are made by launchers
         self._launchers: dict[tuple, CudaLauncher] = {}
@@ -141,7 +141,7 @@ class CudaKernel(Kernel, NativeCallable):
         return Elsewhere(kernel, launch)
 
     def __reduce__(self):
-        return cuda_kernel_of, (self.dispatcher, self._manner)
+        return cuda_kernel_of, (self.dispatcher, self._kernel_options)
 
     def __getattr__(self, name: str):
         if name.startswith("_") or "dispatcher" not in vars(self):
@@ -182,17 +182,17 @@ class CudaKernel(Kernel, NativeCallable):
         return driver().current_device()
 
 
-def cuda_kernel_of(dispatcher: Any, manner: Manner) -> CudaKernel:
-    """The kernel of a ``@cuda.jit`` dispatcher in this manner, of which there is one."""
+def cuda_kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> CudaKernel:
+    """The kernel of a ``@cuda.jit`` dispatcher with these options, of which there is one."""
     if not runtime().is_native:
         raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
-    return kernel_of(dispatcher, manner, _new_kernel)
+    return kernel_of(dispatcher, kernel_options, _new_kernel)
 
 
-def _new_kernel(dispatcher: Any, manner: Manner) -> CudaKernel:
+def _new_kernel(dispatcher: Any, kernel_options: KernelOptions) -> CudaKernel:
     target = target_of(dispatcher)
     assert target is not None
-    return CudaKernel(dispatcher, manner, target)
+    return CudaKernel(dispatcher, kernel_options, target)
 
 
 def _index(name: str, what: str, value) -> int:

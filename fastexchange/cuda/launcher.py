@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from .._abi import ffi
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
-from . import launching, layout, resets
+from . import native_launch, resets, structs
 from .streams import DEFAULT_STREAMS, default_stream
 
 __all__ = ["Configuration", "CudaLauncher"]
@@ -59,7 +59,7 @@ class CudaLauncher(NativeCallable):
         self._native = ffi.new("fx_launcher *")
         self._fill(self._native)
         self._context = address_of(self._native)
-        self._vectorcall = (launching.vectorcall_own if kernel.why_not else launching.vectorcall).address
+        self._vectorcall = (native_launch.vectorcall_own if kernel.why_not else native_launch.vectorcall).address
         self._callbacks: list | None = None
         self._is_retired = False
         if configuration.stream is not None and configuration.stream not in DEFAULT_STREAMS:
@@ -69,7 +69,7 @@ class CudaLauncher(NativeCallable):
         grid, block, stream, shared, cluster, tasks = self.configuration
         native.context = self.kernel._native.address
         native.grid, native.block = grid, block
-        native.stream = layout.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
+        native.stream = structs.LAUNCHER_STREAM_OF_PRODUCERS if stream is None else stream
         native.default_stream = default_stream()
         native.shared, native.tasks = shared, tasks
         native.cluster = cluster or (0, 0, 0)
@@ -101,13 +101,13 @@ class CudaLauncher(NativeCallable):
             if not hasattr(own_launch(self, self.configuration.stream), "pre_launch_callbacks"):
                 raise AttributeError(f"launches by {self.kernel.target.name} call nothing before")
             self._callbacks = []
-            self._vectorcall = launching.vectorcall_own.address
+            self._vectorcall = native_launch.vectorcall_own.address
         return self._callbacks
 
     def retire(self) -> None:
         """Launch no more: a context has been reset, and the stream may be gone with it."""
         self._is_retired = True
-        self._vectorcall = launching.vectorcall_own.address
+        self._vectorcall = native_launch.vectorcall_own.address
         for cache in (self.kernel._launchers, self.kernel._for_tasks):
             for key, launcher in list(cache.items()):
                 if launcher is self:  # another stream may have the same handle
@@ -127,7 +127,7 @@ class CudaLauncher(NativeCallable):
 
     def bind(self, /, *args, **kwargs):
         """A launch with these arguments, whose parameters are packed once: a :class:`~fastexchange.BoundCudaLaunch`."""
-        from .bound import BoundCudaLaunch
+        from .bound_launch import BoundCudaLaunch
 
         self._check()
         return BoundCudaLaunch(self, self.kernel.bound_arguments(args, kwargs))
@@ -143,7 +143,7 @@ class CudaLauncher(NativeCallable):
 
     def _call_slowly(self, /, *args, **kwargs) -> None:
         """A launch that is not known: learn it, and make it."""
-        from .slow_path import call
+        from .resolve import call
 
         self._check()
         bound = self.kernel.bound_arguments(args, kwargs)
@@ -152,7 +152,7 @@ class CudaLauncher(NativeCallable):
 
     def _call_numba(self, /, *args, **kwargs) -> None:
         """A launch with an argument that native code does not read, or one that is known to be the package's own."""
-        from .slow_path import call_otherwise
+        from .resolve import call_otherwise
 
         self._check()
         bound = self.kernel.bound_arguments(args, kwargs)

@@ -12,18 +12,18 @@ from numba.core.errors import NumbaError
 from ..exchange.errors import argument
 from ..ground.numba_internals import can_compile
 from ..ground.safe_repr import type_name
-from .looks import Look, for_package, only_for_package, unknown_to_package, whereabouts
+from .classify import ArgumentInfo, for_package, only_for_package, unknown_to_package, whereabouts
 from .specialising import check_range, taken_for
 from .streams import in_order
 
 __all__ = ["call_own", "own_launch", "whose", "why_not_even_own"]
 
 
-def call_own(launcher, looks: list[Look], why_not: str) -> None:
+def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
     """Have the package launch the kernel, after the checks that it does not make. `why_not`: why it has to, if that is known."""
     kernel = launcher.kernel
-    arguments = tuple(for_package(look) for look in looks)
-    device, streams = whereabouts(kernel, looks)
+    arguments = tuple(for_package(info) for info in infos)
+    device, streams = whereabouts(kernel, infos)
     if launcher.configuration.stream is not None:
         streams = [launcher.configuration.stream]
     on_device = contextlib.nullcontext() if device is None else kernel.target.on_device(device)
@@ -36,7 +36,7 @@ def call_own(launcher, looks: list[Look], why_not: str) -> None:
                 _call_with_callbacks(launcher, own, arguments)
             except Exception as error:
                 is_types = isinstance(error, (TypeError, ValueError, LookupError, NotImplementedError, NumbaError))
-                why = why_not_even_own(launcher, looks, why_not, True) if is_types else ""
+                why = why_not_even_own(launcher, infos, why_not, True) if is_types else ""
                 if why:
                     first = str(error).strip().partition("\n")[0]
                     raise TypeError(f"{why}: {type(error).__name__}: {first}") from error
@@ -73,24 +73,24 @@ def own_launch(launcher, stream: int | None) -> Any:
     return launcher.kernel.target.own_launch(dispatcher, (grid, block, stream, shared, cluster))
 
 
-def why_not_even_own(launcher, looks: list[Look], why_not: str, has_failed: bool) -> str:
+def why_not_even_own(launcher, infos: list[ArgumentInfo], why_not: str, has_failed: bool) -> str:
     """Why the package cannot make a launch that only it could make, as far as that is known; nothing if it is not."""
     kernel = launcher.kernel
-    only = only_for_package(looks)
+    only = only_for_package(infos)
     if has_failed and only and type(only[0].value).__module__ == "builtins":
         what = type_name(type(only[0].value))
         return f"{argument(kernel, only[0].position)}: no kernel for CUDA takes an argument of type {what}"
-    unknown = unknown_to_package(kernel, looks)
+    unknown = unknown_to_package(kernel, infos)
     if unknown is None:
         return ""
-    reason = whose(kernel, looks) if only else why_not
+    reason = whose(kernel, infos) if only else why_not
     return (
         f"{argument(kernel, unknown.position)}: {kernel.target.name} cannot take a {type_name(type(unknown.value))}, and has to "
         f"make this launch itself{reason and ': '}{reason}"
     )
 
 
-def whose(kernel, looks: list[Look]) -> str:
+def whose(kernel, infos: list[ArgumentInfo]) -> str:
     """Why a launch with an argument that only the package understands is the package's own."""
-    look = only_for_package(looks)[0]
-    return f"only it takes {argument(kernel, look.position).partition(': ')[2]}, a {type_name(type(look.value))}"
+    info = only_for_package(infos)[0]
+    return f"only it takes {argument(kernel, info.position).partition(': ')[2]}, a {type_name(type(info.value))}"

@@ -11,8 +11,8 @@ import weakref
 from typing import Any
 
 from .._abi import ffi
-from ..dispatch import layout as dispatch
-from ..dispatch.state import runtime
+from ..dispatch import structs as dispatch
+from ..dispatch.runtime import runtime
 from ..ground.native import address_of, offset_of
 
 __all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "keep_up", "retire", "watch"]

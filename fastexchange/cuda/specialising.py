@@ -24,7 +24,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
     False if all such launches are the package's own.
     """
     native, target = kernel._native, kernel.target
-    edition = native.edition
+    generation = native.generation
     given, unknown = (), None
     try:
         given = types_given(kernel, keys)
@@ -47,9 +47,9 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
             why_not = "the driver's account of its parameters is another than was expected, or there is none (before CUDA 12.4)"
         if why_not or changes is None:
             native.why_own[keys] = why_not
-            native.add_numba_only(keys, edition)
+            native.add_numba_only(keys, generation)
             return False
-        native.add_launchable(keys, seen, Launchable(compiled, parameters, changes), edition)
+        native.add_launchable(keys, seen, Launchable(compiled, parameters, changes), generation)
     return True
 
 

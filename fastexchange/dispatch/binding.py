@@ -2,7 +2,7 @@
 
 from ..ground import cpython as c
 from ..ground.native import load, native, store
-from . import layout
+from . import structs
 from .frame import grow_frame
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
@@ -16,9 +16,9 @@ def bind(context, frame, args, nargs, kwnames):
     """
     count = context.parameter_count
     if count > frame.bound_capacity:
-        return layout.STATUS_GROW
+        return structs.STATUS_GROW
     if nargs > context.positional_count:
-        return layout.STATUS_ARITY
+        return structs.STATUS_ARITY
     bound = frame.bound
     for i in range(nargs):
         store(bound + 8 * i, load(args + 8 * i))
@@ -35,25 +35,25 @@ def bind(context, frame, args, nargs, kwnames):
             while i < count and c.PyUnicode_Compare(load(context.names + 8 * i), name) != 0:
                 i += 1
         if i == count or load(bound + 8 * i) != 0:
-            return layout.STATUS_ARITY
+            return structs.STATUS_ARITY
         store(bound + 8 * i, load(args + 8 * (nargs + k)))
     for i in range(nargs, count):
         if load(bound + 8 * i) == 0:
             default = load(context.defaults + 8 * i)
             if default == 0:
-                return layout.STATUS_ARITY
+                return structs.STATUS_ARITY
             store(bound + 8 * i, default)
-    return layout.STATUS_OK
+    return structs.STATUS_OK
 
 
 @native
 def bind_into(context, runtime, frame_address, args, nargs, kwnames):
     """:func:`bind` into a frame that is large enough. Returns (status, frame)."""
-    status = bind(context, layout.frame_at(frame_address), args, nargs, kwnames)
-    if status == layout.STATUS_GROW:
+    status = bind(context, structs.frame_at(frame_address), args, nargs, kwnames)
+    if status == structs.STATUS_GROW:
         grown = grow_frame(runtime, frame_address, context.parameter_count)
         if grown == 0:
-            return layout.STATUS_ERROR, frame_address
+            return structs.STATUS_ERROR, frame_address
         frame_address = grown
-        status = bind(context, layout.frame_at(frame_address), args, nargs, kwnames)
+        status = bind(context, structs.frame_at(frame_address), args, nargs, kwnames)
     return status, frame_address

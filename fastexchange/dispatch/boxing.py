@@ -17,7 +17,7 @@ from ..ground.native import offset_of
 from ..ground.numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
 from ..ground.numba_internals import target_context_with_references as target_context
 from . import results
-from .layout import RESULT_BYTES
+from .structs import RESULT_BYTES
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)

@@ -12,11 +12,12 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
+from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import delete_managed
 from ..ground.native import call_int, external, global_address, load, native, native_inline, sizeof, stack, store
-from . import layout
-from .asking import storage_of
-from .entries import Py_TYPE, find
+from . import structs
+from .torch_queries import storage_of
+from .type_table import find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # bytes of data behind it: none here
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
@@ -26,7 +27,7 @@ FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
 EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
-TUPLE_WORDS = 2 * layout.MAX_TUPLE_DEPTH
+TUPLE_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
 MAX_KEPT_KEYS = 8192  # of a frame that is kept for further calls: some 2 MB
 ARRAY_WORDS_PER_KEY = 12
@@ -40,14 +41,14 @@ def new_frame(keys):
     check of its own.
     """
     words = keys * ARRAY_WORDS_PER_KEY
-    size = FRAME_BYTES + layout.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + LIST_BYTES + 8) + 64
+    size = FRAME_BYTES + structs.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + LIST_BYTES + 8) + 64
     at = c.PyMem_RawMalloc(size)
     if at == 0:
         return 0
-    frame = layout.frame_at(at)
+    frame = structs.frame_at(at)
     frame.next = 0
     frame.result = (at + FRAME_BYTES + 15) & -16
-    frame.words = frame.result + layout.RESULT_BYTES
+    frame.words = frame.result + structs.RESULT_BYTES
     frame.words_limit = frame.words + 8 * words
     frame.keys = frame.words_limit + 16 * keys
     frame.key_capacity = keys
@@ -67,14 +68,14 @@ def new_frame(keys):
     frame.watched = 0
     frame.code = 0
     for i in range(keys):
-        layout.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
+        structs.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
         meminfo = NRT_MemInfo_alloc(0)
         if meminfo == 0:
             for j in range(i):
-                NRT_MemInfo_release(layout.array_at(frame.arrays + ARRAY_BYTES * j).meminfo)
+                NRT_MemInfo_release(structs.array_at(frame.arrays + ARRAY_BYTES * j).meminfo)
             c.PyMem_RawFree(at)
             return 0
-        layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo = meminfo
+        structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo = meminfo
     return at
 
 
@@ -83,7 +84,7 @@ def take_frame(runtime):
     """A free frame, or a new one; 0 with MemoryError set."""
     at = runtime.frames
     if at != 0:
-        runtime.frames = layout.frame_at(at).next
+        runtime.frames = structs.frame_at(at).next
         return at
     at = new_frame(DEFAULT_KEYS)
     if at == 0:
@@ -94,19 +95,19 @@ def take_frame(runtime):
 @native_inline
 def put_back(runtime, at):
     """Let the next call have a frame that this call has not changed."""
-    layout.frame_at(at).next = runtime.frames
+    structs.frame_at(at).next = runtime.frames
     runtime.frames = at
 
 
 @native
 def give_frame(runtime, at):
     """Let the next call have the frame, unless it lacks a memory block (:func:`let_escape`), or is of an unusual size."""
-    frame = layout.frame_at(at)
+    frame = structs.frame_at(at)
     if frame.key_capacity != 0 and frame.key_capacity <= MAX_KEPT_KEYS:
         put_back(runtime, at)
         return
     for i in range(frame.export_capacity):
-        meminfo = layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo
+        meminfo = structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo
         if meminfo != 0:
             NRT_MemInfo_release(meminfo)
     c.PyMem_RawFree(at)
@@ -115,12 +116,12 @@ def give_frame(runtime, at):
 @native
 def grow_frame(runtime, at, keys):
     """A larger frame with exports, looks at lists and bound arguments of the one at `at`, which is free again; 0: MemoryError."""
-    old = layout.frame_at(at)
+    old = structs.frame_at(at)
     larger = new_frame(max(2 * old.key_capacity, keys))
     if larger == 0:
         c.PyErr_SetNone(global_address("PyExc_MemoryError"))
         return 0
-    new = layout.frame_at(larger)
+    new = structs.frame_at(larger)
     for i in range(old.export_count * EXPORT_BYTES // 8):
         store(new.exports + 8 * i, load(old.exports + 8 * i))
     for i in range(old.snapshot_count * LIST_BYTES // 8):
@@ -139,7 +140,7 @@ def export_of_array(frame, i):
     """The address of the ``fx_export`` of the i-th array: the exports of a call are used in their order, each by one array."""
     index = 0
     for j in range(i):
-        index += layout.array_at(frame.arrays + ARRAY_BYTES * j).origin & layout.ORIGIN_EXPORT
+        index += structs.array_at(frame.arrays + ARRAY_BYTES * j).origin & structs.ORIGIN_EXPORT
     return frame.exports + EXPORT_BYTES * index
 
 
@@ -158,12 +159,12 @@ def note_origins(frame, overload, args):
             left = load(pending + 16 * depth + 8)
         if left == 0:  # the rest is omitted
             break
-        plan = layout.plan_at(overload.plan + layout.PLAN_SIZE * i)
+        plan = structs.plan_at(overload.plan + structs.PLAN_SIZE * i)
         ob = load(items)
         items += 8
         left -= 1
         if plan.origin >= 0:
-            layout.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + plan.origin
+            structs.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + plan.origin
             arrays += 1
         if plan.items >= 0:
             store(pending + 16 * depth, items)
@@ -181,11 +182,11 @@ def own_storage_of(runtime, ob):
     An export does not keep the memory if the tensor is set to other memory. A pending exception stays.
     """
     entry = find(runtime, Py_TYPE(ob))
-    if entry == 0 or layout.entry_at(entry).guard == 0 or layout.entry_at(entry).is_own_memory == 0:
+    if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).is_own_memory == 0:
         return 0
     error = stack(3)
     c.PyErr_Fetch(error, error + 8, error + 16)
-    storage = storage_of(layout.guard_at(layout.entry_at(entry).guard), ob)
+    storage = storage_of(structs.guard_at(structs.entry_at(entry).guard), ob)
     c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
     return storage
 
@@ -196,7 +197,7 @@ def give_owner(runtime, frame, i):
 
     The block stays the frame's until :func:`let_escape`.
     """
-    array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+    array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
     meminfo = array.meminfo
     if load(meminfo + MEMINFO_DTOR) != 0:
         return
@@ -207,8 +208,8 @@ def give_owner(runtime, frame, i):
     storage = 0  # a new reference
     if frame.holder != 0:
         ob = frame.holder
-    elif origin == layout.ORIGIN_EXPORT:
-        export = layout.export_at(export_of_array(frame, i))
+    elif origin == structs.ORIGIN_EXPORT:
+        export = structs.export_at(export_of_array(frame, i))
         held = export.storage
         if held == 0:
             storage = own_storage_of(runtime, ob)
@@ -217,7 +218,7 @@ def give_owner(runtime, frame, i):
         else:
             managed = export.managed
             export.is_given = 1
-    elif origin == layout.ORIGIN_VIEW:
+    elif origin == structs.ORIGIN_VIEW:
         # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
         out = stack(1)
         error = stack(3)
@@ -227,7 +228,7 @@ def give_owner(runtime, frame, i):
         entry = find(runtime, Py_TYPE(ob))
         if storage != 0:
             ob = storage
-        elif entry != 0 and call_int(layout.entry_at(entry).managed, (ob, out)) == 0:
+        elif entry != 0 and call_int(structs.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
             held = ob  # the export of a view may hold other memory than the view showed
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
@@ -251,7 +252,7 @@ def give_owner(runtime, frame, i):
 def let_escape(runtime, frame, i):
     """Let go of the memory block of the i-th array, which has an owner then, and take a new one."""
     give_owner(runtime, frame, i)
-    array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+    array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
     meminfo = array.meminfo
     NRT_MemInfo_release(meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
@@ -270,7 +271,7 @@ def let_escape(runtime, frame, i):
 def let_owned_escape(runtime, frame):
     """:func:`let_escape` of all arrays whose blocks have been given an owner."""
     for i in range(frame.array_count):
-        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_DTOR) != 0:
+        if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_DTOR) != 0:
             let_escape(runtime, frame, i)
 
 
@@ -280,7 +281,7 @@ def is_anything_kept(frame, count):
     arrays = frame.arrays
     changed = 0
     for i in range(count):
-        changed |= load(layout.array_at(arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) ^ 1
+        changed |= load(structs.array_at(arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) ^ 1
     return changed != 0
 
 
@@ -302,9 +303,9 @@ def drop_lists(frame):
     count = frame.list_count
     frame.list_count = 0
     for i in range(count):
-        NRT_MemInfo_release(layout.list_at(frame.lists + LIST_BYTES * i).meminfo)
+        NRT_MemInfo_release(structs.list_at(frame.lists + LIST_BYTES * i).meminfo)
     for i in range(frame.array_count):
-        layout.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
+        structs.array_at(frame.arrays + ARRAY_BYTES * i).held = 1
 
 
 @native
@@ -313,13 +314,13 @@ def release(runtime, frame):
     if frame.list_count != 0:
         drop_lists(frame)
     for i in range(frame.array_count):
-        if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+        if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
             let_escape(runtime, frame, i)
     frame.array_count = 0
     count = frame.export_count
     frame.export_count = 0
     for i in range(count):
-        export = layout.export_at(frame.exports + EXPORT_BYTES * i)
+        export = structs.export_at(frame.exports + EXPORT_BYTES * i)
         storage = export.storage
         if export.is_given == 0 and export.managed != 0:
             delete_managed(export.managed)
@@ -328,7 +329,7 @@ def release(runtime, frame):
     count = frame.snapshot_count
     frame.snapshot_count = 0
     for i in range(count):
-        drop(layout.list_at(frame.lists + LIST_BYTES * i).snapshot)
+        drop(structs.list_at(frame.lists + LIST_BYTES * i).snapshot)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)

@@ -15,18 +15,19 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
+from ..ground.cpython import Py_TYPE
 from ..ground.native import external, global_address, load, native, stack, store
 from ..ground.numba_internals import fields_of, size_of
-from . import layout
-from .entries import Py_TYPE, find
+from . import structs
 from .frame import ARRAY_BYTES, LIST_BYTES, MEMINFO_REFCOUNT, NRT_MemInfo_release, drop_lists, let_owned_escape
+from .type_table import find
 
 NRT_MemInfo_new_varsize_dtor = external("NRT_MemInfo_new_varsize_dtor", types.intp, types.intp, types.intp)
 NRT_MemInfo_data = external("NRT_MemInfo_data", types.intp, types.intp)
 
 SIZE, ALLOCATED, DIRTY, ITEMS = 0, 8, 16, 24  # of a list's payload, in bytes
 ITEM_BYTES_SHIFT = 32  # what an item takes is kept beside DIRTY, a byte, in the padding behind it: realloc() copies that, too
-_TYPE_OF_ITEMS = ~(layout.KEY_FLAGS << layout.FLAGS_SHIFT)  # what the keys of all items of a list have in common
+_TYPE_OF_ITEMS = ~(structs.KEY_FLAGS << structs.FLAGS_SHIFT)  # what the keys of all items of a list have in common
 
 
 def verify() -> bool:
@@ -47,14 +48,14 @@ def may_hold_arrays(runtime, ob):
     if c.PyList_Size(ob) <= 0:
         return False
     entry = find(runtime, Py_TYPE(c.PyList_GetItem(ob, 0)))
-    kind = layout.entry_at(entry).kind if entry != 0 else layout.KIND_NDARRAY
-    return kind == layout.KIND_NDARRAY or kind == layout.KIND_EXCHANGE or kind == layout.KIND_MANAGED
+    kind = structs.entry_at(entry).kind if entry != 0 else structs.KIND_NDARRAY
+    return kind == structs.KIND_NDARRAY or kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED
 
 
 @native
 def snapshot_of(frame, index, ob):
     """The snapshot of the list `ob`, the call's `index`-th, which has been made. 0: of another list."""
-    record = layout.list_at(frame.lists + LIST_BYTES * index)
+    record = structs.list_at(frame.lists + LIST_BYTES * index)
     return record.snapshot if record.object == ob else 0
 
 
@@ -66,7 +67,7 @@ def open_list(frame, index, ob):
     """
     if index < frame.snapshot_count:
         return snapshot_of(frame, index, ob)
-    record = layout.list_at(frame.lists + LIST_BYTES * index)
+    record = structs.list_at(frame.lists + LIST_BYTES * index)
     snapshot = c.PyList_AsTuple(ob)
     if snapshot != 0:
         record.object = ob
@@ -92,31 +93,31 @@ def fold(runtime, frame, first_key, end_key, words, first_array):
 
     The two words of the list and its two keys take the place of the items'. Returns a STATUS_*, and the object that is meant.
     """
-    record = layout.list_at(frame.lists + LIST_BYTES * frame.list_count)
+    record = structs.list_at(frame.lists + LIST_BYTES * frame.list_count)
     count = load(record.snapshot + c.OB_SIZE)
     key = load(first_key + 8)
-    flags = layout.KEY_FLAGS << layout.FLAGS_SHIFT
-    if end_key - first_key != 8 + 8 * count or key & 0xFF != layout.KIND_ARRAY or key >> layout.CLASS_SHIFT != 0:
-        return layout.STATUS_NUMBA, record.object
+    flags = structs.KEY_FLAGS << structs.FLAGS_SHIFT
+    if end_key - first_key != 8 + 8 * count or key & 0xFF != structs.KIND_ARRAY or key >> structs.CLASS_SHIFT != 0:
+        return structs.STATUS_NUMBA, record.object
     for i in range(count):
         item_key = load(first_key + 8 + 8 * i)
-        if item_key & 0xFF != layout.KIND_ARRAY or item_key >> layout.CLASS_SHIFT != 0:
-            return layout.STATUS_NUMBA, record.object
+        if item_key & 0xFF != structs.KIND_ARRAY or item_key >> structs.CLASS_SHIFT != 0:
+            return structs.STATUS_NUMBA, record.object
         if (item_key ^ key) & _TYPE_OF_ITEMS != 0:
-            return layout.STATUS_MIXED, load(record.snapshot + c.OB_ITEM + 8 * i)
+            return structs.STATUS_MIXED, load(record.snapshot + c.OB_ITEM + 8 * i)
         flags &= item_key
     record.meminfo = 0
     for i in range(frame.list_count):
-        known = layout.list_at(frame.lists + LIST_BYTES * i)
+        known = structs.list_at(frame.lists + LIST_BYTES * i)
         if record.meminfo == 0 and is_same_list(known, record):  # passed twice: it is one list in the kernel, too
             record.meminfo = known.meminfo
             store(known.meminfo + MEMINFO_REFCOUNT, load(known.meminfo + MEMINFO_REFCOUNT) + 1)
     if record.meminfo == 0:
-        item_bytes = 8 * (layout.ARRAY_HEAD_WORDS + 2 * (key >> layout.NDIM_SHIFT & 0xFF))
+        item_bytes = 8 * (structs.ARRAY_HEAD_WORDS + 2 * (key >> structs.NDIM_SHIFT & 0xFF))
         record.meminfo = NRT_MemInfo_new_varsize_dtor(ITEMS + count * item_bytes, runtime.release_items)
         if record.meminfo == 0:
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
-            return layout.STATUS_ERROR, record.object
+            return structs.STATUS_ERROR, record.object
         data = NRT_MemInfo_data(record.meminfo)
         store(data + SIZE, count)
         store(data + ALLOCATED, count)
@@ -124,16 +125,16 @@ def fold(runtime, frame, first_key, end_key, words, first_array):
         for i in range(count * item_bytes // 8):
             store(data + ITEMS + 8 * i, load(words + 8 * i))
         for i in range(count):
-            array = layout.array_at(first_array + ARRAY_BYTES * i)
+            array = structs.array_at(first_array + ARRAY_BYTES * i)
             array.words = data + ITEMS + item_bytes * i
             array.held = 2
             store(array.meminfo + MEMINFO_REFCOUNT, 2)
     frame.list_count += 1
     store(words, record.meminfo)
     store(words + 8, record.object)
-    store(first_key, layout.KIND_LIST)
+    store(first_key, structs.KIND_LIST)
     store(first_key + 8, (key & _TYPE_OF_ITEMS) | flags)
-    return layout.STATUS_OK, record.object
+    return structs.STATUS_OK, record.object
 
 
 @cfunction(types.void, types.intp)
@@ -149,7 +150,7 @@ def release_items(payload):
 @native
 def is_changed(frame, i):
     """Whether the kernel has changed the i-th list itself."""
-    return load(NRT_MemInfo_data(layout.list_at(frame.lists + LIST_BYTES * i).meminfo) + DIRTY) & 0xFF != 0
+    return load(NRT_MemInfo_data(structs.list_at(frame.lists + LIST_BYTES * i).meminfo) + DIRTY) & 0xFF != 0
 
 
 @native
@@ -177,12 +178,12 @@ def reflect_changes(context_address, overload_address, frame_address, args, resu
 
     Returns `result`; or, if that cannot be done, 0 with an exception set, unless the kernel itself had raised one.
     """
-    frame = layout.frame_at(frame_address)
-    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    frame = structs.frame_at(frame_address)
+    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     for i in range(frame.list_count):
         if not is_changed(frame, i):
             continue
-        record = layout.list_at(frame.lists + LIST_BYTES * i)
+        record = structs.list_at(frame.lists + LIST_BYTES * i)
         dirty = NRT_MemInfo_data(record.meminfo) + DIRTY
         store(dirty, load(dirty) & ~0xFF)
         frame.lists_changed = 1
@@ -190,7 +191,7 @@ def reflect_changes(context_address, overload_address, frame_address, args, resu
         c.PyErr_Fetch(error, error + 8, error + 16)
         arguments = stack(8)
         store(arguments, runtime.results)
-        store(arguments + 8, layout.overload_at(overload_address).lists)
+        store(arguments + 8, structs.overload_at(overload_address).lists)
         store(arguments + 16, record.object)
         made = 0
         if word_object(arguments, 3, i):

@@ -14,12 +14,12 @@ from ..ground.cpython import KERNEL_CONTEXT, PyErr_Occurred
 from ..ground.dltensor import delete_managed
 from ..ground.native import call_int, call_word, external, global_address, load, native, stack, store
 from ..ground.shape_notation import MAX_PARAMETERS
-from . import layout
+from . import structs
 from .binding import bind_into
+from .bound_launch import refuse_result
 from .frame import drop, give_frame, take_frame
-from .launch import refuse_result
 from .program import run_program
-from .shim import call_method
+from .vectorcall import call_method
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
 
@@ -81,8 +81,8 @@ def all_outputs(context, args):
 def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of a kernel that declares outputs: those that are not given are allocated, and all are returned."""
     context_address = load(callable_ + KERNEL_CONTEXT)
-    context = layout.context_at(context_address)
-    runtime = layout.runtime_at(context.runtime)
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
     count = context.parameter_count
     first = count - context.output_count
     own = stack(CALL_WORDS)
@@ -91,17 +91,17 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     if frame_address == 0:
         return 0
     status, frame_address = bind_into(context, runtime, frame_address, args, nargsf & 0x7FFFFFFFFFFFFFFF, kwnames)
-    bound = layout.frame_at(frame_address).bound
-    if status == layout.STATUS_OK:
+    bound = structs.frame_at(frame_address).bound
+    if status == structs.STATUS_OK:
         for i in range(count):
             store(given + 8 * i, load(bound + 8 * i))
         for i in range(first, count):
             if load(given + 8 * i) == global_address("_Py_NoneStruct"):  # out=None
                 store(given + 8 * i, context.omitted)
     give_frame(runtime, frame_address)
-    if status == layout.STATUS_ERROR:
+    if status == structs.STATUS_ERROR:
         return 0
-    if status != layout.STATUS_OK or context.outputs == 0:
+    if status != structs.STATUS_OK or context.outputs == 0:
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     made = stack(1)
     store(made, 0)
@@ -116,7 +116,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
     plain = (callable_, given, count | _OFFSET, 0, context_address, last)
-    result = call_word(layout.overload_at(last).fast_entry, plain)
+    result = call_word(structs.overload_at(last).fast_entry, plain)
     if result == global_address("_Py_NoneStruct"):
         c.Py_DecRef(result)
         return all_outputs(context, given)

@@ -10,14 +10,14 @@ import ast
 from numba import types
 
 from ..ground import cpython as c
-from ..ground.cpython import PyErr_Occurred
+from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, describe, dl_tensor_at, element_field, is_plain
 from ..ground.native import call_int, call_word, load, native, stack, store
 from ..ground.shape_notation import MAX_PARAMETERS
 from ..producers.ndarray import ndarray_at
-from . import layout
-from .entries import Py_TYPE, find
-from .leaves import dtype_entry
+from . import structs
+from .pack import dtype_entry
+from .type_table import find
 
 MAX_VARIABLES = 64
 _UNSET = -1
@@ -66,24 +66,24 @@ def _expression(tree: ast.expr, index: dict[str, int]) -> list[int]:
 
 
 @native
-def look(runtime, ob, shape, view):
+def read_shape(runtime, ob, shape, view):
     """Read a tensor's shape without owning it. Returns (rank, field of its dtype), or (-1, 0): Python has to."""
     entry = find(runtime, Py_TYPE(ob))
     if entry == 0:
         return -1, 0
-    kind = layout.entry_at(entry).kind
-    if kind == layout.KIND_NDARRAY:
+    kind = structs.entry_at(entry).kind
+    if kind == structs.KIND_NDARRAY:
         key, _ = dtype_entry(runtime, ndarray_at(ob).descr)
         ndim = types.intp(ndarray_at(ob).nd)
         if key == 0:
             return -1, 0
         for i in range(ndim):
             store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
-        return ndim, key >> layout.DTYPE_SHIFT & 0xFFFFFF
-    if kind != layout.KIND_EXCHANGE:
+        return ndim, key >> structs.DTYPE_SHIFT & 0xFFFFFF
+    if kind != structs.KIND_EXCHANGE:
         return -1, 0
     dl_tensor_at(view).device.device_type = 0
-    failed = call_int(layout.entry_at(entry).borrow, (ob, view)) != 0
+    failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
     if PyErr_Occurred() != 0:
         c.PyErr_Clear()
         return -1, 0
@@ -135,7 +135,7 @@ def run_program(context, runtime, args, made):
         at += 16
         if operation == READ:
             ob = load(args + 8 * operand)
-            ndim, field = look(runtime, ob, shape, view)
+            ndim, field = read_shape(runtime, ob, shape, view)
             cursor = 0
             if ndim < 0:
                 return False
@@ -145,7 +145,7 @@ def run_program(context, runtime, args, made):
         elif operation == NUMBER:
             ob = load(args + 8 * (operand >> 8))
             known = find(runtime, Py_TYPE(ob))
-            if known == 0 or layout.entry_at(known).kind != layout.KIND_INT:
+            if known == 0 or structs.entry_at(known).kind != structs.KIND_INT:
                 return False
             value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
             if value < 0 or value > _MAX_EXTENT:
@@ -204,8 +204,8 @@ def run_program(context, runtime, args, made):
             given = load(args + 8 * operand)
             if given == context.omitted:
                 entry = find(runtime, target_type(context, args, first))
-                allocator = layout.entry_at(entry).allocator if entry != 0 else 0
-                to_object = layout.entry_at(entry).to_object if entry != 0 else 0
+                allocator = structs.entry_at(entry).allocator if entry != 0 else 0
+                to_object = structs.entry_at(entry).to_object if entry != 0 else 0
                 if allocator == 0 or to_object == 0:
                     return False
                 describe(dl_tensor_at(view), 0, ndim, field, shape, 0)
@@ -214,7 +214,7 @@ def run_program(context, runtime, args, made):
                     return False
                 store(args + 8 * operand, given)
                 store(made, load(made) | 1 << (operand - (context.parameter_count - context.output_count)))
-            if look(runtime, given, own_shape, view)[0] != ndim:
+            if read_shape(runtime, given, own_shape, view)[0] != ndim:
                 return False
             for i in range(ndim):
                 if load(own_shape + 8 * i) != load(shape + 8 * i):

@@ -13,7 +13,7 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import PyErr_Occurred
+from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -30,8 +30,7 @@ from ..ground.dltensor import (
 )  # fmt: skip
 from ..ground.native import as_words, atomic_add, call_int, call_word, global_address, load, native, stack, store
 from ..producers.ndarray import ndarray_at
-from . import layout
-from .entries import Py_TYPE, find
+from . import structs
 from .frame import (
     ARRAY_BYTES,
     MEMINFO_REFCOUNT,
@@ -41,9 +40,10 @@ from .frame import (
     let_owned_escape,
     note_origins,
 )  # fmt: skip
-from .leaves import dtype_entry, pack_ndarray, pack_tensor
+from .pack import dtype_entry, pack_ndarray, pack_tensor
+from .type_table import find
 
-ARRAY_WORDS = layout.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
+ARRAY_WORDS = structs.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
 UINT, FLOAT, COMPLEX = 1, 2, 5  # kDLUInt, kDLFloat, kDLComplex
 PLAIN_CODES = 0b1100111  # kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool: those for which Numba has types
@@ -56,7 +56,7 @@ ONE, SEVERAL = 1, 2  # what fx_overload.boxes_arrays says: the result is an arra
 def index_of_argument(frame, meminfo):
     """Which array argument of the call has this memory block; -1: none."""
     for i in range(frame.array_count):
-        if layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo == meminfo:
+        if structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo == meminfo:
             return i
     return -1
 
@@ -83,31 +83,31 @@ def read_tensor(tensor, ndim, words):
         return 0
     field = element_field(dl_tensor)
     _, status = pack_tensor(tensor, ndim, field, as_words(words))
-    return field if status == layout.STATUS_OK else 0
+    return field if status == structs.STATUS_OK else 0
 
 
 @native
 def read_argument(runtime, frame, i, ndim, words):
     """Read the i-th array argument again, if it has this rank: words 2 and on of an array. Returns its dtype's field, 0: no."""
-    array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+    array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
     ob = array.origin & -4
     origin = array.origin & 3
-    if origin == layout.ORIGIN_NDARRAY:
+    if origin == structs.ORIGIN_NDARRAY:
         key, itemsize = dtype_entry(runtime, ndarray_at(ob).descr)
         if key == 0 or types.intp(ndarray_at(ob).nd) != ndim:
             return 0
         pack_ndarray(ob, ndim, itemsize, as_words(words))
-        return key >> layout.DTYPE_SHIFT & 0xFFFFFF
-    if origin == layout.ORIGIN_EXPORT and frame.holder == 0:
-        return read_tensor(layout.export_at(export_of_array(frame, i)).managed + DL_TENSOR, ndim, words)
+        return key >> structs.DTYPE_SHIFT & 0xFFFFFF
+    if origin == structs.ORIGIN_EXPORT and frame.holder == 0:
+        return read_tensor(structs.export_at(export_of_array(frame, i)).managed + DL_TENSOR, ndim, words)
     entry = find(runtime, Py_TYPE(ob))
     if entry == 0:
         return 0
-    borrow = layout.entry_at(entry).borrow
+    borrow = structs.entry_at(entry).borrow
     tensor = stack(DL_TENSOR_WORDS)
     out = stack(1)
     store(out, 0)
-    failed = call_int(borrow, (ob, tensor)) if borrow != 0 else call_int(layout.entry_at(entry).managed, (ob, out))
+    failed = call_int(borrow, (ob, tensor)) if borrow != 0 else call_int(structs.entry_at(entry).managed, (ob, out))
     field = 0
     if failed == 0 and PyErr_Occurred() == 0:
         if borrow != 0:
@@ -124,7 +124,7 @@ def read_argument(runtime, frame, i, ndim, words):
 def is_same(words, at, ndim):
     """Whether two arrays of one rank show the same elements: from word 2 on all is equal."""
     difference = 0
-    for i in range(2, layout.ARRAY_HEAD_WORDS + 2 * ndim):
+    for i in range(2, structs.ARRAY_HEAD_WORDS + 2 * ndim):
         difference |= load(words + 8 * i) ^ load(at + 8 * i)
     return difference == 0
 
@@ -132,14 +132,14 @@ def is_same(words, at, ndim):
 @native
 def target_of(frame):
     """The type whose instances the arrays of the result become; 0: NumPy's."""
-    context = layout.context_at(frame.context)
+    context = structs.context_at(frame.context)
     if context.returns_type != 0:
         return context.returns_type
     if context.returns_position >= 0:
         return Py_TYPE(load(frame.args + 8 * context.returns_position))
     if frame.array_count == 0:
         return 0
-    return Py_TYPE(layout.array_at(frame.arrays).origin & -4)
+    return Py_TYPE(structs.array_at(frame.arrays).origin & -4)
 
 
 @native
@@ -181,9 +181,9 @@ def make_tensor(runtime, entry, at, ndim, field):
     strides = shape + 8 * ndim
     odd = False
     for i in range(ndim):
-        stride = load(at + 8 * (layout.ARRAY_HEAD_WORDS + ndim + i))
+        stride = load(at + 8 * (structs.ARRAY_HEAD_WORDS + ndim + i))
         elements = in_elements(stride, itemsize)
-        store(shape + 8 * i, load(at + 8 * (layout.ARRAY_HEAD_WORDS + i)))
+        store(shape + 8 * i, load(at + 8 * (structs.ARRAY_HEAD_WORDS + i)))
         store(strides + 8 * i, elements)
         odd |= (elements < 0 or elements * itemsize != stride) and load(shape + 8 * i) > 1
     if odd:
@@ -199,7 +199,7 @@ def make_tensor(runtime, entry, at, ndim, field):
     store(told, 0)
     store(block + MANAGED_BYTES, told)
     atomic_add(load(at) + MEMINFO_REFCOUNT, 1)
-    failed = call_int(layout.entry_at(entry).to_object, (block, made)) != 0
+    failed = call_int(structs.entry_at(entry).to_object, (block, made)) != 0
     if load(told) == 0:
         store(block + MANAGED_BYTES, 0)
         if load(made) == 0:
@@ -219,9 +219,9 @@ def box_array(frame_address, at, ndim, field, is_mutable):
 
     `field`: of its dtype, 0 for one that has none that holds in every process. The array's reference stays the caller's.
     """
-    frame = layout.frame_at(frame_address)
-    context = layout.context_at(frame.context)
-    runtime = layout.runtime_at(context.runtime)
+    frame = structs.frame_at(frame_address)
+    context = structs.context_at(frame.context)
+    runtime = structs.runtime_at(context.runtime)
     meminfo = load(at)
     i = index_of_argument(frame, meminfo)
     frame.elements = 0
@@ -229,10 +229,10 @@ def box_array(frame_address, at, ndim, field, is_mutable):
         words = stack(ARRAY_WORDS)
         given = read_argument(runtime, frame, i, ndim, words)
         if given != 0 and is_stored_as(given, field):
-            origin = layout.array_at(frame.arrays + ARRAY_BYTES * i).origin
+            origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
             is_taken_so = is_mutable != 0 or frame.readonly_arrays >> min(i, 62) & 1 != 0
             # A readonly view of an ndarray that may be written is another ndarray; other frameworks have none that is readonly.
-            if (is_taken_so or origin & 3 != layout.ORIGIN_NDARRAY) and is_same(words, at, ndim):
+            if (is_taken_so or origin & 3 != structs.ORIGIN_NDARRAY) and is_same(words, at, ndim):
                 c.incref(origin & -4)
                 return origin & -4
             if field != given:  # a view of an argument has elements of the argument's type
@@ -242,7 +242,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
         give_owner(runtime, frame, i)  # what is done from here on may set the argument free
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
-    if entry == 0 or layout.entry_at(entry).guard == 0 or layout.entry_at(entry).to_object == 0:
+    if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).to_object == 0:
         return BY_NUMBA
     if field == 0 or field >= PARAMETRIC or is_mutable == 0 or meminfo == 0 or frame.error[0] != 0:
         return BY_NUMBA
@@ -256,16 +256,16 @@ def finish_array(frame_address, array):
 
     0 for `array`: Numba has failed and set an exception. A failure is noted in the frame, and the object is then None.
     """
-    frame = layout.frame_at(frame_address)
-    context = layout.context_at(frame.context)
-    runtime = layout.runtime_at(context.runtime)
+    frame = structs.frame_at(frame_address)
+    context = structs.context_at(frame.context)
+    runtime = structs.runtime_at(context.runtime)
     if array == 0:
         return note_failure(frame)
     if frame.error[0] != 0:
         return array
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
-    if frame.elements == 0 and (target == 0 or (entry != 0 and layout.entry_at(entry).kind == layout.KIND_NDARRAY)):
+    if frame.elements == 0 and (target == 0 or (entry != 0 and structs.entry_at(entry).kind == structs.KIND_NDARRAY)):
         return array
     elements = c.PyLong_FromSsize_t(frame.elements)
     if elements == 0:
@@ -290,16 +290,16 @@ def box_result(context_address, overload_address, frame_address, args):
     `args`: the call's arguments in parameter order. In a call with lists the blocks of its arrays stay the frame's, for
     ``lists.reflect_changes``.
     """
-    overload = layout.overload_at(overload_address)
-    frame = layout.frame_at(frame_address)
+    overload = structs.overload_at(overload_address)
+    frame = structs.frame_at(frame_address)
     frame.context = context_address
     frame.args = args
     frame.error[0] = 0
     frame.readonly_arrays = overload.readonly_arrays
-    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     if overload.boxes_arrays == SEVERAL:  # to box one may set free what another shows
         for i in range(frame.array_count):
-            if load(layout.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+            if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
                 give_owner(runtime, frame, i)
     made = call_word(overload.box, (frame.result, overload.box_constants, frame_address))
     if frame.list_count == 0:
@@ -317,6 +317,6 @@ def box_result(context_address, overload_address, frame_address, args):
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def box_planned_result(context_address, overload_address, frame_address, args):
     """:data:`box_result` for a fast entry, which has not noted whose arrays it passed."""
-    note_origins(layout.frame_at(frame_address), layout.overload_at(overload_address), args)
-    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    note_origins(structs.frame_at(frame_address), structs.overload_at(overload_address), args)
+    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     return call_word(runtime.box_result, (context_address, overload_address, frame_address, args))

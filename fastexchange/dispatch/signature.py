@@ -11,7 +11,7 @@ from numba.core import types
 from ..ground.dtypes import NoNumbaType, field_to_numba
 from ..ground.parameters import item_of
 from ..producers.buffer import CLASSES
-from .layout import (
+from .structs import (
     ALIGNED,
     C_ORDER,
     CLASS_SHIFT,

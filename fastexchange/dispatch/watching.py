@@ -18,12 +18,13 @@ compared two by two, up to the first that differ: where an address points may de
 from numba import types
 
 from ..ground import cpython as c
+from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR, dl_tensor_at
 from ..ground.native import load, native, native_inline, offset_of, store
 from ..producers.ndarray import C_CONTIGUOUS, F_CONTIGUOUS, ndarray_at
-from . import layout
-from .entries import Py_TYPE, find
+from . import structs
 from .frame import ARRAY_BYTES, export_of_array
+from .type_table import find
 
 DATA, RANK, DIMENSIONS, DESCR, FLAGS = (offset_of("fx_ndarray", name) for name in ("data", "nd", "dimensions", "descr", "flags"))
 RANK_OF_SHORT = 3  # from this rank on, a shape of a lower rank may have less room
@@ -94,19 +95,19 @@ def note_all(runtime, frame, watched, has_sizes):
     """Write the watch list of a frame to `watched`, unless that is 0. Returns how many pairs it has; -1 if words do not tell."""
     count = 0
     for i in range(frame.array_count):
-        origin = layout.array_at(frame.arrays + ARRAY_BYTES * i).origin
+        origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
         ob = origin & -4
-        if origin & 3 == layout.ORIGIN_NDARRAY:
+        if origin & 3 == structs.ORIGIN_NDARRAY:
             count = note_ndarray(watched, count, ob)
-        elif origin & 3 == layout.ORIGIN_EXPORT:
+        elif origin & 3 == structs.ORIGIN_EXPORT:
             entry = find(runtime, Py_TYPE(ob))
-            guard = layout.entry_at(entry).guard if entry != 0 else 0
+            guard = structs.entry_at(entry).guard if entry != 0 else 0
             if guard != 0:
-                storage = layout.export_at(export_of_array(frame, i)).storage
-                count = note_storage(watched, count, layout.guard_at(guard), storage, has_sizes)
-            elif entry != 0 and layout.entry_at(entry).memory != 0:
-                at = ob + layout.entry_at(entry).memory
-                if load(at) != dl_tensor_at(layout.export_at(export_of_array(frame, i)).managed + DL_TENSOR).data:
+                storage = structs.export_at(export_of_array(frame, i)).storage
+                count = note_storage(watched, count, structs.guard_at(guard), storage, has_sizes)
+            elif entry != 0 and structs.entry_at(entry).memory != 0:
+                at = ob + structs.entry_at(entry).memory
+                if load(at) != dl_tensor_at(structs.export_at(export_of_array(frame, i)).managed + DL_TENSOR).data:
                     return -1
                 count = note(watched, count, at)
             if count < 0:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
-from ..dispatch.state import runtime
+from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import VERSION, DLDeviceType
 from ..ground.native import address_of
@@ -199,7 +199,7 @@ def convert(x, to: type, /, *, copy=None):
     if issubclass(type(x), to) and not copy and known(type(x)).get("managed"):
         return x
     make = maker(what, to)
-    if copy is not False and issubclass(type(x), np.ndarray) and _has_no_place(x):
+    if copy is not False and issubclass(type(x), np.ndarray) and is_inexpressible_in_dlpack(x):
         x, copy = x.astype(x.dtype.newbyteorder("="), order="C", copy=True), None
     if not copy:
         with export_of(x, what) as export:
@@ -226,7 +226,7 @@ def convert(x, to: type, /, *, copy=None):
             return make(copied)
 
 
-def _has_no_place(array: np.ndarray) -> bool:
+def is_inexpressible_in_dlpack(array: np.ndarray) -> bool:
     """Whether DLPack cannot say where an array's elements are: strides off the grid of its items, foreign byte order."""
     steps = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
     return not array.dtype.isnative or any(stride % array.itemsize for stride in steps)

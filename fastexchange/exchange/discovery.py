@@ -15,14 +15,14 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from .._abi import ffi
-from ..dispatch import layout
-from ..dispatch.state import runtime
+from ..dispatch import structs
+from ..dispatch.runtime import runtime
 from ..ground.cpython import CapsuleType
 from ..ground.dtypes import dtype_field, field_itemsize
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
 from ..ground.safe_repr import shown, type_name
-from ..producers import buffer, dunder, forwarded, torch, torch_layout
+from ..producers import buffer, dunder, forwarded, torch, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import torch_capsule
 
@@ -138,7 +138,7 @@ def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
         "exports that, or calls __dlpack__ if that has no exchange table"
     )
     managed = forwarded.managed_tensor_from_py_object_no_sync.address
-    return Discovery(PATH_EXCHANGE, {"kind": layout.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
+    return Discovery(PATH_EXCHANGE, {"kind": structs.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
 
 
 class OwnTable(NamedTuple):
@@ -182,7 +182,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # which may run Python code, when no view is borrowed yet
-    kind = layout.KIND_EXCHANGE if view and not is_asked else layout.KIND_MANAGED
+    kind = structs.KIND_EXCHANGE if view and not is_asked else structs.KIND_MANAGED
     fields = {
         "kind": kind, "borrow": view, "managed": managed, "guard": guard, "is_own_memory": int(bool(view)),
         "to_object": made, "takes_all": not torch.is_tensor_type(cls),
@@ -196,7 +196,7 @@ def _guard(cls: type, notes: list[str]) -> int:
     """The address of the ``fx_guard`` for tensors of this type; 0 for a framework whose exports need none."""
     if not torch.is_tensor_type(cls):
         return 0
-    guard = torch_layout.guard()
+    guard = torch_offsets.guard()
     if not guard.knows_all:
         notes.append("this PyTorch's tensors are not laid out as expected: PyTorch is asked about each, and it is exported")
     return guard.address_for(cls)
@@ -213,14 +213,14 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE} to be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
         return Discovery(PATH_DUNDER, {
-            "kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,
+            "kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,
         }, notes)  # fmt: skip
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.
     producer = forwarded if torch.is_tensor_type(cls) else dunder
     managed = producer.managed_tensor_from_py_object_no_sync.address
-    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "asks_python": 1}
+    fields = {"kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "asks_python": 1}
     return Discovery(PATH_DUNDER, fields, notes)
 
 
@@ -232,7 +232,7 @@ def _typed(cls: type, notes: list[str]) -> Discovery | None:
     if not is_typed_by_extension(cls):
         return None
     notes.append("an extension of Numba gives it a type of its own")
-    return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+    return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
 
 
 def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
@@ -241,20 +241,20 @@ def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
         return None
     if issubclass(cls, np.ma.MaskedArray) or hasattr(cls, "__numba_array_subtype_dispatch__"):
         notes.append("Numba has rules of its own for this subclass of ndarray")
-        return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+        return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
     if "ndarray" in runtime().unverified:
         notes.append("this NumPy's array struct is not as declared: each call calls __dlpack__")
         return None
-    return Discovery(PATH_NDARRAY, {"kind": layout.KIND_NDARRAY}, notes)
+    return Discovery(PATH_NDARRAY, {"kind": structs.KIND_NDARRAY}, notes)
 
 
 _PYTHON_SCALARS = (
-    (float, layout.KIND_FLOAT),
-    (int, layout.KIND_INT),
-    (bool, layout.KIND_BOOL),
-    (complex, layout.KIND_COMPLEX),
-    (type(None), layout.KIND_NONE),
-    (Omitted, layout.KIND_OMITTED),
+    (float, structs.KIND_FLOAT),
+    (int, structs.KIND_INT),
+    (bool, structs.KIND_BOOL),
+    (complex, structs.KIND_COMPLEX),
+    (type(None), structs.KIND_NONE),
+    (Omitted, structs.KIND_OMITTED),
 )
 _NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
 """NumPy's scalar types by ``id``: of a type it is not known whether it can be asked for its hash."""
@@ -273,10 +273,10 @@ def _scalar(cls: type, notes: list[str]) -> Discovery | None:
     element = dtype_field(dtype)
     if element is None:
         return None
-    kind = layout.KIND_NUMPY_SCALAR
+    kind = structs.KIND_NUMPY_SCALAR
     if dtype.kind == "c":
-        kind = layout.KIND_NUMPY_COMPLEX64 if dtype.itemsize == 8 else layout.KIND_NUMPY_COMPLEX128
-    return Discovery(PATH_SCALAR, {"kind": kind, "key": layout.KIND_SCALAR | element << layout.DTYPE_SHIFT})
+        kind = structs.KIND_NUMPY_COMPLEX64 if dtype.itemsize == 8 else structs.KIND_NUMPY_COMPLEX128
+    return Discovery(PATH_SCALAR, {"kind": kind, "key": structs.KIND_SCALAR | element << structs.DTYPE_SHIFT})
 
 
 def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
@@ -293,11 +293,11 @@ def _tuple(cls: type, notes: list[str]) -> Discovery | None:
     if not issubclass(cls, tuple) or (cls is not tuple and not hasattr(cls, "_asdict")):
         return None
     if cls is tuple:
-        return Discovery(PATH_TUPLE, {"kind": layout.KIND_TUPLE})
+        return Discovery(PATH_TUPLE, {"kind": structs.KIND_TUPLE})
     serial = next(_serial)
     runtime().name(serial, cls)
     return Discovery(
-        PATH_TUPLE, {"kind": layout.KIND_NAMED_TUPLE, "key": layout.KIND_NAMED_TUPLE | serial << layout.SERIAL_SHIFT}
+        PATH_TUPLE, {"kind": structs.KIND_NAMED_TUPLE, "key": structs.KIND_NAMED_TUPLE | serial << structs.SERIAL_SHIFT}
     )
 
 
@@ -305,14 +305,14 @@ def _list(cls: type, notes: list[str]) -> Discovery | None:
     """Lists, exactly. Those of tensors are read natively, others are left to Numba at each call."""
     if cls is not list or "list" in runtime().unverified:
         return None
-    return Discovery(PATH_LIST, {"kind": layout.KIND_LIST})
+    return Discovery(PATH_LIST, {"kind": structs.KIND_LIST})
 
 
 def _constant(cls: type, notes: list[str]) -> Discovery | None:
     """Jitted functions: each is a type of its own to Numba."""
     if not any(base is Dispatcher for base in cls.__mro__):
         return None
-    return Discovery(PATH_SCALAR, {"kind": layout.KIND_CONSTANT})
+    return Discovery(PATH_SCALAR, {"kind": structs.KIND_CONSTANT})
 
 
 def _buffer(cls: type, notes: list[str]) -> Discovery | None:
@@ -321,15 +321,15 @@ def _buffer(cls: type, notes: list[str]) -> Discovery | None:
         return None
     managed = buffer.managed_tensor_from_py_object_no_sync.address
     notes.append("it has the buffer protocol only: each call takes its buffer")
-    key = buffer.numba_class(cls) << layout.CLASS_SHIFT
-    fields = {"kind": layout.KIND_MANAGED, "managed": managed, "key": key, "memory": buffer.memory_of(cls)}
+    key = buffer.numba_class(cls) << structs.CLASS_SHIFT
+    fields = {"kind": structs.KIND_MANAGED, "managed": managed, "key": key, "memory": buffer.memory_of(cls)}
     return Discovery(PATH_BUFFER, fields, notes)
 
 
 def _numba(cls: type, notes: list[str]) -> Discovery:
     """All else is for Numba's own dispatcher to accept or refuse."""
     notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher unboxes it, and with it the whole call")
-    return Discovery(PATH_NUMBA, {"kind": layout.KIND_NUMBA}, notes)
+    return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
 
 
 _RULES = (_scalar, _typed, _ndarray, _tuple, _list, _constant, _exchange, _forwarded, _dunder, _buffer, _numba)
@@ -364,13 +364,13 @@ def learn(value) -> bool:
     entries = runtime().entries
     cls = type(value)
     news = learn_type(cls, value)
-    if entries.fields(cls)["kind"] in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
+    if entries.fields(cls)["kind"] in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
         return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
-    if entries.fields(cls)["kind"] == layout.KIND_LIST:
+    if entries.fields(cls)["kind"] == structs.KIND_LIST:
         return sum(learn(item) for item in value[:1]) > 0 or news  # others when they are met
     if issubclass(cls, np.ndarray):
         return _learn_dtype(dtype_of(value)) or news
-    if entries.fields(cls)["kind"] == layout.KIND_CONSTANT:
+    if entries.fields(cls)["kind"] == structs.KIND_CONSTANT:
         return _learn_constant(value) or news
     return news
 
@@ -384,9 +384,9 @@ def _learn_dtype(dtype: np.dtype) -> bool:
         return False
     element = dtype_field(dtype)
     if element is None:
-        entries.add_kept(dtype, kind=layout.KIND_NUMBA)
+        entries.add_kept(dtype, kind=structs.KIND_NUMBA)
     else:
-        entries.add_kept(dtype, kind=layout.KIND_DTYPE, key=element, size=field_itemsize(element))
+        entries.add_kept(dtype, kind=structs.KIND_DTYPE, key=element, size=field_itemsize(element))
     return True
 
 
@@ -402,5 +402,5 @@ def _learn_constant(value) -> bool:
         return False
     serial = next(_serial)
     runtime().name(serial, value, typeof(value))
-    entries.add(value, kind=layout.KIND_CONSTANT, key=layout.KIND_CONSTANT | serial << layout.SERIAL_SHIFT)
+    entries.add(value, kind=structs.KIND_CONSTANT, key=structs.KIND_CONSTANT | serial << structs.SERIAL_SHIFT)
     return True

@@ -5,7 +5,7 @@ import sys
 from typing import NoReturn
 
 from .._abi import ffi
-from ..dispatch import layout
+from ..dispatch import structs
 from ..ground import dtype_registry
 from ..ground.dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
 from ..ground.dltensor import MAX_ELEMENTS, MAX_OFFSET
@@ -96,34 +96,34 @@ def advice(code: int, bits: int) -> str:
 
 def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
-    if status == layout.STATUS_DEVICE and is_for_cuda and int(tensor.device.device_type) in _OF_CUDA:
+    if status == structs.STATUS_DEVICE and is_for_cuda and int(tensor.device.device_type) in _OF_CUDA:
         return f"its memory is on device {device_name(tensor.device)}, which does not exist"
-    if status == layout.STATUS_DEVICE and is_for_cuda:
+    if status == structs.STATUS_DEVICE and is_for_cuda:
         return f"its memory is on device {device_name(tensor.device)}, which a CUDA kernel cannot read; copy it to the GPU first"
-    if status == layout.STATUS_MISALIGNED:
+    if status == structs.STATUS_MISALIGNED:
         return "its elements do not lie at multiples of their size, where a GPU could read them; pass a copy of it"
-    if status == layout.STATUS_DEVICE:
+    if status == structs.STATUS_DEVICE:
         return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
-    if status == layout.STATUS_NULL_DATA:
+    if status == structs.STATUS_NULL_DATA:
         return (
             "its data pointer is NULL although its shape is not empty: it holds no memory (freed, fake or lazy); pass one that "
             "has memory"
         )
-    if status == layout.STATUS_DTYPE:
+    if status == structs.STATUS_DTYPE:
         dtype = tensor.dtype
         name = dtype_name(dtype.code, dtype.bits, dtype.lanes)
         return f"its element type {name} has no NumPy dtype; {advice(dtype.code, dtype.bits)}"
-    if status == layout.STATUS_NDIM:
-        return f"it has {tensor.ndim} dimensions; from 0 to {layout.MAX_NDIM} are supported"
-    if status == layout.STATUS_SHAPE:
+    if status == structs.STATUS_NDIM:
+        return f"it has {tensor.ndim} dimensions; from 0 to {structs.MAX_NDIM} are supported"
+    if status == structs.STATUS_SHAPE:
         return "its shape is missing or has a negative extent"
-    if status == layout.STATUS_OVERFLOW:
+    if status == structs.STATUS_OVERFLOW:
         return "its number of elements, its strides or its offset lead out of 64 bits"
-    if status == layout.STATUS_VERSION:
+    if status == structs.STATUS_VERSION:
         return "it was exported with a DLPack ABI of another major version than 1"
-    if status == layout.STATUS_CHANGED:
+    if status == structs.STATUS_CHANGED:
         return "it changed while another argument's producer ran Python code"
-    if status == layout.STATUS_NO_ERROR_SET:
+    if status == structs.STATUS_NO_ERROR_SET:
         return "its producer failed to export it and did not say why"
     raise AssertionError(f"status {status} is no refusal")
 
@@ -131,33 +131,33 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
 def status_of(tensor) -> int:
     """The status with which the walk would refuse a ``DLTensor *`` that Python is about to view; 0 if it would not."""
     if not is_readable_by_cpu(int(tensor.device.device_type)):
-        return layout.STATUS_DEVICE
+        return structs.STATUS_DEVICE
     if tensor.dtype.lanes != 1:
-        return layout.STATUS_DTYPE
+        return structs.STATUS_DTYPE
     return memory_status_of(tensor)
 
 
 def memory_status_of(tensor) -> int:
     """The status of a ``DLTensor *`` whose rank, extents, strides or address are not those of memory, wherever; else 0."""
-    if not 0 <= tensor.ndim <= layout.MAX_NDIM:
-        return layout.STATUS_NDIM
+    if not 0 <= tensor.ndim <= structs.MAX_NDIM:
+        return structs.STATUS_NDIM
     if tensor.ndim and tensor.shape == ffi.NULL:
-        return layout.STATUS_SHAPE
+        return structs.STATUS_SHAPE
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     if any(extent < 0 for extent in shape):
-        return layout.STATUS_SHAPE
+        return structs.STATUS_SHAPE
     strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides != ffi.NULL else []
     count = math.prod(extent for extent in shape if extent)
     reach = sum(abs(stride) * (extent - 1) for extent, stride in zip(shape, strides, strict=False) if extent > 1)
     if count > MAX_ELEMENTS or reach > MAX_ELEMENTS or tensor.byte_offset > MAX_OFFSET:
-        return layout.STATUS_OVERFLOW
+        return structs.STATUS_OVERFLOW
     address = int(ffi.cast("uintptr_t", tensor.data))
     addresses = address, (address + tensor.byte_offset) % 2**64
     if is_readable_by_cpu(int(tensor.device.device_type)):
         is_nowhere = any(start >> 22 == 0 for start in addresses)
     else:
         is_nowhere = 0 in addresses
-    return layout.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0
+    return structs.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0
 
 
 # ---- a call's argument ----------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from .._abi import ffi
-from ..dispatch import layout
-from ..dispatch.state import runtime
+from ..dispatch import structs
+from ..dispatch.runtime import runtime
 from ..ground import dtype_registry
 from ..ground.dlpack import DLPackFlag, is_readable_by_cpu
 from ..ground.dlpack_types import why_not_exported
@@ -58,7 +58,7 @@ class Export:
         self.managed = out[0]
         if self.managed.version.major != 1:
             self.release()
-            raise BufferError(wording(layout.STATUS_VERSION, None))
+            raise BufferError(wording(structs.STATUS_VERSION, None))
         if self.managed.flags & int(READONLY_IS_ASSUMED):
             self.managed.flags &= ~int(READONLY_IS_ASSUMED)
             if torch.is_tensor_type(type(tensor)):  # all of them are mutable
@@ -219,7 +219,7 @@ def known(cls: type) -> dict[str, int]:
     learn_type(cls)
     entries = runtime().entries
     fields = entries.fields(cls)
-    if fields["kind"] == layout.KIND_NDARRAY and not fields.get("managed"):
+    if fields["kind"] == structs.KIND_NDARRAY and not fields.get("managed"):
         table = numpy_table.exchange_table()
         if table is not None:
             managed = address_of(table.managed_tensor_from_py_object_no_sync)
@@ -247,7 +247,7 @@ def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) ->
     status = status_of(tensor)
     if not status and dtype_registry.dtype_of(tensor.dtype.code, tensor.dtype.bits) is None:
         if storage is None:
-            status = layout.STATUS_DTYPE
+            status = structs.STATUS_DTYPE
         else:
             export.retype(*cast(tuple, dtype_registry.key_of(storage)))
     if status:

@@ -15,8 +15,8 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from ..dispatch.guard import is_odd_there, is_short
-from ..dispatch.layout import guard_at
+from ..dispatch.structs import guard_at
+from ..dispatch.torch_guard import is_odd_there, is_short
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dltensor import DL_TENSOR, SOUND, delete_managed, dl_tensor_at, end_of, examine, is_empty
@@ -24,7 +24,7 @@ from ..ground.native import address_of, global_address, load, native
 from ..ground.once import once
 from ..producers import dunder, forwarded, torch
 from ..producers.python_side import python_side
-from ..producers.torch_layout import guard
+from ..producers.torch_offsets import guard
 
 __all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
 

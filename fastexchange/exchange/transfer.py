@@ -6,14 +6,14 @@ it leaves to a Python method, as the shim does.
 
 from numba import types
 
-from ..dispatch import layout
-from ..dispatch.entries import Py_TYPE, find
-from ..dispatch.guard import is_odd, is_short
-from ..dispatch.shim import call_method
-from ..dispatch.walk import is_writeable
+from ..dispatch import structs
+from ..dispatch.read_arguments import is_writeable
+from ..dispatch.torch_guard import is_odd, is_short
+from ..dispatch.type_table import find
+from ..dispatch.vectorcall import call_method
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import (
     DL_TENSOR,
     MAX_NDIM,
@@ -93,22 +93,22 @@ def transfer(state, ob, to):
 
     Returns (new reference, or 0 with an exception set; True), or (0, False) where Python has to see to it.
     """
-    runtime = layout.runtime_at(state.runtime)
+    runtime = structs.runtime_at(state.runtime)
     source = find(runtime, Py_TYPE(ob))
     target = find(runtime, to)
-    if source == 0 or target == 0 or layout.entry_at(source).managed == 0:
+    if source == 0 or target == 0 or structs.entry_at(source).managed == 0:
         return 0, False
-    to_object = layout.entry_at(target).to_object
-    takes_all = layout.entry_at(target).takes_all
-    if layout.entry_at(target).guard == 0 and layout.entry_at(target).kind != layout.KIND_NDARRAY:
+    to_object = structs.entry_at(target).to_object
+    takes_all = structs.entry_at(target).takes_all
+    if structs.entry_at(target).guard == 0 and structs.entry_at(target).kind != structs.KIND_NDARRAY:
         return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
-    guard = layout.entry_at(source).guard
-    is_own_memory = layout.entry_at(source).is_own_memory != 0
+    guard = structs.entry_at(source).guard
+    is_own_memory = structs.entry_at(source).is_own_memory != 0
     if to_object == 0 or is_odd(guard, ob):
         return 0, False
     out = stack(1)
     store(out, 0)
-    if call_int(layout.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
+    if call_int(structs.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
         return 0, is_final()
     export = load(out)
     managed = managed_at(export)
@@ -158,8 +158,8 @@ def vectorcall_transfer(callable_, args, nargsf, kwnames):
         elif state.target == 0 and nargs == 2:
             ob = load(args)
             to = load(args + 8)
-            known = find(layout.runtime_at(state.runtime), Py_TYPE(ob))
-            is_tensor = known != 0 and layout.entry_at(known).managed != 0
+            known = find(structs.runtime_at(state.runtime), Py_TYPE(ob))
+            is_tensor = known != 0 and structs.entry_at(known).managed != 0
             if is_tensor and to != global_address("PyBaseObject_Type") and is_subtype(Py_TYPE(ob), to):
                 c.Py_IncRef(ob)
                 return ob

@@ -202,7 +202,7 @@ code_cache = CodeCache()
 
 
 class Part:
-    """A native function to be compiled into functions that are put together at run time (``entry.fast_entry``)."""
+    """A native function to be compiled into functions that are put together at run time (``fast_entry.fast_entry``)."""
 
     def __init__(self, python_function, signature):
         self._python_function = python_function

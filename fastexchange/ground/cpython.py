@@ -94,6 +94,12 @@ COUNTS_IN_TOTAL = hasattr(sys, "gettotalrefcount")
 
 
 @native_inline
+def Py_TYPE(ob):
+    """The type of `ob`, borrowed."""
+    return load(ob + OB_TYPE)
+
+
+@native_inline
 def incref(ob):
     """``Py_INCREF``. An immortal object, whose count as 32 bits is negative (from 3.12 on), is CPython's to see to."""
     count = load(ob)

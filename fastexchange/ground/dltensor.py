@@ -14,7 +14,7 @@ DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 INTERFACE_STREAM = MANAGED_BYTES
-"""Where an export of an array with ``__cuda_array_interface__`` has the stream that this names: see ``cuda.interface``."""
+"""Where an export of an array with ``__cuda_array_interface__`` has the stream that this names: see ``cuda.array_interface``."""
 MAX_NDIM = 64  # NumPy's
 MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
 MAX_OFFSET = 1 << 60

@@ -145,7 +145,7 @@ def load_representations() -> None:
 
 
 def _check_arrays() -> None:
-    """As ``dispatch.leaves`` writes them: five words, then shape and strides, in bytes."""
+    """As ``dispatch.pack`` writes them: five words, then shape and strides, in bytes."""
     array = types.Array(types.float64, 2, "A")
     names = [name for name, _ in fields_of(array)]
     _expect("Numba's array struct", names, ["meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"])

@@ -71,14 +71,16 @@ def _view(value):
     return from_dlpack(value.detach() if _is_torch(value) else value)
 
 
-def alternatives(twin: FastKernel, arguments: dict, call: str, is_complete: bool) -> Iterator[tuple[str, Statement | None, str]]:
+def alternatives(
+    null_kernel: FastKernel, arguments: dict, call: str, is_complete: bool
+) -> Iterator[tuple[str, Statement | None, str]]:
     """(label, statement, why there is none): each tried once.
 
-    `arguments`: the values by the names that the expression `call`, for example ``"a0, a1, out=out"``, has for them. `twin`: a
-    kernel with the same parameters that does nothing. `is_complete`: whether no output is omitted, so that plain ``@njit`` can be
-    called like this.
+    `arguments`: the values by the names that the expression `call`, for example ``"a0, a1, out=out"``, has for them.
+    `null_kernel`: a kernel with the same parameters that does nothing. `is_complete`: whether no output is omitted, so that plain
+    ``@njit`` can be called like this.
     """
-    njit = plain_dispatcher(twin)
+    njit = plain_dispatcher(null_kernel)
 
     def with_views() -> Statement:
         return Statement(f"f({call})", {"f": njit, **{name: _view(value) for name, value in arguments.items()}})
@@ -109,7 +111,7 @@ def alternatives(twin: FastKernel, arguments: dict, call: str, is_complete: bool
         ways.append(("x.__dlpack__(max_version=(1, 3)) of each tensor, no call", lambda: Statement(exports, names)))
     if importlib.util.find_spec("tvm_ffi") is not None:
         ways.append(("tvm-ffi, testing.nop", lambda: _nop(arguments, call)))
-    ways.append(("a bound launch", lambda: _bound(twin, arguments, call)))
+    ways.append(("a bound launch", lambda: _bound(null_kernel, arguments, call)))
     for label, make in ways:
         try:
             made = make()
@@ -126,8 +128,8 @@ def _nop(arguments: dict, call: str) -> Statement:
     return Statement(f"f({passed})", {"f": nop, **arguments})
 
 
-def _bound(twin: FastKernel, arguments: dict, call: str) -> Statement:
-    launch = eval(f"f({call})", {"f": twin.bind, **arguments})
+def _bound(null_kernel: FastKernel, arguments: dict, call: str) -> Statement:
+    launch = eval(f"f({call})", {"f": null_kernel.bind, **arguments})
     return Statement("f()", {"f": launch})
 
 

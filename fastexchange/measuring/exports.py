@@ -11,8 +11,8 @@ from typing import NamedTuple
 from numba import types
 
 from .._abi import ffi
-from ..dispatch import layout
-from ..dispatch.state import runtime
+from ..dispatch import structs
+from ..dispatch.runtime import runtime
 from ..exchange import wrappers
 from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, discover, learn_type
 from ..ground import cpython as c
@@ -82,7 +82,7 @@ def _tensors_in(value) -> list:
     return [value]
 
 
-def _leaf(tensor, owns: bool) -> "_Leaf | None":
+def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
     """How `tensor` is exported natively; None for what only ``__dlpack__`` exports."""
     cls = type(tensor)
     learn_type(cls, tensor)
@@ -95,7 +95,7 @@ def _leaf(tensor, owns: bool) -> "_Leaf | None":
         return _Leaf(_OWN, *found) if found else None
     if discover(cls, tensor).path == PATH_DUNDER:
         return None
-    if fields["kind"] == layout.KIND_EXCHANGE and not owns:
+    if fields["kind"] == structs.KIND_EXCHANGE and not needs_owning_exports:
         return _Leaf(_BORROW, tensor, fields["borrow"])
     return _Leaf(_OWN, tensor, function)
 
@@ -103,7 +103,7 @@ def _leaf(tensor, owns: bool) -> "_Leaf | None":
 def _is_exported(value) -> bool:
     """Whether `value` is a tensor that its producer exports: arrays of NumPy's are read in place, scalars are no tensors."""
     fields = runtime().entries.get(type(value)) or discover(type(value), value).entry
-    return fields["kind"] in (layout.KIND_EXCHANGE, layout.KIND_MANAGED)
+    return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _dunder_statement(tensors: list) -> Statement:
@@ -121,13 +121,13 @@ def _dunder_statement(tensors: list) -> Statement:
 _LOOP = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t)
 
 
-def statements_of(value, owns: bool) -> list[Statement]:
+def statements_of(value, needs_owning_exports: bool) -> list[Statement]:
     """What to time for the part of the producers in reading `value`, per call of the kernel; empty if none has a part.
 
-    `owns`: whether the kernel holds owning exports. The statements keep `value` alive.
+    `needs_owning_exports`: whether the kernel holds owning exports. The statements keep `value` alive.
     """
     tensors = [tensor for tensor in _tensors_in(value) if _is_exported(tensor)]
-    leaves = [(tensor, _leaf(tensor, owns)) for tensor in tensors]
+    leaves = [(tensor, _leaf(tensor, needs_owning_exports)) for tensor in tensors]
     statements = []
     if native_leaves := [leaf for _, leaf in leaves if leaf is not None]:
         records = ffi.new("intptr_t[]", 3 * len(native_leaves))

@@ -65,7 +65,7 @@ def name_what_is_lost(parts: dict[str, Samples | None], overhead: Samples, notes
 
 def explained(call: Call) -> tuple[str, ...]:
     """Sentences about what makes this kernel's arguments cost more than those of others."""
-    if call.is_for_numba or not call.kernel._native.native.owns:
+    if call.is_for_numba or not call.kernel._native.native.needs_owning_exports:
         return ()
     return (
         "This kernel gives up the GIL or runs Python, so each call holds owning exports of its tensors, and of PyTorch's the "

@@ -15,12 +15,12 @@ from .alternatives import alternatives as other_ways
 from .exports import statements_of
 from .frames import without_own_frames
 from .judgement import Notes, explained, judge, name_what_is_lost
+from .null_kernels import empty_kernel, null_kernel, returning_null_kernel
 from .progress import progress_bar
 from .report import Alternative, ArgumentCost, OverheadReport
 from .restoring import Snapshot
 from .timing import Samples, Statement, Timings, time_statements
 from .trial import Call, Trial, timed, try_out
-from .twins import empty_kernel, returning_twin, twin
 
 __all__ = ["ROUNDS", "measure", "measured"]
 
@@ -119,7 +119,7 @@ def _argument_statements(call: Call) -> dict[Any, Statement]:
             values = tuple(call.read[at][1] for at in ordered)
             statements["some", places] = Statement("f(*a)", {"f": function, "a": values})
     for i, value in call.read:
-        for part, export in enumerate(statements_of(value, bool(call.kernel._native.native.owns))):
+        for part, export in enumerate(statements_of(value, bool(call.kernel._native.native.needs_owning_exports))):
             statements["export", i, part] = export
     return statements
 
@@ -132,10 +132,10 @@ def _statements(call: Call, trial: Trial, empty: FastKernel, prepare) -> dict[An
     if call.allocates:
         statements["passing"] = call.by_position(empty_kernel(kernel, call.types))
     elif kernel.out is not None:
-        passing = twin(kernel, declares_outputs=False)
+        passing = null_kernel(kernel, declares_outputs=False)
         statements["passing"] = call.of(passing)
     elif trial.result is not None:
-        returning = returning_twin(kernel, call.by_parameter, trial.result)
+        returning = returning_null_kernel(kernel, call.by_parameter, trial.result)
         if returning is not None and _can_be_called(call, returning):
             statements["returning"] = call.of(returning)
     if call.has_keywords and not call.allocates:
@@ -176,7 +176,7 @@ def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_al
     with Snapshot(call.by_parameter) as before, progress_bar(f"measuring {kernel.__name__}()") as progress:
         trial = try_out(call, before)
         prepare = _look_at(call, trial, before, notes)
-        empty = twin(kernel)
+        empty = null_kernel(kernel)
         statements = _statements(call, trial, empty, prepare)
         ways = list(other_ways(empty, call.names, call.arguments, not call.allocates)) if with_alternatives else []
         statements |= {("way", label): statement for label, statement, _ in ways if statement is not None}

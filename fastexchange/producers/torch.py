@@ -2,7 +2,7 @@
 
 PyTorch 2.13's ``dltensor_from_py_object_no_sync`` hands out tensors whose memory is not their value (lazily conjugated or
 negated), that have no memory (fake, zero, wrapper tensors) or that autograd watches. Native code tells those from plain ones
-(``producers.torch_layout``); here is what happens to a tensor that is not plain, in words.
+(``producers.torch_offsets``); here is what happens to a tensor that is not plain, in words.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ..ground.dlpack import VERSION
 from .torch_kinds import why_no_memory
-from .torch_layout import guard, is_narrow, keys_of
+from .torch_offsets import guard, is_narrow, keys_of
 
 __all__ = [
     "as_dlpack_raises", "check", "check_storage", "is_tensor_type", "narrow_elements", "overrides_functions",

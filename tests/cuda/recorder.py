@@ -10,7 +10,7 @@ import threading
 import cuda_stub
 
 from fastexchange._abi import ffi
-from fastexchange.cuda import layout
+from fastexchange.cuda import structs
 from fastexchange.cuda.driver import driver
 
 _WORD, _UINT = ctypes.c_void_p, ctypes.c_uint
@@ -86,9 +86,9 @@ class Recorder:
             said = ffi.cast("fx_launch_config *", config)
             attributes = ffi.cast("fx_launch_attribute *", said.attributes)
             found = {attributes[i].id: list(attributes[i].value[0:3]) for i in range(said.attribute_count)}
-            cluster = tuple(found.get(layout.CLUSTER_DIMENSION, (0, 0, 0)))
+            cluster = tuple(found.get(structs.CLUSTER_DIMENSION, (0, 0, 0)))
             grid, block = list(said.grid), list(said.block)
-            is_cooperative = layout.COOPERATIVE in found
+            is_cooperative = structs.COOPERATIVE in found
             self._note("cuLaunchKernelEx", function, grid, block, said.shared, said.stream, pointers, cluster, is_cooperative)
         return code
 

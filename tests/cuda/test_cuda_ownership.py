@@ -12,7 +12,7 @@ from launches import ExportedTensor, Interface, address, device_array, kernel_of
 
 from fastexchange import CudaError
 from fastexchange._abi import ffi
-from fastexchange.dispatch.state import runtime
+from fastexchange.dispatch.runtime import runtime
 
 SIZES = (1, 3, 8)
 

@@ -18,7 +18,7 @@ class Parameter(NamedTuple):
     """One parameter of a compiled kernel."""
 
     code: int
-    """Where it is: ``cuda.layout.parameter``."""
+    """Where it is: ``cuda.structs.parameter``."""
     size: int
     """Bytes."""
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from numba.core import types
 
-from ...dispatch.layout import ARRAY_HEAD_WORDS
+from ...dispatch.structs import ARRAY_HEAD_WORDS
 from ...ground.dtypes import element_of, field_to_numba
-from .. import layout, resets
+from .. import resets, structs
 from ..streams import expressly
 from . import BFLOAT16, Parameter
 
@@ -138,8 +138,8 @@ def _add(numba_type, word: int, found: list[Parameter]) -> int:
     """Add the parameters of one argument, whose words begin at `word`. Returns where the next ones begin."""
     if isinstance(numba_type, types.Array):
         words = ARRAY_HEAD_WORDS + 2 * numba_type.ndim
-        found += [Parameter(layout.parameter(layout.ZERO), 8)] * 2
-        found += [Parameter(layout.parameter(layout.WORD, word + i), 8) for i in range(2, words)]
+        found += [Parameter(structs.parameter(structs.ZERO), 8)] * 2
+        found += [Parameter(structs.parameter(structs.WORD, word + i), 8) for i in range(2, words)]
         return word + words
     if isinstance(numba_type, types.BaseTuple):
         for item in numba_type.types:  # type: ignore[attr-defined]
@@ -147,10 +147,10 @@ def _add(numba_type, word: int, found: list[Parameter]) -> int:
         return word
     if isinstance(numba_type, types.Complex):
         size = numba_type.bitwidth // 16
-        found += [Parameter(layout.parameter(layout.WORD, word + i), size) for i in range(2)]
+        found += [Parameter(structs.parameter(structs.WORD, word + i), size) for i in range(2)]
         return word + 2
     size = 1 if isinstance(numba_type, types.Boolean) else numba_type.bitwidth // 8
-    found.append(Parameter(layout.parameter(layout.WORD, word), size))
+    found.append(Parameter(structs.parameter(structs.WORD, word), size))
     return word + 1
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from numba.core import types
 
-from ...dispatch.layout import ARRAY_HEAD_WORDS
+from ...dispatch.structs import ARRAY_HEAD_WORDS
 from ...ground.dtypes import element_of, field_to_numba
-from .. import layout, resets
+from .. import resets, structs
 from ..streams import default_stream, expressly
 from . import BFLOAT16, Parameter
 
@@ -159,21 +159,21 @@ def _add(own_type: Any, word: int, found: list[Parameter]) -> int:
     if kind == "Array":
         ndim, size = own_type.ndim, getattr(own_type.dtype, "bitwidth", 8) // 8  # booleans do not say it
         extents = word + ARRAY_HEAD_WORDS
-        found += [Parameter(layout.parameter(layout.WORD, word + 4), 8)] * 2
-        found.append(Parameter(layout.parameter(layout.ZERO), 8))
-        found += [Parameter(layout.parameter(layout.WORD, extents + i), 8) for i in range(ndim)]
-        found += [Parameter(layout.parameter(layout.ELEMENTS, extents + ndim + i, size), 8) for i in range(ndim)]
+        found += [Parameter(structs.parameter(structs.WORD, word + 4), 8)] * 2
+        found.append(Parameter(structs.parameter(structs.ZERO), 8))
+        found += [Parameter(structs.parameter(structs.WORD, extents + i), 8) for i in range(ndim)]
+        found += [Parameter(structs.parameter(structs.ELEMENTS, extents + ndim + i, size), 8) for i in range(ndim)]
         return extents + 2 * ndim
     if hasattr(own_type, "types") and hasattr(own_type, "__len__"):
         for item in own_type.types:
             word = _add(item, word, found)
         return word
     if kind == "Complex":
-        how = layout.JOINED if own_type.bitwidth == 64 else layout.WORD
-        found.append(Parameter(layout.parameter(how, word), own_type.bitwidth // 8))
+        how = structs.JOINED if own_type.bitwidth == 64 else structs.WORD
+        found.append(Parameter(structs.parameter(how, word), own_type.bitwidth // 8))
         return word + 2
     size = 1 if kind == "Boolean" else own_type.bitwidth // 8
-    found.append(Parameter(layout.parameter(layout.WORD, word), size))
+    found.append(Parameter(structs.parameter(structs.WORD, word), size))
     return word + 1
 
 

@@ -26,7 +26,7 @@ from ..ground.numba_internals import (
     may_keep_arguments,
     runtime_library,
 )
-from . import launch, layout, plan
+from . import bound_launch, fast_parts, structs
 from .boxing import UnsupportedEntry, is_plain, target_context
 from .frame import ARRAY_BYTES
 
@@ -128,9 +128,9 @@ class Node(NamedTuple):
 
     numba_type: Any
     kind: int
-    """That of the entry of its type. All have parts in ``plan.PARTS``."""
+    """That of the entry of its type. All have parts in ``fast_parts.PARTS``."""
     guard: tuple[int, ...]
-    """The offsets ``plan.GUARD_OFFSETS`` of its type's guard, or ()."""
+    """The offsets ``fast_parts.GUARD_OFFSETS`` of its type's guard, or ()."""
     items: int
     """How many items a tuple has; -1 for anything else."""
 
@@ -154,8 +154,9 @@ def with_items(numba_types) -> list:
 def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int) -> int:
     """The address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
-    It makes the calls that follow the plan, all in one function, and leaves others to ``shim.vectorcall_any``. `nodes`: what
-    it reads, in the order of the plan. `count`: how many positional arguments it gets. `boxing`: one of ``plan.BOXES_*``.
+    It makes the calls that follow the plan, all in one function, and leaves others to ``vectorcall.vectorcall_any``. `nodes`:
+    what it reads, in the order of the plan. `count`: how many positional arguments it gets. `boxing`: one of
+    ``fast_parts.BOXES_*``.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
@@ -173,40 +174,40 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     words, own_result = (unit.stack_slot(ir.ArrayType(_WORD, size)) for size in (len(leaves) + 1, 1))
     excinfo = _clear_excinfo(unit, unit.stack_slot(_WORD))
     first = builder.bitcast(words, _WORD.as_pointer())
-    frame = plan.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
+    frame = fast_parts.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
     differs = unit.function.append_basic_block("differs")
     entered = unit.function.append_basic_block("entered")
     builder.cbranch(builder.icmp_signed("!=", frame, _WORD(0)), entered, differs)
     builder.position_at_end(entered)
-    arrays, records = plan.arrays_of.call(unit, [frame]), plan.plan_of.call(unit, [overload])
+    arrays, records = fast_parts.arrays_of.call(unit, [frame]), fast_parts.plan_of.call(unit, [overload])
     used_arrays = 0
-    views = sum(node.kind == layout.KIND_EXCHANGE for node in nodes)
+    views = sum(node.kind == structs.KIND_EXCHANGE for node in nodes)
     for leaf in leaves_of(unit, nodes, args, records, first, count):
         node = leaf.node
         values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
-        if node.kind == layout.KIND_EXCHANGE and views > MAX_INLINED_VIEWS:
+        if node.kind == structs.KIND_EXCHANGE and views > MAX_INLINED_VIEWS:
             outcome = builder.call(_view_reader(unit, node), values, cconv=READER_CONVENTION)
         else:
             outcome = _read(unit, node, values)
         agrees = unit.function.append_basic_block("agrees")
-        if node.kind == layout.KIND_EXCHANGE:
+        if node.kind == structs.KIND_EXCHANGE:
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
-                builder.ret(plan.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
+                builder.ret(fast_parts.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
         builder.cbranch(builder.icmp_signed(">", outcome, _WORD(0)), agrees, differs)
         builder.position_at_end(agrees)
-        used_arrays += node.kind in (layout.KIND_NDARRAY, layout.KIND_EXCHANGE)
+        used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE)
     if any(node.guard for node in nodes):
         unset = unit.function.append_basic_block("unset")
-        builder.cbranch(builder.icmp_signed("!=", plan.was_error_set.call(unit, []), _WORD(0)), differs, unset)
+        builder.cbranch(builder.icmp_signed("!=", fast_parts.was_error_set.call(unit, []), _WORD(0)), differs, unset)
         builder.position_at_end(unset)
-    kernel = builder.inttoptr(plan.kernel_of.call(unit, [overload]), _VOID_POINTER)
-    result = plan.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
+    kernel = builder.inttoptr(fast_parts.kernel_of.call(unit, [overload]), _VOID_POINTER)
+    result = fast_parts.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, first, leaves, given, taken), _WORD)
     ending = [own, overload, frame, args, code, result, builder.ptrtoint(excinfo, _WORD)]
-    builder.ret(plan.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
+    builder.ret(fast_parts.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
     builder.position_at_end(differs)
-    builder.ret(plan.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
+    builder.ret(fast_parts.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
     unit.linked.append(runtime_library())
     return unit.finish()
 
@@ -233,23 +234,23 @@ def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     is_linked = can_be_linked(compiled.library)
     may_keep = not is_linked or may_keep_arguments(compiled.library)
     # Then no Python code runs between entering and leaving: the kernel runs none, and no result is boxed, no array given away.
-    is_alone = _WORD(int(is_linked and not may_keep and boxing == plan.BOXES_NONE))
-    bound = launch.enter.call(unit, [callable_, nargsf, kwnames, is_alone])
+    is_alone = _WORD(int(is_linked and not may_keep and boxing == fast_parts.BOXES_NONE))
+    bound = bound_launch.enter.call(unit, [callable_, nargsf, kwnames, is_alone])
     with builder.if_then(builder.icmp_signed("==", bound, _WORD(0)), likely=False):
-        builder.ret(launch.refuse.call(unit, [callable_, args, nargsf, kwnames]))
-    words = builder.inttoptr(launch.words_of.call(unit, [bound]), _WORD.as_pointer())
+        builder.ret(bound_launch.refuse.call(unit, [callable_, args, nargsf, kwnames]))
+    words = builder.inttoptr(bound_launch.words_of.call(unit, [bound]), _WORD.as_pointer())
     if is_linked:
         unit.linked.append(compiled.library)
         function_type = context.call_conv.get_function_type(compiled.signature.return_type, compiled.signature.args)
         kernel = ir.Function(unit.module, function_type, compiled.fndesc.llvm_func_name)
     else:
-        kernel = builder.inttoptr(launch.kernel_of.call(unit, [bound]), _VOID_POINTER)
-    result = builder.inttoptr(launch.result_of.call(unit, [bound]), _VOID_POINTER)
+        kernel = builder.inttoptr(bound_launch.kernel_of.call(unit, [bound]), _VOID_POINTER)
+    result = builder.inttoptr(bound_launch.result_of.call(unit, [bound]), _VOID_POINTER)
     pointers = [result if boxing else builder.bitcast(own_result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, words, leaves, given, taken), _WORD)
     ending = [bound, code, builder.ptrtoint(excinfo, _WORD), _WORD(boxing), _WORD(int(may_keep)), is_alone]
     ending.append(_WORD(int(has_outputs)))
-    builder.ret(launch.leave.call(unit, ending))
+    builder.ret(bound_launch.leave.call(unit, ending))
     unit.linked.append(runtime_library())
     return unit.finish()
 
@@ -291,7 +292,7 @@ def leaves_of(unit, nodes: tuple[Node, ...], args, records, first, count: int, w
         pending.append((items, item + 1, of))
         position += len(pending) == 1
         ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
-        record = builder.add(records, _WORD(layout.PLAN_SIZE * index))
+        record = builder.add(records, _WORD(structs.PLAN_SIZE * index))
         yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]), used_words)
         if node.items >= 0:
             pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
@@ -302,8 +303,8 @@ def leaves_of(unit, nodes: tuple[Node, ...], args, records, first, count: int, w
 def _read(unit, node: Node, values: list):
     """Emit the part that reads what a node stands for. Returns its result."""
     if node.guard:
-        return plan.read_guarded_view.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
-    return plan.PARTS[node.kind].call(unit, [*values, _WORD(node.rank)])
+        return fast_parts.read_guarded_view.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
+    return fast_parts.PARTS[node.kind].call(unit, [*values, _WORD(node.rank)])
 
 
 def _view_reader(unit, node: Node):

@@ -1,4 +1,4 @@
-"""The fast entries of planned launches: as ``dispatch.entry``, but they end in the driver.
+"""The fast entries of planned launches: as ``dispatch.fast_entry``, but they end in the driver.
 
 The words that the parts read stay in memory, one behind the other, for the driver reads them there; what it gets is a
 pointer to each parameter. No frame is needed: nothing of the call outlives it.
@@ -7,23 +7,22 @@ pointer to each parameter. No frame is needed: nothing of the call outlives it.
 from llvmlite import ir
 from numba import types
 
-from ..dispatch import entry, plan
-from ..dispatch import layout as dispatch
+from ..dispatch import fast_entry, fast_parts
+from ..dispatch import structs as dispatch
 from ..dispatch.boxing import target_context
-from ..dispatch.entries import Py_TYPE
-from ..dispatch.plan import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
-from ..dispatch.shim import refuse_launch
-from ..dispatch.walk import CUDA
+from ..dispatch.fast_parts import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
+from ..dispatch.read_arguments import CUDA
+from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, code_cache, part
-from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.native import WORDS, call_word, global_address, load, stack
 from ..ground.numba_internals import global_compiler_lock
-from . import layout
+from . import structs
 from .converting import convert, words_of
-from .launching import start
+from .native_launch import start
 
-__all__ = ["MAX_WORDS", "fast_entry"]
+__all__ = ["MAX_WORDS", "launch_entry"]
 
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 MAX_WORDS = 1024
@@ -36,7 +35,7 @@ MAX_WORDS = 1024
 @part(types.intp(types.intp, types.intp, types.intp))
 def is_such_a_call(nargsf, kwnames, count):
     """Whether a call has `count` positional arguments, and no other."""
-    return types.intp(kwnames == 0 and nargsf & plan.ARGUMENTS_MASK == count)
+    return types.intp(kwnames == 0 and nargsf & fast_parts.ARGUMENTS_MASK == count)
 
 
 _VIEW = types.intp(types.intp, types.intp, WORDS, types.intp, types.intp, types.intp)
@@ -85,8 +84,8 @@ def convert_word(at, code):
 def launch(context_address, callable_, overload_address, device, stream_function, pointers):
     """Launch the kernel: what vectorcall returns, or -1 for a launch that the general way has to make."""
     context = dispatch.context_at(context_address)
-    launcher = layout.launcher_at(load(callable_ + CALLABLE_CONTEXT))
-    cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+    launcher = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT))
+    cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
     code = stack(1)
     status = start(cuda, launcher, dispatch.overload_at(overload_address), device, stream_function, 0, pointers, code)
     if status == dispatch.STATUS_OK:
@@ -118,12 +117,12 @@ def fail(context_address, callable_, position):
 
 
 @global_compiler_lock
-def fast_entry(
-    nodes: tuple[entry.Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]
+def launch_entry(
+    nodes: tuple[fast_entry.Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]
 ) -> int:
-    """The address of a vectorcall function with two more arguments, as ``dispatch.entry.fast_entry``.
+    """The address of a vectorcall function with two more arguments, as ``dispatch.fast_entry.fast_entry``.
 
-    `words`: how many the arguments have. `parameters`, `changes`: ``cuda.layout.parameter`` and ``conversion`` of each.
+    `words`: how many the arguments have. `parameters`, `changes`: ``cuda.structs.parameter`` and ``conversion`` of each.
     """
     read = tuple((node.kind, node.guard, node.rank, node.items, _is_contiguous(node)) for node in nodes)
     key = ("cuda-fast-entry", read, count, words, parameters, changes)
@@ -139,21 +138,21 @@ def _build(nodes, count, word_count, parameters, changes):
     differs = unit.function.append_basic_block("differs")
     _go_on_if(unit, is_such_a_call.call(unit, [nargsf, kwnames, _WORD(count)]), differs)
     first = builder.bitcast(words, _WORD.as_pointer())
-    records = plan.plan_of.call(unit, [overload])
+    records = fast_parts.plan_of.call(unit, [overload])
     views = sum(node.kind == dispatch.KIND_EXCHANGE for node in nodes)
-    in_elements = any(code & 0xFF == layout.ELEMENTS for code in parameters)
+    in_elements = any(code & 0xFF == structs.ELEMENTS for code in parameters)
     counted: set[int] = set()  # the words of arrays whose strides are read in elements
     device, stream = _WORD(-1), _WORD(0)
-    for leaf in entry.leaves_of(unit, nodes, args, records, first, count, words_of):
+    for leaf in fast_entry.leaves_of(unit, nodes, args, records, first, count, words_of):
         if leaf.node.kind != dispatch.KIND_EXCHANGE:
             values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(leaf.node.rank)]
-            _go_on_if(unit, plan.PARTS[leaf.node.kind].call(unit, values), differs)
+            _go_on_if(unit, fast_parts.PARTS[leaf.node.kind].call(unit, values), differs)
             continue
         if in_elements and _is_contiguous(leaf.node):
             counted.update(range(leaf.first_word, leaf.first_word + words_of(leaf.node.numba_type)))
         values = [leaf.ob, leaf.record, leaf.word]
-        if views > entry.MAX_INLINED_VIEWS:
-            outcome = builder.call(_view_reader(unit, leaf.node, in_elements), values, cconv=entry.READER_CONVENTION)
+        if views > fast_entry.MAX_INLINED_VIEWS:
+            outcome = builder.call(_view_reader(unit, leaf.node, in_elements), values, cconv=fast_entry.READER_CONVENTION)
         else:
             outcome = _read(unit, leaf.node, values, in_elements)
         with builder.if_then(builder.icmp_signed("<", outcome, _WORD(DIFFERS)), likely=False):
@@ -167,7 +166,7 @@ def _build(nodes, count, word_count, parameters, changes):
             is_there = builder.and_(is_there, builder.icmp_signed("==", number, device))
         _go_on_if(unit, is_there, differs)
     if any(node.guard for node in nodes):
-        _go_on_if(unit, builder.icmp_signed("==", plan.was_error_set.call(unit, []), _WORD(0)), differs)
+        _go_on_if(unit, builder.icmp_signed("==", fast_parts.was_error_set.call(unit, []), _WORD(0)), differs)
     for code in changes:
         at = builder.ptrtoint(builder.gep(first, [_INT32(code & 0xFFFFFF)]), _WORD)
         _go_on_if(unit, convert_word.call(unit, [at, _WORD(code)]), differs)
@@ -210,7 +209,7 @@ def _view_reader(unit, node, in_elements: bool):
     if name not in unit.module.globals:
         function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD.as_pointer()]), name)
         function.linkage = "internal"
-        function.calling_convention = entry.READER_CONVENTION
+        function.calling_convention = fast_entry.READER_CONVENTION
         for attribute in ("noinline", "noimplicitfloat"):
             function.attributes.add(attribute)
         outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
@@ -220,19 +219,19 @@ def _view_reader(unit, node, in_elements: bool):
 
 
 def _word_of(code: int) -> int:
-    return code >> layout.PARAMETER_WORD_SHIFT & 0xFFFFFF
+    return code >> structs.PARAMETER_WORD_SHIFT & 0xFFFFFF
 
 
 def _as_word(code: int) -> int:
     """The code of a parameter that has become as the kernel takes it."""
-    return layout.parameter(layout.WORD, _word_of(code)) if code & 0xFF == layout.ELEMENTS else code
+    return structs.parameter(structs.WORD, _word_of(code)) if code & 0xFF == structs.ELEMENTS else code
 
 
 _LANES = 4
 
 
 def _point_at_parameters(builder, first, pointers, zero: int, parameters) -> None:
-    """Emit ``launching.point_at_parameters`` for parameters that the compiler knows.
+    """Emit ``native_launch.point_at_parameters`` for parameters that the compiler knows.
 
     `zero`: the index of a word that is to be 0. All pointers are at a fixed distance from `first`: they are stored
     several at a time.
@@ -242,13 +241,13 @@ def _point_at_parameters(builder, first, pointers, zero: int, parameters) -> Non
     for code in parameters:
         word = _word_of(code)
         at = builder.gep(first, [_INT32(word)])
-        if code & 0xFF == layout.ELEMENTS:
-            builder.store(builder.sdiv(builder.load(at), _WORD(code >> layout.PARAMETER_SIZE_SHIFT), flags=("exact",)), at)
-        elif code & 0xFF == layout.JOINED:
+        if code & 0xFF == structs.ELEMENTS:
+            builder.store(builder.sdiv(builder.load(at), _WORD(code >> structs.PARAMETER_SIZE_SHIFT), flags=("exact",)), at)
+        elif code & 0xFF == structs.JOINED:
             low = builder.and_(builder.load(at), _WORD(0xFFFFFFFF))
             high = builder.shl(builder.load(builder.gep(at, [_INT32(1)])), _WORD(32))
             builder.store(builder.or_(low, high), at)
-        offsets.append(8 * (zero if code & 0xFF == layout.ZERO else word))
+        offsets.append(8 * (zero if code & 0xFF == structs.ZERO else word))
     base = builder.ptrtoint(first, _WORD)
     for begin in range(0, len(offsets), _LANES):
         some = offsets[begin : begin + _LANES]

@@ -1,6 +1,6 @@
 """Arrays with ``__cuda_array_interface__``, read by native code: those of which all is as usual.
 
-What is not is left to ``cuda.views``, which knows all of the protocol and says what is wrong.
+What is not is left to ``cuda.python_exports``, which knows all of the protocol and says what is wrong.
 
 The packages' own arrays say ``strides: None`` of more than what is contiguous, of what has been broadcast for one: of
 those the attribute ``strides`` is read, as the packages do.
@@ -12,16 +12,15 @@ import sys
 
 from numba import types
 
-from ..dispatch.entries import Py_TYPE
-from ..dispatch.state import runtime
+from ..dispatch.runtime import runtime
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import OB_ITEM
+from ..ground.cpython import OB_ITEM, Py_TYPE
 from ..ground.dlpack import DLDataTypeCode, DLDeviceType
 from ..ground.dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
 from ..ground.native import call_int, global_address, load, native, stack, store
 from ..producers.python_side import python_side
-from . import layout
+from . import structs
 
 __all__ = ["SAYS_STREAM", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
 
@@ -43,7 +42,7 @@ _CUDA_DEVICE, _CUDA_HOST, _CUDA_MANAGED = map(
 _LESS, _BAR, _EQUALS, _ZERO = map(ord, "<|=0")
 _B, _C, _F, _I, _U = map(ord, "bcfiu")
 
-python_items = python_side("fastexchange.cuda.interface")
+python_items = python_side("fastexchange.cuda.array_interface")
 
 
 @cfunction(types.void, types.intp)
@@ -118,7 +117,7 @@ def find_place(cuda, tensor):
     """:func:`find_place_there`, in a context: that of the default device where the thread has none."""
     code = find_place_there(cuda, tensor)
     context = cuda.contexts[cuda.default_device]
-    if code == layout.INVALID_CONTEXT and context != 0:
+    if code == structs.INVALID_CONTEXT and context != 0:
         if call_int(cuda.push_current, (context,)) == 0:
             code = find_place_there(cuda, tensor)
             popped = stack(1)
@@ -207,7 +206,7 @@ def read(interface, own_strides, side, at):
     if found != 0 and found != global_address("_Py_NoneStruct"):
         if not is_int(found, at + _STREAM) or load(at + _STREAM) <= 0:
             return False
-    return find_place(layout.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
+    return find_place(structs.cuda_at(c.PyLong_AsSsize_t(load(side + _CUDA))), tensor)
 
 
 @native

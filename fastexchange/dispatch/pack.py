@@ -9,8 +9,8 @@ from numba import types
 from ..ground.dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at, is_nowhere
 from ..ground.native import load, native, native_inline, put
 from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
-from . import layout
-from .entries import find
+from . import structs
+from .type_table import find
 
 
 @native_inline
@@ -20,13 +20,13 @@ def dtype_entry(runtime, descr_address):
     type_num = types.intp(descr.type_num)
     field = runtime.dtype_fields[type_num & 63] if type_num < 64 else 0
     if field != 0 and descr.byteorder != SWAPPED:
-        return layout.KIND_ARRAY | field << layout.DTYPE_SHIFT, field >> 11
+        return structs.KIND_ARRAY | field << structs.DTYPE_SHIFT, field >> 11
     known = find(runtime, descr_address)
     if known == 0:
-        return 0, layout.STATUS_UNKNOWN_DTYPE
-    if layout.entry_at(known).kind != layout.KIND_DTYPE:
-        return 0, layout.STATUS_NUMBA
-    return layout.KIND_ARRAY | layout.entry_at(known).key << layout.DTYPE_SHIFT, layout.entry_at(known).size
+        return 0, structs.STATUS_UNKNOWN_DTYPE
+    if structs.entry_at(known).kind != structs.KIND_DTYPE:
+        return 0, structs.STATUS_NUMBA
+    return structs.KIND_ARRAY | structs.entry_at(known).key << structs.DTYPE_SHIFT, structs.entry_at(known).size
 
 
 @native
@@ -47,8 +47,8 @@ def pack_ndarray(ob, ndim, itemsize, words):
     for i in range(ndim):
         extent = load(dimensions + 8 * i)
         count *= extent
-        put(words, layout.ARRAY_HEAD_WORDS + i, extent)
-        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, load(byte_strides + 8 * i))
+        put(words, structs.ARRAY_HEAD_WORDS + i, extent)
+        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, load(byte_strides + 8 * i))
     put(words, 1, ob)
     put(words, 2, count)
     put(words, 3, itemsize)
@@ -86,26 +86,26 @@ def pack_tensor(at, ndim, field, words):
             scattered |= elements ^ count  # not of the bytes: 64 bits do not hold those of any stride
             addresses |= stride
         count *= extent
-        put(words, layout.ARRAY_HEAD_WORDS + i, extent)
-        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, stride)
+        put(words, structs.ARRAY_HEAD_WORDS + i, extent)
+        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, stride)
     odd |= count >> 31
     if odd != 0 or (long != 0 and scattered != 0):  # else no element is farther than 64 << 31 << 18 from the first
         status = check_sizes(tensor)
-        if status != layout.STATUS_OK:
+        if status != structs.STATUS_OK:
             return -1, status
     if is_nowhere(tensor) and count != 0:
-        return -1, layout.STATUS_NULL_DATA
-    flags = layout.C_ORDER | layout.F_ORDER if ndim < 2 or count == 0 else layout.C_ORDER
+        return -1, structs.STATUS_NULL_DATA
+    flags = structs.C_ORDER | structs.F_ORDER if ndim < 2 or count == 0 else structs.C_ORDER
     if scattered != 0 and count != 0:
-        flags = layout.F_ORDER if ndim > 1 and is_f_contiguous(tensor) else 0
+        flags = structs.F_ORDER if ndim > 1 and is_f_contiguous(tensor) else 0
     put(words, 1, 0)
     put(words, 2, count)
     put(words, 3, itemsize)
     put(words, 4, data)
     alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize  # a complex number is aligned as its parts
     if addresses & (alignment - 1) == 0 or count == 0:
-        flags |= layout.ALIGNED
-    return flags, layout.STATUS_OK
+        flags |= structs.ALIGNED
+    return flags, structs.STATUS_OK
 
 
 @native_inline
@@ -132,8 +132,8 @@ def pack_contiguous(at, ndim, field, words, in_elements):
             elements = load(given_strides + 8 * i)
             odd |= (elements ^ count) if extent != 1 else 0
         count *= extent
-        put(words, layout.ARRAY_HEAD_WORDS + i, extent)
-        put(words, layout.ARRAY_HEAD_WORDS + ndim + i, elements if in_elements else elements * itemsize)
+        put(words, structs.ARRAY_HEAD_WORDS + i, extent)
+        put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements if in_elements else elements * itemsize)
     odd |= count >> 31
     alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize
     odd |= data & (alignment - 1)

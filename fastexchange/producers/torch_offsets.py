@@ -2,7 +2,7 @@
 
 Asking PyTorch costs a call into it for every question; the answers lie in memory, in the tensor's set of dispatch keys and in
 what its autograd pointer points to. Where they lie is found here and verified on tensors of every kind; where that fails PyTorch
-is asked, by native code (``dispatch.asking``), and about what seems odd to that by Python (``producers.torch.check``).
+is asked, by native code (``dispatch.torch_queries``), and about what seems odd to that by Python (``producers.torch.check``).
 """
 
 import contextlib
@@ -42,7 +42,7 @@ typedef struct {
     int64_t storage_deleter;    /* … the word here what frees it, something else while it is copy-on-write; 0 if unknown */
     int64_t storage_object;     /* in the Python object of a storage: a pointer to the storage, 0 if unknown */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
-    int64_t questions;          /* fx_questions *, 0 if the framework has not all of them */
+    int64_t queries;          /* fx_torch_queries *, 0 if the framework has not all of them */
     int64_t asks;               /* whether the framework is asked instead, since offsets are not known, … */
     int64_t asks_autograd;      /* … also about autograd */
 } fx_guard;             /* GUARDS of them in a row, whose numbers have the bits *_ALLOWED of what they let pass */
@@ -56,7 +56,7 @@ typedef struct {
     int64_t is_grad_enabled;                                    /* PyObject *, a function */
     int64_t forbid_resizing;                                    /* PyObject *, a function of a storage */
     int64_t forward_names, current_level;                       /* a module's dict; in it, the name of a number, < 0: no */
-} fx_questions;
+} fx_torch_queries;
 """
 
 GRAD_ALLOWED = 1  # tensors that require grad pass a guard whose number has this bit, …
@@ -74,7 +74,7 @@ class Guard:
     def __init__(self):
         self._guards, self._checking = ffi.new("fx_guard[]", GUARDS), ffi.new("fx_guard[]", GUARDS)
         self.native = ffi.addressof(self._guards[0])
-        self._questions = ffi.new("fx_questions *")
+        self._queries = ffi.new("fx_torch_queries *")
         self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = False
         self.can_ask = False
         self.why: dict[str, str] = {}
@@ -86,14 +86,14 @@ class Guard:
             experiments.start()
             experiments.join()
         if self.can_ask:
-            self._set(questions=address_of(self._questions))
+            self._set(queries=address_of(self._queries))
         if not self.knows_all:
             # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
-            odd = {"object": _OB_TYPE, "odd_keys": -1, "odd_types": -1, "questions": self.native.questions}
+            odd = {"object": _OB_TYPE, "odd_keys": -1, "odd_types": -1, "questions": self.native.queries}
             self.native[0] = ffi.new("fx_guard *", odd)[0]
             for number in range(GUARDS):
                 self._checking[number] = self.native[0]
-            self._set(asks=self.native.questions != 0, asks_autograd=1)
+            self._set(asks=self.native.queries != 0, asks_autograd=1)
         for number in range(1, GUARDS):
             self._guards[number] = self.native[0]
             if number & GRAD_ALLOWED:
@@ -119,7 +119,7 @@ class Guard:
             setattr(self.native, name, value)
 
     def _find(self) -> None:
-        self.can_ask = self._has_found("questions", self._find_questions)
+        self.can_ask = self._has_found("questions", self._find_queries)
         self.knows_keys = self._has_found("keys", self._find_keys)
         if self.knows_keys:
             self.knows_storage = self._has_found("storage", self._find_storage)
@@ -281,7 +281,7 @@ class Guard:
         )  # fmt: skip
         return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
 
-    def _find_questions(self) -> bool:
+    def _find_queries(self) -> bool:
         """Find the C functions by which PyTorch is asked; see that they answer as the methods do."""
         import torch
         from torch.autograd import forward_ad
@@ -309,7 +309,7 @@ class Guard:
         things |= {"int8": torch.int8, "uint8": torch.uint8, "forbid_resizing": forbid_resizing_of}
         self._kept = things
         for name, number in {**functions, **{name: id(thing) for name, thing in things.items()}}.items():
-            setattr(self._questions, name, number)
+            setattr(self._queries, name, number)
         return True
 
     def _switched(self) -> list[int]:
@@ -348,7 +348,7 @@ class Guard:
         return _word(tensor._cdata + self.native.autograd)
 
     def _is_watched(self, tensor) -> bool:
-        """``tensor.requires_grad``, read as ``dispatch.guard`` reads it."""
+        """``tensor.requires_grad``, read as ``dispatch.torch_guard`` reads it."""
         known, native = self._known(tensor), self.native
         if not known:
             return False

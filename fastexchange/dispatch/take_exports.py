@@ -1,24 +1,24 @@
 """The owning exports of a call, and snapshots of its lists, which come before the walk: to make them may run Python code.
 
-Then :func:`walk.walk` finds them in the frame, in the order in which it meets their objects.
+Then :func:`read_arguments.walk` finds them in the frame, in the order in which it meets their objects.
 """
 
 from numba import types
 
 from ..ground import cpython as c
-from ..ground.cpython import PyErr_Occurred
+from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, native_inline, stack, store
-from . import layout
-from .asking import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
-from .entries import Py_TYPE, find
+from . import structs
 from .frame import EXPORT_BYTES, drop
-from .guard import guard_of, is_odd
 from .lists import may_hold_arrays, open_list
-from .walk import CPU, FLAG_ASKED, FLAG_LOOK, FLAG_OWN, kind_on_device
+from .read_arguments import CPU, DRY_RUN, FLAG_ASKED, FLAG_OWN, kind_on_device
+from .torch_guard import guard_of, is_odd
+from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
+from .type_table import find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
-PENDING_WORDS = 2 * layout.MAX_TUPLE_DEPTH
+PENDING_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 
 
 BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the turns
@@ -33,7 +33,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     Python code (a garbage collection runs some, too), and so change a tensor behind the answer.
     """
     pending = stack(PENDING_WORDS)
-    status = layout.STATUS_OK
+    status = structs.STATUS_OK
     before = frame.snapshot_count
     exported = 0
     ob = 0
@@ -46,7 +46,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
         made = 0
         lists = 0
         is_waiting = False  # for a later turn
-        while status == layout.STATUS_OK:
+        while status == structs.STATUS_OK:
             if left == 0:
                 if depth == 0:
                     break
@@ -59,31 +59,31 @@ def export_managed(context, runtime, frame, args, nargs, flags):
             left -= 1
             at = find(runtime, Py_TYPE(ob))
             if at == 0:
-                status = layout.STATUS_UNKNOWN_TYPE
+                status = structs.STATUS_UNKNOWN_TYPE
                 break
-            entry = layout.entry_at(at)
+            entry = structs.entry_at(at)
             kind = entry.kind
             is_interface = False
             if context.device_type != CPU:
                 kind = kind_on_device(entry)
-                is_interface = kind == layout.KIND_MANAGED and entry.interface != 0
-                if kind == layout.KIND_NUMBA and entry.asks_python != 0:
-                    status = layout.STATUS_STREAM  # before its Python code exports it: that has to be told of the stream
+                is_interface = kind == structs.KIND_MANAGED and entry.interface != 0
+                if kind == structs.KIND_NUMBA and entry.asks_python != 0:
+                    status = structs.STATUS_STREAM  # before its Python code exports it: that has to be told of the stream
                     break
-            if kind == layout.KIND_MANAGED or (kind == layout.KIND_EXCHANGE and is_owning(context, flags)):
+            if kind == structs.KIND_MANAGED or (kind == structs.KIND_EXCHANGE and is_owning(context, flags)):
                 if made == frame.export_count:  # not met by an earlier round, in a frame that was too small
                     if made == frame.export_capacity:
-                        status = layout.STATUS_GROW
+                        status = structs.STATUS_GROW
                         break
-                    export = layout.export_at(frame.exports + EXPORT_BYTES * made)
+                    export = structs.export_at(frame.exports + EXPORT_BYTES * made)
                     export.object, export.managed, export.storage = ob, 0, 0
                     export.is_given, export.is_interface = 0, types.intp(is_interface)
                     frame.export_count += 1
-                export = layout.export_at(frame.exports + EXPORT_BYTES * made)
+                export = structs.export_at(frame.exports + EXPORT_BYTES * made)
                 made += 1
                 if export.managed == 0:
                     if export.object != ob:
-                        status = layout.STATUS_CHANGED
+                        status = structs.STATUS_CHANGED
                         break
                     # With a table, or without one: then Python code runs only for what is odd.
                     is_of_pytorch = entry.guard != 0 and (entry.asks_python == 0 or entry.is_own_memory != 0)
@@ -93,25 +93,25 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                     elif turn == STORAGES:
                         hold_storage(context, entry, export, flags)
                     is_waiting |= is_of_pytorch
-            elif kind == layout.KIND_TUPLE or kind == layout.KIND_NAMED_TUPLE:
-                if depth == layout.MAX_TUPLE_DEPTH:
-                    status = layout.STATUS_NUMBA
+            elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE:
+                if depth == structs.MAX_TUPLE_DEPTH:
+                    status = structs.STATUS_NUMBA
                     break
                 store(pending + 16 * depth, items)
                 store(pending + 16 * depth + 8, left)
                 depth += 1
                 items = ob + OB_ITEM
                 left = load(ob + OB_SIZE)
-            elif kind == layout.KIND_LIST:
-                if depth == layout.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
-                    status = layout.STATUS_NUMBA
+            elif kind == structs.KIND_LIST:
+                if depth == structs.MAX_TUPLE_DEPTH or (lists == frame.snapshot_count and not may_hold_arrays(runtime, ob)):
+                    status = structs.STATUS_NUMBA
                     break
                 if lists == frame.key_capacity:
-                    status = layout.STATUS_GROW
+                    status = structs.STATUS_GROW
                     break
                 snapshot = open_list(frame, lists, ob)
                 if snapshot == 0:
-                    status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_CHANGED
+                    status = structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_CHANGED
                     break
                 lists += 1
                 store(pending + 16 * depth, items)
@@ -119,11 +119,11 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 depth += 1
                 items = snapshot + OB_ITEM
                 left = load(snapshot + OB_SIZE)
-        if status != layout.STATUS_OK or not is_waiting:
+        if status != structs.STATUS_OK or not is_waiting:
             break
-    if status == layout.STATUS_OK and exported == 0 and frame.snapshot_count == before:
-        status = layout.STATUS_CHANGED  # what the walk has asked for is no longer there
-    if status != layout.STATUS_OK:
+    if status == structs.STATUS_OK and exported == 0 and frame.snapshot_count == before:
+        status = structs.STATUS_CHANGED  # what the walk has asked for is no longer there
+    if status != structs.STATUS_OK:
         outer = load(pending) if depth > 0 else items
         frame.position = ((outer - args) >> 3) - 1
         frame.object = ob
@@ -133,18 +133,18 @@ def export_managed(context, runtime, frame, args, nargs, flags):
 @native_inline
 def is_owning(context, flags):
     """Whether a call holds owning exports of all its tensors."""
-    return context.owns != 0 or flags & FLAG_OWN != 0
+    return context.needs_owning_exports != 0 or flags & FLAG_OWN != 0
 
 
 @native
 def hold_storage(context, entry, export, flags):
     """Hold the storage of a tensor of PyTorch's, if its export is to have it; forbid that it is resized if it is read later."""
-    guard = layout.guard_at(guard_of(context, entry))
+    guard = structs.guard_at(guard_of(context, entry))
     if entry.is_own_memory == 0:  # PyTorch's exports do not hold it
         return
     if guard.asks == 0 and entry.asks_python == 0 and not is_owning(context, flags):  # nor is it exported
         return
-    is_read_later = is_owning(context, flags) and flags & FLAG_LOOK == 0 and context.device_type == CPU
+    is_read_later = is_owning(context, flags) and flags & DRY_RUN == 0 and context.device_type == CPU
     before = export.storage
     export.storage = storage_of(guard, export.object)
     if is_read_later and export.storage != 0 and is_movable(guard, export.storage):
@@ -171,35 +171,35 @@ def make_export(context, entry, export, flags):
     guard = guard_of(context, entry)
     is_buffer = entry.key != 0
     is_own_memory = entry.is_own_memory != 0
-    asks = guard != 0 and layout.guard_at(guard).asks != 0
-    if_odd = layout.STATUS_CHECK if flags & FLAG_ASKED == 0 else layout.STATUS_NUMBA
+    asks = guard != 0 and structs.guard_at(guard).asks != 0
+    if_odd = structs.STATUS_CHECK if flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA
     if not asks and is_odd(guard, ob):
         return if_odd
-    if guard != 0 and not is_of(layout.guard_at(guard), export.storage, ob):
-        return layout.STATUS_CHANGED
+    if guard != 0 and not is_of(structs.guard_at(guard), export.storage, ob):
+        return structs.STATUS_CHANGED
     store(out, 0)
     failed = call_int(export_function, (ob, out)) != 0
     if failed or PyErr_Occurred() != 0 or load(out) == 0:
         if not failed and load(out) != 0:
             delete_managed(load(out))
-        status = layout.STATUS_ERROR if PyErr_Occurred() != 0 else layout.STATUS_NO_ERROR_SET
+        status = structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_NO_ERROR_SET
         if export.is_interface != 0:
-            if status == layout.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
-                status = layout.STATUS_STREAM
-        elif status == layout.STATUS_ERROR and flags & FLAG_ASKED == 0:
+            if status == structs.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
+                status = structs.STATUS_STREAM
+        elif status == structs.STATUS_ERROR and flags & FLAG_ASKED == 0:
             if is_own_memory:
                 is_final = guard == 0  # the tensor's own __dlpack__ has better words
             else:  # Numba may take what DLPack cannot describe
                 is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
             if not is_final:
                 c.PyErr_Clear()
-                status = layout.STATUS_CHECK
+                status = structs.STATUS_CHECK
         return status
     export.managed = load(out)
     if asks:
         dtype = dl_tensor_at(load(out) + DL_TENSOR).dtype
-        if export.storage == 0 or is_differentiating_forward(layout.guard_at(guard)):
+        if export.storage == 0 or is_differentiating_forward(structs.guard_at(guard)):
             return if_odd
-        if is_odd_if_asked(layout.guard_at(guard), ob, types.intp(dtype.code), types.intp(dtype.bits)):
+        if is_odd_if_asked(structs.guard_at(guard), ob, types.intp(dtype.code), types.intp(dtype.bits)):
             return if_odd
-    return layout.STATUS_OK
+    return structs.STATUS_OK

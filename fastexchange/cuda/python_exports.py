@@ -14,8 +14,8 @@ import numpy as np
 from numba import types
 
 from .._abi import ffi
-from ..dispatch import layout
-from ..dispatch.state import runtime
+from ..dispatch import structs
+from ..dispatch.runtime import runtime
 from ..exchange.errors import refused
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, NativeCallable
@@ -25,16 +25,16 @@ from ..ground.native import address_of, load, store
 from ..ground.once import once
 from ..ground.safe_repr import shown
 from . import resets
-from .looks import (
+from .classify import (
     ARRAY,
     DLPACK,
     INTERFACE,
     TUPLE,
-    Look,
+    ArgumentInfo,
     add_stream,
     again,
     array_interface,
-    leaves,
+    flatten,
     whereabouts,
 )
 from .streams import default_stream
@@ -77,17 +77,17 @@ def _remember(value, place) -> None:
     view.held = None  # not the array itself, which would live for ever
     if not entries.fields(type(value)).get("is_by_object"):
         entries.update(type(value), is_by_object=1)
-    entries.add(value, view, kind=layout.KIND_VIEW, shown=address_of(view.native))
+    entries.add(value, view, kind=structs.KIND_VIEW, shown=address_of(view.native))
 
 
 @once
 def _prepare() -> bool:
-    runtime().entries.add(_View, kind=layout.KIND_MANAGED, managed=managed_tensor_of_view.address)
+    runtime().entries.add(_View, kind=structs.KIND_MANAGED, managed=managed_tensor_of_view.address)
     return True
 
 
 @contextlib.contextmanager
-def exported(launcher, looks: list[Look]):
+def exported(launcher, infos: list[ArgumentInfo]):
     """The arguments that native code reads, the device and the streams of a launch.
 
     The first stream is the launch's; the others are those of producers that do not order their work themselves. What was
@@ -95,40 +95,40 @@ def exported(launcher, looks: list[Look]):
     """
     _prepare()
     kernel = launcher.kernel
-    device, streams = whereabouts(kernel, looks)
+    device, streams = whereabouts(kernel, infos)
     own = launcher.configuration.stream
     if own is not None:  # arrays with an interface have to be waited for all the same
         streams = [own]
-        for look in leaves(looks):
-            add_stream(streams, look.stream)
+        for info in flatten(infos):
+            add_stream(streams, info.stream)
     streams = streams or [default_stream()]
     with contextlib.ExitStack() as stack:
-        arguments = tuple([_export(kernel, look, streams[0], stack) for look in looks])
+        arguments = tuple([_export(kernel, info, streams[0], stack) for info in infos])
         yield arguments, kernel.default_device() if device is None else device, streams
 
 
-def _export(kernel, look: Look, stream: int, stack: contextlib.ExitStack):
+def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack):
     """What native code reads of an argument; `stack` gives back what has been exported for that."""
-    value = look.value
-    if look.kind == TUPLE:
-        return again(value, [_export(kernel, item, stream, stack) for item in look.items])
+    value = info.value
+    if info.kind == TUPLE:
+        return again(value, [_export(kernel, item, stream, stack) for item in info.items])
     try:
-        if look.kind == DLPACK:
-            return _from_dlpack(look, stream, stack)
-        if look.kind == INTERFACE:
-            return _from_interface(value, look.interface, look.place)
-        if look.kind == ARRAY and value not in runtime().entries:
-            _remember(value, look.place)
+        if info.kind == DLPACK:
+            return _from_dlpack(info, stream, stack)
+        if info.kind == INTERFACE:
+            return _from_interface(value, info.interface, info.place)
+        if info.kind == ARRAY and value not in runtime().entries:
+            _remember(value, info.place)
     except Exception as error:
-        refused(kernel, look.position, error)
+        refused(kernel, info.position, error)
     return value
 
 
-def _from_dlpack(look: Look, stream: int, stack: contextlib.ExitStack) -> _View:
+def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -> _View:
     """A view of what ``__dlpack__`` exports for use on a stream; `stack` gives it back."""
-    value = look.value
+    value = info.value
     # Of the default stream DLPack says 1, for 0 could be either default. Memory of the host has no stream.
-    told = None if look.place is None or look.place[0] == DLDeviceType.kDLCUDAHost else (stream or 1)
+    told = None if info.place is None or info.place[0] == DLDeviceType.kDLCUDAHost else (stream or 1)
     try:
         capsule = value.__dlpack__(stream=told, max_version=VERSION)
     except TypeError:

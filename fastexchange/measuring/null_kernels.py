@@ -13,11 +13,11 @@ from ..api import fast_args
 from ..calls.kernel import FastKernel
 from ..exchange.convert import from_dlpack
 
-__all__ = ["empty_kernel", "returning_twin", "twin"]
+__all__ = ["empty_kernel", "null_kernel", "returning_null_kernel"]
 
 
-def twin(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
-    """A kernel with the parameters and the manner of `kernel`, and this body, over its parameters and `names`.
+def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
+    """A kernel with the parameters and the options of `kernel`, and this body, over its parameters and `names`.
 
     `declares_outputs`: whether it declares the outputs that `kernel` does, if any.
     """
@@ -36,12 +36,11 @@ def twin(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, 
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.POSITIONAL_ONLY not in kinds[index + 1 :]:
             listed.append("/")
     made = _function(kernel.__name__, ", ".join(listed), body, namespace)
-    owns = bool(kernel._native.native.owns)
-    out = kernel.out if declares_outputs else None
-    return _made(made, _is_nogil(kernel), kernel.allows_grad, owns, storage=kernel.storage, returns=kernel.returns, out=out)
+    options = {"storage": kernel.storage, "returns": kernel.returns, "out": kernel.out if declares_outputs else None}
+    return _made(made, _state_of(kernel), **options)
 
 
-def returning_twin(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
+def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
     """A kernel that does nothing but return something like `result`: numbers, empty arrays, arguments, and tuples of them.
 
     None if `result` is something else. `arguments`: by parameter.
@@ -50,7 +49,7 @@ def returning_twin(kernel: FastKernel, arguments: dict, result) -> FastKernel | 
     numpy_name = next(name for name in ("np", "numpy", *(f"np_{i}" for i in range(len(taken) + 1))) if name not in taken)
     expression = _like(result, {name: value for name, value in arguments.items() if name in taken}, numpy_name)
     names: dict[str, Any] = {numpy_name: np}
-    return None if expression is None else twin(kernel, f"return {expression}", **names)
+    return None if expression is None else null_kernel(kernel, f"return {expression}", **names)
 
 
 def _like(result, arguments: dict, np_: str) -> str | None:
@@ -75,20 +74,21 @@ def _like(result, arguments: dict, np_: str) -> str | None:
 
 
 def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
-    """A kernel that does nothing, for positional arguments of these types, and in the manner of `kernel` but for its outputs.
+    """A kernel that does nothing, for positional arguments of these types, and with the options of `kernel` but for its outputs.
 
     The same one for the same types, as names: Numba never frees what it has compiled.
     """
-    return _empty_kernel(given, _is_nogil(kernel), kernel.allows_grad, bool(kernel._native.native.owns))
+    return _empty_kernel(given, _state_of(kernel))
 
 
 @functools.lru_cache(maxsize=256)
-def _empty_kernel(given: tuple[str, ...], nogil: bool, allows_grad: bool, owns: bool) -> FastKernel:
-    return _made(_function("kernel", ", ".join(f"a{i}" for i in range(len(given))), "pass", {}), nogil, allows_grad, owns)
+def _empty_kernel(given: tuple[str, ...], state: tuple[bool, bool, bool]) -> FastKernel:
+    return _made(_function("kernel", ", ".join(f"a{i}" for i in range(len(given))), "pass", {}), state)
 
 
-def _is_nogil(kernel: FastKernel) -> bool:
-    return bool(kernel.targetoptions.get("nogil"))
+def _state_of(kernel: FastKernel) -> tuple[bool, bool, bool]:
+    """Whether it gives up the GIL, takes tensors that require grad, and holds owning exports."""
+    return bool(kernel.targetoptions.get("nogil")), kernel.allows_grad, bool(kernel._native.native.needs_owning_exports)
 
 
 def _function(name: str, parameters: str, body: str, namespace: dict):
@@ -97,8 +97,9 @@ def _function(name: str, parameters: str, body: str, namespace: dict):
     return namespace[name]
 
 
-def _made(function, nogil: bool, allows_grad: bool, owns: bool, **manner) -> FastKernel:
-    kernel = fast_args(numba.njit(nogil=nogil)(function), grad="allow" if allows_grad else "refuse", **manner)
-    if owns:
-        kernel._native.native.owns = 1
+def _made(function, state: tuple[bool, bool, bool], **kernel_options) -> FastKernel:
+    nogil, allows_grad, needs_owning_exports = state
+    kernel = fast_args(numba.njit(nogil=nogil)(function), grad="allow" if allows_grad else "refuse", **kernel_options)
+    if needs_owning_exports:
+        kernel._native.native.needs_owning_exports = 1
     return kernel

@@ -6,11 +6,11 @@ memory.
 """
 
 from ..ground import cpython as c
+from ..ground.cpython import Py_TYPE
 from ..ground.dlpack import DLDataTypeCode
 from ..ground.native import call_word, global_address, native, native_inline
-from .entries import Py_TYPE
-from .guard import is_level_open
-from .layout import questions_at
+from .structs import torch_queries_at
+from .torch_guard import is_level_open
 
 INT, UINT, COMPLEX = int(DLDataTypeCode.kDLInt), int(DLDataTypeCode.kDLUInt), int(DLDataTypeCode.kDLComplex)
 
@@ -48,41 +48,41 @@ def is_odd_if_asked(guard, ob, code, bits):
 
     But for :func:`is_differentiating_forward`, which is not about a tensor. `code`, `bits`: what its export says of its elements.
     """
-    questions = questions_at(guard.questions)
+    queries = torch_queries_at(guard.queries)
     if guard.odd_types != 0 and bits == 8 and code in (INT, UINT):
-        dtype = call_word(questions.dtype, (ob, 0))
+        dtype = call_word(queries.dtype, (ob, 0))
         if dtype == 0:
             c.PyErr_Clear()
             return True
         c.decref(dtype)
-        if dtype != (questions.int8 if code == INT else questions.uint8):
+        if dtype != (queries.int8 if code == INT else queries.uint8):
             return True
-    if guard.asks_autograd != 0 and is_yes(call_word(questions.requires_grad, (ob, 0))):
-        if is_yes(c.PyObject_CallFunctionObjArgs(questions.is_grad_enabled, 0, 0)):
+    if guard.asks_autograd != 0 and is_yes(call_word(queries.requires_grad, (ob, 0))):
+        if is_yes(c.PyObject_CallFunctionObjArgs(queries.is_grad_enabled, 0, 0)):
             return True
-    if is_yes(call_word(questions.is_neg, (ob, 0))):
+    if is_yes(call_word(queries.is_neg, (ob, 0))):
         return True
-    return code == COMPLEX and is_yes(call_word(questions.is_conj, (ob, 0)))
+    return code == COMPLEX and is_yes(call_word(queries.is_conj, (ob, 0)))
 
 
 @native
 def is_beyond(guard, storage, begin, end):
     """Whether not all of a tensor's memory lies in a storage: that has been freed, moved or made smaller. Runs no Python code."""
-    questions = questions_at(guard.questions)
-    start = number(call_word(questions.data_ptr, (storage, 0)))
-    return start == 0 or begin < start or end > start + number(call_word(questions.nbytes, (storage, 0)))
+    queries = torch_queries_at(guard.queries)
+    start = number(call_word(queries.data_ptr, (storage, 0)))
+    return start == 0 or begin < start or end > start + number(call_word(queries.nbytes, (storage, 0)))
 
 
 @native
 def is_movable(guard, storage):
     """Whether ``resize_()`` can free a storage's memory. Runs no Python code."""
-    return is_yes(call_word(questions_at(guard.questions).resizable, (storage, 0)))
+    return is_yes(call_word(torch_queries_at(guard.queries).resizable, (storage, 0)))
 
 
 @native
 def forbid_moving(guard, storage):
     """Have ``resize_()`` of a storage be an error from now on. Runs Python code; if that fails, the storage is movable still."""
-    made = c.PyObject_CallFunctionObjArgs(questions_at(guard.questions).forbid_resizing, storage, 0)
+    made = c.PyObject_CallFunctionObjArgs(torch_queries_at(guard.queries).forbid_resizing, storage, 0)
     if made != 0:
         c.Py_DecRef(made)
     else:
@@ -92,13 +92,13 @@ def forbid_moving(guard, storage):
 @native
 def storage_of(guard, ob):
     """A new reference to the storage of a tensor; 0 if it has none, or PyTorch cannot be asked."""
-    if guard.questions == 0:
+    if guard.queries == 0:
         return 0
-    questions = questions_at(guard.questions)
-    storage = call_word(questions.untyped_storage, (ob, 0))
+    queries = torch_queries_at(guard.queries)
+    storage = call_word(queries.untyped_storage, (ob, 0))
     if storage == 0:
         c.PyErr_Clear()
-    elif Py_TYPE(storage) != questions.storage_type:
+    elif Py_TYPE(storage) != queries.storage_type:
         c.decref(storage)
         storage = 0
     return storage

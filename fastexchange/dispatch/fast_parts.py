@@ -3,11 +3,11 @@
 An overload that is called often gets plans, one for each combination of argument types: a record for each argument, and for
 each item of a tuple, of what it was then, its type, its dtype, its flags. An argument that agrees with its record has the
 record's key, so nothing is looked up and no key is made.
-``entry.fast_entry`` strings the parts together, :func:`enter`, one for each argument, the kernel's call and :func:`leave`,
+``fast_entry.fast_entry`` strings the parts together, :func:`enter`, one for each argument, the kernel's call and :func:`leave`,
 and compiles that into one function: the words between them become registers.
 
 Addresses in a plan are those of living objects: the overload holds the dtypes, and a type that dies clears its records
-(``state.EntryTable``). A part reads what it needs from the record; only the rank is compiled in.
+(``type_table.TypeTable``). A part reads what it needs from the record; only the rank is compiled in.
 """
 
 import sys
@@ -16,16 +16,15 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import part
-from ..ground.cpython import PyErr_Occurred
+from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import DL_TENSOR_WORDS, dl_tensor_at
 from ..ground.native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
 from ..producers.ndarray import ndarray_at
-from . import layout
-from .entries import Py_TYPE
+from . import structs
 from .frame import is_anything_kept, put_back
-from .guard import is_odd_there, is_short_there
-from .leaves import pack_contiguous, pack_ndarray, pack_tensor
+from .pack import pack_contiguous, pack_ndarray, pack_tensor
+from .torch_guard import is_odd_there, is_short_there
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU = int(DLDeviceType.kDLCPU)
@@ -59,49 +58,49 @@ def enter(context_address, nargsf, kwnames, count):
     """A free frame for a call with `count` positional arguments; 0 if this call is another, or no frame is free."""
     if kwnames != 0 or nargsf & ARGUMENTS_MASK != count:
         return 0
-    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     at = runtime.frames
     if at != 0:
-        runtime.frames = layout.frame_at(at).next
+        runtime.frames = structs.frame_at(at).next
     return at
 
 
 @part(_WORD(_WORD))
 def arrays_of(frame_address):
     """The ``fx_array[]`` of a frame."""
-    return layout.frame_at(frame_address).arrays
+    return structs.frame_at(frame_address).arrays
 
 
 @part(_WORD(_WORD))
 def result_of(frame_address):
     """Where the kernel of a call with this frame puts its result."""
-    return layout.frame_at(frame_address).result
+    return structs.frame_at(frame_address).result
 
 
 @part(_WORD(_WORD))
 def plan_of(overload_address):
     """The ``fx_plan[]`` of an overload."""
-    return layout.overload_at(overload_address).plan
+    return structs.overload_at(overload_address).plan
 
 
 @part(_WORD(_WORD))
 def kernel_of(overload_address):
     """The address of an overload's compiled kernel."""
-    return layout.overload_at(overload_address).kernel
+    return structs.overload_at(overload_address).kernel
 
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
 def leave(context_address, overload_address, frame_address, args, code, result, excinfo, boxing, array_count):
     """The end of a call whose kernel has returned `code`: what vectorcall returns."""
-    context = layout.context_at(context_address)
-    overload = layout.overload_at(overload_address)
-    runtime = layout.runtime_at(context.runtime)
+    context = structs.context_at(context_address)
+    overload = structs.overload_at(overload_address)
+    runtime = structs.runtime_at(context.runtime)
     if boxing == BOXES_ARRAYS and code == 0:
         value = call_word(runtime.box_planned_result, (context_address, overload_address, frame_address, args))
     else:
         value = finish(context, overload, code, result, excinfo, boxing != BOXES_NONE)
     context.calls += 1
-    if is_anything_kept(layout.frame_at(frame_address), array_count):
+    if is_anything_kept(structs.frame_at(frame_address), array_count):
         call_word(runtime.release_planned, (context.runtime, frame_address, args, overload_address))
     else:
         put_back(runtime, frame_address)
@@ -111,18 +110,18 @@ def leave(context_address, overload_address, frame_address, args, code, result, 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
 def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
     """The call is not the planned one: leave it to the general way. Without a frame, none had been taken."""
-    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     if frame_address != 0:
         put_back(runtime, frame_address)
         if PyErr_Occurred() != 0:
             c.PyErr_Clear()
-    return call_word(layout.context_at(context_address).vectorcall_any, (callable_, args, nargsf, kwnames))
+    return call_word(structs.context_at(context_address).vectorcall_any, (callable_, args, nargsf, kwnames))
 
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD))
 def fail(context_address, frame_address, callable_, position):
     """The producer of the argument at `position` has set an exception: the call ends."""
-    runtime = layout.runtime_at(layout.context_at(context_address).runtime)
+    runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     put_back(runtime, frame_address)
     return call_word(runtime.refuse, (context_address, callable_, position))
 
@@ -130,17 +129,17 @@ def fail(context_address, frame_address, callable_, position):
 @part(PART_SIGNATURE)
 def read_ndarray(ob, plan_address, array_address, words, ndim):
     """An ndarray, its struct read in place."""
-    plan = layout.plan_at(plan_address)
+    plan = structs.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
     array = ndarray_at(ob)
     if (
         array.descr != plan.dtype
         or types.intp(array.nd) != ndim
-        or types.intp(array.flags) & layout.KEY_FLAGS != plan.flags
+        or types.intp(array.flags) & structs.KEY_FLAGS != plan.flags
     ):
         return DIFFERS
-    put(words, 0, layout.array_at(array_address).meminfo)
+    put(words, 0, structs.array_at(array_address).meminfo)
     pack_ndarray(ob, ndim, plan.itemsize, words)
     return AGREES
 
@@ -174,12 +173,12 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_eleme
             return DIFFERS
     else:
         flags, _ = pack_tensor(view, ndim, plan.dtype, words)
-        if flags | layout.WRITEABLE != plan.flags:
+        if flags | structs.WRITEABLE != plan.flags:
             return DIFFERS
     if device_type == CPU:
         return AGREES
     number = types.intp(tensor.device.device_id)
-    return AGREES + number if number >= 0 and number < layout.MAX_DEVICES else DIFFERS
+    return AGREES + number if number >= 0 and number < structs.MAX_DEVICES else DIFFERS
 
 
 @native_inline
@@ -201,10 +200,10 @@ def borrow_guarded(
 @part(PART_SIGNATURE)
 def read_view(ob, plan_address, array_address, words, ndim):
     """A tensor, a borrowed view of it taken through its type's exchange table."""
-    plan = layout.plan_at(plan_address)
+    plan = structs.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
-    put(words, 0, layout.array_at(array_address).meminfo)
+    put(words, 0, structs.array_at(array_address).meminfo)
     return borrow(ob, plan, words, ndim, False, CPU, False, False)
 
 
@@ -213,7 +212,7 @@ def end_of_array(words, ndim):
     """The address behind the last element of the array with elements, and without negative strides, in `words`."""
     end = words[4] + words[3]
     for i in range(ndim):
-        end += (words[layout.ARRAY_HEAD_WORDS + i] - 1) * words[layout.ARRAY_HEAD_WORDS + ndim + i]
+        end += (words[structs.ARRAY_HEAD_WORDS + i] - 1) * words[structs.ARRAY_HEAD_WORDS + ndim + i]
     return end
 
 
@@ -229,10 +228,10 @@ def read_guarded_view(
     storage_data, storage_size,
 ):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them takes time."""
-    plan = layout.plan_at(plan_address)
+    plan = structs.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
-    put(words, 0, layout.array_at(array_address).meminfo)
+    put(words, 0, structs.array_at(array_address).meminfo)
     return borrow_guarded(
         ob, plan, words, ndim, CPU, False, False, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
         storage_data, storage_size,
@@ -252,13 +251,13 @@ def was_error_set():
 def read_float(ob, plan_address, array_address, words, ndim):
     """A Python float."""
     put(words, 0, load(ob + OB_FVAL))
-    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
+    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type)
 
 
 @part(PART_SIGNATURE)
 def read_int(ob, plan_address, array_address, words, ndim):
     """A Python int that fits into int64."""
-    if Py_TYPE(ob) != layout.plan_at(plan_address).type:
+    if Py_TYPE(ob) != structs.plan_at(plan_address).type:
         return DIFFERS
     overflow = stack(1)
     value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
@@ -270,13 +269,13 @@ def read_int(ob, plan_address, array_address, words, ndim):
 def read_bool(ob, plan_address, array_address, words, ndim):
     """A Python bool."""
     put(words, 0, types.intp(ob == global_address("_Py_TrueStruct")))
-    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
+    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type)
 
 
 @part(PART_SIGNATURE)
 def read_numpy_scalar(ob, plan_address, array_address, words, ndim):
     """A NumPy scalar of at most 8 bytes."""
-    if Py_TYPE(ob) != layout.plan_at(plan_address).type:
+    if Py_TYPE(ob) != structs.plan_at(plan_address).type:
         return DIFFERS
     put(words, 0, load(ob + SCALAR_VALUE))
     return AGREES
@@ -286,24 +285,24 @@ def read_numpy_scalar(ob, plan_address, array_address, words, ndim):
 def read_none(ob, plan_address, array_address, words, ndim):
     """None."""
     put(words, 0, ob)
-    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type)
+    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type)
 
 
 @part(PART_SIGNATURE)
 def read_tuple(ob, plan_address, array_address, words, items):
     """A tuple or a named tuple of so many items, which parts of their own read."""
-    return types.intp(Py_TYPE(ob) == layout.plan_at(plan_address).type and load(ob + c.OB_SIZE) == items)
+    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type and load(ob + c.OB_SIZE) == items)
 
 
 PARTS = {
-    layout.KIND_NDARRAY: read_ndarray,
-    layout.KIND_EXCHANGE: read_view,
-    layout.KIND_FLOAT: read_float,
-    layout.KIND_INT: read_int,
-    layout.KIND_BOOL: read_bool,
-    layout.KIND_NUMPY_SCALAR: read_numpy_scalar,
-    layout.KIND_NONE: read_none,
-    layout.KIND_TUPLE: read_tuple,
-    layout.KIND_NAMED_TUPLE: read_tuple,
+    structs.KIND_NDARRAY: read_ndarray,
+    structs.KIND_EXCHANGE: read_view,
+    structs.KIND_FLOAT: read_float,
+    structs.KIND_INT: read_int,
+    structs.KIND_BOOL: read_bool,
+    structs.KIND_NUMPY_SCALAR: read_numpy_scalar,
+    structs.KIND_NONE: read_none,
+    structs.KIND_TUPLE: read_tuple,
+    structs.KIND_NAMED_TUPLE: read_tuple,
 }
 """By kind of entry. A parameter of any other kind has no part, and its overload no fast entry."""

@@ -1,6 +1,6 @@
 """The structs that launches read, and the codes of a kernel's parameters and of conversions.
 
-A *parameter* is where one parameter of a compiled kernel is found among the words that ``dispatch.walk`` writes:
+A *parameter* is where one parameter of a compiled kernel is found among the words that ``dispatch.read_arguments`` writes:
 
 =====  ==================================================================
 bits   meaning

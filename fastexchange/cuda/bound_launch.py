@@ -5,15 +5,15 @@ import ctypes
 import sys
 
 from .._abi import ffi
-from ..dispatch import layout as dispatch
+from ..dispatch import structs as dispatch
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.safe_repr import type_name
-from . import launching, resets, views
+from . import native_launch, python_exports, resets
+from .classify import are_exported, classify_arguments, is_for_package
 from .driver import driver
-from .looks import are_exported, is_for_package, look_at
 from .own_launch import whose
-from .slow_path import call, check_device, device_of, naming, settle
+from .resolve import call, check_device, device_of, naming, resolve
 from .specialising import load, raise_out_of_range
 
 __all__ = ["BoundCudaLaunch"]
@@ -46,7 +46,7 @@ class BoundCudaLaunch(NativeCallable):
         self._alive: list[_Held] = []
         with naming(launcher):
             self._take(_Held(launcher, bound))
-        self._vectorcall = launching.vectorcall_bound.address
+        self._vectorcall = native_launch.vectorcall_bound.address
 
     @property
     def _held(self) -> "_Held":
@@ -117,18 +117,18 @@ class _Held:
         self.native = launcher._native
         self.resets = resets.count()
         self._stack = contextlib.ExitStack()
-        looks = look_at(kernel, bound)
-        if launcher.why_not or is_for_package(looks):
+        infos = classify_arguments(kernel, bound)
+        if launcher.why_not or is_for_package(infos):
             raise TypeError(
                 f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself: "
-                f"{launcher.why_not or whose(kernel, looks)}"
+                f"{launcher.why_not or whose(kernel, infos)}"
             )
         has_stream = launcher.configuration.stream is not None
-        self.arguments, _, streams = self._stack.enter_context(views.exported(launcher, looks))
-        is_exported = are_exported(looks)
+        self.arguments, _, streams = self._stack.enter_context(python_exports.exported(launcher, infos))
+        is_exported = are_exported(infos)
         if is_exported and not has_stream:
             self.native = launcher.on_stream(streams[0])
-        report = settle(launcher, self.arguments, self.native, function=launching.hold)
+        report = resolve(launcher, self.arguments, self.native, function=native_launch.pin_arguments)
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
         self._capsule, (self.frame, self.overload) = report.result, report.held
@@ -150,7 +150,7 @@ class _Held:
         load(kernel, self.overload, device_of(kernel, report), self.native)
         self.pointers = ffi.new("intptr_t[]", overload.parameter_count + 1)
         self._zero = ffi.new("int64_t *")
-        if _PACK(launching.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
+        if _PACK(native_launch.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
             raise_out_of_range(kernel, bound, kernel._native.types_taken(self.overload))
         words = ffi.cast("int64_t *", frame.watched)
         resets_word = resets.address_of_count(), self.resets  # twice: a watch list has an even number of pairs

@@ -12,22 +12,22 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 
 from numba import types
 
-from ..dispatch import layout as dispatch
-from ..dispatch.launch import hold_by
-from ..dispatch.plan import ARGUMENTS_MASK
-from ..dispatch.shim import call_any, call_method, read_by, refuse_launch, run_by
-from ..dispatch.walk import CUDA, walk_for_device
+from ..dispatch import structs as dispatch
+from ..dispatch.bound_launch import hold_by
+from ..dispatch.fast_parts import ARGUMENTS_MASK
+from ..dispatch.read_arguments import CUDA, walk_for_device
+from ..dispatch.vectorcall import call_any, call_method, read_by, refuse_launch, run_by
 from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
 from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
-from . import layout
+from . import structs
 from .converting import convert_words
 
-CONFIG_WORDS = layout.CONFIG_WORDS
-ATTRIBUTE_WORDS = 2 * layout.ATTRIBUTE_SIZE // 8
-MAX_PARAMETERS = layout.MAX_PARAMETERS
+CONFIG_WORDS = structs.CONFIG_WORDS
+ATTRIBUTE_WORDS = 2 * structs.ATTRIBUTE_SIZE // 8
+MAX_PARAMETERS = structs.MAX_PARAMETERS
 
 
 @native
@@ -54,7 +54,7 @@ def block_for(launcher, loaded):
     """How many threads are in a block of a launch for a number of tasks; 0: Python has to ask for the best."""
     if launcher.block[0] != 0:
         return launcher.block[0]
-    for i in range(layout.MAX_BEST_BLOCKS):
+    for i in range(structs.MAX_BEST_BLOCKS):
         if loaded.blocks_shared[i] == launcher.shared and loaded.blocks[i] != 0:
             return loaded.blocks[i]
     return 0
@@ -71,16 +71,16 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
         )
     at = stack(CONFIG_WORDS)
     attributes = stack(ATTRIBUTE_WORDS)
-    config = layout.config_at(at)
+    config = structs.config_at(at)
     count = 0
     if is_cooperative != 0:
-        attribute = layout.attribute_at(attributes)
-        attribute.id = layout.COOPERATIVE
+        attribute = structs.attribute_at(attributes)
+        attribute.id = structs.COOPERATIVE
         attribute.value[0] = 1
         count += 1
     if launcher.cluster[0] != 0:
-        attribute = layout.attribute_at(attributes + layout.ATTRIBUTE_SIZE * count)
-        attribute.id = layout.CLUSTER_DIMENSION
+        attribute = structs.attribute_at(attributes + structs.ATTRIBUTE_SIZE * count)
+        attribute.id = structs.CLUSTER_DIMENSION
         for i in range(3):
             attribute.value[i] = launcher.cluster[i]
         count += 1
@@ -99,7 +99,7 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
 @native_inline
 def are_one(stream, other):
     """Whether two CUstreams are the same one: the legacy default stream has two names."""
-    return stream == other or (stream | other == layout.LEGACY_STREAM and stream & other == 0)
+    return stream == other or (stream | other == structs.LEGACY_STREAM and stream & other == 0)
 
 
 @native
@@ -119,7 +119,7 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
         device = device_of_context(cuda, load(current))
     if device < 0 or cuda.contexts[device] == 0:
         return dispatch.STATUS_UNBOUND
-    loaded = layout.loaded_at(overload.loaded + layout.LOADED_SIZE * device)
+    loaded = structs.loaded_at(overload.loaded + structs.LOADED_SIZE * device)
     if loaded.function == 0 or launcher.shared > loaded.shared_limit:
         return dispatch.STATUS_UNBOUND
     blocks, threads = launcher.grid[0], launcher.block[0]
@@ -130,11 +130,11 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
         blocks = (launcher.tasks + threads - 1) // threads
         if blocks == 0:
             return dispatch.STATUS_OK
-        if blocks > layout.MAX_BLOCKS:  # of which the driver would only get the lower 32 bits
-            store(code, layout.INVALID_VALUE)
+        if blocks > structs.MAX_BLOCKS:  # of which the driver would only get the lower 32 bits
+            store(code, structs.INVALID_VALUE)
             return dispatch.STATUS_DRIVER
     stream = launcher.stream
-    if stream == layout.LAUNCHER_STREAM_OF_PRODUCERS:
+    if stream == structs.LAUNCHER_STREAM_OF_PRODUCERS:
         stream = launcher.default_stream if own_stream == 0 else own_stream
         if stream_of != 0:
             word = stack(1)
@@ -176,12 +176,12 @@ def point_at_parameters(overload, words, pointers, zero):
     for i in range(overload.parameter_count):
         code = load(overload.parameters + 8 * i)
         kind = code & 255
-        at = words + 8 * (code >> layout.PARAMETER_WORD_SHIFT & 0xFFFFFF)
-        if kind == layout.ZERO:
+        at = words + 8 * (code >> structs.PARAMETER_WORD_SHIFT & 0xFFFFFF)
+        if kind == structs.ZERO:
             at = zero
-        elif kind == layout.ELEMENTS:
-            store(at, load(at) // (code >> layout.PARAMETER_SIZE_SHIFT))
-        elif kind == layout.JOINED:
+        elif kind == structs.ELEMENTS:
+            store(at, load(at) // (code >> structs.PARAMETER_SIZE_SHIFT))
+        elif kind == structs.JOINED:
             store(at, load(at) & 0xFFFFFFFF | load(at + 8) << 32)
         store(pointers + 8 * i, at)
 
@@ -200,12 +200,12 @@ def pack(frame_address, overload_address, pointers, zero):
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_bound(callable_, args, nargsf, kwnames):
     """The vectorcall of a bound launch: straight to the driver."""
-    bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    launcher = layout.launcher_at(bound.launcher)
+    bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
+    launcher = structs.launcher_at(bound.launcher)
     context = dispatch.context_at(launcher.context)
     if nargsf & ARGUMENTS_MASK == 0 and kwnames == 0 and is_unmoved(bound.watched):
         code = stack(1)
-        cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+        cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
         overload = dispatch.overload_at(bound.overload)
         bound.running += 1
         status = start(cuda, launcher, overload, bound.device, bound.stream, 0, bound.pointers, code)
@@ -238,7 +238,7 @@ def is_on_own_stream(frame, launcher):
     """Whether a launch may be on the one stream that its arrays' interfaces name, so that nothing has to be ordered."""
     if frame.own_streams_differ != 0:
         return False
-    is_ours = launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS  # `start` sees which one the others' producers work on
+    is_ours = launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS  # `start` sees which one the others' producers work on
     return is_ours or are_one(launcher.stream, frame.own_stream)
 
 
@@ -248,8 +248,8 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     context = dispatch.context_at(context_address)
     frame = dispatch.frame_at(frame_address)
     overload = dispatch.overload_at(overload_address)
-    launcher = layout.launcher_at(launcher_address)
-    if launcher.stream == layout.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
+    launcher = structs.launcher_at(launcher_address)
+    if launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
         return dispatch.STATUS_STREAMS
     if frame.own_stream != 0 and not is_on_own_stream(frame, launcher):
         return dispatch.STATUS_STREAMS
@@ -268,7 +268,7 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
             return dispatch.STATUS_ERROR
     point_at_parameters(overload, frame.words, pointers, zero)
     device = frame.device if frame.device >= 0 else frame.managed_device
-    cuda = layout.cuda_at(dispatch.runtime_at(context.runtime).cuda)
+    cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
     status = start(cuda, launcher, overload, device, frame.stream, frame.own_stream, pointers, result)
     if pointers != room:
         c.PyMem_RawFree(pointers)
@@ -279,40 +279,40 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
 
 @native
 def read(context, runtime, frame_address, args, nargs, flags):
-    """``dispatch.shim.read_by`` of a kernel for CUDA."""
+    """``dispatch.vectorcall.read_by`` of a kernel for CUDA."""
     return read_by(walk_for_device, context, runtime, frame_address, args, nargs, flags)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def run(context_address, args, nargs, flags, state):
-    """``dispatch.shim.run_by`` of a kernel for CUDA: ``fx_context.run``."""
+    """``dispatch.vectorcall.run_by`` of a kernel for CUDA: ``fx_context.run``."""
     return run_by(read, launch_on_device, context_address, args, nargs, flags, state)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def hold(context_address, args, nargs, flags, report_address):
-    """``dispatch.launch.hold_by`` of a kernel for CUDA."""
+def pin_arguments(context_address, args, nargs, flags, report_address):
+    """``dispatch.bound_launch.hold_by`` of a kernel for CUDA."""
     return hold_by(read, context_address, args, nargs, flags, report_address)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
-    """``dispatch.shim.call_any`` of a launcher."""
+    """``dispatch.vectorcall.call_any`` of a launcher."""
     launcher = load(callable_ + CALLABLE_CONTEXT)
-    return call_any(layout.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
+    return call_any(structs.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_own(callable_, args, nargsf, kwnames):
     """The vectorcall of a launcher whose launches are all the package's own."""
-    context = dispatch.context_at(layout.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
+    context = dispatch.context_at(structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
     return call_method(context.numba_name, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall(callable_, args, nargsf, kwnames):
-    """The vectorcall of a launcher: straight into the fast entry of the last planned call, as ``dispatch.shim.vectorcall``."""
-    context_address = layout.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
+    """The vectorcall of a launcher: straight into the fast entry of the last planned call, as that of kernels."""
+    context_address = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
     last = dispatch.context_at(context_address).last
     fast_entry = dispatch.overload_at(last).fast_entry
     return call_word(fast_entry, (callable_, args, nargsf, kwnames, context_address, last))

@@ -53,7 +53,7 @@ typedef struct {
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release_both;       /* NRT destructor: both of these */
     int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
-    int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `shim.run`, for the CPU */
+    int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t refuse;             /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
@@ -134,14 +134,14 @@ typedef struct {
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
-    int64_t owns;               /* other code may run before the kernel has returned, so it holds owning exports */
+    int64_t needs_owning_exports;   /* other code may run before the kernel has returned, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */
     int64_t calls;              /* calls that reached a kernel without Python, … */
     int64_t numba_calls;        /* … and Numba's dispatcher */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
     int64_t run;                /* what that reads and makes the call with: the runtime's, or one for CUDA */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
-    int64_t elsewhere;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
+    int64_t device_kernel;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
     int64_t driver_error_name;  /* CUDA: PyObject *, name of the method that raises the driver's error */
 } fx_context;
 
@@ -201,7 +201,7 @@ typedef struct {
     int64_t key_capacity;
     int64_t keys;               /* int64_t[key_capacity], the caller's */
     int64_t tensor[8];
-    int64_t frame, overload;    /* of `hold`: what a bound launch uses */
+    int64_t frame, overload;    /* of `pin_arguments`: what a bound launch uses */
     int64_t launcher;           /* CUDA, the caller's: fx_launcher * */
     int64_t code, device, managed_device;       /* CUDA: the frame's */
 } fx_report;
@@ -300,7 +300,7 @@ GUARD_SIZE = sizeof("fx_guard")
 ENTRY_SIZE = sizeof("fx_entry")
 entry_at = struct_at("fx_entry")
 guard_at = struct_at("fx_guard")
-questions_at = struct_at("fx_questions")
+torch_queries_at = struct_at("fx_torch_queries")
 runtime_at = struct_at("fx_runtime")
 PLAN_SIZE = sizeof("fx_plan")
 plan_at = struct_at("fx_plan")

@@ -12,18 +12,18 @@ from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
 from ..producers.ndarray import dtype_of
-from . import boxing, entry, launch, layout, results
-from .entries import GOLDEN
+from . import bound_launch, boxing, fast_entry, results, structs
+from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
 from .frame import DEFAULT_KEYS
-from .plan import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
+from .runtime import runtime
 from .signature import lists_in, readonly_arrays
-from .state import runtime
+from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
-_TUPLES = (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE)
+_TUPLES = (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
 _BYTES = tuple(int(code) | 8 << 8 for code in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt))
-_INT64_KEY = layout.KIND_SCALAR | (64 << 8) << layout.DTYPE_SHIFT
+_INT64_KEY = structs.KIND_SCALAR | (64 << 8) << structs.DTYPE_SHIFT
 
 
 class _Code(NamedTuple):
@@ -109,7 +109,8 @@ class KernelContext:
             if outputs.program is not None:
                 self._program = ffi.new("int64_t[]", outputs.program)
                 native.outputs = address_of(self._program)
-        native.release_gil, native.owns, native.guard_offset = release_gil, release_gil, guard * layout.GUARD_SIZE
+        native.release_gil = native.needs_owning_exports = release_gil
+        native.guard_offset = guard * structs.GUARD_SIZE
         native.name = id(name)
         native.returns_type = id(returns) if isinstance(returns, type) else 0
         native.returns_position = returns if isinstance(returns, int) else -1
@@ -151,25 +152,25 @@ class KernelContext:
         """The address of the vectorcall of a launch that is bound for the ``fx_overload`` at this address."""
         code = self._code_of(overload)
         if self.native.release_gil or code.compiled is None or lists_in(code.given):
-            return launch.vectorcall_unlocked.address
-        return entry.bound_entry(code.given, code.taken, code.compiled, code.boxes, bool(self.native.output_count))
+            return bound_launch.vectorcall_unlocked.address
+        return fast_entry.bound_entry(code.given, code.taken, code.compiled, code.boxes, bool(self.native.output_count))
 
     @property
-    def edition(self) -> object:
+    def generation(self) -> object:
         """A token of what is known now. What is found out with it is not filed any more after :meth:`forget`."""
         return self._overloads
 
-    def add_numba_only(self, keys: tuple[int, ...], edition: object) -> None:
+    def add_numba_only(self, keys: tuple[int, ...], generation: object) -> None:
         """File a shape of call that only Numba's dispatcher can make."""
-        self._file(keys, _Code(), edition)
+        self._file(keys, _Code(), generation)
 
-    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, edition: object) -> None:
-        """File a compiled signature for calls with these keys, unless it was compiled for an earlier edition.
+    def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, generation: object) -> None:
+        """File a compiled signature for calls with these keys, unless it was compiled for an earlier generation.
 
         `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``boxing.UnsupportedEntry`` for
         what only Numba's own dispatcher can call.
         """
-        trampoline = entry.trampoline(given, taken)
+        trampoline = fast_entry.trampoline(given, taken)
         box, constants = boxing.box(compiled.signature.return_type)
         kernel = address_of_kernel(compiled)
         if kernel == 0:
@@ -177,11 +178,11 @@ class KernelContext:
         boxes = BOXES_NONE
         if box:
             boxes = BOXES_ARRAYS if boxing.holds_array(compiled.signature.return_type) else BOXES_SCALARS
-        self._file(keys, _Code(trampoline, kernel, box, constants, boxes, given, taken, compiled), edition)
+        self._file(keys, _Code(trampoline, kernel, box, constants, boxes, given, taken, compiled), generation)
 
-    def _file(self, keys: tuple[int, ...], code: "_Code", edition: object) -> None:
+    def _file(self, keys: tuple[int, ...], code: "_Code", generation: object) -> None:
         with self._lock:
-            if edition is not self._overloads:
+            if generation is not self._overloads:
                 return
             if keys not in self._overloads:
                 self._file_new(keys, code)
@@ -221,7 +222,7 @@ class KernelContext:
             if dead is not None:  # its place in memory is taken again: types that come and go leave nothing behind
                 dead.held[:] = self._plan(dead.plan, keys, values)
                 return
-            if first.variant_count >= layout.MAX_VARIANTS:
+            if first.variant_count >= structs.MAX_VARIANTS:
                 return
         plan = ffi.new("fx_plan[]", len(values))
         held = self._plan(plan, keys, values)
@@ -237,8 +238,8 @@ class KernelContext:
                 overload.variant, first.variant = first.variant, address_of(overload)
                 first.variant_count += 1
 
-    def _fast_entry(self, code: "_Code", nodes: tuple[entry.Node, ...], count: int) -> int:
-        return entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
+    def _fast_entry(self, code: "_Code", nodes: tuple[fast_entry.Node, ...], count: int) -> int:
+        return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
 
     def forget(self) -> None:
         """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
@@ -285,40 +286,40 @@ class KernelContext:
             if self.runtime.entries.fields(type(value))["kind"] in _TUPLES:
                 yield from self._with_items(value)
 
-    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[entry.Node, ...] | None:
+    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[fast_entry.Node, ...] | None:
         """What a fast entry reads, without omitted arguments at the end; None if one of them has no part in a fast entry."""
-        if self.native.owns or self.native.plain_count < 0:
+        if self.native.needs_owning_exports or self.native.plain_count < 0:
             return None
         count = _given_count(bound)
         values = tuple(self._with_items(bound[:count]))
         if len(keys) != len(values) + len(bound) - count or len(keys) > self._MAX_PLANNED:
             return None
-        types_of_values = entry.with_items(given[:count])
+        types_of_values = fast_entry.with_items(given[:count])
         nodes = []
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
             # A uint64 has to be looked at: the next int may fit into an int64.
-            if kind not in PARTS or (kind == layout.KIND_INT and key != _INT64_KEY):
+            if kind not in PARTS or (kind == structs.KIND_INT and key != _INT64_KEY):
                 return None
             items = len(value) if kind in _TUPLES else -1
-            nodes.append(entry.Node(numba_type, kind, self._guard_offsets(value, key), items))
+            nodes.append(fast_entry.Node(numba_type, kind, self._guard_offsets(value, key), items))
         return tuple(nodes)
 
     def _guard_of(self, fields: dict[str, int]) -> int:
-        """``guard.guard_of`` a type's entry."""
+        """``torch_guard.guard_of`` a type's entry."""
         address = fields.get("guard", 0)
         return address + self.native.guard_offset if address else 0
 
     def _guard_offsets(self, value, key: int) -> tuple[int, ...]:
-        """``plan.GUARD_OFFSETS`` for tensors of a value's type with this key."""
+        """``fast_parts.GUARD_OFFSETS`` for tensors of a value's type with this key."""
         address = self._guard_of(self.runtime.entries.fields(type(value)))
         guard = ffi.cast("fx_guard *", address)
-        may_be_narrow = (key >> layout.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # if they are exported as such
+        may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # if they are exported as such
         irrelevant = () if may_be_narrow else ("element_type", "odd_types")
         return tuple(0 if name in irrelevant else getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
     def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
-        """Fill the plan of an overload (see ``dispatch.plan``). Returns the dtypes that it refers to.
+        """Fill the plan of an overload (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.
 
         `bound`: the arguments, each tuple followed by its items.
         """
@@ -336,15 +337,15 @@ class KernelContext:
         return held
 
     def _describe(self, record, value, key: int, fields: dict[str, int], held: list) -> None:
-        record.flags, record.origin = key >> layout.FLAGS_SHIFT, -1
-        if fields["kind"] == layout.KIND_NDARRAY:
-            record.origin = layout.ORIGIN_NDARRAY
+        record.flags, record.origin = key >> structs.FLAGS_SHIFT, -1
+        if fields["kind"] == structs.KIND_NDARRAY:
+            record.origin = structs.ORIGIN_NDARRAY
             dtype = dtype_of(value)
             record.dtype, record.itemsize = id(dtype), dtype.itemsize
             held.append(dtype)
-        elif fields["kind"] == layout.KIND_EXCHANGE:
-            record.origin = layout.ORIGIN_VIEW
-            record.dtype = (key >> layout.DTYPE_SHIFT) & 0xFFFFFF
+        elif fields["kind"] == structs.KIND_EXCHANGE:
+            record.origin = structs.ORIGIN_VIEW
+            record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
             record.stream = fields["stream"]
 
@@ -364,7 +365,7 @@ def _new_buckets(size: int):
 
 
 def _hash(keys) -> int:
-    """The hash of a key sequence, as ``shim.look_up`` computes it in wrapping 64-bit arithmetic."""
+    """The hash of a key sequence, as ``vectorcall.look_up`` computes it in wrapping 64-bit arithmetic."""
     value = 0
     for key in keys:
         value = _signed(value << 5) ^ (value >> 59) ^ key

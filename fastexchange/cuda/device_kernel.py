@@ -5,9 +5,9 @@ from collections.abc import Callable
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
-from . import launching
+from . import native_launch
+from .classify import has_interface
 from .launcher import CudaLauncher
-from .looks import has_interface
 
 __all__ = ["Elsewhere"]
 
@@ -63,7 +63,7 @@ class _Chosen(NativeCallable):
         self._kernel, self._launch = kernel, launch
         any_launcher: CudaLauncher = kernel[1, 1]  # which has the name of the method that is called
         self._any, self._context = any_launcher, any_launcher._context
-        self._vectorcall = launching.vectorcall_own.address
+        self._vectorcall = native_launch.vectorcall_own.address
 
     def _call_numba(self, /, *args, **kwargs):
         chosen = self._launch(*args, **kwargs)

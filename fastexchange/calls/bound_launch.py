@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
-from ..dispatch import layout
-from ..dispatch.launch import hold, take
+from ..dispatch import structs
+from ..dispatch.bound_launch import pin_arguments, take
 from ..dispatch.signature import numba_types
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.safe_repr import type_name
 from .compile_errors import raise_named
 from .fallback import as_numba_takes_it
-from .resolve import settle
+from .resolve import resolve
 
 __all__ = ["BoundLaunch", "OrdinaryLaunch", "bind"]
 
@@ -133,7 +133,7 @@ class BoundLaunch(NativeCallable):
     def _call_slowly(self, /, *args, **kwargs):
         self._check(args, kwargs)
         held = self._held
-        is_running = held.native.state == layout.BOUND_RUNNING
+        is_running = held.native.state == structs.BOUND_RUNNING
         result = self.kernel._call_bound(held.bound)
         if not is_running:
             self._follow(held)
@@ -170,9 +170,9 @@ class _Held:
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
         # NumPy does not resize an array that is weakly referenced, not even with refcheck=False.
         self.references = [weakref.ref(array) for array in _owners(bound)]
-        report = settle(kernel, bound, hold)
-        if report.status != layout.STATUS_OK:
-            if kernel._is_elsewhere(bound, report.status == layout.STATUS_DEVICE):
+        report = resolve(kernel, bound, pin_arguments)
+        if report.status != structs.STATUS_OK:
+            if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
                 raise TypeError(
                     f"{kernel.__qualname__}(): tensors on a GPU are bound with a launch configuration: "
                     f"{kernel.__qualname__}.cuda[grid, block].bind(...)"

@@ -11,18 +11,19 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
+from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
 from ..producers.ndarray import ndarray_at
-from . import layout
+from . import structs
 from .binding import bind_into
-from .entries import GOLDEN, Py_TYPE, find
-from .exporting import export_managed
+from .fast_parts import finish
 from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
-from .leaves import is_plain_dtype
 from .lists import drop_unchanged, reflect_changes
-from .plan import finish
-from .walk import FLAG_LOOK, walk
+from .pack import is_plain_dtype
+from .read_arguments import DRY_RUN, walk
+from .take_exports import export_managed
+from .type_table import GOLDEN, find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 KERNEL_CONTEXT = c.KERNEL_CONTEXT
@@ -37,7 +38,7 @@ def look_up(context, keys, count):
     buckets = context.buckets
     at = load(buckets + 8 + 8 * ((hash_ * GOLDEN >> 40) & load(buckets)))
     while at != 0:
-        overload = layout.overload_at(at)
+        overload = structs.overload_at(at)
         if overload.hash == hash_ and overload.key_count == count:
             i = 0
             while i < count and load(keys + 8 * i) == load(overload.keys + 8 * i):
@@ -66,11 +67,11 @@ def follows_plan(overload, args):
         ob = load(items)
         items += 8
         left -= 1
-        plan = layout.plan_at(overload.plan + layout.PLAN_SIZE * i)
+        plan = structs.plan_at(overload.plan + structs.PLAN_SIZE * i)
         if Py_TYPE(ob) != plan.type:
             return IS_DEAD if plan.type == 0 else IS_OTHER
         if plan.items >= 0:
-            if load(ob + OB_SIZE) != plan.items or depth == layout.MAX_TUPLE_DEPTH:
+            if load(ob + OB_SIZE) != plan.items or depth == structs.MAX_TUPLE_DEPTH:
                 return IS_OTHER
             store(pending + 16 * depth, items)
             store(pending + 16 * depth + 8, left)
@@ -88,20 +89,20 @@ def choose_variant(context, first, args):
     """
     if context.variadic != 0:
         return first
-    at = layout.overload_at(first).variant
-    has_room = layout.overload_at(first).variant_count < layout.MAX_VARIANTS
+    at = structs.overload_at(first).variant
+    has_room = structs.overload_at(first).variant_count < structs.MAX_VARIANTS
     while at != 0:
-        overload = layout.overload_at(at)
+        overload = structs.overload_at(at)
         outcome = follows_plan(overload, args)
         has_room |= outcome == IS_DEAD
         if outcome == FOLLOWS:
             context.last = at
             return at
         at = overload.variant
-    overload = layout.overload_at(first)
+    overload = structs.overload_at(first)
     if has_room:
         overload.unplanned_calls += 1
-        if overload.unplanned_calls > layout.CALLS_PER_PLAN:
+        if overload.unplanned_calls > structs.CALLS_PER_PLAN:
             overload.unplanned_calls = 0
             return 0
     return first
@@ -110,9 +111,9 @@ def choose_variant(context, first, args):
 @native
 def launch(context_address, frame_address, overload_address, args):
     """Call the kernel with the words in a frame. Returns a new reference to its result, or 0 with an exception set."""
-    context = layout.context_at(context_address)
-    frame = layout.frame_at(frame_address)
-    overload = layout.overload_at(overload_address)
+    context = structs.context_at(context_address)
+    frame = structs.frame_at(frame_address)
+    overload = structs.overload_at(overload_address)
     excinfo = stack(1)
     if context.release_gil != 0:
         thread = c.PyEval_SaveThread()
@@ -123,7 +124,7 @@ def launch(context_address, frame_address, overload_address, args):
     if frame.list_count != 0:
         drop_unchanged(frame)
     if code == 0 and overload.boxes_arrays != 0:
-        box_result = layout.runtime_at(context.runtime).box_result
+        box_result = structs.runtime_at(context.runtime).box_result
         result = call_word(box_result, (context_address, overload_address, frame_address, args))
     else:
         result = finish(context, overload, code, frame.result, excinfo, overload.box)
@@ -141,24 +142,24 @@ def read(context, runtime, frame_address, args, nargs, flags):
 @native_inline
 def read_by(walk, context, runtime, frame_address, args, nargs, flags):
     """Read a call's arguments into a frame, which is replaced if it is too small. Returns (STATUS_*, frame, arguments)."""
-    frame = layout.frame_at(frame_address)
+    frame = structs.frame_at(frame_address)
     status = walk(context, runtime, frame, args, nargs, flags)
-    while status == layout.STATUS_EXPORT or status == layout.STATUS_GROW:
+    while status == structs.STATUS_EXPORT or status == structs.STATUS_GROW:
         drop_lists(frame)  # they will be made again
-        if status == layout.STATUS_EXPORT:
+        if status == structs.STATUS_EXPORT:
             status = export_managed(context, runtime, frame, args, nargs, flags)
-        if status == layout.STATUS_GROW:
+        if status == structs.STATUS_GROW:
             is_bound = args == frame.bound
             grown = grow_frame(runtime, frame_address, nargs + 1)
             if grown == 0:
-                status = layout.STATUS_ERROR
+                status = structs.STATUS_ERROR
             else:
                 frame_address = grown
-                frame = layout.frame_at(frame_address)
+                frame = structs.frame_at(frame_address)
                 if is_bound:  # the arguments have moved with the frame
                     args = frame.bound
-                status = layout.STATUS_OK
-        if status == layout.STATUS_OK:
+                status = structs.STATUS_OK
+        if status == structs.STATUS_OK:
             frame.array_count = 0
             status = walk(context, runtime, frame, args, nargs, flags)
     return status, frame_address, args
@@ -172,18 +173,18 @@ def run_by(read, launch, context_address, args, nargs, flags, state):
     calls; the ``fx_launcher`` of a kernel for CUDA. What the call took is released, whatever happened. If the status is
     STATUS_OK the result is a new reference, or 0 with an exception set.
     """
-    context = layout.context_at(context_address)
-    runtime = layout.runtime_at(context.runtime)
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
     status, frame_address, args = read(context, runtime, load(state), args, nargs, flags)
-    frame = layout.frame_at(frame_address)
+    frame = structs.frame_at(frame_address)
     result = 0
     wants_plan = False
-    if status == layout.STATUS_OK:
+    if status == structs.STATUS_OK:
         at = look_up(context, frame.keys, frame.key_count)
-        if at == 0 or flags & FLAG_LOOK != 0:
-            status = layout.STATUS_UNKNOWN_SHAPE
-        elif layout.overload_at(at).trampoline == 0:
-            status = layout.STATUS_NUMBA
+        if at == 0 or flags & DRY_RUN != 0:
+            status = structs.STATUS_UNKNOWN_SHAPE
+        elif structs.overload_at(at).trampoline == 0:
+            status = structs.STATUS_NUMBA
         else:
             chosen = choose_variant(context, at, args) if frame.export_count == 0 else at
             wants_plan = chosen == 0
@@ -191,14 +192,14 @@ def run_by(read, launch, context_address, args, nargs, flags, state):
     release(runtime, frame)
     store(state, frame_address)
     store(state + 8, result)
-    store(state + 16, types.intp(wants_plan and result != 0 and status == layout.STATUS_OK))
+    store(state + 16, types.intp(wants_plan and result != 0 and status == structs.STATUS_OK))
     return status
 
 
 @native
 def launch_here(context_address, frame_address, overload_address, args, launcher):
     """:func:`launch`, as :func:`run_by` has it."""
-    return layout.STATUS_OK, launch(context_address, frame_address, overload_address, args)
+    return structs.STATUS_OK, launch(context_address, frame_address, overload_address, args)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -291,7 +292,7 @@ def refuse(context, callable_, position):
 @native
 def is_numbas(context, runtime, args, nargs):
     """Whether Numba's dispatcher takes these arguments as they are, and what it returns is the result."""
-    if context.returns_type != 0 or context.returns_position >= 0 or context.elsewhere != 0:
+    if context.returns_type != 0 or context.returns_position >= 0 or context.device_kernel != 0:
         return False
     if context.positional_count != context.parameter_count:  # it has others in mind for defaults of keyword-only parameters
         return False
@@ -300,16 +301,16 @@ def is_numbas(context, runtime, args, nargs):
         entry_address = find(runtime, Py_TYPE(ob))
         if entry_address == 0:
             return False
-        entry = layout.entry_at(entry_address)
+        entry = structs.entry_at(entry_address)
         kind = entry.kind
-        if kind == layout.KIND_NUMBA:
+        if kind == structs.KIND_NUMBA:
             if entry.is_typed == 0:
                 return False
-        elif kind == layout.KIND_NDARRAY:
+        elif kind == structs.KIND_NDARRAY:
             if not is_plain_dtype(runtime, ndarray_at(ob).descr):
                 return False
-        elif kind < layout.KIND_FLOAT or kind > layout.KIND_NUMPY_COMPLEX128:
-            if kind != layout.KIND_NONE and kind != layout.KIND_CONSTANT:
+        elif kind < structs.KIND_FLOAT or kind > structs.KIND_NUMPY_COMPLEX128:
+            if kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT:
                 return False
     return True
 
@@ -341,29 +342,29 @@ def call_numbas(context, runtime, callable_, args, nargs):
 @native
 def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
     """Any call, with keywords, with defaults, with ``*args``, of arguments that have never been seen: the general way."""
-    context = layout.context_at(context_address)
-    runtime = layout.runtime_at(context.runtime)
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
     nargs = nargsf & 0x7FFFFFFFFFFFFFFF
     items = args
-    status = layout.STATUS_OK
+    status = structs.STATUS_OK
     if kwnames != 0 or nargs != context.plain_count:
         if kwnames != 0 or nargs < context.parameter_count or context.variadic == 0:
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
-            items = layout.frame_at(frame_address).bound
+            items = structs.frame_at(frame_address).bound
             nargs = context.parameter_count
     state = stack(4)
     store(state, frame_address)
     store(state + 24, launcher)
-    if status == layout.STATUS_OK:
+    if status == structs.STATUS_OK:
         status = call_word(context.run, (context_address, items, nargs, 0, state))
     frame = load(state)
-    position = layout.frame_at(frame).position
-    code = layout.frame_at(frame).code
+    position = structs.frame_at(frame).position
+    code = structs.frame_at(frame).code
     give_frame(runtime, frame)
-    if status == layout.STATUS_OK:
+    if status == structs.STATUS_OK:
         context.calls += 1
         result = load(state + 8)
         if load(state + 16) != 0:
@@ -373,14 +374,14 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
                 return 0
             c.Py_DecRef(planned)
         return result
-    if status == layout.STATUS_ERROR:
+    if status == structs.STATUS_ERROR:
         return refuse(context, callable_, position)
-    if status == layout.STATUS_DRIVER:
+    if status == structs.STATUS_DRIVER:
         return refuse_launch(context, callable_, code)
-    if status == layout.STATUS_DEVICE and context.elsewhere != 0:
-        return call_object(context.elsewhere, args, nargsf, kwnames)
+    if status == structs.STATUS_DEVICE and context.device_kernel != 0:
+        return call_object(context.device_kernel, args, nargsf, kwnames)
     method = context.slow_name
-    if status == layout.STATUS_NUMBA or status == layout.STATUS_STREAM or status == layout.STATUS_STREAMS:
+    if status == structs.STATUS_NUMBA or status == structs.STATUS_STREAM or status == structs.STATUS_STREAMS:
         if launcher == 0 and kwnames == 0 and is_numbas(context, runtime, args, nargsf & 0x7FFFFFFFFFFFFFFF):
             return call_numbas(context, runtime, callable_, args, nargsf & 0x7FFFFFFFFFFFFFFF)
         method = context.numba_name
@@ -396,15 +397,15 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def refuse_argument(context_address, callable_, position):
     """End a call by the exception that the producer of the argument at `position` set. Returns 0."""
-    return refuse(layout.context_at(context_address), callable_, position)
+    return refuse(structs.context_at(context_address), callable_, position)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
 def release_planned(runtime_address, frame_address, args, overload_address):
     """``frame.release`` after a fast entry's call, which has not noted whose arrays it passed; and the frame goes back."""
-    runtime = layout.runtime_at(runtime_address)
-    frame = layout.frame_at(frame_address)
-    note_origins(frame, layout.overload_at(overload_address), args)
+    runtime = structs.runtime_at(runtime_address)
+    frame = structs.frame_at(frame_address)
+    note_origins(frame, structs.overload_at(overload_address), args)
     release(runtime, frame)
     give_frame(runtime, frame_address)
 
@@ -417,12 +418,12 @@ def vectorcall(callable_, args, nargsf, kwnames):
     :data:`vectorcall_any` what does not, which is what stands in its place before there is one.
     """
     context_address = load(callable_ + KERNEL_CONTEXT)
-    last = layout.context_at(context_address).last
-    return call_word(layout.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
+    last = structs.context_at(context_address).last
+    return call_word(structs.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
 
 
 @native
-def tell(report, frame, status):
+def fill_report(report, frame, status):
     """Note in an fx_report what is in a frame after it was read with this status, which is returned, or STATUS_NUMBA."""
     report.position = frame.position
     report.object = frame.object
@@ -431,9 +432,9 @@ def tell(report, frame, status):
     report.device, report.managed_device = frame.device, frame.managed_device
     for i in range(DL_TENSOR_WORDS):
         report.tensor[i] = frame.tensor[i]
-    if status == layout.STATUS_UNKNOWN_SHAPE or status == layout.STATUS_UNBOUND or status == layout.STATUS_RANGE:
+    if status == structs.STATUS_UNKNOWN_SHAPE or status == structs.STATUS_UNBOUND or status == structs.STATUS_RANGE:
         if frame.key_count > report.key_capacity:
-            status = layout.STATUS_NUMBA
+            status = structs.STATUS_NUMBA
         else:
             for i in range(frame.key_count):
                 store(report.keys + 8 * i, load(frame.keys + 8 * i))
@@ -446,10 +447,10 @@ def attempt(context_address, args, nargs, flags, report_address):
 
     Returns a new reference. STATUS_OK: the result, or 0 and an exception is set. STATUS_ERROR: 0, an exception is set. Else None.
     """
-    context = layout.context_at(context_address)
-    runtime = layout.runtime_at(context.runtime)
-    report = layout.report_at(report_address)
-    report.status = layout.STATUS_ERROR
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
+    report = structs.report_at(report_address)
+    report.status = structs.STATUS_ERROR
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
@@ -458,12 +459,12 @@ def attempt(context_address, args, nargs, flags, report_address):
     store(state + 24, report.launcher)
     status = call_word(context.run, (context_address, args, nargs, flags, state))
     frame_address = load(state)
-    frame = layout.frame_at(frame_address)
+    frame = structs.frame_at(frame_address)
     result = load(state + 8)
-    status = tell(report, frame, status)
+    status = fill_report(report, frame, status)
     give_frame(runtime, frame_address)
     report.status = status
-    if status != layout.STATUS_OK and status != layout.STATUS_ERROR:
+    if status != structs.STATUS_OK and status != structs.STATUS_ERROR:
         result = global_address("_Py_NoneStruct")
         c.incref(result)
     return result

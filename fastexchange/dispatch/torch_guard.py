@@ -1,21 +1,21 @@
 """Telling plain tensors from those whose memory is not their value, or that autograd watches, without asking.
 
-Offsets and bits come from the framework's producer (``producers.torch_layout``), which has verified them. Nothing here runs
+Offsets and bits come from the framework's producer (``producers.torch_offsets``), which has verified them. Nothing here runs
 foreign code, so a borrowed view stays what it was.
 """
 
 from ..ground import cpython as c
 from ..ground.native import call_int, load, native, native_inline
-from . import layout
+from . import structs
 
 
 @native
 def is_level_open(guard):
     """Whether a level of forward-mode differentiation is open: the tangents of a level end with it. Runs no Python code."""
-    if guard.questions == 0:
+    if guard.queries == 0:
         return True
-    questions = layout.questions_at(guard.questions)
-    level = c.PyDict_GetItemWithError(questions.forward_names, questions.current_level)
+    queries = structs.torch_queries_at(guard.queries)
+    level = c.PyDict_GetItemWithError(queries.forward_names, queries.current_level)
     if level == 0:
         return True
     is_open = c.PyLong_AsSsize_t(level) >= 0
@@ -58,7 +58,7 @@ def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, 
     if autograd == 0:
         return False
     known = load(implementation + autograd)
-    return known != 0 and is_watched(layout.guard_at(address), known)
+    return known != 0 and is_watched(structs.guard_at(address), known)
 
 
 @native_inline
@@ -66,7 +66,7 @@ def is_odd(address, ob):
     """Whether the ``fx_guard`` at `address`, if any, says that the tensor `ob` is not to be taken for what it seems."""
     if address == 0:
         return False
-    guard = layout.guard_at(address)
+    guard = structs.guard_at(address)
     return is_odd_there(
         address, ob, guard.object, guard.keys, guard.odd_keys, guard.element_type, guard.odd_types, guard.autograd
     )
@@ -97,5 +97,5 @@ def is_short(address, ob, end):
     """:func:`is_short_there` with the offsets of the ``fx_guard`` at `address`, if any."""
     if address == 0:
         return False
-    guard = layout.guard_at(address)
+    guard = structs.guard_at(address)
     return is_short_there(ob, guard.object, guard.storage, guard.storage_data, guard.storage_size, end)

@@ -1,9 +1,10 @@
 """Bound launches: a call whose arguments are read once, into a frame that stays theirs, and made again and again.
 
-:data:`hold` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame, which a
-capsule owns (:data:`let_go`). :data:`take` binds a launch to another frame. The launch's vectorcall, which ``entry.bound_entry``
-strings together of the parts here, sees that the memory is still where it was (``watching``) and goes from CPython straight to
-the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner: the Python object with the capsule.
+:data:`pin_arguments` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame, which
+a capsule owns (:data:`let_go`). :data:`take` binds a launch to another frame. The launch's vectorcall, which
+``fast_entry.bound_entry`` strings together of the parts here, sees that the memory is still where it was (``watching``) and goes
+from CPython straight to the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner: the Python
+object with the capsule.
 """
 
 from numba import types
@@ -12,7 +13,8 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction, part
 from ..ground.cpython import CALLABLE_CONTEXT
 from ..ground.native import call_word, cstring, global_address, load, native, native_inline, store
-from . import layout
+from . import structs
+from .fast_parts import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
 from .frame import (
     ARRAY_BYTES,
     MEMINFO_REFCOUNT,
@@ -23,14 +25,13 @@ from .frame import (
     release,
     take_frame,
 )
-from .plan import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
-from .shim import call_method, launch, look_up, read, tell
-from .walk import CPU, FLAG_OWN
+from .read_arguments import CPU, FLAG_OWN
+from .vectorcall import call_method, fill_report, launch, look_up, read
 from .watching import is_unmoved, watch
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def hold(context_address, args, nargs, flags, report_address):
+def pin_arguments(context_address, args, nargs, flags, report_address):
     """:func:`hold_by` of a kernel for the CPU."""
     return hold_by(read, context_address, args, nargs, flags, report_address)
 
@@ -42,45 +43,45 @@ def hold_by(read, context_address, args, nargs, flags, report_address):
     What became of it is in the fx_report. STATUS_OK: it has the frame and the overload. Else nothing is held; with
     STATUS_ERROR an exception is set. Returns a new reference to the capsule that owns the frame, or to None; 0 with an exception.
     """
-    context = layout.context_at(context_address)
-    runtime = layout.runtime_at(context.runtime)
-    report = layout.report_at(report_address)
-    report.status = layout.STATUS_ERROR
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
+    report = structs.report_at(report_address)
+    report.status = structs.STATUS_ERROR
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
     status, frame_address, _ = read(context, runtime, frame_address, args, nargs, flags | FLAG_OWN)
-    frame = layout.frame_at(frame_address)
-    if status == layout.STATUS_OK:
+    frame = structs.frame_at(frame_address)
+    if status == structs.STATUS_OK:
         report.frame = frame_address
         report.overload = look_up(context, frame.keys, frame.key_count)
         if report.overload == 0:
-            status = layout.STATUS_UNKNOWN_SHAPE
-        elif layout.overload_at(report.overload).trampoline == 0:
-            status = layout.STATUS_NUMBA
+            status = structs.STATUS_UNKNOWN_SHAPE
+        elif structs.overload_at(report.overload).trampoline == 0:
+            status = structs.STATUS_NUMBA
         elif not watch(runtime, frame, context.device_type != CPU):
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
-            status = layout.STATUS_ERROR
-    status = tell(report, frame, status)
+            status = structs.STATUS_ERROR
+    status = fill_report(report, frame, status)
     result = global_address("_Py_NoneStruct")
-    if status != layout.STATUS_OK:
+    if status != structs.STATUS_OK:
         c.incref(result)
     else:
         result = c.PyCapsule_New(frame_address, 0, runtime.let_go)
         if result == 0:
-            status = layout.STATUS_ERROR
+            status = structs.STATUS_ERROR
         else:
             c.PyCapsule_SetContext(result, context.runtime)
-    if status != layout.STATUS_OK:
+    if status != structs.STATUS_OK:
         give_back(runtime, frame_address)
     report.status = status
-    return 0 if status == layout.STATUS_ERROR else result
+    return 0 if status == structs.STATUS_ERROR else result
 
 
 @native
 def give_back(runtime, frame_address):
     """Give back all that a frame holds, and the frame. Needs the GIL."""
-    frame = layout.frame_at(frame_address)
+    frame = structs.frame_at(frame_address)
     frame.holder = 0
     watched = frame.watched
     frame.watched = 0
@@ -93,7 +94,7 @@ def give_back(runtime, frame_address):
 def let_go(capsule):
     """Destructor of the capsule that owns a frame; not while Python shuts down, when what a frame holds may be gone."""
     if c.is_finalizing() == 0:
-        give_back(layout.runtime_at(c.PyCapsule_GetContext(capsule)), c.PyCapsule_GetPointer(capsule, 0))
+        give_back(structs.runtime_at(c.PyCapsule_GetContext(capsule)), c.PyCapsule_GetPointer(capsule, 0))
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
@@ -103,7 +104,8 @@ def take(callable_, holder, before, after, bound_address):
     `holder`: the launch's list of one item, the Python object that holds its frame, which is `before` and becomes `after`.
     `bound_address`: the ``fx_bound`` of that. Returns 0, with nothing done, if a call is running or the item is another one.
     """
-    if layout.bound_at(load(callable_ + CALLABLE_CONTEXT)).state == layout.BOUND_RUNNING or c.PyList_GetItem(holder, 0) != before:
+    state = structs.bound_at(load(callable_ + CALLABLE_CONTEXT)).state
+    if state == structs.BOUND_RUNNING or c.PyList_GetItem(holder, 0) != before:
         return 0
     store(callable_ + CALLABLE_CONTEXT, bound_address)
     c.incref(after)
@@ -114,10 +116,10 @@ def take(callable_, holder, before, after, bound_address):
 @cfunction(types.void, types.intp, types.intp)
 def let_kept_escape(runtime_address, frame_address):
     """Give every array that the kernel has kept an owner, and the frame of a bound launch a new block in its place."""
-    runtime = layout.runtime_at(runtime_address)
-    frame = layout.frame_at(frame_address)
+    runtime = structs.runtime_at(runtime_address)
+    frame = structs.frame_at(frame_address)
     for i in range(frame.array_count):
-        array = layout.array_at(frame.arrays + ARRAY_BYTES * i)
+        array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
         if load(array.meminfo + MEMINFO_REFCOUNT) != array.held:
             let_escape(runtime, frame, i)
 
@@ -133,39 +135,39 @@ def enter(callable_, nargsf, kwnames, is_alone):
     `is_alone`: nothing else runs while the kernel does, so that there is no call within another.
     """
     at = load(callable_ + CALLABLE_CONTEXT)
-    bound = layout.bound_at(at)
+    bound = structs.bound_at(at)
     if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0:
         return 0
-    if (is_alone == 0 and bound.state != layout.BOUND_FREE) or not is_unmoved(bound.watched):
+    if (is_alone == 0 and bound.state != structs.BOUND_FREE) or not is_unmoved(bound.watched):
         return 0
     if is_alone == 0:
-        bound.state = layout.BOUND_RUNNING
+        bound.state = structs.BOUND_RUNNING
     return at
 
 
 @part(types.intp(types.intp, types.intp, types.intp, types.intp))
 def refuse(callable_, args, nargsf, kwnames):
     """Leave such a call to a Python method."""
-    bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
+    bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
     return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
 
 
 @part(types.intp(types.intp))
 def words_of(bound_address):
     """Where the words of the arguments are."""
-    return layout.bound_at(bound_address).words
+    return structs.bound_at(bound_address).words
 
 
 @part(types.intp(types.intp))
 def result_of(bound_address):
     """Where the kernel puts its result."""
-    return layout.frame_at(layout.bound_at(bound_address).frame).result
+    return structs.frame_at(structs.bound_at(bound_address).frame).result
 
 
 @part(types.intp(types.intp))
 def kernel_of(bound_address):
     """The address of the compiled kernel."""
-    return layout.overload_at(layout.bound_at(bound_address).overload).kernel
+    return structs.overload_at(structs.bound_at(bound_address).overload).kernel
 
 
 @native
@@ -192,11 +194,11 @@ def refuse_result():
 @part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp))
 def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs):
     """The end of a launch whose kernel has returned `code`: what vectorcall returns."""
-    bound = layout.bound_at(bound_address)
-    context = layout.context_at(bound.context)
-    runtime = layout.runtime_at(context.runtime)
-    overload = layout.overload_at(bound.overload)
-    frame = layout.frame_at(bound.frame)
+    bound = structs.bound_at(bound_address)
+    context = structs.context_at(bound.context)
+    runtime = structs.runtime_at(context.runtime)
+    overload = structs.overload_at(bound.overload)
+    frame = structs.frame_at(bound.frame)
     if boxing == BOXES_ARRAYS and code == 0:
         value = call_word(runtime.box_result, (bound.context, bound.overload, bound.frame, bound.args))
     else:
@@ -206,7 +208,7 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
     if has_outputs != 0:
         value = with_outputs(bound, value)
     if is_alone == 0:
-        bound.state = layout.BOUND_FREE
+        bound.state = structs.BOUND_FREE
     context.calls += 1
     return value
 
@@ -214,19 +216,19 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     """The vectorcall of a bound launch that lets other threads run, or has lists among its arguments, of any kernel."""
-    bound = layout.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.state != layout.BOUND_FREE or not is_unmoved(bound.watched):
+    bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
+    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.state != structs.BOUND_FREE or not is_unmoved(bound.watched):
         return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
-    context = layout.context_at(bound.context)
-    frame = layout.frame_at(bound.frame)
-    bound.state = layout.BOUND_RUNNING
+    context = structs.context_at(bound.context)
+    frame = structs.frame_at(bound.frame)
+    bound.state = structs.BOUND_RUNNING
     result = launch(bound.context, bound.frame, bound.overload, bound.args)
     if frame.lists_changed != 0:  # no other call gets this frame
         drop_lists(frame)
     if is_anything_kept(frame, frame.array_count):
-        call_word(layout.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
+        call_word(structs.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))
     if bound.outputs != 0:
         result = with_outputs(bound, result)
-    bound.state = layout.BOUND_SPENT if frame.lists_changed != 0 else layout.BOUND_FREE
+    bound.state = structs.BOUND_SPENT if frame.lists_changed != 0 else structs.BOUND_FREE
     context.calls += 1
     return result

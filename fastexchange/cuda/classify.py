@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .._abi import ffi
-from ..dispatch import layout
-from ..dispatch.state import runtime
+from ..dispatch import structs
+from ..dispatch.runtime import runtime
 from ..exchange import wrappers
 from ..exchange.discovery import learn_type
 from ..exchange.errors import check_tensors, device_name, refuse_device, refuse_value, refused
@@ -23,15 +23,32 @@ from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
 from ..producers import dunder, torch
+from .array_interface import SAYS_STREAM, managed_tensor_of_device_array, managed_tensor_of_interface
 from .driver import CudaError, driver
-from .interface import SAYS_STREAM, managed_tensor_of_device_array, managed_tensor_of_interface
 from .streams import are_one, stream_of_producer
 from .targets import is_device_array, is_of_package
 
 __all__ = [
-    "ARRAY", "DLPACK", "INTERFACE", "TUPLE", "Look", "add_stream", "again", "are_exported", "are_exported_by_python",
-    "array_interface", "for_package", "has_interface", "is_for_package", "leaves", "look_at", "looks_without_errors",
-    "only_for_package", "paths", "unknown_to_package", "whereabouts",
+    "ARRAY",
+    "DLPACK",
+    "INTERFACE",
+    "TUPLE",
+    "ArgumentInfo",
+    "add_stream",
+    "again",
+    "are_exported",
+    "are_exported_by_python",
+    "array_interface",
+    "classify_arguments",
+    "classify_without_errors",
+    "flatten",
+    "for_package",
+    "has_interface",
+    "is_for_package",
+    "only_for_package",
+    "paths",
+    "unknown_to_package",
+    "whereabouts",
 ]  # fmt: skip
 
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -40,7 +57,7 @@ PLAIN, TABLE, DLPACK, INTERFACE, ARRAY, TUPLE, PACKAGE = range(7)
 """How an argument gets into the kernel; ``ARRAY``: it is a device array of numba's, which native code remembers."""
 
 
-class Look:
+class ArgumentInfo:
     """What has been found out of one argument, or an item of a tuple, before a launch."""
 
     __slots__ = ("function", "interface", "items", "kind", "place", "position", "stream", "value")
@@ -48,7 +65,7 @@ class Look:
     def __init__(self, position: int, value, kind: int):
         self.position, self.value, self.kind = position, value, kind
         """The position is that of the argument that it is, or is in; the value what a wrapper leads to."""
-        self.items: list[Look] = []
+        self.items: list[ArgumentInfo] = []
         self.interface: dict | None = None
         self.place: tuple[int, int] | None = None
         """Of a tensor: (device type, number)."""
@@ -70,59 +87,59 @@ class Whereabouts(NamedTuple):
 # ---- what an argument is ---------------------------------------------------------------------------------------------
 
 
-def look_at(kernel, bound: tuple) -> list[Look]:
+def classify_arguments(kernel, bound: tuple) -> list[ArgumentInfo]:
     """Look at each argument once: what it is, what a wrapper leads to, where its memory is, on which stream its producer works.
 
     Raises what producers raise, and BufferError for memory that a kernel for CUDA cannot read.
     """
-    return [_look(kernel, position, value) for position, value in enumerate(bound)]
+    return [_classify(kernel, position, value) for position, value in enumerate(bound)]
 
 
-def looks_without_errors(kernel, bound: tuple) -> list[Look]:
+def classify_without_errors(kernel, bound: tuple) -> list[ArgumentInfo]:
     """Those of the arguments that can be looked at."""
     found = []
     for position, value in enumerate(bound):
         with contextlib.suppress(Exception):
-            found.append(_look(kernel, position, value))
+            found.append(_classify(kernel, position, value))
     return found
 
 
-def _look(kernel, position: int, value) -> Look:
+def _classify(kernel, position: int, value) -> ArgumentInfo:
     try:
-        look = _classified(position, value)
+        info = _classified(position, value)
     except Exception as error:  # a type whose attributes cannot even be asked for
         refused(kernel, position, error)
-    if look.kind == TUPLE:
-        look.items = [_look(kernel, position, item) for item in value]
-    elif look.kind in (TABLE, DLPACK):
-        check_tensors(kernel, position, look.value)
+    if info.kind == TUPLE:
+        info.items = [_classify(kernel, position, item) for item in value]
+    elif info.kind in (TABLE, DLPACK):
+        check_tensors(kernel, position, info.value)
     try:
-        _find_place(look)
+        _find_place(info)
     except Exception as error:
         refused(kernel, position, error)
-    if look.place is not None and look.place[0] not in ON_DEVICE:
-        where = _named(look.place)
+    if info.place is not None and info.place[0] not in ON_DEVICE:
+        where = _named(info.place)
         refuse_value(
-            kernel, position, look.value,
+            kernel, position, info.value,
             f"its memory is on device {where}, which a CUDA kernel cannot read; copy it to the GPU first",
         )  # fmt: skip
-    return look
+    return info
 
 
-def _find_place(look: Look) -> None:
-    if look.kind == ARRAY:
-        look.place = _place(operator.index(look.value.__cuda_array_interface__["data"][0] or 0))
-    elif look.kind == INTERFACE:
-        assert look.interface is not None
-        look.place = _place(operator.index(look.interface["data"][0] or 0))
-        look.stream = _stream_in(look.interface)
-    elif look.kind in (TABLE, DLPACK):
-        fields = runtime().entries.fields(type(look.value))
-        look.place = _device(look.value, fields)
-        look.function = fields.get("stream", 0) if look.kind == TABLE else 0
+def _find_place(info: ArgumentInfo) -> None:
+    if info.kind == ARRAY:
+        info.place = _place(operator.index(info.value.__cuda_array_interface__["data"][0] or 0))
+    elif info.kind == INTERFACE:
+        assert info.interface is not None
+        info.place = _place(operator.index(info.interface["data"][0] or 0))
+        info.stream = _stream_in(info.interface)
+    elif info.kind in (TABLE, DLPACK):
+        fields = runtime().entries.fields(type(info.value))
+        info.place = _device(info.value, fields)
+        info.function = fields.get("stream", 0) if info.kind == TABLE else 0
 
 
-def _classified(position: int, value) -> Look:
+def _classified(position: int, value) -> ArgumentInfo:
     entries = runtime().entries
     fields = entries.get(type(value))
     if fields is None:
@@ -134,11 +151,11 @@ def _classified(position: int, value) -> Look:
             "the whole array, or make the view in the kernel"
         )
     kind = fields["kind"]
-    if kind in (layout.KIND_TUPLE, layout.KIND_NAMED_TUPLE):
-        return Look(position, value, TUPLE)
-    if kind in (layout.KIND_EXCHANGE, layout.KIND_MANAGED) and not fields.get("asks_python") and not fields.get("key"):
-        return Look(position, value, TABLE)
-    has_dunder = kind == layout.KIND_MANAGED and fields["managed"] == dunder.managed_tensor_from_py_object_no_sync.address
+    if kind in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
+        return ArgumentInfo(position, value, TUPLE)
+    if kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not fields.get("asks_python") and not fields.get("key"):
+        return ArgumentInfo(position, value, TABLE)
+    has_dunder = kind == structs.KIND_MANAGED and fields["managed"] == dunder.managed_tensor_from_py_object_no_sync.address
     if has_dunder:
         interface = None
         with contextlib.suppress(Exception):
@@ -146,18 +163,18 @@ def _classified(position: int, value) -> Look:
         # Rather than its __dlpack__, which has to be told of a stream, and takes longer. JAX's has version 2, without streams.
         if interface is not None and _version(interface) >= SAYS_STREAM:
             return _with_interface(position, value, interface)
-    if kind == layout.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
+    if kind == structs.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
-        return Look(position, value, DLPACK) if found is None else Look(position, found, TABLE)
-    if layout.KIND_FLOAT <= kind <= layout.KIND_NUMPY_COMPLEX128:
-        return Look(position, value, PLAIN)
-    if kind == layout.KIND_NUMBA:
+        return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
+    if structs.KIND_FLOAT <= kind <= structs.KIND_NUMPY_COMPLEX128:
+        return ArgumentInfo(position, value, PLAIN)
+    if kind == structs.KIND_NUMBA:
         if is_device_array(value) and not value.stream and key_of(value.dtype) is not None:
-            return Look(position, value, ARRAY)
+            return ArgumentInfo(position, value, ARRAY)
         interface = array_interface(value)
         if interface is not None:
             return _with_interface(position, value, interface)
-    return Look(position, value, PACKAGE)
+    return ArgumentInfo(position, value, PACKAGE)
 
 
 def _version(interface: dict) -> int:
@@ -165,14 +182,14 @@ def _version(interface: dict) -> int:
     return version if type(version) is int else 0
 
 
-def _with_interface(position: int, value, interface: dict) -> Look:
-    look = Look(position, value, INTERFACE)
-    look.interface = interface
+def _with_interface(position: int, value, interface: dict) -> ArgumentInfo:
+    info = ArgumentInfo(position, value, INTERFACE)
+    info.interface = interface
     entries = runtime().entries
     if not entries.fields(type(value)).get("interface"):  # from now on native code reads what is as usual
         export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
         entries.update(type(value), interface=export.address)
-    return look
+    return info
 
 
 def array_interface(value) -> dict | None:
@@ -194,12 +211,12 @@ def _wrapped(value):
     return found[0] if fields.get("borrow") or (fields.get("managed") and not fields.get("asks_python")) else None
 
 
-def leaves(looks: list[Look]):
-    for look in looks:
-        if look.kind == TUPLE:
-            yield from leaves(look.items)
+def flatten(infos: list[ArgumentInfo]):
+    for info in infos:
+        if info.kind == TUPLE:
+            yield from flatten(info.items)
         else:
-            yield look
+            yield info
 
 
 def has_interface(value) -> bool:
@@ -209,53 +226,53 @@ def has_interface(value) -> bool:
     if isinstance(value, type) or getattr(value, "__cuda_array_interface__", None) is None:
         return False
     learn_type(type(value), value)
-    return runtime().entries.fields(type(value))["kind"] == layout.KIND_NUMBA
+    return runtime().entries.fields(type(value))["kind"] == structs.KIND_NUMBA
 
 
-def paths(looks: list[Look]) -> dict[int, str]:
+def paths(infos: list[ArgumentInfo]) -> dict[int, str]:
     """How arguments come in that a kernel for the CPU would get otherwise, by their positions: see ``Explanation.path``."""
     names = {ARRAY: "device-array", INTERFACE: "cuda-interface", PACKAGE: "package"}
-    return {look.position: names[look.kind] for look in looks if look.kind in names}
+    return {info.position: names[info.kind] for info in infos if info.kind in names}
 
 
-def unknown_to_package(kernel, looks: list[Look]) -> Look | None:
+def unknown_to_package(kernel, infos: list[ArgumentInfo]) -> ArgumentInfo | None:
     """A tensor that the kernel's own package has no type for: it has no ``__cuda_array_interface__``, say."""
-    for look in leaves(looks):
-        if look.kind in (TABLE, DLPACK):
+    for info in flatten(infos):
+        if info.kind in (TABLE, DLPACK):
             try:
-                kernel.target.type_of_value(kernel.dispatcher, for_package(look))
+                kernel.target.type_of_value(kernel.dispatcher, for_package(info))
             except Exception:
-                return look
+                return info
     return None
 
 
-def only_for_package(looks: list[Look]) -> list[Look]:
+def only_for_package(infos: list[ArgumentInfo]) -> list[ArgumentInfo]:
     """What only the kernel's own package understands, the built-in types of Python first, which it likely does not either."""
-    found = [look for look in leaves(looks) if look.kind == PACKAGE]
-    return sorted(found, key=lambda look: type(look.value).__module__ != "builtins")
+    found = [info for info in flatten(infos) if info.kind == PACKAGE]
+    return sorted(found, key=lambda info: type(info.value).__module__ != "builtins")
 
 
-def is_for_package(looks: list[Look]) -> bool:
+def is_for_package(infos: list[ArgumentInfo]) -> bool:
     """Whether there is an argument that only the kernel's own package understands: of the host, a record, a hint …"""
-    return bool(only_for_package(looks))
+    return bool(only_for_package(infos))
 
 
-def are_exported(looks: list[Look]) -> bool:
+def are_exported(infos: list[ArgumentInfo]) -> bool:
     """Whether Python code has to export an argument for each launch."""
-    return any(look.kind in (DLPACK, INTERFACE) for look in leaves(looks))
+    return any(info.kind in (DLPACK, INTERFACE) for info in flatten(infos))
 
 
-def are_exported_by_python(looks: list[Look]) -> bool:
+def are_exported_by_python(infos: list[ArgumentInfo]) -> bool:
     """Whether native code surely cannot export all of them."""
-    found = [look for look in leaves(looks) if look.kind in (DLPACK, INTERFACE)]
-    return any(look.interface is None or _version(look.interface) < SAYS_STREAM for look in found)
+    found = [info for info in flatten(infos) if info.kind in (DLPACK, INTERFACE)]
+    return any(info.interface is None or _version(info.interface) < SAYS_STREAM for info in found)
 
 
-def for_package(look: Look):
+def for_package(info: ArgumentInfo):
     """An argument for the package's own launch, which asks PyTorch's tensors for what kernels need not mind."""
-    value = look.value
-    if look.kind == TUPLE:
-        return again(value, [for_package(item) for item in look.items])
+    value = info.value
+    if info.kind == TUPLE:
+        return again(value, [for_package(item) for item in info.items])
     if torch.is_tensor_type(type(value)) and value.requires_grad:
         return value.detach()
     return value
@@ -300,29 +317,29 @@ def add_stream(streams: list[int], stream: int | None) -> None:
         streams.append(stream)
 
 
-def whereabouts(kernel, looks: list[Look]) -> Whereabouts:
+def whereabouts(kernel, infos: list[ArgumentInfo]) -> Whereabouts:
     """Where a launch with these arguments is.
 
     Raises BufferError for tensors on different devices. Managed memory is read by every device: it decides only where
     nothing else does.
     """
-    placed = [look for look in leaves(looks) if look.place is not None]
-    tensors = [look for look in placed if look.place[0] != DLDeviceType.kDLCUDAHost]  # memory of the host is everywhere
+    placed = [info for info in flatten(infos) if info.place is not None]
+    tensors = [info for info in placed if info.place[0] != DLDeviceType.kDLCUDAHost]  # memory of the host is everywhere
     device = None
-    for look in tensors:
-        device_type, number = look.place
+    for info in tensors:
+        device_type, number = info.place
         if not driver().has(number):  # no framework could say on which stream of it it works
-            refuse_value(kernel, look.position, look.value, f"its memory is on device {_named(look.place)}, which does not exist")
+            refuse_value(kernel, info.position, info.value, f"its memory is on device {_named(info.place)}, which does not exist")
         if device_type == DLDeviceType.kDLCUDA:
             if device is not None and number != device:
-                refuse_device(kernel, look.position, look.value, number, device)
+                refuse_device(kernel, info.position, info.value, number, device)
             device = number
     if device is None and tensors:
         device = tensors[0].place[1]
     streams: list[int] = []
-    for look in placed:
+    for info in placed:
         on = kernel.default_device() if device is None else device
-        stream = stream_of_producer(look.function, on) if look.function else look.stream
+        stream = stream_of_producer(info.function, on) if info.function else info.stream
         add_stream(streams, stream)
     return Whereabouts(device, streams)
 

@@ -1,27 +1,44 @@
-"""The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
+"""The table from the address of a type, a dtype or a constant to what is known of it: read natively, written here.
+
+Source of the hash: Knuth, The Art of Computer Programming, volume 3, section 6.4, multiplicative hashing.
+"""
 
 import sys
 import weakref
-from collections.abc import Callable
-
-from numba import types
 
 from .._abi import ffi
-from ..ground import cpython, numba_internals
-from ..ground.cfunction import cfunction, code_cache
-from ..ground.dtypes import plain_fields_by_type_number
-from ..ground.numba_internals import DispatcherBase
-from ..ground.once import forkable_lock, once
-from ..producers import ndarray
-from . import frame, launch, lists, outputs, results, shim
-from .self_test import calls_as_numba
+from ..ground.native import native_inline
+from ..ground.once import forkable_lock
+from . import structs
 
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 divided by the golden ratio, as a signed word
 FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
-class EntryTable:
+@native_inline
+def slot_of(address, mask):
+    """Where the search for `address` starts in a table of `mask` + 1 entries, at most 2**24. Called from Python, too."""
+    return ((address >> 4) * GOLDEN >> 40) & mask
+
+
+@native_inline
+def find(runtime, address):
+    """The address of the fx_entry of the type or dtype object at `address`, 0 if there is none."""
+    table = runtime.entries
+    mask = structs.entry_at(table).address
+    slot = slot_of(address, mask)
+    while True:
+        entry = table + (1 + slot) * structs.ENTRY_SIZE
+        found = structs.entry_at(entry).address
+        if found == address:
+            return entry
+        if found == FREE:
+            return 0
+        slot = (slot + 1) & mask
+
+
+class TypeTable:
     """The native table from an object's address (a type, a dtype, a constant) to what is known of it.
 
     Entries of objects that can die are removed by a weak reference's callback, before their address can be used again.
@@ -129,7 +146,7 @@ class EntryTable:
     def _slot(entries, address: int) -> int:
         """The index of `address` in a table, or of the free entry where it belongs. Entry 0 holds the mask."""
         mask = entries[0].address
-        slot = ((address >> 4) * _GOLDEN & (1 << 64) - 1) >> 40 & mask
+        slot = slot_of.py_func(address, mask)
         while entries[1 + slot].address not in (address, FREE):
             slot = (slot + 1) & mask
         return 1 + slot
@@ -153,97 +170,3 @@ class EntryTable:
         for address in snapshot.keys() - self._fields.keys():
             entries[self._slot(entries, address)].address = REMOVED
         del replaced
-
-
-@cfunction(types.intp)
-def new_meminfo():
-    """A new NRT memory block: its address."""
-    return frame.NRT_MemInfo_alloc(0)
-
-
-@cfunction(types.void, types.intp)
-def release_meminfo(address):
-    """Drop one reference of an NRT memory block."""
-    frame.NRT_MemInfo_release(address)
-
-
-def _verify_meminfo() -> bool:
-    """Whether Numba's memory block begins with reference count, destructor, destructor's argument, as the shim assumes."""
-    calls = []
-
-    @ffi.callback("void(void *, size_t, void *)")
-    def dtor(data, size, info):
-        calls.append(int(ffi.cast("intptr_t", info)))
-
-    address = int(ffi.cast("intptr_t", dtor))
-    make = ffi.cast("intptr_t (*)()", new_meminfo.address)
-    drop = ffi.cast("void (*)(intptr_t)", release_meminfo.address)
-    block = make()
-    words = ffi.cast("intptr_t *", block)
-    if words[0] != 1 or words[1] != 0 or words[2] != 0:
-        return False
-    words[1], words[2] = address, 4711
-    drop(block)
-    return calls == [4711]
-
-
-class Runtime:
-    """What all kernels of a process share.
-
-    ``unverified`` names the layouts that are not as native code assumes; with ``is_native`` False kernels leave all calls
-    to Numba's dispatcher. ``numba_failures``: what of Numba is not as expected, and how it is.
-    """
-
-    def __init__(self):
-
-        self.native = ffi.new("fx_runtime *")
-        for number, field in enumerate(plain_fields_by_type_number()):
-            self.native.dtype_fields[number] = field
-        self.entries = EntryTable(self.native)
-        self.serials: dict[int, Callable[[], object]] = {}
-        checks = dict(cpython.verify(), ndarray=ndarray.verify())
-        self.numba_failures = numba_internals.failures()
-        if not self.numba_failures:
-            numba_internals.initialize_runtime()
-            checks |= {"meminfo": _verify_meminfo(), "list": lists.verify()}
-            why = code_cache.proved("dispatch.self_test", f"{__package__}.self_test", calls_as_numba)
-            self.numba_failures = {"calls": why} if why else {}
-        self.unverified = [name for name, holds in checks.items() if not holds]
-        self.is_native = not self.numba_failures and not {"object", "tuple", "dispatcher", "meminfo"} & set(self.unverified)
-        if self.is_native:
-            self._take_addresses()
-
-    def _take_addresses(self) -> None:
-        self.native.numbas_call = cpython.address_of_call(DispatcherBase)
-        self.native.release_planned = shim.release_planned.address
-        self.native.run = shim.run.address
-        self.native.refuse = shim.refuse_argument.address
-        self.native.vectorcall_any = shim.vectorcall_any.address
-        self.native.release_owner = frame.release_owner.address
-        self.native.release_managed = frame.release_managed.address
-        self.native.release_both = frame.release_both.address
-        for name in ("box_result", "box_planned_result", "box_array", "finish_array", "delete_result"):
-            setattr(self.native, name, getattr(results, name).address)
-        self.native.let_kept_escape = launch.let_kept_escape.address
-        self.native.let_go = launch.let_go.address
-        self.native.release_items = lists.release_items.address
-        self.native.allocate = outputs.allocate.address
-        self.native.note_error = outputs.note_error.address
-
-    def name(self, serial: int, thing, meaning=None) -> None:
-        """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""
-        self.serials[serial] = weakref.ref(thing) if meaning is None else lambda: meaning
-        weakref.finalize(thing, self.serials.pop, serial, None).atexit = False
-
-    @property
-    def address(self) -> int:
-        """The address of the ``fx_runtime``."""
-        return int(ffi.cast("intptr_t", self.native))
-
-
-@once
-def runtime() -> Runtime:
-    """The process's runtime, made when the first kernel is."""
-    return Runtime()
-
-
