@@ -516,3 +516,19 @@ def test_parameters_that_numba_has_not_are_named_with_advice(parameters):
     exec(f"def function(x, {parameters}): pass", namespace)
     with pytest.raises(TypeError, match=r"function\(\): Numba compiles no functions with .*; (name its|put them)"):
         fast_args(namespace["function"])
+
+
+def test_the_kind_of_an_outcome_is_said_beside_its_words():
+    x = np.arange(3.0)
+    total = fast_args(lambda x: x.sum())
+    assert total.explain(x).kind == "new"
+    total(x)
+    assert total.explain(x).kind == "native"
+    assert total.explain("text").kind == "numba"
+    assert total.explain(np.ma.masked_array([1.0], [0])).kind == "refused"
+    declared = fast_args("float64(float64[:])")(lambda x: x.sum())
+    assert declared.explain(x).kind == "new" and "a declared signature takes" in declared.explain(x).outcome
+    assert declared(x) == 3.0 and declared.explain(x).kind == "native" and declared.explain(1.0).kind == "refused"
+    of_functions = fast_args(lambda functions, x: functions[0](x))
+    functions = (numba.njit(lambda x: x + 1), numba.njit(lambda x: x + 2))
+    assert of_functions(functions, 1) == 2 and of_functions.explain(functions, 1).kind == "numba-signature"

@@ -17,7 +17,7 @@ from ..ground.native import address_of
 from ..ground.safe_repr import type_name
 from .compile_errors import raise_named
 from .fallback import as_numba_takes_it
-from .resolve import resolve
+from .resolve import Resolver
 
 __all__ = ["BoundLaunch", "OrdinaryLaunch", "bind"]
 
@@ -170,7 +170,7 @@ class _Held:
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
         # NumPy does not resize an array that is weakly referenced, not even with refcheck=False.
         self.references = [weakref.ref(array) for array in _owners(bound)]
-        report = resolve(kernel, bound, pin_arguments)
+        report = Resolver(kernel, bound, pin_arguments).run()
         if report.status != structs.STATUS_OK:
             if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
                 raise TypeError(

@@ -1,24 +1,17 @@
 """``explain``: which path an object takes into a kernel, and why not a faster one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, TypeAlias
 
 import numba
 
 from ..dispatch import structs
-from ..dispatch.read_arguments import DRY_RUN, FLAG_ASKED
+from ..dispatch.read_arguments import DRY_RUN
 from ..dispatch.runtime import runtime
 from ..dispatch.signature import UnknownDtype, numba_types
-from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover, learn
-from ..exchange.errors import (
-    check_tensors,
-    elements_named,
-    refuse,
-    refuse_elements,
-    refuse_mixed,
-    why_narrow,
-    why_not_computed,
-    wording,
-)
+from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover
+from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
 from ..ground.dtypes import dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
@@ -28,6 +21,7 @@ from ..producers.ndarray import dtype_of
 from .compile_errors import declared, raise_named
 from .fallback import UnknownType, as_numba_takes_it, check_arguments
 from .outputs import shape_and_dtype
+from .resolve import Resolver
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
@@ -66,6 +60,23 @@ class Explanation:
         return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
 
 
+Kind: TypeAlias = Literal["native", "new", "numba", "numba-signature", "package", "refused"]
+"""What becomes of a call.
+
+``native``: native code makes it. ``new``: the next such call compiles it. ``numba``: because of an argument Numba's own
+dispatcher makes it. ``numba-signature``: that makes it because native code cannot call what it compiles for these types.
+``package``: the CUDA kernel's own package launches it. ``refused``: it raises.
+"""
+
+
+class Outcome(NamedTuple):
+    """What becomes of a call: a kind, the same in words, and the names of its arguments' Numba types as far as they are known."""
+
+    kind: Kind
+    text: str
+    numba_types: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class CallExplanation:
     """What a call would do: an :class:`Explanation` of each argument, its Numba type, and the fate of the whole."""
@@ -75,6 +86,8 @@ class CallExplanation:
     """(parameter, how its argument comes in or None if omitted, Numba type or what is wrong with it)"""
     outcome: str
     notes: tuple[str, ...] = field(default=())
+    kind: Kind = "native"
+    """What the outcome is: see :data:`Kind`."""
 
     def __str__(self):
         lines = [f"{self.kernel}: {self.outcome}"]
@@ -144,71 +157,25 @@ def explain_type(cls: type, /) -> Explanation:
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
-    from .resolve import Report, attempt
-
     if not runtime().is_native:
-        return explained(kernel, bound, "Numba's own dispatcher makes all calls", [])
-    report = Report()
-    flags = 0
-    outcome, numba_names = "", ["?"] * len(bound)
-    for _ in range(64 + len(bound)):
+        return explained(kernel, bound, Outcome("numba", "Numba's own dispatcher makes all calls"))
+    try:
+        report = Resolver(kernel, bound).run(DRY_RUN)
         if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
             return kernel._device_kernel.explain(bound)
-        try:
-            status = attempt(kernel, bound, DRY_RUN | flags, report)
-        except Exception as error:
-            outcome = _refusal(error)
-            break
-        if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
-            try:
-                learn(report.stopped_at)
-            except Exception as error:  # a type whose attributes cannot even be asked for
-                outcome = _refusal(error)
-                break
-            continue
-        if status == structs.STATUS_DEVICE and kernel._device_kernel is not None:
-            continue
-        if status == structs.STATUS_UNKNOWN_SHAPE:
-            outcome, numba_names = describe_outcome(kernel, report.keys, bound)
-            if (numba_names or not bound) and report.keys not in kernel._native:
-                try:
-                    raise_named(kernel, bound, as_numba_takes_it)
-                except Exception as error:
-                    outcome = _refusal(error)
-                    break
-        elif status == structs.STATUS_CHECK:
-            failed = None
-            try:
-                for position, value in enumerate(bound):
-                    check_tensors(kernel, position, value)
-            except Exception as error:
-                failed = error
-            if failed is None and not flags:
-                flags = FLAG_ASKED
-                continue
-            assert failed is not None
-            outcome = _refusal(failed)
-        elif status in (structs.STATUS_NUMBA, structs.STATUS_BIG_INT):
-            try:
-                check_arguments(kernel, bound)
-                outcome = "Numba's own dispatcher makes this call, tensors as NumPy views"
-            except Exception as error:
-                outcome = _refusal(error)
-        elif status == structs.STATUS_MIXED:
-            try:
-                refuse_mixed(kernel, report.position, bound, report.stopped_at)
-            except TypeError as error:
-                outcome = f"refused with TypeError: {error}"
+        if report.status == structs.STATUS_UNKNOWN_SHAPE:
+            outcome = describe_outcome(kernel, report.keys, bound)
+            if report.keys not in kernel._native:
+                raise_named(kernel, bound, as_numba_takes_it)
         else:
-            try:
-                refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
-            except BufferError as error:
-                outcome = f"refused with BufferError: {error}"
-        break
-    return explained(kernel, bound, outcome, numba_names)
+            check_arguments(kernel, bound)
+            outcome = Outcome("numba", "Numba's own dispatcher makes this call, tensors as NumPy views")
+    except Exception as error:
+        outcome = refusal(error)
+    return explained(kernel, bound, outcome)
 
 
-def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths: dict[int, str] | None = None) -> CallExplanation:
+def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | None = None) -> CallExplanation:
     """The explanation of a call with this outcome.
 
     `paths`: those of arguments that come in otherwise than into a kernel for the CPU, by their positions.
@@ -221,44 +188,46 @@ def explained(kernel, bound: tuple, outcome: str, numba_names: list[str], paths:
         (
             kernel._parameters.name_of(position),
             None if value is OMITTED else how(position, value),
-            _numba_name(numba_names, position, value),
+            _numba_name(outcome.numba_types, position, value),
         )
         for position, value in enumerate(bound)
     )
     odd = runtime().unverified
     notes = tuple(f"the layout {what!r} is not as expected: it is left to Numba or to __dlpack__" for what in odd)
-    return CallExplanation(kernel.__qualname__, arguments, outcome, notes)
+    return CallExplanation(kernel.__qualname__, arguments, outcome.text, notes, outcome.kind)
 
 
-def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> tuple[str, list[str]]:
-    """What becomes of a call with these keys, and the names of its arguments' Numba types."""
+def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
+    """What becomes of a call with these keys. Raises BufferError for elements that the kernel does not take."""
+    given: tuple = ()
+    unknown = None
     try:
         given = numba_types(keys, kernel._parameters.defaults, kernel._native.runtime.serials, kernel._element_of)
-    except UnknownDtype as unknown:
-        try:
-            refuse_elements(kernel, bound, unknown.position, unknown.field)
-        except BufferError as error:
-            return f"refused with BufferError: {error}", []
-    if keys not in kernel._native:
-        fate = "new: the next such call compiles it"
-    elif kernel._native.is_native(keys):
-        fate = "known: native from the first argument to the result"
-    else:
-        fate = "known: Numba's own dispatcher makes this call"
+    except UnknownDtype as error:
+        unknown = error.position, error.field
+    if unknown is not None:
+        refuse_elements(kernel, bound, *unknown)
     names = [str(numba_type) for numba_type in given]
-    is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
-    if keys not in kernel._native and not is_compiled_for_all and declared_signature(kernel, given) is None:
-        listed = ", ".join(names)
-        fate = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
+    shown = names
     if len(keys) == len(given):  # no tuples
-        names = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
-    return fate, names
+        shown = [name + _stored_as(kernel, key) for name, key in zip(names, keys, strict=True)]
+    if keys in kernel._native:
+        if kernel._native.is_native(keys):
+            return Outcome("native", "known: native from the first argument to the result", shown)
+        return Outcome("numba-signature", "known: Numba's own dispatcher makes this call", shown)
+    is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
+    if not is_compiled_for_all and declared_signature(kernel, given) is None:
+        listed = ", ".join(names)
+        text = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
+        return Outcome("refused", text, shown)
+    text = "new: the next such call compiles it" if is_compiled_for_all else "new: a declared signature takes such calls"
+    return Outcome("new", text, shown)
 
 
-def _refusal(error: BaseException) -> str:
-    """What is said of a call that raises `error`, by the type that Python's users expect."""
+def refusal(error: BaseException) -> Outcome:
+    """That of a call that raises `error`, named by the type that Python's users expect."""
     kind: type = TypeError if isinstance(error, UnknownType) else type(error)
-    return f"refused with {kind.__name__}: {error}"
+    return Outcome("refused", f"refused with {kind.__name__}: {error}")
 
 
 def _stored_as(kernel, key: int) -> str:
@@ -269,8 +238,8 @@ def _stored_as(kernel, key: int) -> str:
     return f", the bits of its elements, which are {elements_named(field)}"
 
 
-def _numba_name(names: list[str], position: int, value) -> str:
-    if position < len(names) and names[position] != "?":
+def _numba_name(names: Sequence[str], position: int, value) -> str:
+    if position < len(names):
         return names[position]
     if value is OMITTED:
         return "its default, of a type that is not looked at here"

@@ -30,7 +30,6 @@ from .results import check_argument
 
 MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
 _REPORT_KEYS = 4096
-_BY_NUMBA = (structs.STATUS_NUMBA, structs.STATUS_BIG_INT)
 
 
 _as_it_is = ffi.new_allocator(should_clear_after_alloc=False)
@@ -111,8 +110,9 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=vectorcal
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
         report.result = _native(function)(kernel._native.address, address_of(pointers), len(bound), flags, report.address)
-        is_for_numba = report.status == structs.STATUS_CHECK and buffer.is_numba_only(report.stopped_at)
-        return structs.STATUS_NUMBA if is_for_numba else report.status
+        if report.status == structs.STATUS_CHECK and buffer.is_numba_only(report.stopped_at):
+            report.native.status = structs.STATUS_NUMBA
+        return report.status
     except Exception as error:
         if report.status == structs.STATUS_ERROR:
             if isinstance(error, RuntimeError):
@@ -125,9 +125,10 @@ def call(kernel, bound: tuple):
     """Make a call that the shim could not make."""
     if not compiles_as_numba(kernel):
         return call_numba(kernel, bound)
-    report = Report()
+    resolver = Resolver(kernel, bound)
+    report = resolver.report
     try:
-        resolve(kernel, bound, report=report)
+        resolver.run()
     except Exception:
         if report.status == structs.STATUS_OK or not are_numbas(kernel, bound):  # the kernel itself has raised it
             raise
@@ -142,43 +143,66 @@ def call(kernel, bound: tuple):
     return result
 
 
-def resolve(kernel, bound: tuple, function=vectorcall.attempt, report: Report | None = None) -> Report:
-    """Learn, compile and ask, until native code has made the call, or what else `function` does with it.
+class Resolver:
+    """Resolves a call that native code does not know: learns, compiles and asks, until it is clear who makes the call."""
 
-    The report's status is STATUS_OK; or another one, and the call is for Numba's dispatcher. Raises what a call raises.
-    """
-    flags = 0
-    report = report or Report()
-    for _ in range(MAX_LOOKS + 2 * leaf_count(bound)):
-        status = attempt(kernel, bound, flags, report, function)
-        if status == structs.STATUS_OK or status in _BY_NUMBA:
-            return report
-        if status == structs.STATUS_DEVICE and kernel._device_kernel is not None:
-            return report
-        if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
-            try:
-                learn(report.stopped_at)
-            except Exception as error:  # a type whose attributes cannot even be asked for
-                refused(kernel, report.position, error)
-        elif status == structs.STATUS_UNKNOWN_SHAPE:
-            generation = kernel._native.generation
-            if not specialise(kernel, report.keys, bound):
-                report.unmade = report.keys, generation
+    ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_BIG_INT))
+    """The statuses that say so: STATUS_OK, native code has made it; with any other somebody else makes it."""
+
+    def __init__(self, kernel, bound: tuple, function=vectorcall.attempt):
+        """`function`: what native code does with the arguments, once it knows them."""
+        self.kernel, self.bound, self.report = kernel, bound, Report()
+        self._function = function
+        if kernel._device_kernel is not None:
+            self.ends |= {structs.STATUS_DEVICE}
+
+    def run(self, flags: int = 0) -> Report:
+        """The report of the last attempt. Its status is one of :attr:`ends`; with DRY_RUN also STATUS_UNKNOWN_SHAPE.
+
+        Raises what a call raises.
+        """
+        kernel, report = self.kernel, self.report
+        for _ in range(MAX_LOOKS + 2 * leaf_count(self.bound)):
+            status = attempt(kernel, self.bound, flags, report, self._function)
+            if status in self.ends or (status == structs.STATUS_UNKNOWN_SHAPE and flags & DRY_RUN):
                 return report
-        elif status == structs.STATUS_CHECK:
-            for position, value in enumerate(bound):
-                check_tensors(kernel, position, value)
-            flags |= FLAG_ASKED
-        elif status == structs.STATUS_MOVABLE:
+            if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
+                try:
+                    learn(report.stopped_at)
+                except Exception as error:  # a type whose attributes cannot even be asked for
+                    refused(kernel, report.position, error)
+            elif status == structs.STATUS_UNKNOWN_SHAPE:
+                if not self.specialise():
+                    report.native.status = structs.STATUS_NUMBA
+                    return report
+            elif status == structs.STATUS_CHECK:
+                for position, value in enumerate(self.bound):
+                    check_tensors(kernel, position, value)
+                flags |= FLAG_ASKED
+            else:
+                self.handle(status)
+        return refuse(kernel, report.position, self.bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
+
+    def specialise(self) -> bool:
+        """Compile the kernel for a call of this shape. False if somebody else makes such calls."""
+        generation = self.kernel._native.generation
+        if specialise(self.kernel, self.report.keys, self.bound):
+            return True
+        self.report.unmade = self.report.keys, generation
+        return False
+
+    def handle(self, status: int) -> None:
+        """Do about any other status what lets the next attempt get further, or raise what it means."""
+        kernel, report = self.kernel, self.report
+        if status == structs.STATUS_MOVABLE:
             try:
                 torch_storage.forbid_resizing(report.stopped_at)
             except Exception as error:
                 refused(kernel, report.position, error)
         elif status == structs.STATUS_MIXED:
-            refuse_mixed(kernel, report.position, bound, report.stopped_at)
+            refuse_mixed(kernel, report.position, self.bound, report.stopped_at)
         else:
-            refuse(kernel, report.place(bound), bound, wording(status, report.tensor))
-    return refuse(kernel, report.position, bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
+            refuse(kernel, report.place(self.bound), self.bound, wording(status, report.tensor))
 
 
 def leaf_count(values: tuple) -> int:

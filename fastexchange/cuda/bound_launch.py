@@ -13,7 +13,7 @@ from . import native_launch, python_exports, resets
 from .classify import are_exported, classify_arguments, is_for_package
 from .driver import driver
 from .own_launch import whose
-from .resolve import call, check_device, device_of, naming, resolve
+from .resolve import LaunchResolver, call, check_device, device_of, naming
 from .specialising import load, raise_out_of_range
 
 __all__ = ["BoundCudaLaunch"]
@@ -128,7 +128,7 @@ class _Held:
         is_exported = are_exported(infos)
         if is_exported and not has_stream:
             self.native = launcher.on_stream(streams[0])
-        report = resolve(launcher, self.arguments, self.native, function=native_launch.pin_arguments)
+        report = LaunchResolver(launcher, self.arguments, self.native, function=native_launch.pin_arguments).run()
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
         self._capsule, (self.frame, self.overload) = report.result, report.held

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ..calls.explain import CallExplanation, describe_outcome, explained
+from ..calls.explain import CallExplanation, Outcome, describe_outcome, explained, refusal
+from ..calls.resolve import Report
 from ..dispatch import structs
 from ..dispatch.read_arguments import DRY_RUN
 from . import python_exports
@@ -16,7 +17,7 @@ from .classify import (
     paths,
 )
 from .own_launch import whose, why_not_even_own
-from .resolve import naming, resolve
+from .resolve import LaunchResolver, naming
 from .specialising import taken_for, types_given
 
 __all__ = ["explain_launch"]
@@ -25,36 +26,43 @@ __all__ = ["explain_launch"]
 def explain_launch(launcher, bound: tuple) -> CallExplanation:
     """See :meth:`CudaLauncher.explain`."""
     kernel = launcher.kernel
-    outcome, names = "", ["?"] * len(bound)
     infos: list[ArgumentInfo] = []
     try:
         infos = classify_arguments(kernel, bound)
         if launcher.why_not or is_for_package(infos):
-            outcome = f"{kernel.target.name}'s own launch: {launcher.why_not or _whose(kernel, infos)}"
-            refusal = why_not_even_own(launcher, infos, launcher.why_not, False)
-            if refusal:
-                outcome = f"refused with TypeError: {refusal}"
+            outcome = _own(launcher, infos, launcher.why_not, launcher.why_not or _whose(kernel, infos))
         else:
             with python_exports.exported(launcher, infos) as (arguments, _, streams):
                 with naming(launcher):
-                    report = resolve(launcher, arguments, launcher.on_stream(streams[0]), DRY_RUN)
-                if report.status == structs.STATUS_UNKNOWN_SHAPE:
-                    outcome, names = describe_outcome(kernel, report.keys, bound)
-                    if names:  # it is not refused for its elements
-                        taken_for(kernel, types_given(kernel, report.keys))  # raises what a declared signature has no place for
-                    why_own = kernel._native.why_own.get(report.keys, "")
-                    if why_own:
-                        outcome = f"{kernel.target.name}'s own launch: {why_own}"
-                        refusal = why_not_even_own(launcher, infos, why_own, False)
-                        outcome = f"refused with TypeError: {refusal}" if refusal else outcome
-                    if are_exported_by_python(infos):
-                        outcome += "; but an argument is exported by Python code in every launch"
-                    if len(streams) > 1:
-                        outcome += "; the producers work on different streams, which events order in every launch"
+                    report = LaunchResolver(launcher, arguments, launcher.on_stream(streams[0])).run(DRY_RUN)
+                outcome = _known(launcher, infos, report, bound)
+                if are_exported_by_python(infos):
+                    outcome = outcome._replace(text=f"{outcome.text}; but an argument is exported by Python code in every launch")
+                if len(streams) > 1:
+                    more = "the producers work on different streams, which events order in every launch"
+                    outcome = outcome._replace(text=f"{outcome.text}; {more}")
     except Exception as error:
-        outcome = f"refused with {type(error).__name__}: {error}"
+        outcome = refusal(error)
         infos = infos or classify_without_errors(kernel, bound)
-    return explained(kernel, bound, outcome, names, paths(infos))
+    return explained(kernel, bound, outcome, paths(infos))
+
+
+def _known(launcher, infos: list[ArgumentInfo], report: Report, bound: tuple) -> Outcome:
+    """What becomes of a launch whose arguments native code has read."""
+    kernel = launcher.kernel
+    if report.status != structs.STATUS_UNKNOWN_SHAPE:
+        return _own(launcher, infos, "", "native code does not read all of its arguments")
+    outcome = describe_outcome(kernel, report.keys, bound)
+    taken_for(kernel, types_given(kernel, report.keys))  # raises what a declared signature has no place for
+    why_own = kernel._native.why_own.get(report.keys, "")
+    return outcome if not why_own else _own(launcher, infos, why_own, why_own)._replace(numba_types=outcome.numba_types)
+
+
+def _own(launcher, infos: list[ArgumentInfo], why_not: str, reason: str) -> Outcome:
+    """What becomes of a launch that the kernel's own package makes, for this `reason`."""
+    if why := why_not_even_own(launcher, infos, why_not, False):
+        return refusal(TypeError(why))
+    return Outcome("package", f"{launcher.kernel.target.name}'s own launch: {reason}")
 
 
 def _whose(kernel, infos: list[ArgumentInfo]) -> str:

@@ -2,11 +2,9 @@
 
 import contextlib
 
-from ..calls.resolve import MAX_LOOKS, Report, attempt, leaf_count
+from ..calls.resolve import Report, Resolver
 from ..dispatch import structs
-from ..dispatch.read_arguments import DRY_RUN, FLAG_ASKED
-from ..exchange.discovery import learn
-from ..exchange.errors import argument, check_tensors, refuse, refuse_device, refused, wording
+from ..exchange.errors import argument, refuse, refuse_device, wording
 from ..ground.native import address_of
 from . import python_exports
 from .classify import classify_arguments, is_for_package, whereabouts
@@ -15,17 +13,14 @@ from .own_launch import call_own
 from .specialising import load, raise_out_of_range, specialise
 from .streams import in_order
 
-__all__ = ["call", "call_otherwise", "check_device", "device_of", "naming", "resolve"]
-
-_OTHERWISE = (structs.STATUS_NUMBA, structs.STATUS_STREAM, structs.STATUS_STREAMS)
-"""Launches that native code leaves to :func:`call_otherwise`."""
+__all__ = ["LaunchResolver", "call", "call_otherwise", "check_device", "device_of", "naming"]
 
 
 def call(launcher, bound: tuple) -> None:
     """Make a launch that native code could not make."""
     if not launcher.why_not:
         with naming(launcher):
-            report = resolve(launcher, bound, launcher._native)
+            report = LaunchResolver(launcher, bound, launcher._native).run()
         if report.status == structs.STATUS_OK:
             return
     call_otherwise(launcher, bound)
@@ -43,58 +38,49 @@ def naming(launcher):
         raise
 
 
-def resolve(launcher, bound: tuple, native, flags: int = 0, function=None) -> Report:
-    """Learn, compile, load and ask, until native code has made the launch, with the ``fx_launcher`` `native`.
+class LaunchResolver(Resolver):
+    """Resolves a launch, with the ``fx_launcher`` `native`."""
 
-    The report's status is STATUS_OK; or one of ``_OTHERWISE``. Raises what a launch raises.
-    """
-    kernel = launcher.kernel
-    report = Report()
-    report.native.launcher = address_of(native)
-    given = {} if function is None else {"function": function}
-    for _ in range(MAX_LOOKS + 2 * leaf_count(bound)):
-        status = attempt(kernel, bound, flags, report, **given)
-        if status == structs.STATUS_OK or status in _OTHERWISE:
-            return report
-        if status in (structs.STATUS_UNKNOWN_SHAPE, structs.STATUS_UNBOUND):
-            check_device(kernel, device_of(kernel, report), bound)
-        if status == structs.STATUS_UNKNOWN_SHAPE and flags & DRY_RUN:
-            return report
-        if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
-            try:
-                learn(report.stopped_at)
-            except Exception as error:  # a type whose attributes cannot even be asked for
-                refused(kernel, report.position, error)
-        elif status == structs.STATUS_UNKNOWN_SHAPE:
-            if not specialise(kernel, report.keys, device_of(kernel, report), python_exports.originals(bound)):
-                report.native.status = structs.STATUS_NUMBA
-                return report
-        elif status == structs.STATUS_UNBOUND:
-            load(kernel, kernel._native.overload_for(report.keys), device_of(kernel, report), native)
-        elif status == structs.STATUS_CHECK:
-            for position, value in enumerate(bound):
-                check_tensors(kernel, position, value)
-            flags |= FLAG_ASKED
-        elif status == structs.STATUS_DRIVER:
-            launcher._driver_error(report.native.code)
-        else:
-            raise_for(kernel, report, bound, status)
-    raise BufferError(f"{kernel.__qualname__}(): what it met was different at each of {MAX_LOOKS} looks")
+    ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_STREAM, structs.STATUS_STREAMS))
+    """STATUS_OK, native code has made it; any other: it is for :func:`call_otherwise`."""
 
+    def __init__(self, launcher, bound: tuple, native, **function):
+        super().__init__(launcher.kernel, bound, **function)
+        self._launcher, self._launcher_address = launcher, native
+        self.report.native.launcher = address_of(native)
 
-def raise_for(kernel, report: Report, bound: tuple, status: int) -> None:
-    """Raise what a status means that ends a launch."""
-    bound = python_exports.originals(bound)
-    if status == structs.STATUS_DEVICES:
-        position = report.position
-        refuse_device(kernel, position, bound[position], report.tensor.device.device_id, report.native.device)
-    if report.position < 0 and status == structs.STATUS_NO_ERROR_SET:
-        raise BufferError(f"{argument(kernel, -1)} is not known: that failed and did not say why")
-    if status == structs.STATUS_RANGE:
-        raise_out_of_range(kernel, bound, kernel._native.types_taken(kernel._native.overload_for(report.keys)))
-    if status == structs.STATUS_BIG_INT:
-        raise OverflowError(f"{argument(kernel, report.position)}: an int that neither int64 nor uint64 holds")
-    refuse(kernel, report.place(bound), bound, wording(status, report.tensor, is_for_cuda=True))
+    def run(self, flags: int = 0) -> Report:
+        report = super().run(flags)
+        if report.status == structs.STATUS_UNKNOWN_SHAPE:
+            check_device(self.kernel, device_of(self.kernel, report), self.bound)
+        return report
+
+    def specialise(self) -> bool:
+        device = device_of(self.kernel, self.report)
+        check_device(self.kernel, device, self.bound)
+        return specialise(self.kernel, self.report.keys, device, python_exports.originals(self.bound))
+
+    def handle(self, status: int) -> None:
+        kernel, report = self.kernel, self.report
+        if status == structs.STATUS_UNBOUND:
+            device = device_of(kernel, report)
+            check_device(kernel, device, self.bound)
+            load(kernel, kernel._native.overload_for(report.keys), device, self._launcher_address)
+            return
+        if status == structs.STATUS_DRIVER:
+            self._launcher._driver_error(report.native.code)
+            return
+        bound = python_exports.originals(self.bound)
+        if status == structs.STATUS_DEVICES:
+            position = report.position
+            refuse_device(kernel, position, bound[position], report.tensor.device.device_id, report.native.device)
+        if report.position < 0 and status == structs.STATUS_NO_ERROR_SET:
+            raise BufferError(f"{argument(kernel, -1)} is not known: that failed and did not say why")
+        if status == structs.STATUS_RANGE:
+            raise_out_of_range(kernel, bound, kernel._native.types_taken(kernel._native.overload_for(report.keys)))
+        if status == structs.STATUS_BIG_INT:
+            raise OverflowError(f"{argument(kernel, report.position)}: an int that neither int64 nor uint64 holds")
+        refuse(kernel, report.place(bound), bound, wording(status, report.tensor, is_for_cuda=True))
 
 
 def device_of(kernel, report: Report) -> int:
@@ -123,7 +109,7 @@ def call_otherwise(launcher, bound: tuple) -> None:
         if not why_not and not is_for_package(infos):
             with python_exports.exported(launcher, infos) as (arguments, device, streams):
                 with in_order(launcher, device, streams):
-                    report = resolve(launcher, arguments, launcher.on_stream(streams[0]))
+                    report = LaunchResolver(launcher, arguments, launcher.on_stream(streams[0])).run()
                 if report.status == structs.STATUS_OK:
                     return
             why_not = kernel._native.why_own.get(report.keys, "")

@@ -64,7 +64,7 @@ class Call:
             f"{type_name(type(value))} as {numba_types[kernel._parameters.name_of(i)]}" for i, value in self.read
         )
         """What they are."""
-        self.is_for_numba = self.explanation.outcome.startswith("Numba's own dispatcher")
+        self.is_for_numba = self.explanation.kind == "numba"
         """Whether an argument makes it a call for Numba's own dispatcher."""
 
     @functools.cached_property
