@@ -441,8 +441,8 @@ def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(f"""
             import pytest
-            from fastexchange.producers import torch_layout
-            setattr(torch_layout.Guard, {unknown!r}, lambda self: False)
+            from fastexchange.producers import torch_offsets
+            setattr(torch_offsets.Guard, {unknown!r}, lambda self: False)
             others = "native_again or ctypes or words_do_not_tell or million or leaves_the_launch or ndarray or array or view"
             arguments = ["-q", "-x", "-p", "no:cacheprovider", "tests/test_bound_memory.py", "-k", f"not ({{others}})"]
             raise SystemExit(pytest.main(arguments))

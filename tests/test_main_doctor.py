@@ -198,8 +198,8 @@ def test_what_is_slow(tmp_path):
         from fastexchange.ground import cpython
         checks = {**cpython.verify(), "float": False}
         cpython.verify = lambda: checks
-        from fastexchange.producers import torch_layout
-        torch_layout.Guard._find_storage = lambda self: 1 / 0
+        from fastexchange.producers import torch_offsets
+        torch_offsets.Guard._find_storage = lambda self: 1 / 0
         """
     path = without(tmp_path, *(set(EVERYTHING) - {"torch"}), code=textwrap.dedent(code))
     settings = {"NUMBA_CACHE_DIR": str(tmp_path / "file" / "cache"), "NUMBA_DISABLE_JIT": "1"}
@@ -271,9 +271,9 @@ def test_what_is_in_the_disk_cache(tmp_path):
         import os
         from fastexchange.ground.cfunction import code_cache as cache
         from fastexchange.command import probe
-        from fastexchange.dispatch import state
+        from fastexchange.dispatch import runtime
         folder = cache.folders[-1].path
-        state.new_meminfo.address, state.release_meminfo.address
+        runtime.new_meminfo.address, runtime.release_meminfo.address
         def found():
             return {finding.name: (finding.status, finding.text) for finding in probe._disk_cache()}
         first = found()

@@ -247,9 +247,9 @@ def test_integers_of_less_than_a_byte_without_compiling():
 @pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
     run_python(f"""
-        from fastexchange.producers import torch_layout
+        from fastexchange.producers import torch_offsets
         for name in {unknown!r}.split():
-            setattr(torch_layout.Guard, name, lambda self: False)
+            setattr(torch_offsets.Guard, name, lambda self: False)
         import pytest
         others = "without_compiling or layout" + (" or bound" if "queries" in {unknown!r} else "")
         tests = ["tests/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]

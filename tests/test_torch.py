@@ -290,7 +290,7 @@ def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way: all that is not about how fast it is."""
     script = f"""
     import pytest
-    from fastexchange.producers import torch_layout as producer
+    from fastexchange.producers import torch_offsets as producer
     for name in {unknown!r}.split():
         setattr(producer.Guard, name, lambda self: False)
     guard = producer.guard()
@@ -320,7 +320,7 @@ def test_without_an_exchange_table_the_answers_are_the_same(unknown):
     {WITHOUT_A_TABLE}
     import pytest
     from fastexchange import explain
-    from fastexchange.producers import torch_layout as producer
+    from fastexchange.producers import torch_offsets as producer
     if {unknown!r}:
         setattr(producer.Guard, {unknown!r}, lambda self: False)
     assert ("to_dlpack" in str(explain(torch.ones(3)))) == (not {unknown!r})
@@ -473,7 +473,7 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
         """
         import threading, torch
         from fastexchange import fast_args
-        from fastexchange.producers import torch_layout as producer
+        from fastexchange.producers import torch_offsets as producer
 
         start = threading.Barrier(6)
         tensor = torch.ones(4)

@@ -10,13 +10,13 @@ SCRIPT = """
 import numpy as np
 from fastexchange import fast_args
 from fastexchange.ground import cpython
-from fastexchange.dispatch import state
+from fastexchange.dispatch import runtime
 from fastexchange.producers import ndarray
 what = {what!r}
 if what == "ndarray":
     ndarray.verify = lambda: False
 elif what == "meminfo":
-    state._verify_meminfo = lambda: False
+    runtime._verify_meminfo = lambda: False
 else:
     checks = dict(cpython.verify())
     assert checks[what]

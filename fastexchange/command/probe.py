@@ -270,7 +270,7 @@ def _torch(torch) -> Iterator[Finding]:
             continue
         who = "PyTorch is asked about each tensor" + ("" if guard.can_ask else ", by Python")
         why = guard.why.get(what, "it needs the keys")
-        also = "" if guard.can_ask else f"; nor can native code ask: {guard.why.get('questions')}"
+        also = "" if guard.can_ask else f"; nor can native code ask: {guard.why.get('queries')}"
         yield Finding(section, name, SLOW, f"not found, so {who}: {why}{also}", _REPORT)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
     yield from _refused(section, "requires grad", torch.ones(4, requires_grad=True))

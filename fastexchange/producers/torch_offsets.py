@@ -42,7 +42,7 @@ typedef struct {
     int64_t storage_deleter;    /* … the word here what frees it, something else while it is copy-on-write; 0 if unknown */
     int64_t storage_object;     /* in the Python object of a storage: a pointer to the storage, 0 if unknown */
     int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
-    int64_t queries;          /* fx_torch_queries *, 0 if the framework has not all of them */
+    int64_t queries;            /* fx_torch_queries *, 0 if the framework has not all of them */
     int64_t asks;               /* whether the framework is asked instead, since offsets are not known, … */
     int64_t asks_autograd;      /* … also about autograd */
 } fx_guard;             /* GUARDS of them in a row, whose numbers have the bits *_ALLOWED of what they let pass */
@@ -78,7 +78,7 @@ class Guard:
         self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = False
         self.can_ask = False
         self.why: dict[str, str] = {}
-        """Of what could not be found, ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``questions``: why not."""
+        """Of what could not be found, ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``queries``: why not."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # prototype features announce themselves
             # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
@@ -89,7 +89,7 @@ class Guard:
             self._set(queries=address_of(self._queries))
         if not self.knows_all:
             # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
-            odd = {"object": _OB_TYPE, "odd_keys": -1, "odd_types": -1, "questions": self.native.queries}
+            odd = {"object": _OB_TYPE, "odd_keys": -1, "odd_types": -1, "queries": self.native.queries}
             self.native[0] = ffi.new("fx_guard *", odd)[0]
             for number in range(GUARDS):
                 self._checking[number] = self.native[0]
@@ -119,7 +119,7 @@ class Guard:
             setattr(self.native, name, value)
 
     def _find(self) -> None:
-        self.can_ask = self._has_found("questions", self._find_queries)
+        self.can_ask = self._has_found("queries", self._find_queries)
         self.knows_keys = self._has_found("keys", self._find_keys)
         if self.knows_keys:
             self.knows_storage = self._has_found("storage", self._find_storage)
@@ -291,7 +291,7 @@ class Guard:
         functions = {name: function_of(getattr(torch.Tensor, name, None)) for name in of_tensor}
         functions |= {name: function_of(getattr(torch.UntypedStorage, name, None)) for name in of_storage}
         if not all(functions.values()):
-            self.why["questions"] = f"no C function for {', '.join(name for name, found in functions.items() if not found)}"
+            self.why["queries"] = f"no C function for {', '.join(name for name, found in functions.items() if not found)}"
             return False
         ask = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
         for tensor in (*_plain_tensors(), *_watched_tensors(), torch.ones(2, dtype=torch.complex64).conj(), torch.ones(3)[1:]):
