@@ -363,3 +363,25 @@ def test_references_to_dtypes_are_bounded():
         ignore(array)
         ignore(array[::2])
     assert sys.getrefcount(dtype) <= before + 2
+
+
+def test_functions_of_ctypes_that_others_have_declared_otherwise():
+    """``ctypes.pythonapi`` is everybody's: what others declare its functions to be is not what they are here."""
+    run_python(
+        """
+        import ctypes
+        for name in ("PyCapsule_GetPointer", "PyCapsule_IsValid", "PyCapsule_New", "PyType_GetSlot", "PyType_FromSpecWithBases",
+                     "PyObject_GetBuffer", "PyBuffer_Release", "Py_IncRef", "Py_DecRef", "PyType_Modified"):
+            function = getattr(ctypes.pythonapi, name)
+            function.argtypes, function.restype = [ctypes.c_double], None
+        import array
+        import numpy as np
+        from fastexchange import convert, fast_args, from_dlpack, polyfill, unpolyfill
+        total_of = fast_args(lambda x: x[0] + x[1] + x[2] + x[3])
+        x = np.arange(4.0)
+        assert [total_of(x), total_of(array.array("d", x)), from_dlpack(x).sum(), convert(x, np.ndarray).sum()] == [6.0] * 4
+        polyfill(np.ndarray)
+        assert total_of(x) == 6.0
+        unpolyfill(np.ndarray)
+        """
+    )

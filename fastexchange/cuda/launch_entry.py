@@ -35,7 +35,7 @@ MAX_WORDS = 1024
 @part(types.intp(types.intp, types.intp, types.intp))
 def is_such_a_call(nargsf, kwnames, count):
     """Whether a call has `count` positional arguments, and no other."""
-    return types.intp(kwnames == 0 and nargsf & fast_parts.ARGUMENTS_MASK == count)
+    return types.intp(kwnames == 0 and nargsf & c.NARGS_MASK == count)
 
 
 _VIEW = types.intp(types.intp, types.intp, WORDS, types.intp, types.intp, types.intp)

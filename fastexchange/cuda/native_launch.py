@@ -14,7 +14,6 @@ from numba import types
 
 from ..dispatch import structs as dispatch
 from ..dispatch.bound_launch import hold_by
-from ..dispatch.fast_parts import ARGUMENTS_MASK
 from ..dispatch.read_arguments import CUDA, walk_for_device
 from ..dispatch.vectorcall import call_any, call_method, read_by, refuse_launch, run_by
 from ..dispatch.watching import is_unmoved
@@ -203,7 +202,7 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
     bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
     launcher = structs.launcher_at(bound.launcher)
     context = dispatch.context_at(launcher.context)
-    if nargsf & ARGUMENTS_MASK == 0 and kwnames == 0 and is_unmoved(bound.watched):
+    if nargsf & c.NARGS_MASK == 0 and kwnames == 0 and is_unmoved(bound.watched):
         code = stack(1)
         cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
         overload = dispatch.overload_at(bound.overload)

@@ -23,6 +23,7 @@ from ..ground.dlpack import VERSION, DLDeviceType, DLPackFlag
 from ..ground.dtype_registry import key_of
 from ..ground.native import address_of, load, store
 from ..ground.once import once
+from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from ..ground.safe_repr import shown
 from . import resets
 from .classify import (
@@ -42,10 +43,7 @@ from .streams import default_stream
 __all__ = ["exported", "originals"]
 
 _deleter = functools.lru_cache(64)(ctypes.PYFUNCTYPE(None, ctypes.c_void_p))  # by its address: producers have few
-_IS_VALID = ctypes.pythonapi.PyCapsule_IsValid
-_GET_POINTER = ctypes.pythonapi.PyCapsule_GetPointer
-_SET_NAME = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(("PyCapsule_SetName", ctypes.pythonapi))
-_USED = {b"dltensor_versioned": ctypes.c_char_p(b"used_dltensor_versioned"), b"dltensor": ctypes.c_char_p(b"used_dltensor")}
+_USED = {b"dltensor_versioned": b"used_dltensor_versioned", b"dltensor": b"used_dltensor"}
 
 
 class _View(NativeCallable):
@@ -135,9 +133,9 @@ def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -
         capsule = value.__dlpack__(stream=told)
     flags_of_legacy = _flags_of_legacy(value)  # which runs the producer's code: before the capsule is ours
     for name, used in _USED.items():
-        if _IS_VALID(ctypes.py_object(capsule), name):
-            pointer = _GET_POINTER(ctypes.py_object(capsule), name)
-            _SET_NAME(capsule, ctypes.cast(used, ctypes.c_void_p))
+        if PyCapsule_IsValid(capsule, name):
+            pointer = PyCapsule_GetPointer(capsule, name)
+            PyCapsule_SetName(capsule, used)
             break
     else:
         raise BufferError("__dlpack__ returned no unconsumed capsule named 'dltensor_versioned' or 'dltensor'")

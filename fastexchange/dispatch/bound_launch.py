@@ -14,7 +14,7 @@ from ..ground.cfunction import cfunction, part
 from ..ground.cpython import CALLABLE_CONTEXT
 from ..ground.native import call_word, cstring, global_address, load, native, native_inline, store
 from . import structs
-from .fast_parts import ARGUMENTS_MASK, BOXES_ARRAYS, BOXES_NONE, finish
+from .fast_parts import BOXES_ARRAYS, BOXES_NONE, finish
 from .frame import (
     ARRAY_BYTES,
     MEMINFO_REFCOUNT,
@@ -136,7 +136,7 @@ def enter(callable_, nargsf, kwnames, is_alone):
     """
     at = load(callable_ + CALLABLE_CONTEXT)
     bound = structs.bound_at(at)
-    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0:
+    if nargsf & c.NARGS_MASK != 0 or kwnames != 0:
         return 0
     if (is_alone == 0 and bound.state != structs.BOUND_FREE) or not is_unmoved(bound.watched):
         return 0
@@ -217,7 +217,7 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
 def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     """The vectorcall of a bound launch that lets other threads run, or has lists among its arguments, of any kernel."""
     bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    if nargsf & ARGUMENTS_MASK != 0 or kwnames != 0 or bound.state != structs.BOUND_FREE or not is_unmoved(bound.watched):
+    if nargsf & c.NARGS_MASK != 0 or kwnames != 0 or bound.state != structs.BOUND_FREE or not is_unmoved(bound.watched):
         return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
     context = structs.context_at(bound.context)
     frame = structs.frame_at(bound.frame)

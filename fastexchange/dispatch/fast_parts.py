@@ -30,7 +30,6 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU = int(DLDeviceType.kDLCPU)
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
-ARGUMENTS_MASK = 0x7FFFFFFFFFFFFFFF  # all but PY_VECTORCALL_ARGUMENTS_OFFSET
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
 BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2  # what a kernel's result is, or holds
 _WORD = types.intp
@@ -56,7 +55,7 @@ def finish(context, overload, code, result, excinfo, is_boxed):
 @part(_WORD(_WORD, _WORD, _WORD, _WORD))
 def enter(context_address, nargsf, kwnames, count):
     """A free frame for a call with `count` positional arguments; 0 if this call is another, or no frame is free."""
-    if kwnames != 0 or nargsf & ARGUMENTS_MASK != count:
+    if kwnames != 0 or nargsf & c.NARGS_MASK != count:
         return 0
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     at = runtime.frames

@@ -25,7 +25,6 @@ strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
 
 CALL_WORDS = 1 + MAX_PARAMETERS
 ERROR_BYTES = 256
-_OFFSET = -0x8000000000000000  # PY_VECTORCALL_ARGUMENTS_OFFSET
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)
@@ -90,7 +89,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    status, frame_address = bind_into(context, runtime, frame_address, args, nargsf & 0x7FFFFFFFFFFFFFFF, kwnames)
+    status, frame_address = bind_into(context, runtime, frame_address, args, nargsf & c.NARGS_MASK, kwnames)
     bound = structs.frame_at(frame_address).bound
     if status == structs.STATUS_OK:
         for i in range(count):
@@ -115,7 +114,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     if not is_ready:
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
-    plain = (callable_, given, count | _OFFSET, 0, context_address, last)
+    plain = (callable_, given, count | c.VECTORCALL_ARGUMENTS_OFFSET, 0, context_address, last)
     result = call_word(structs.overload_at(last).fast_entry, plain)
     if result == global_address("_Py_NoneStruct"):
         c.Py_DecRef(result)

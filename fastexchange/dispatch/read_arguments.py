@@ -10,7 +10,7 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
-from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -37,7 +37,6 @@ from .torch_queries import is_beyond, is_movable
 from .type_table import find
 
 OB_FVAL, OB_SIZE, OB_ITEM, SCALAR_VALUE = c.OB_FVAL, c.OB_SIZE, c.OB_ITEM, c.NUMPY_SCALAR_VALUE
-COMPLEX = int(DLDataTypeCode.kDLComplex)
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = map(
     int, (DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
 )

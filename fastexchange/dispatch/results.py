@@ -14,6 +14,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
+from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -45,8 +46,7 @@ from .type_table import find
 
 ARRAY_WORDS = structs.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
-UINT, FLOAT, COMPLEX = 1, 2, 5  # kDLUInt, kDLFloat, kDLComplex
-PLAIN_CODES = 0b1100111  # kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool: those for which Numba has types
+PLAIN_CODES = sum(1 << code for code in (INT, UINT, FLOAT, COMPLEX, BOOL))  # those for which Numba has types
 PARAMETRIC = 1 << 16
 STORABLE = 1 << 23  # from here on fields say the size of an element, in bytes, in bits 16 to 22: `dtypes.dtype_field`
 ONE, SEVERAL = 1, 2  # what fx_overload.boxes_arrays says: the result is an array, or holds some

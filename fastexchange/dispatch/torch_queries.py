@@ -7,12 +7,10 @@ memory.
 
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE
-from ..ground.dlpack import DLDataTypeCode
+from ..ground.dlpack import COMPLEX, INT, UINT
 from ..ground.native import call_word, global_address, native, native_inline
 from .structs import torch_queries_at
 from .torch_guard import is_level_open
-
-INT, UINT, COMPLEX = int(DLDataTypeCode.kDLInt), int(DLDataTypeCode.kDLUInt), int(DLDataTypeCode.kDLComplex)
 
 
 @native_inline

@@ -211,7 +211,7 @@ def run(context_address, args, nargs, flags, state):
 @native
 def call_method(name, callable_, args, nargsf, kwnames):
     """Call the kernel's method `name` with the call's arguments: a new reference, or 0 with an exception set."""
-    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
+    nargs = nargsf & c.NARGS_MASK
     if nargsf < 0:  # PY_VECTORCALL_ARGUMENTS_OFFSET: the word before the arguments is ours for the time of the call
         saved = load(args - 8)
         store(args - 8, callable_)
@@ -347,7 +347,7 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
+    nargs = nargsf & c.NARGS_MASK
     items = args
     status = structs.STATUS_OK
     if kwnames != 0 or nargs != context.plain_count:
@@ -382,8 +382,8 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
         return call_object(context.device_kernel, args, nargsf, kwnames)
     method = context.slow_name
     if status == structs.STATUS_NUMBA or status == structs.STATUS_STREAM or status == structs.STATUS_STREAMS:
-        if launcher == 0 and kwnames == 0 and is_numbas(context, runtime, args, nargsf & 0x7FFFFFFFFFFFFFFF):
-            return call_numbas(context, runtime, callable_, args, nargsf & 0x7FFFFFFFFFFFFFFF)
+        if launcher == 0 and kwnames == 0 and is_numbas(context, runtime, args, nargsf & c.NARGS_MASK):
+            return call_numbas(context, runtime, callable_, args, nargsf & c.NARGS_MASK)
         method = context.numba_name
     return call_method(method, callable_, args, nargsf, kwnames)
 

@@ -21,6 +21,7 @@ from ..ground.cpython import CapsuleType
 from ..ground.dtypes import dtype_field, field_itemsize
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
+from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
 from ..ground.safe_repr import shown, type_name
 from ..producers import buffer, dunder, forwarded, torch, torch_offsets
 from ..producers.ndarray import dtype_of
@@ -64,11 +65,6 @@ _serial = itertools.count(1)
 
 # ---- exchange tables -----------------------------------------------------------------------------------------------
 
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
-_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-
 _REQUIRED = (
     "managed_tensor_allocator",
     "managed_tensor_from_py_object_no_sync",
@@ -81,8 +77,8 @@ def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
     """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
     if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
         header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
-    elif type(capsule) is CapsuleType and _is_valid(capsule, CAPSULE_NAME):
-        header = ffi.cast("DLPackExchangeAPIHeader *", _get_pointer(capsule, CAPSULE_NAME))
+    elif type(capsule) is CapsuleType and PyCapsule_IsValid(capsule, CAPSULE_NAME):
+        header = ffi.cast("DLPackExchangeAPIHeader *", PyCapsule_GetPointer(capsule, CAPSULE_NAME))
     else:
         notes.append(f"its {attribute} is {shown(capsule)}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
         return None

@@ -18,6 +18,7 @@ from ..ground.dlpack_types import why_not_exported
 from ..ground.dltensor import READONLY_IS_ASSUMED
 from ..ground.dtypes import element_of, storage_of
 from ..ground.native import address_of
+from ..ground.pythonapi import Py_DecRef
 from ..ground.safe_repr import type_name
 from ..producers import capsules, dunder, numpy_table, torch
 from ..producers.ndarray import dtype_of
@@ -175,7 +176,7 @@ class Export:
 def _take(address: int):
     """The object to which `address` is a new reference."""
     made = ctypes.cast(address, ctypes.py_object).value
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+    Py_DecRef(made)
     return made
 
 

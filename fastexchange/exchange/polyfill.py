@@ -3,7 +3,6 @@
 Source: DLPack 1.3, the Python specification of ``__dlpack_c_exchange_api__``.
 """
 
-import ctypes
 import gc
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from .._abi import ffi
 from ..ground.cpython import CapsuleType
 from ..ground.once import for_ever, forkable_lock, once
+from ..ground.pythonapi import PyCapsule_New, PyType_Modified
 from ..ground.safe_repr import shown, type_name
 from ..producers import dunder, numpy_table
 from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table
@@ -24,10 +24,7 @@ _polyfilled: set[type] = set()
 
 def _capsule_of(table):
     """A capsule ``"dlpack_exchange_api"`` for a table that lives as long as the process."""
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
-        ("PyCapsule_New", ctypes.pythonapi)
-    )
-    return make(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
+    return PyCapsule_New(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
 
 
 @once
@@ -100,7 +97,7 @@ def polyfill(cls: type, /) -> None:
             raise ValueError(f"{type_name(cls)} has an exchange table of its own, which stays")
         namespace[EXCHANGE_ATTRIBUTE] = capsule
         _polyfilled.add(cls)
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
+        PyType_Modified(cls)
 
 
 def unpolyfill(cls: type, /) -> None:
@@ -112,7 +109,7 @@ def unpolyfill(cls: type, /) -> None:
         namespace = _namespace(cls)
         if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # else somebody has put another one there
             del namespace[EXCHANGE_ATTRIBUTE]
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
+        PyType_Modified(cls)
 
 
 def _namespace(cls: type) -> dict:

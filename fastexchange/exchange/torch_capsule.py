@@ -7,7 +7,6 @@ the C function itself. Any other, and any tensor in a mode that sees PyTorch's f
 That a tensor requires grad is for the guard's user to judge, who knows when it matters.
 """
 
-import ctypes
 import sys
 import types as python_types
 from typing import Any
@@ -22,6 +21,7 @@ from ..ground.cfunction import cfunction
 from ..ground.dltensor import DL_TENSOR, SOUND, delete_managed, dl_tensor_at, end_of, examine, is_empty
 from ..ground.native import address_of, global_address, load, native
 from ..ground.once import once
+from ..ground.pythonapi import PyCapsule_GetPointer
 from ..producers import dunder, forwarded, torch
 from ..producers.python_side import python_side
 from ..producers.torch_offsets import guard
@@ -104,11 +104,8 @@ def _functions() -> tuple:
     return tuple(getattr(framework._C, name, None) for name in ("_is_torch_function_mode_enabled", "_to_dlpack"))
 
 
-_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
-
-
 def _said(capsule) -> tuple:
-    tensor = ffi.cast("DLManagedTensor *", _pointer_in(capsule, b"dltensor")).dl_tensor
+    tensor = ffi.cast("DLManagedTensor *", PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor
     return (
         address_of(tensor.data) + tensor.byte_offset, int(tensor.device.device_type), tensor.device.device_id,
         tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, tensor.ndim,

@@ -149,7 +149,7 @@ def transfer(state, ob, to):
 def vectorcall_transfer(callable_, args, nargsf, kwnames):
     """The vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
     state = transfer_at(load(callable_ + CALLABLE_CONTEXT))
-    nargs = nargsf & 0x7FFFFFFFFFFFFFFF
+    nargs = nargsf & c.NARGS_MASK
     if kwnames == 0:
         if state.target != 0 and nargs == 1:
             result, was_tried = transfer(state, load(args), state.target)

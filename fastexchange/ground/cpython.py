@@ -15,6 +15,7 @@ from numba import types
 from .._abi import ffi
 from .native import address_of, external, load, native_inline, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
+from .pythonapi import PyType_GetSlot, prototype
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -85,6 +86,7 @@ PyType_IsSubtype = external("PyType_IsSubtype", INT, POINTER, POINTER)
 
 CapsuleType = type(datetime.datetime_CAPI)  # types.CapsuleType came with 3.13
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
+NARGS_MASK = 2**63 - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
 
 
 # ---- references ----------------------------------------------------------------------------------------------------
@@ -230,26 +232,21 @@ def _make_callable_type(name: str, base: type):
         _Member(b"_context", _T_PYSSIZET, at + _WORD, 0, b"address of what that function reads"),
         _Member(b"__vectorcalloffset__", _T_PYSSIZET, at, _READONLY, None),
     )
-    get_slot = ctypes.pythonapi.PyType_GetSlot
-    get_slot.restype, get_slot.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
     slots = (_Slot * 4)(
         _Slot(_TP_CALL, ctypes.cast(ctypes.pythonapi.PyVectorcall_Call, ctypes.c_void_p)),
-        _Slot(_TP_DESCR_GET, get_slot(python_types.FunctionType, _TP_DESCR_GET)),
+        _Slot(_TP_DESCR_GET, PyType_GetSlot(python_types.FunctionType, _TP_DESCR_GET)),
         _Slot(_TP_MEMBERS, ctypes.addressof(members)),
     )
     flags = _TPFLAGS_DEFAULT | _TPFLAGS_BASETYPE | _TPFLAGS_IMMUTABLETYPE | _TPFLAGS_HAVE_VECTORCALL
     spec = _Spec(name.encode(), at + 2 * _WORD, 0, flags, slots)
-    from_spec = ctypes.pythonapi.PyType_FromSpecWithBases
-    from_spec.restype, from_spec.argtypes = ctypes.py_object, [ctypes.POINTER(_Spec), ctypes.py_object]
-    made = from_spec(ctypes.byref(spec), (base,))
+    made = prototype("PyType_FromSpecWithBases", ctypes.py_object, ctypes.POINTER(_Spec), ctypes.py_object)(spec, (base,))
     _native_types.append(made)
     return made, (members, slots, spec)  # CPython keeps pointers into them
 
 
 def address_of_call(cls: type) -> int:
     """The address of a C type's ``tp_call``: ``PyObject *(PyObject *self, PyObject *args, PyObject *kwargs)``."""
-    get_slot = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_int)(("PyType_GetSlot", ctypes.pythonapi))
-    return get_slot(cls, _TP_CALL)
+    return PyType_GetSlot(cls, _TP_CALL)
 
 
 NativeCallable, _kept = _make_callable_type("fastexchange.NativeCallable", object)

@@ -13,7 +13,6 @@ in these tables: ``(code, 8)`` would be another type, and ``(code, 4)`` says *pa
 are neither exported nor imported; a kernel that asks for bits gets those bytes (``ground.dtypes.storage_of``).
 """
 
-import ctypes
 import operator
 import re
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 from .._abi import ffi
 from .dlpack import VERSION, DLDataTypeCode, DLDeviceType
 from .once import forkable_lock
+from .pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from .safe_repr import shown
 
 __all__ = [
@@ -238,13 +238,6 @@ def padded_key_of(dtype: np.dtype) -> Key | None:
 _numpy_register = getattr(np.dtypes, "register_dlpack_dtype", None)
 
 _VERSIONED = b"dltensor_versioned"
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
-)
-_is_valid_capsule = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
 
 
 def _register_with_numpy(key: Key, dtype: np.dtype) -> bool:
@@ -276,8 +269,8 @@ def _ask_numpy_for_key(dtype: np.dtype) -> Key | None:
 def dtype_in(capsule):
     """The ``DLDataType`` in a capsule that nobody has consumed, as long as that lives; None for anything else."""
     for name, struct in ((_VERSIONED, "DLManagedTensorVersioned *"), (b"dltensor", "DLManagedTensor *")):
-        if type(capsule).__name__ == "PyCapsule" and _is_valid_capsule(capsule, name):
-            return ffi.cast(struct, _capsule_pointer(capsule, name)).dl_tensor.dtype
+        if type(capsule).__name__ == "PyCapsule" and PyCapsule_IsValid(capsule, name):
+            return ffi.cast(struct, PyCapsule_GetPointer(capsule, name)).dl_tensor.dtype
     return None
 
 
@@ -305,7 +298,7 @@ class _Empty:
         tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = code, bits, 1
 
     def __dlpack__(self, **options):
-        return _new_capsule(int(ffi.cast("uintptr_t", self._managed)), _VERSIONED, None)
+        return PyCapsule_New(int(ffi.cast("uintptr_t", self._managed)), _VERSIONED, None)
 
     def __dlpack_device__(self):
         return int(DLDeviceType.kDLCPU), 0

@@ -28,6 +28,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import compiler, config
 
+from .pythonapi import prototype
+
 _missing: dict[str, str] = {}
 
 
@@ -195,7 +197,7 @@ def address_of_kernel(compiled) -> int:
     return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
 
 
-_c_function = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyCFunction_GetFunction", ctypes.pythonapi))
+_c_function = prototype("PyCFunction_GetFunction", ctypes.c_void_p, ctypes.py_object)
 
 
 # ---- code under construction -----------------------------------------------------------------------------------------

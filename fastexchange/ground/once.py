@@ -4,7 +4,6 @@ What is made once is made when it is first asked for, by whichever thread, and n
 it, and may run until the very end: a deleter is called when all modules have been cleared.
 """
 
-import ctypes
 import functools
 import os
 import threading
@@ -14,13 +13,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .numba_internals import compiler_locks
+from .pythonapi import Py_IncRef
 
 T = TypeVar("T")
 
 
 def for_ever(thing: T) -> T:
     """`thing`, which from now on outlives the interpreter."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    Py_IncRef(thing)
     return thing
 
 

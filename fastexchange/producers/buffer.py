@@ -18,10 +18,12 @@ from numba import typeof, types
 from .._abi import ffi
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
+from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT
 from ..ground.dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_elements, managed_at, new_managed
 from ..ground.native import cstring, external, global_address, load, native, sizeof, store, struct_at
 from ..ground.numba_internals import class_of_buffer
 from ..ground.once import once
+from ..ground.pythonapi import prototype
 from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
 
 __all__ = ["CLASSES", "is_buffer_type", "managed_tensor_from_py_object_no_sync", "numba_class", "prepare"]
@@ -56,7 +58,6 @@ PyObject_GetBuffer = external("PyObject_GetBuffer", c.INT, c.POINTER, c.POINTER,
 PyBuffer_Release = external("PyBuffer_Release", types.void, c.POINTER)
 
 FOREIGN_ORDER = (ord(">"), ord("!")) if sys.byteorder == "little" else (ord("<"), ord("<"))
-INT, UINT, FLOAT, COMPLEX, BOOL = 0, 1, 2, 5, 6
 
 
 @native
@@ -221,8 +222,8 @@ def prepare() -> bool:
 
 @once
 def _is_verified() -> bool:
-    get, release = ctypes.pythonapi.PyObject_GetBuffer, ctypes.pythonapi.PyBuffer_Release
-    get.argtypes, release.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_int], [ctypes.c_void_p]
+    get = prototype("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+    release = prototype("PyBuffer_Release", None, ctypes.c_void_p)
     data = array.array("h", range(24))
     for view in (memoryview(data), memoryview(b"abc"), memoryview(data).cast("B").cast("h", (4, 6))[::2]):
         buffer = ffi.new("fx_buffer *")

@@ -16,6 +16,7 @@ from ..ground.cfunction import cfunction
 from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
 from ..ground.native import call_word, cstring, load, native_inline, sizeof, stack, store, struct_at
 from ..ground.once import for_ever
+from ..ground.pythonapi import PyCapsule_New, PyMem_RawFree
 from .dunder import LEGACY_DL_TENSOR
 
 CDEF = """
@@ -81,10 +82,6 @@ def drop_capsule(capsule):
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
-_new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
-)
-_free = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("PyMem_RawFree", ctypes.pythonapi))
 
 
 @cfunction(types.void, types.intp)
@@ -125,9 +122,9 @@ def capsule_of(managed: int, is_versioned: bool):
         if not pointer:
             raise MemoryError("no memory for a legacy DLPack tensor")
     try:
-        return _new_capsule(pointer, int(ffi.cast("intptr_t", _names[name])), drop_capsule.address)
+        return PyCapsule_New(pointer, int(ffi.cast("intptr_t", _names[name])), drop_capsule.address)
     except MemoryError:
         if not is_versioned:
-            _free(pointer)
+            PyMem_RawFree(pointer)
         raise
 

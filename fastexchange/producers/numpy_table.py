@@ -55,6 +55,7 @@ from ..ground.native import (
     struct_at,
 )
 from ..ground.once import for_ever, once
+from ..ground.pythonapi import Py_DecRef, PyCapsule_GetPointer
 from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
 from .python_side import python_side
 
@@ -473,9 +474,7 @@ def _find_numpy_api() -> bool:
         from numpy._core import multiarray
     except ImportError:
         from numpy.core import multiarray  # type: ignore[no-redef]
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    api = ffi.cast("intptr_t *", get_pointer(multiarray._ARRAY_API, None))
+    api = ffi.cast("intptr_t *", PyCapsule_GetPointer(multiarray._ARRAY_API, None))
     if api[_ARRAY_TYPE] != id(np.ndarray):
         return False
     _state.array_type = id(np.ndarray)
@@ -494,7 +493,7 @@ def _makes_arrays(table) -> bool:
         if _call(table.managed_tensor_to_py_object_no_sync, address_of(managed[0]), address_of(made)):
             return False
         back = ctypes.cast(made[0], ctypes.py_object).value
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(back))
+        Py_DecRef(back)
         if type(back) is not np.ndarray or back.dtype != array.dtype or not np.array_equal(back, array):
             return False
     return True
