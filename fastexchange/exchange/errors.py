@@ -1,15 +1,14 @@
 """What is wrong with a tensor, or a call's argument, in words: the messages for the ways in which the walk refuses it."""
 
-import math
 import sys
 from typing import NoReturn
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..ground import dtype_registry
-from ..ground.dlpack import DLDataTypeCode, DLDeviceType, is_readable_by_cpu
-from ..ground.dltensor import MAX_ELEMENTS, MAX_OFFSET
+from ..ground import dltensor, dtype_registry
+from ..ground.dlpack import DLDataTypeCode, DLDeviceType
 from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
+from ..ground.native import address_of
 from ..ground.parameters import item_of, value_at
 from ..ground.safe_repr import type_name
 from ..producers import torch
@@ -129,35 +128,17 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
 
 
 def status_of(tensor) -> int:
-    """The status with which the walk would refuse a ``DLTensor *`` that Python is about to view; 0 if it would not."""
-    if not is_readable_by_cpu(int(tensor.device.device_type)):
-        return structs.STATUS_DEVICE
-    if tensor.dtype.lanes != 1:
-        return structs.STATUS_DTYPE
-    return memory_status_of(tensor)
+    """The status with which native code refuses a ``DLTensor`` that Python is about to view; 0 if it does not."""
+    return _status(dltensor.status_at, tensor)
 
 
 def memory_status_of(tensor) -> int:
-    """The status of a ``DLTensor *`` whose rank, extents, strides or address are not those of memory, wherever; else 0."""
-    if not 0 <= tensor.ndim <= structs.MAX_NDIM:
-        return structs.STATUS_NDIM
-    if tensor.ndim and tensor.shape == ffi.NULL:
-        return structs.STATUS_SHAPE
-    shape = [tensor.shape[i] for i in range(tensor.ndim)]
-    if any(extent < 0 for extent in shape):
-        return structs.STATUS_SHAPE
-    strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides != ffi.NULL else []
-    count = math.prod(extent for extent in shape if extent)
-    reach = sum(abs(stride) * (extent - 1) for extent, stride in zip(shape, strides, strict=False) if extent > 1)
-    if count > MAX_ELEMENTS or reach > MAX_ELEMENTS or tensor.byte_offset > MAX_OFFSET:
-        return structs.STATUS_OVERFLOW
-    address = int(ffi.cast("uintptr_t", tensor.data))
-    addresses = address, (address + tensor.byte_offset) % 2**64
-    if is_readable_by_cpu(int(tensor.device.device_type)):
-        is_nowhere = any(start >> 22 == 0 for start in addresses)
-    else:
-        is_nowhere = 0 in addresses
-    return structs.STATUS_NULL_DATA if is_nowhere and 0 not in shape else 0
+    """The status of a ``DLTensor`` whose rank, extents, strides or address are not those of memory, wherever; else 0."""
+    return _status(dltensor.memory_status_at, tensor)
+
+
+def _status(function, tensor) -> int:
+    return ffi.cast("intptr_t (*)(intptr_t)", function.address)(address_of(ffi.addressof(tensor)))
 
 
 # ---- a call's argument ----------------------------------------------------------------------------------------------

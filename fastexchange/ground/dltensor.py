@@ -4,6 +4,7 @@ import numpy as np
 from numba import types
 
 from . import cpython as c
+from .cfunction import cfunction
 from .dlpack import CPU_READABLE_MASK
 from .dlpack import VERSION as DLPACK_VERSION
 from .native import call_word, load, native, native_inline, offset_of, sizeof, stack, struct_at
@@ -76,6 +77,12 @@ def refusal(tensor):
         return DEVICE
     if tensor.dtype.lanes != 1:
         return DTYPE
+    return check_rank(tensor)
+
+
+@native
+def check_rank(tensor):
+    """What is wrong with a DLTensor's rank; SOUND if nothing is."""
     if tensor.ndim < 0 or tensor.ndim > MAX_NDIM:
         return NDIM
     if tensor.ndim > 0 and tensor.shape == 0:
@@ -151,6 +158,22 @@ def examine(tensor):
     if status == SOUND and is_nowhere(tensor) and not is_empty(tensor):
         status = NULL_DATA
     return status
+
+
+@cfunction(types.intp, types.intp)
+def status_at(address):
+    """:func:`examine` of the DLTensor at an address, for Python."""
+    return examine(dl_tensor_at(address))
+
+
+@cfunction(types.intp, types.intp)
+def memory_status_at(address):
+    """What is wrong with rank, sizes or memory of the DLTensor at an address, on whatever device; for Python."""
+    tensor = dl_tensor_at(address)
+    status = check_rank(tensor)
+    if status == SOUND:
+        status = check_sizes(tensor)
+    return NULL_DATA if status == SOUND and is_lost(tensor) else status
 
 
 @native_inline
