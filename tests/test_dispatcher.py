@@ -393,17 +393,19 @@ def test_dispatchers_that_cannot_be_extended():
     """Kernels are Numba's dispatchers then, with Python in front, and doctor says why."""
     done = run_python(
         """
-        import ctypes, sys
         import numba, numpy as np
-        class Refused:
-            def __setattr__(self, name, value):
-                setattr(real, name, value)
-            def __call__(self, spec, bases):
+        from fastexchange.ground import pythonapi
+        real = pythonapi.prototype
+        def refusing(name, *types):
+            function = real(name, *types)
+            if name != "PyType_FromSpecWithBases":
+                return function
+            def from_spec(spec, bases):
                 if bases != (object,):
                     raise SystemError("another layout")
-                return real(spec, bases)
-        real = ctypes.pythonapi.PyType_FromSpecWithBases
-        ctypes.pythonapi.PyType_FromSpecWithBases = Refused()
+                return function(spec, bases)
+            return from_spec
+        pythonapi.prototype = refusing
         from fastexchange import FastKernel, fast_args
         from fastexchange.command import probe
         from fastexchange.dispatch.runtime import runtime

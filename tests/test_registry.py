@@ -684,7 +684,7 @@ def exported(dtype):
         capsule = array.__dlpack__(max_version=(1, 0))
     except BufferError:
         return None
-    address = dtype_registry._capsule_pointer(capsule, b"dltensor_versioned")
+    address = dtype_registry.PyCapsule_GetPointer(capsule, b"dltensor_versioned")
     dtype = dtype_registry.ffi.cast("DLManagedTensorVersioned *", address).dl_tensor.dtype
     return dtype.code, dtype.bits
 

@@ -628,7 +628,7 @@ def warm_launches():
 
 @pytest.mark.usefixtures("warm_launches")
 @pytest.mark.parametrize(
-    "at_each", [at_each_line, functools.partial(at_each_instruction, "calls/bound.py")], ids=["line", "instruction"]
+    "at_each", [at_each_line, functools.partial(at_each_instruction, "calls/bound_launch.py")], ids=["line", "instruction"]
 )
 @pytest.mark.parametrize("name", ALL_BOUND)
 def test_ctrl_c_while_a_launch_is_bound(name, at_each):
