@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numba
 
 from ..dispatch import structs
-from ..dispatch.read_arguments import DRY_RUN
+from ..dispatch.readers import DRY_RUN
 from ..dispatch.runtime import runtime
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover

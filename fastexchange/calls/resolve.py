@@ -17,7 +17,7 @@ from numba.core.errors import NumbaPendingDeprecationWarning
 from .._abi import ffi
 from ..dispatch import structs, vectorcall
 from ..dispatch.boxing import UnsupportedEntry
-from ..dispatch.read_arguments import DRY_RUN, FLAG_ASKED
+from ..dispatch.readers import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording

@@ -11,7 +11,7 @@ from ..dispatch import fast_entry, fast_parts
 from ..dispatch import structs as dispatch
 from ..dispatch.boxing import target_context
 from ..dispatch.fast_parts import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
-from ..dispatch.read_arguments import CUDA
+from ..dispatch.readers import CUDA
 from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, code_cache, part

@@ -14,7 +14,8 @@ from numba import types
 
 from ..dispatch import structs as dispatch
 from ..dispatch.bound_launch import hold_by
-from ..dispatch.read_arguments import CUDA, walk_for_device
+from ..dispatch.read_arguments import walk_for_device
+from ..dispatch.readers import CUDA
 from ..dispatch.vectorcall import call_any, call_method, read_by, refuse_launch, run_by
 from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c

@@ -25,7 +25,7 @@ from .frame import (
     release,
     take_frame,
 )
-from .read_arguments import CPU, FLAG_OWN
+from .readers import CPU, FLAG_OWN
 from .vectorcall import call_method, fill_report, launch, look_up, read
 from .watching import is_unmoved, watch
 

@@ -12,7 +12,8 @@ from ..ground.native import call_int, global_address, load, native, native_inlin
 from . import structs
 from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, open_list
-from .read_arguments import CPU, DRY_RUN, FLAG_ASKED, FLAG_OWN, kind_on_device
+from .read_arguments import kind_on_device
+from .readers import CPU, DRY_RUN, FLAG_ASKED, FLAG_OWN
 from .torch_guard import guard_of, is_odd
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .type_table import find

@@ -21,7 +21,8 @@ from .fast_parts import finish
 from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .lists import drop_unchanged, reflect_changes
 from .pack import is_plain_dtype
-from .read_arguments import DRY_RUN, walk
+from .read_arguments import walk
+from .readers import DRY_RUN
 from .take_exports import export_managed
 from .type_table import GOLDEN, find
 

@@ -7,7 +7,7 @@ it leaves to a Python method, as the shim does.
 from numba import types
 
 from ..dispatch import structs
-from ..dispatch.read_arguments import is_writeable
+from ..dispatch.readers import is_writeable
 from ..dispatch.torch_guard import is_odd, is_short
 from ..dispatch.type_table import find
 from ..dispatch.vectorcall import call_method

@@ -1,0 +1,333 @@
+"""How an argument is read: one reader for each kind, all called alike.
+
+A reader gets what of the call it may need, the object, the address of its type's ``fx_entry``, and the address of its first
+word. It writes the words, and returns a STATUS_*, the key, the bytes of the words, and of an array the origin, else 0.
+
+Readers are inlined into the loop over the arguments, ``read_arguments.read_arguments``, once for the CPU and once for devices.
+"""
+
+from collections import namedtuple
+
+from numba import types
+
+from ..ground import cpython as c
+from ..ground.cpython import PyErr_Occurred
+from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType
+from ..ground.dltensor import (
+    DL_TENSOR,
+    INTERFACE_STREAM,
+    READONLY,
+    READONLY_IS_ASSUMED,
+    check_rank,
+    dl_tensor_at,
+    element_field,
+    end_of,
+    is_empty,
+    is_plain,
+    managed_at,
+    refusal,
+)  # fmt: skip
+from ..ground.native import as_words, call_int, global_address, load, native, native_inline, store
+from ..producers.ndarray import ndarray_at
+from . import structs
+from .frame import EXPORT_BYTES
+from .pack import keep_tensor, pack_ndarray, pack_tensor
+from .torch_guard import guard_of, is_odd, is_short
+from .torch_queries import is_beyond, is_movable
+from .type_table import find
+
+OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = map(
+    int, (DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
+)
+SCALAR_FLOAT64 = structs.KIND_SCALAR | (FLOAT | 64 << 8) << structs.DTYPE_SHIFT
+SCALAR_INT64 = structs.KIND_SCALAR | (INT | 64 << 8) << structs.DTYPE_SHIFT
+SCALAR_UINT64 = structs.KIND_SCALAR | (UINT | 64 << 8) << structs.DTYPE_SHIFT
+SCALAR_BOOL = structs.KIND_SCALAR | (BOOL | 8 << 8) << structs.DTYPE_SHIFT
+SCALAR_COMPLEX128 = structs.KIND_SCALAR | (COMPLEX | 128 << 8) << structs.DTYPE_SHIFT
+
+FLAG_ASKED = 1  # the slow path has asked the frameworks about all tensors: what they say of one that is odd still is final
+DRY_RUN = 2  # stop before the kernel: only the keys are wanted
+FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
+
+
+Reading = namedtuple("Reading", "context runtime frame flags is_cuda limit exports scratch")  # for Numba
+"""What of a call its readers may need.
+
+``limit``: the end of the frame's words. ``exports``: how many owning exports have been met. ``scratch``: a word for C functions.
+"""
+
+
+# ---- scalars ---------------------------------------------------------------------------------------------------------
+
+
+@native_inline
+def read_float(reading, ob, entry, word):
+    """A Python float."""
+    store(word, load(ob + OB_FVAL))
+    return structs.STATUS_OK, SCALAR_FLOAT64, 8, 0
+
+
+@native_inline
+def read_int(reading, ob, entry, word):
+    """A Python int: an int64, or what only a uint64 holds."""
+    scratch = reading.scratch
+    value = c.PyLong_AsLongLongAndOverflow(ob, scratch)
+    key = SCALAR_INT64
+    status = structs.STATUS_OK
+    if value == -1 and load(scratch) & 0xFFFFFFFF != 0:
+        value = types.int64(c.PyLong_AsUnsignedLongLong(ob))
+        key = SCALAR_UINT64
+        if value == -1 and PyErr_Occurred() != 0:
+            c.PyErr_Clear()
+            status = structs.STATUS_BIG_INT
+    store(word, value)
+    return status, key, 8, 0
+
+
+@native_inline
+def read_bool(reading, ob, entry, word):
+    """A Python bool."""
+    store(word, types.intp(ob == global_address("_Py_TrueStruct")))
+    return structs.STATUS_OK, SCALAR_BOOL, 8, 0
+
+
+@native_inline
+def read_complex(reading, ob, entry, word):
+    """A Python complex number."""
+    store(word, load(ob + OB_FVAL))
+    store(word + 8, load(ob + OB_FVAL + 8))
+    return structs.STATUS_OK, SCALAR_COMPLEX128, 16, 0
+
+
+@native_inline
+def read_numpy_scalar(reading, ob, entry, word):
+    """A scalar of NumPy's of at most 8 bytes: the rest of its word means nothing."""
+    store(word, load(ob + SCALAR_VALUE))
+    return structs.STATUS_OK, structs.entry_at(entry).key, 8, 0
+
+
+@native_inline
+def read_numpy_complex64(reading, ob, entry, word):
+    """A ``numpy.complex64``: each part is a word."""
+    value = load(ob + SCALAR_VALUE)
+    store(word, value & 0xFFFFFFFF)
+    store(word + 8, (value >> 32) & 0xFFFFFFFF)
+    return structs.STATUS_OK, structs.entry_at(entry).key, 16, 0
+
+
+@native_inline
+def read_numpy_complex128(reading, ob, entry, word):
+    """A ``numpy.complex128``."""
+    store(word, load(ob + SCALAR_VALUE))
+    store(word + 8, load(ob + SCALAR_VALUE + 8))
+    return structs.STATUS_OK, structs.entry_at(entry).key, 16, 0
+
+
+@native_inline
+def read_none(reading, ob, entry, word):
+    """``None``, which Numba passes as its address."""
+    store(word, ob)
+    return structs.STATUS_OK, structs.KIND_NONE, 8, 0
+
+
+@native_inline
+def read_omitted(reading, ob, entry, word):
+    """An argument that has been omitted: its default is compiled in."""
+    return structs.STATUS_OK, structs.KIND_OMITTED, 0, 0
+
+
+@native_inline
+def read_constant(reading, ob, entry, word):
+    """A jitted function: a type of its own to Numba, so the object has an entry, not its type."""
+    known = find(reading.runtime, ob)
+    if known == 0:
+        return structs.STATUS_UNKNOWN_TYPE, 0, 0, 0
+    store(word, ob)
+    return structs.STATUS_OK, structs.entry_at(known).key, 8, 0
+
+
+# ---- arrays ----------------------------------------------------------------------------------------------------------
+
+
+@native_inline
+def read_ndarray(reading, ob, dtype_key, itemsize, word):
+    """An ndarray with a dtype of this key, read in place."""
+    ndim = types.intp(ndarray_at(ob).nd)
+    size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
+    if word + size > reading.limit:
+        return structs.STATUS_GROW, 0, 0, 0
+    key_flags = types.intp(ndarray_at(ob).flags) & structs.KEY_FLAGS
+    pack_ndarray(ob, ndim, itemsize, as_words(word))
+    key = dtype_key | ndim << structs.NDIM_SHIFT | key_flags << structs.FLAGS_SHIFT
+    return structs.STATUS_OK, key, size, ob + structs.ORIGIN_NDARRAY
+
+
+@native_inline
+def find_shown(reading, ob, entry, view):
+    """The export that a device array's entry shows. Returns a STATUS_*, and as :func:`read_tensor` has them, the other four."""
+    known = find(reading.runtime, ob)
+    if known == 0:
+        return structs.STATUS_STREAM, 0, True, 0, ob + structs.ORIGIN_VIEW
+    managed = structs.entry_at(known).shown
+    return (
+        structs.STATUS_OK, managed + DL_TENSOR, is_writeable(managed_at(managed).flags, 0), 0, ob + structs.ORIGIN_VIEW
+    )  # fmt: skip
+
+
+@native_inline
+def take_export(reading, ob, entry, view):
+    """The owning export that ``take_exports.export_managed`` has made of the object. Returns as :func:`find_shown`."""
+    origin = ob + structs.ORIGIN_EXPORT
+    if reading.exports == reading.frame.export_count:
+        return structs.STATUS_EXPORT, 0, True, 0, origin
+    export = structs.export_at(reading.frame.exports + EXPORT_BYTES * reading.exports)
+    managed = export.managed
+    if export.object != ob:
+        return structs.STATUS_CHANGED, 0, True, 0, origin
+    if managed == 0:
+        return structs.STATUS_EXPORT, 0, True, 0, origin
+    guard = guard_of(reading.context, structs.entry_at(entry))
+    # Since it was exported; where PyTorch is asked, the guard always says so.
+    if structs.entry_at(entry).is_own_memory != 0 and is_odd(guard, ob) and structs.guard_at(guard).asks == 0:
+        return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
+    if managed_at(managed).version.major != 1:
+        return structs.STATUS_VERSION, 0, True, 0, origin
+    if reading.is_cuda and export.is_interface != 0:
+        note_stream(reading.frame, load(managed + INTERFACE_STREAM))
+    return structs.STATUS_OK, managed + DL_TENSOR, is_writeable(managed_at(managed).flags, guard), export.storage, origin
+
+
+@native_inline
+def borrow_view(reading, ob, entry, view):
+    """A view of the object, borrowed by its type's exchange table. Returns as :func:`find_shown`."""
+    origin = ob + structs.ORIGIN_VIEW
+    guard = guard_of(reading.context, structs.entry_at(entry))
+    if is_odd(guard, ob):
+        return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
+    dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
+    failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
+    if failed or PyErr_Occurred() != 0:
+        if PyErr_Occurred() == 0:
+            return structs.STATUS_NO_ERROR_SET, 0, True, 0, origin
+        if guard != 0 and reading.flags & FLAG_ASKED == 0:
+            c.PyErr_Clear()  # the tensor's own __dlpack__ has better words
+            return structs.STATUS_CHECK, 0, True, 0, origin
+        return structs.STATUS_ERROR, 0, True, 0, origin
+    return structs.STATUS_OK, view, True, 0, origin
+
+
+# ---- where a tensor is --------------------------------------------------------------------------------------------------
+
+
+@native
+def place(frame, tensor, stream):
+    """Note where a tensor is that a launch on a device reads, and by which function its producer tells of its stream.
+
+    Returns a STATUS_*. Pinned memory is read by every device, managed memory by every device that has to.
+    """
+    if types.intp(tensor.dtype.lanes) != 1:
+        return structs.STATUS_DTYPE
+    status = check_rank(tensor)
+    if status != structs.STATUS_OK:
+        return status
+    device = types.intp(tensor.device.device_type)
+    number = types.intp(tensor.device.device_id)
+    if device != CUDA_HOST and (number < 0 or number >= structs.MAX_DEVICES):
+        return structs.STATUS_DEVICE
+    if device == CUDA:
+        if frame.device >= 0 and frame.device != number:
+            return structs.STATUS_DEVICES
+        frame.device = number
+    elif device == CUDA_MANAGED:
+        if frame.managed_device < 0:
+            frame.managed_device = number
+    elif device != CUDA_HOST:
+        return structs.STATUS_DEVICE
+    if frame.stream == 0:
+        frame.stream = stream
+    elif stream != 0 and stream != frame.stream:
+        frame.other_stream = stream
+    return structs.STATUS_OK
+
+
+@native
+def note_stream(frame, stream):
+    """Note the stream, or 0, that an array's ``__cuda_array_interface__`` names."""
+    if stream != 0:
+        if frame.own_stream == 0:
+            frame.own_stream = stream
+        elif frame.own_stream != stream:
+            frame.own_streams_differ = 1
+
+
+@native_inline
+def is_writeable(flags, guard):
+    """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
+    return flags & READONLY == 0 or (flags & READONLY_IS_ASSUMED != 0 and guard != 0)
+
+
+@native_inline
+def read_tensor(reading, kind, ob, entry, view, word):
+    """A tensor: a device array's entry shows it, an owning export has been made of it, or it lends a view, written at `view`.
+
+    Passes: find the tensor; see that it is sound, and on a device that the kernel reads; pack its words; see that its memory has
+    not been freed since, and will not be during the call.
+    """
+    # 1. What its entry says, before foreign code runs, which may move the entry. Then the tensor.
+    class_key = structs.entry_at(entry).key
+    is_own_memory = structs.entry_at(entry).is_own_memory != 0
+    guard = guard_of(reading.context, structs.entry_at(entry))
+    stream = structs.entry_at(entry).stream
+    needs_owning_exports = reading.context.needs_owning_exports != 0 or reading.flags & FLAG_OWN != 0
+    if kind == structs.KIND_VIEW:
+        status, tensor, writeable, storage, origin = find_shown(reading, ob, entry, view)
+    elif kind == structs.KIND_MANAGED or needs_owning_exports:
+        status, tensor, writeable, storage, origin = take_export(reading, ob, entry, view)
+    else:
+        status, tensor, writeable, storage, origin = borrow_view(reading, ob, entry, view)
+    if status != structs.STATUS_OK:
+        return status, 0, 0, 0
+    # 2. Whether it is sound.
+    dl_tensor = dl_tensor_at(tensor)
+    if reading.is_cuda:
+        status = place(reading.frame, dl_tensor, stream)
+    else:
+        status = structs.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
+    if status != structs.STATUS_OK:
+        keep_tensor(reading.frame, tensor)
+        return status, 0, 0, 0
+    ndim = types.intp(dl_tensor.ndim)
+    field = element_field(dl_tensor)
+    size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
+    if word + size > reading.limit:
+        return structs.STATUS_GROW, 0, 0, 0
+    # 3. Its words.
+    key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
+    # 4. Whether its memory is there, and stays.
+    if status == structs.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
+        end = end_of(dl_tensor) if is_own_memory else 0
+        if storage == 0:
+            is_gone = is_short(guard, ob, end)
+        else:
+            begin = dl_tensor.data + types.intp(dl_tensor.byte_offset)
+            is_gone = is_beyond(structs.guard_at(guard), storage, begin, end)
+        if is_gone:
+            status = structs.STATUS_NULL_DATA if storage == 0 else structs.STATUS_CHANGED
+            if reading.flags & FLAG_ASKED == 0:
+                status = structs.STATUS_CHECK
+        elif reading.is_cuda:
+            pass  # `cuda.bound_launch` sees to it that a launch finds the memory where it was
+        elif needs_owning_exports and storage == 0:
+            status = structs.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
+        elif needs_owning_exports and reading.flags & DRY_RUN == 0 and is_movable(structs.guard_at(guard), storage):
+            status = structs.STATUS_MOVABLE
+    if status == structs.STATUS_OK and reading.is_cuda and key_flags & structs.ALIGNED == 0:
+        status = structs.STATUS_MISALIGNED
+    if status != structs.STATUS_OK:
+        keep_tensor(reading.frame, tensor)
+        return status, 0, 0, 0
+    if writeable:
+        key_flags |= structs.WRITEABLE
+    key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT
+    return structs.STATUS_OK, key | key_flags << structs.FLAGS_SHIFT | class_key, size, origin
