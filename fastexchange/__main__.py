@@ -170,7 +170,7 @@ def _number(text: str) -> float:
 def _percent(text: str) -> float:
     value = _number(text)
     if not 0 <= value < 1000:
-        raise argparse.ArgumentTypeError(f"{text} is no percentage from 0 to 1000")
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage from 0 to 1000")
     return value
 
 

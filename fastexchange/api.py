@@ -155,7 +155,7 @@ def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
     """The kernel for CUDA that ``fast_args(cuda=...)`` is given, None for none."""
     if cuda is None:
         if launch is not None:
-            raise TypeError("fast_args(): launch says how the kernel cuda= is launched, and there is none")
+            raise TypeError("fast_args(): launch= is given without cuda=, the kernel that it launches")
         return None
     if not isinstance(cuda, Kernel) and _cuda_target_of(cuda) is None:
         raise TypeError(f"fast_args(): cuda is a @cuda.jit dispatcher, or what fast_args made of one, not {shown(cuda)}")

@@ -232,7 +232,7 @@ def test_a_tensor_that_is_given_other_memory_leaves_the_launch_its_own(change):
     launch()
     assert view.tolist() == [1.0] * 100 and other.tolist() == [5.0] * 100
     if change == "resize_":
-        with pytest.raises(BufferError, match="goes on to byte 4000"):  # PyTorch has left the shape that it refused
+        with pytest.raises(BufferError, match="ends at byte 4000"):  # PyTorch has left the shape that it refused
             launch.rebind()
         tensor.resize_(10)
     assert launch.rebind()() is None  # reads it as it is now

@@ -342,7 +342,7 @@ def test_what_returns_cannot_be():
         with pytest.raises(TypeError, match="returns is a type of tensors that can be made"):
             fast_args(kernel, returns=wrong)
     for wrong in [np.matrix, np.ma.MaskedArray] + ([torch.nn.Parameter] if torch is not None else []):
-        with pytest.raises(TypeError, match=r"a result is made a (numpy.ndarray|torch.Tensor); say so"):
+        with pytest.raises(TypeError, match=r"its framework makes a (numpy.ndarray|torch.Tensor); pass that type"):
             fast_args(kernel, returns=wrong)
     for wrong in ("y", "rest", ""):
         with pytest.raises(ValueError, match=r"names no parameter of .*kernel\(x, \*rest\)"):

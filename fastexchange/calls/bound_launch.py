@@ -183,8 +183,8 @@ class _Held:
                 given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
                 kernel.compile(tuple(given))
             raise TypeError(
-                f"{kernel.__qualname__}(): these arguments cannot be bound, Numba's own dispatcher makes such calls; explain() "
-                "says because of which"
+                f"{kernel.__qualname__}(): these arguments cannot be bound, because Numba's own dispatcher makes such "
+                "calls; explain() says which argument is the reason"
             )
         self.capsule, (address, self.overload) = report.result, report.held
         frame = ffi.cast("fx_frame *", address)

@@ -58,7 +58,7 @@ def _digest_of(tell: Callable[[], Any], name: str) -> str:
     except (Untold, MemoryError):
         raise
     except Exception as error:  # whatever an object's own methods raise, or too many of them inside one another
-        raise Untold(f"what {name} names cannot be looked at ({type(error).__name__}: {error})") from error
+        raise Untold(f"what {name} names cannot be read ({type(error).__name__}: {error})") from error
     return _digest(told)
 
 

@@ -114,7 +114,9 @@ def check_type(cls: type) -> None:
     if cls is object or not (made is np.ndarray or hasattr(made, "__dlpack_c_exchange_api__") or has_from_dlpack(made)):
         raise _no_target(cls)
     if made is not cls:
-        raise TypeError(f"fast_args(): returns={type_name(cls)}: a result is made a {type_name(made)}; say so, and convert it")
+        raise TypeError(
+            f"fast_args(): returns={type_name(cls)}: its framework makes a {type_name(made)}; pass that type, and convert the result"
+        )
 
 
 def learn_target(cls: type) -> None:

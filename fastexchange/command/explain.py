@@ -47,7 +47,7 @@ def _find(module: ModuleType, dotted: str, what: str) -> Any:
             owner = ".".join(names[: number - 1])
             raise CommandError(f"{what} has no {name!r}{' in ' + owner if owner else ''}{_instead(module)}") from error
         except Exception as error:
-            raise CommandError(f"{what}: {dotted} cannot be got: {one_line(error)}") from error
+            raise CommandError(f"{what}: {dotted} cannot be read: {one_line(error)}") from error
     return found
 
 

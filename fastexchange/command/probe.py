@@ -235,7 +235,7 @@ def _disk_cache() -> Iterator[Finding]:
     try:
         found = [each.contents() for each in code_cache.folders]
     except OSError as error:
-        yield Finding(section, "entries", SLOW, f"cannot be looked at: {one_line(error)}")
+        yield Finding(section, "entries", SLOW, f"cannot be read: {one_line(error)}")
         return
     refused = [why for contents in found for why in contents.refused]
     if refused:

@@ -139,12 +139,12 @@ class _Held:
             # The streams may be others in each launch, and then be ordered otherwise: an ordinary launch looks.
             if has_stream:
                 raise TypeError(
-                    f"{kernel.__qualname__}(): an array's interface names another stream than the one that is given: such a "
-                    "launch cannot be bound, but on that stream"
+                    f"{kernel.__qualname__}(): an array's interface names another stream than the one that the launch is given; "
+                    "bind the launch on that stream"
                 )
             raise TypeError(
-                f"{kernel.__qualname__}(): the tensors' producers may work on different streams: such a launch cannot be bound, "
-                "but where it is given a stream, kernel[grid, block, stream].bind(...)"
+                f"{kernel.__qualname__}(): the tensors' producers may work on different streams, so the launch cannot "
+                "be bound without one: kernel[grid, block, stream].bind(...)"
             )
         check_device(kernel, device_of(kernel, report), bound)
         load(kernel, self.overload, device_of(kernel, report), self.native)

@@ -147,7 +147,7 @@ def _classified(position: int, value) -> ArgumentInfo:
         fields = entries.fields(type(value))
     if is_of_package(type(value)) and getattr(value, "gpu_data", None) is None:
         raise BufferError(
-            "it is a view that NumPy has made of a managed or mapped array, and has lost the array's memory on the device; pass "
+            "it is a view that NumPy has made of a managed or mapped array, without the array's memory on the device; pass "
             "the whole array, or make the view in the kernel"
         )
     kind = fields["kind"]
@@ -349,13 +349,13 @@ def _place(pointer: int) -> tuple[int, int]:
     if not pointer:  # of an array without elements, which is wherever the launch is
         return int(DLDeviceType.kDLCUDAHost), 0
     if not 0 < pointer < 2**64:
-        raise BufferError(f"its address {shown(pointer)} is none")
+        raise BufferError(f"its address {shown(pointer)} is not one of 64 bits")
     try:
         memory = driver().memory_at(pointer)
     except CudaError as error:
         if error.code != 1:
             raise
-        raise BufferError(f"its address {pointer:#x} is not one of CUDA's memory") from None
+        raise BufferError(f"its address {pointer:#x} is not in CUDA's memory") from None
     if memory.is_managed:
         return int(DLDeviceType.kDLCUDAManaged), memory.device
     return int(DLDeviceType.kDLCUDA if memory.is_on_device else DLDeviceType.kDLCUDAHost), memory.device

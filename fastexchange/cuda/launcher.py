@@ -99,7 +99,7 @@ class CudaLauncher(NativeCallable):
             from .own_launch import own_launch
 
             if not hasattr(own_launch(self, self.configuration.stream), "pre_launch_callbacks"):
-                raise AttributeError(f"launches by {self.kernel.target.name} call nothing before")
+                raise AttributeError(f"{self.kernel.target.name} has no callbacks before a launch")
             self._callbacks = []
             self._vectorcall = native_launch.vectorcall_own.address
         return self._callbacks

@@ -72,8 +72,8 @@ def taken_for(kernel, given: tuple) -> tuple[tuple, list[int] | None]:
         return taken, conversions(given, taken)
     except Unconvertible as error:
         raise TypeError(
-            f"{argument(kernel, position_of(error.index, given))}: {error.given} does not become {error.taken} without being "
-            f"changed: the signature is {taken}, given {given}"
+            f"{argument(kernel, position_of(error.index, given))}: {error.given} cannot be converted to {error.taken} "
+            f"exactly: the signature is {taken}, given {given}"
         ) from None
 
 

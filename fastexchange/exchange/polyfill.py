@@ -85,10 +85,10 @@ def polyfill(cls: type, /) -> None:
     Raises TypeError for types of which this package has no table, ValueError for a type that has one of its own.
     """
     if cls is not np.ndarray:
-        raise TypeError(f"there is a table to lend for numpy.ndarray only, not for {shown(cls)}")
+        raise TypeError(f"only numpy.ndarray can be given an exchange table, not {shown(cls)}")
     capsule = _numpy_capsule()
     if capsule is None:
-        raise TypeError("this NumPy's C API is not as expected: there is no table to lend for numpy.ndarray")
+        raise TypeError("this NumPy's C API is not as expected: numpy.ndarray cannot be given an exchange table")
     with _lock:
         if cls in _polyfilled:
             return

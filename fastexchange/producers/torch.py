@@ -127,7 +127,7 @@ def check_storage(tensor) -> None:
     if end > size and not is_empty:
         (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # it may have words of its own
         raise BufferError(
-            f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor goes on to byte {end}"
+            f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )
 
 

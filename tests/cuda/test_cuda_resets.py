@@ -80,7 +80,7 @@ made(none[1, 1])
 slow = one.counts().slow
 for _ in range(2):
     reset()
-    refused(lambda: fast(old), BufferError, "is not one of CUDA's memory")
+    refused(lambda: fast(old), BufferError, "is not in CUDA's memory")
     new = cuda.to_device(np.ones(4, "f4"))
     for value in (new, tensor()):
         for launch in (fast, tasks, shared, declared[1, 32]):
@@ -184,7 +184,7 @@ for _ in range(24):
 array = other.to_device(np.ones(4, "f4"))
 made(fast, array)
 reset()
-refused(lambda: fast(array), BufferError, "is not one of CUDA's memory")
+refused(lambda: fast(array), BufferError, "is not in CUDA's memory")
 made(fast, tensor())
 """)
 

@@ -33,7 +33,7 @@ class NumbaCuda:
         if not hasattr(cuda, "HAS_NUMBA"):  # numba-cuda says so of its numba.cuda
             raise TypeError(
                 "fast_args(): this @cuda.jit is the one in Numba itself, which is no longer developed; install numba-cuda, which "
-                "takes the place of numba.cuda, or numba-cuda-mlir, whose is `from numba_cuda_mlir import cuda`"
+                "replaces numba.cuda, or numba-cuda-mlir, and write `from numba_cuda_mlir import cuda`"
             )
         self.cuda: Any = cuda
 
