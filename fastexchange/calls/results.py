@@ -115,7 +115,7 @@ def check_type(cls: type) -> None:
         raise _no_target(cls)
     if made is not cls:
         raise TypeError(
-            f"fast_args(): returns={type_name(cls)}: its framework makes a {type_name(made)}; pass that type, and convert the result"
+            f"fast_args(): returns={type_name(cls)}: its framework makes a {type_name(made)}; pass that type, and convert it"
         )
 
 
