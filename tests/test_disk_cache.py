@@ -6,6 +6,7 @@ import random
 import signal
 import stat
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -257,27 +258,26 @@ def test_what_another_user_owns_is_not_believed(folder, entry, what):
 
 @needs_root
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-def test_root_compiles_for_all(folder, entry, tmp_path):
+def test_root_compiles_for_all():
     """Others read what root has kept, keep theirs elsewhere, and root believes nothing of that."""
-    reachable = [tmp_path, *(path for path in tmp_path.parents if path.owner() == "root" and path.stat().st_mode & 0o077 == 0)]
-    modes = [(path, path.stat().st_mode) for path in reachable]
-    try:
-        for path, mode in modes:
-            path.chmod(mode | 0o055)
-        (tmp_path / "theirs").mkdir()
-        (tmp_path / "theirs").chmod(0o777)
+    # A folder of the test's own: other test runs that start meanwhile take others' access to pytest's away.
+    with tempfile.TemporaryDirectory() as reachable:
+        folder, theirs = CacheFolder(Path(reachable, "cache")), CacheFolder(Path(reachable, "theirs", "cache"))
+        assert folder.save("name", "key", VALUE)
+        Path(reachable).chmod(0o755)
+        theirs.path.parent.mkdir()
+        theirs.path.parent.chmod(0o777)
         child = os.fork()
         if child == 0:
-            os.setgid(12345), os.setuid(12345)
-            own = CacheFolder(tmp_path / "theirs" / "cache")
-            is_right = folder.load("name", "key") == VALUE and not folder.is_writable and not folder.save("name", "b", 1)
-            is_right &= own.is_writable and own.save("name", "key", "theirs") and own.load("name", "key") == "theirs"
-            os._exit(not is_right)
+            is_right = False
+            try:
+                os.setgid(12345), os.setuid(12345)
+                is_right = folder.load("name", "key") == VALUE and not folder.is_writable and not folder.save("name", "b", 1)
+                is_right &= theirs.is_writable and theirs.save("name", "key", "theirs") and theirs.load("name", "key") == "theirs"
+            finally:
+                os._exit(not is_right)
         assert os.waitpid(child, 0)[1] == 0
-        assert CacheFolder(tmp_path / "theirs" / "cache").load("name", "key") is None
-    finally:
-        for path, mode in modes:
-            path.chmod(mode)
+        assert CacheFolder(theirs.path).load("name", "key") is None
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
