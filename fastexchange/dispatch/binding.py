@@ -12,7 +12,7 @@ OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 def bind(context, frame, args, nargs, kwnames):
     """Put positional and keyword arguments in parameter order into ``frame.bound``. Returns a STATUS_*.
 
-    Names are compared by identity first: CPython interns those that stand in source code.
+    1. Store positional arguments. 2. Find each keyword's parameter. 3. Store the defaults of omitted parameters.
     """
     count = context.parameter_count
     if count > frame.bound_capacity:
@@ -27,7 +27,7 @@ def bind(context, frame, args, nargs, kwnames):
     keywords = load(kwnames + OB_SIZE) if kwnames != 0 else 0
     for k in range(keywords):
         name = load(kwnames + OB_ITEM + 8 * k)
-        i = context.positional_only
+        i = context.positional_only  # compare by identity first: CPython interns names in source code
         while i < count and load(context.names + 8 * i) != name:
             i += 1
         if i == count:  # a name that is not interned: from **mapping, for instance
@@ -48,7 +48,7 @@ def bind(context, frame, args, nargs, kwnames):
 
 @native
 def bind_into(context, runtime, frame_address, args, nargs, kwnames):
-    """:func:`bind` into a frame that is large enough. Returns (status, frame)."""
+    """:func:`bind`, in a larger frame if necessary. Returns (STATUS_*, frame)."""
     status = bind(context, structs.frame_at(frame_address), args, nargs, kwnames)
     if status == structs.STATUS_GROW:
         grown = grow_frame(runtime, frame_address, context.parameter_count)

@@ -1,10 +1,9 @@
-"""Bound launches: a call whose arguments are read once, into a frame that stays theirs, and made again and again.
+"""Bound launches: calls whose arguments are read once, into a frame that keeps them for repeated launches.
 
-:data:`pin_arguments` reads them, taking an owning export of every tensor, so that their memory lives as long as the frame, which
-a capsule owns (:data:`let_go`). :data:`take` binds a launch to another frame. The launch's vectorcall, which
-``fast_entry.bound_entry`` strings together of the parts here, sees that the memory is still where it was (``watching``) and goes
-from CPython straight to the compiled kernel. An array that the kernel keeps gets the frame's *holder* for an owner: the Python
-object with the capsule.
+:data:`pin_arguments` reads the arguments and takes an owning export of every tensor, so their memory lives as long as the
+frame. A capsule owns the frame (:data:`let_go`). :data:`take` binds a launch to another frame. ``fast_entry.bound_entry``
+compiles the parts here into the launch's vectorcall, which checks that the memory has not moved (``watching``) and calls the
+kernel. The owner of an array that the kernel keeps is the frame's *holder*, the Python object that has the capsule.
 """
 
 from numba import types
@@ -32,16 +31,17 @@ from .watching import is_unmoved, watch
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def pin_arguments(context_address, args, nargs, flags, report_address):
-    """:func:`hold_by` of a kernel for the CPU."""
+    """:func:`hold_by` for CPU kernels."""
     return hold_by(read, context_address, args, nargs, flags, report_address)
 
 
 @native_inline
 def hold_by(read, context_address, args, nargs, flags, report_address):
-    """Read the arguments of a call, in parameter order, into a frame, which is the caller's from then on.
+    """Read a call's arguments, in parameter order, into a frame, and give the frame to a capsule.
 
-    What became of it is in the fx_report. STATUS_OK: it has the frame and the overload. Else nothing is held; with
-    STATUS_ERROR an exception is set. Returns a new reference to the capsule that owns the frame, or to None; 0 with an exception.
+    Returns: by the status in the fx_report: STATUS_OK: a new reference to the capsule, and the report has the frame and the
+    overload. STATUS_ERROR: 0 with an exception set. Else: a new reference to None.
+    Owns: the capsule owns the frame. Unless STATUS_OK, everything is released.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
@@ -80,7 +80,7 @@ def hold_by(read, context_address, args, nargs, flags, report_address):
 
 @native
 def give_back(runtime, frame_address):
-    """Give back all that a frame holds, and the frame. Needs the GIL."""
+    """Release everything that a frame holds, and the frame. GIL: held."""
     frame = structs.frame_at(frame_address)
     frame.holder = 0
     watched = frame.watched
@@ -92,30 +92,33 @@ def give_back(runtime, frame_address):
 
 @cfunction(types.void, types.intp)
 def let_go(capsule):
-    """Destructor of the capsule that owns a frame; not while Python shuts down, when what a frame holds may be gone."""
+    """Destructor of the capsule that owns a frame. Does nothing at shutdown: the frame's objects may be gone."""
     if c.is_finalizing() == 0:
         give_back(structs.runtime_at(c.PyCapsule_GetContext(capsule)), c.PyCapsule_GetPointer(capsule, 0))
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def take(callable_, holder, before, after, bound_address):
-    """Bind a launch to another frame, in one step: no other code, native or Python's, sees it between the two. Needs the GIL.
+    """Bind a launch to another frame in one step: no other code runs in between.
 
-    `holder`: the launch's list of one item, the Python object that holds its frame, which is `before` and becomes `after`.
-    `bound_address`: the ``fx_bound`` of that. Returns 0, with nothing done, if a call is running or the item is another one.
+    `holder`: a list whose one item is the Python object that holds the frame. The item changes from `before` to `after`.
+    `bound_address`: the ``fx_bound`` of `after`.
+
+    Returns: 1; 0, with nothing done, if a call is running or the item is not `before`.
+    GIL: held. Dropping `before` may run Python code.
     """
     state = structs.bound_at(load(callable_ + CALLABLE_CONTEXT)).state
     if state == structs.BOUND_RUNNING or c.PyList_GetItem(holder, 0) != before:
         return 0
     store(callable_ + CALLABLE_CONTEXT, bound_address)
     c.incref(after)
-    c.PyList_SetItem(holder, 0, after)  # last: what dies with `before` may run Python code
+    c.PyList_SetItem(holder, 0, after)  # last: dropping `before` may run Python code
     return 1
 
 
 @cfunction(types.void, types.intp, types.intp)
 def let_kept_escape(runtime_address, frame_address):
-    """Give every array that the kernel has kept an owner, and the frame of a bound launch a new block in its place."""
+    """:func:`let_escape` for every array that the kernel has kept, in the frame of a bound launch."""
     runtime = structs.runtime_at(runtime_address)
     frame = structs.frame_at(frame_address)
     for i in range(frame.array_count):
@@ -129,10 +132,9 @@ def let_kept_escape(runtime_address, frame_address):
 
 @part(types.intp(types.intp, types.intp, types.intp, types.intp))
 def enter(callable_, nargsf, kwnames, is_alone):
-    """The ``fx_bound`` of a launch that is called as it should be; 0 for a call with arguments, or within another.
+    """Return the launch's ``fx_bound``; 0 if the call has arguments, another call is in progress, or memory has moved.
 
-    It is 0, too, for a launch whose memory is not where it was.
-    `is_alone`: nothing else runs while the kernel does, so that there is no call within another.
+    `is_alone`: no other code can run during the kernel, so the state needs no check.
     """
     at = load(callable_ + CALLABLE_CONTEXT)
     bound = structs.bound_at(at)
@@ -147,20 +149,20 @@ def enter(callable_, nargsf, kwnames, is_alone):
 
 @part(types.intp(types.intp, types.intp, types.intp, types.intp))
 def refuse(callable_, args, nargsf, kwnames):
-    """Leave such a call to a Python method."""
+    """Make a call that :func:`enter` has refused by the slow path's method."""
     bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
     return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
 
 
 @part(types.intp(types.intp))
 def words_of(bound_address):
-    """Where the words of the arguments are."""
+    """The address of the arguments' words."""
     return structs.bound_at(bound_address).words
 
 
 @part(types.intp(types.intp))
 def result_of(bound_address):
-    """Where the kernel puts its result."""
+    """The address to which the kernel writes its result."""
     return structs.frame_at(structs.bound_at(bound_address).frame).result
 
 
@@ -172,7 +174,10 @@ def kernel_of(bound_address):
 
 @native
 def with_outputs(bound, value):
-    """What a launch returns whose kernel declares outputs and has returned `value`, an exception or None."""
+    """Return the outputs as the result of a kernel that declares some. Drops `value`, the kernel's own result; 0: it has raised.
+
+    Returns: a new reference, or 0 with an exception set. Raises: TypeError if `value` is not None.
+    """
     if value == 0:
         return 0
     is_none = value == global_address("_Py_NoneStruct")
@@ -193,7 +198,7 @@ def refuse_result():
 
 @part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp))
 def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs):
-    """The end of a launch whose kernel has returned `code`: what vectorcall returns."""
+    """End a launch whose kernel has returned `code`. Returns a new reference, or 0 with an exception set."""
     bound = structs.bound_at(bound_address)
     context = structs.context_at(bound.context)
     runtime = structs.runtime_at(context.runtime)
@@ -215,7 +220,7 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_unlocked(callable_, args, nargsf, kwnames):
-    """The vectorcall of a bound launch that lets other threads run, or has lists among its arguments, of any kernel."""
+    """The vectorcall of bound launches that release the GIL, have lists among their arguments, or have no entry of their own."""
     bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
     if nargsf & c.NARGS_MASK != 0 or kwnames != 0 or bound.state != structs.BOUND_FREE or not is_unmoved(bound.watched):
         return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
@@ -223,7 +228,7 @@ def vectorcall_unlocked(callable_, args, nargsf, kwnames):
     frame = structs.frame_at(bound.frame)
     bound.state = structs.BOUND_RUNNING
     result = launch(bound.context, bound.frame, bound.overload, bound.args)
-    if frame.lists_changed != 0:  # no other call gets this frame
+    if frame.lists_changed != 0:  # the launch becomes BOUND_SPENT: no other call uses this frame
         drop_lists(frame)
     if is_anything_kept(frame, frame.array_count):
         call_word(structs.runtime_at(context.runtime).let_kept_escape, (context.runtime, bound.frame))

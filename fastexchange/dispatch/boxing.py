@@ -1,7 +1,7 @@
-"""Boxing: the machine code that makes Python objects of what kernels return, and exceptions of what they raise.
+"""Boxing: the machine code that converts kernels' results to Python objects, and their errors to exceptions.
 
-A *box* makes a Python object of a result; there is one for each Numba return type. It is Numba's own boxing code, but for arrays
-(``dispatch.results``), for constants, of which it gets references of its own, and for what that code never gives back.
+A *box* converts results of one Numba return type. It is Numba's own boxing code with three changes: ``dispatch.results`` boxes
+arrays; constants are read from an array instead of being unserialized; references that Numba's code leaks are dropped.
 """
 
 import enum
@@ -24,11 +24,11 @@ _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 
 
 class UnsupportedEntry(Exception):
-    """A signature that only Numba's own dispatcher can call: an argument wider than a word, a result it cannot box."""
+    """A signature that only Numba's own dispatcher can call: an argument is wider than a word, or the result cannot be boxed."""
 
 
 class _Constants(EnvironmentManager):
-    """The Python objects that boxing code refers to: a plain list, and at run time an array of pointers to them."""
+    """The Python objects that boxing code refers to: a list at compile time, an array of pointers at run time."""
 
     def __init__(self, pyapi, pointers):
         self.pyapi = pyapi
@@ -50,14 +50,14 @@ class _Constants(EnvironmentManager):
 
 @global_compiler_lock
 def box(return_type) -> tuple[int, tuple]:
-    """The address of ``PyObject *(*)(result, constants, frame)`` for a Numba return type, and the constants, Python objects.
+    """Return the address of ``PyObject *(*)(result, constants, frame)`` for a Numba return type, and the constant objects.
 
-    The native value is consumed; the object is a new reference, or NULL with an exception set. (0, ()) for ``none``. Only for
-    a type that holds arrays (:func:`holds_array`) the ``fx_frame`` of the call is needed.
+    The function consumes the native value. It returns a new reference, or NULL with an exception set. It reads `frame` only for
+    a type that holds arrays (:func:`holds_array`). For ``none`` there is none: (0, ()).
     """
     if return_type == types.none:
         return 0, ()
-    if _holds_buffer(return_type):  # Numba's boxer sets TypeError and drops nothing of what it was given
+    if _holds_buffer(return_type):  # Numba's boxer would set TypeError and leak the value
         raise UnsupportedEntry(f"a result of type {return_type}")
     context = target_context()
     size = context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
@@ -68,7 +68,7 @@ def box(return_type) -> tuple[int, tuple]:
 
 
 def _holds_buffer(numba_type) -> bool:
-    """Whether values of a type are, or hold, buffers that are no arrays, such as a bytearray's: they have no way to Python."""
+    """Whether values of a type are or contain buffers other than arrays, such as a bytearray's. Numba cannot box these."""
     if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
         return any(map(_holds_buffer, numba_type.types))
     if isinstance(numba_type, types.Optional):
@@ -77,7 +77,7 @@ def _holds_buffer(numba_type) -> bool:
 
 
 def holds_array(numba_type) -> bool:
-    """Whether values of a type are arrays, or hold some."""
+    """Whether values of a type are or contain arrays."""
     if isinstance(numba_type, types.Array):
         return True
     if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
@@ -88,8 +88,8 @@ def holds_array(numba_type) -> bool:
 
 
 def is_plain(numba_type) -> bool:
-    """Whether the type's name says all about it, in any process: that of a user's own type does not."""
-    if not type(numba_type).__module__.startswith("numba.core.types"):  # in numba.tests are classes whose objects say `Array(…)`
+    """Whether the type's name identifies it in every process. The name of a user's own type does not."""
+    if not type(numba_type).__module__.startswith("numba.core.types"):  # numba.tests has other types that are named `Array(…)`
         return False
     if isinstance(numba_type, types.Optional):
         return is_plain(numba_type.type)
@@ -102,7 +102,7 @@ def is_plain(numba_type) -> bool:
 
 
 def _new_reference(api, manager: _Constants, thing):
-    """Emit a new reference to a constant, which is what boxing code expects of an object that it unserializes."""
+    """Emit a new reference to a constant: Numba's boxing code expects to own an object that it unserializes."""
     constant = manager.read_const(manager.add_const(thing))
     api.incref(constant)
     if isinstance(thing, enum.EnumMeta):
@@ -111,7 +111,11 @@ def _new_reference(api, manager: _Constants, thing):
 
 
 def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, dtype):
-    """Emit what makes an object of an array in a result: ``results.box_array``, or Numba's own `adapt`, which makes ndarrays."""
+    """Emit the boxing of an array in a result.
+
+    1. Call ``results.box_array``, which boxes arguments and PyTorch's tensors.
+    2. If it returns BY_NUMBA, make an ndarray by Numba's own `adapt`, and pass it to ``results.finish_array``.
+    """
     builder = unit.builder
     slot = unit.stack_slot(array.type)
     builder.store(array, slot)
@@ -130,12 +134,12 @@ def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, 
 def _adapted(api, manager: _Constants, adapt, array_type, array, dtype):
     """Emit Numba's own `adapt`, which makes an ndarray."""
     made = adapt(array_type, array, dtype)
-    api.decref(manager.read_const(manager.add_const(array_type.box_type)))  # Numba never gives this one back
+    api.decref(manager.read_const(manager.add_const(array_type.box_type)))  # Numba leaks this reference
     return made
 
 
 def _call_result_function(unit, name: str, values: list):
-    """Emit a call of a function of ``dispatch.results``, by its field in the ``fx_runtime`` of the frame's call."""
+    """Emit a call of a function of ``dispatch.results``, through the field `name` of the ``fx_runtime``."""
     builder = unit.builder
 
     def load(address, struct: str, field: str):
@@ -152,13 +156,13 @@ def _build_box(context, return_type):
     builder = unit.builder
     api = context.get_python_api(builder)
     manager = _Constants(api, constants)
-    # Numba would call Python to find a result's type again, each time: a pending signal's handler could run there, raise, and
-    # make the boxer drop what it was given without releasing it.
+    # Numba would unserialize a result's type by Python code in each call: a signal handler could run there and raise, and the
+    # boxer would leak the value.
     api.serialize_object = lambda thing: thing
     api.unserialize = lambda thing: _new_reference(api, manager, thing)
     call = api.call_function_objargs
 
-    def call_and_release(callee, arguments):  # of boxing code that is for members of enums: it gives neither back
+    def call_and_release(callee, arguments):  # Numba's boxing of enum members leaks the callee and the arguments
         made = call(callee, arguments)
         for given in (callee, *arguments) if callee in manager.enums else ():
             api.decref(given)
@@ -166,7 +170,7 @@ def _build_box(context, return_type):
 
     api.call_function_objargs = call_and_release
     adapt, box_value = api.nrt_adapt_ndarray_to_python, api.from_native_value
-    within: list[object] = []  # what the value that is being boxed is in, itself included
+    within: list[object] = []  # the types that enclose the value being boxed, its own included
 
     def box_part(numba_type, value, env_manager=None):
         within.append(numba_type)
@@ -177,7 +181,7 @@ def _build_box(context, return_type):
     def box_array(array_type, array, dtype):
         if all(map(holds_array, within)):
             return _box_array(unit, api, manager, frame, adapt, array_type, array, dtype)
-        return _adapted(api, manager, adapt, array_type, array, dtype)  # whatever has an array in it knows what for
+        return _adapted(api, manager, adapt, array_type, array, dtype)  # the enclosing type's own boxer expects an ndarray
 
     api.from_native_value, api.nrt_adapt_ndarray_to_python = box_part, box_array
     pointer = builder.bitcast(result, context.call_conv.get_return_type(return_type))
@@ -186,7 +190,7 @@ def _build_box(context, return_type):
         boxed_type = return_type.type if isinstance(return_type, types.Optional) else return_type
         try:
             builder.ret(api.from_native_return(boxed_type, value, manager))
-        except Exception as error:  # Numba's boxers raise anything for what they cannot box without a kernel around
+        except Exception as error:  # Numba's boxers raise any exception for a type that they cannot box outside of a kernel
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
     unit.linked.append(runtime_library())
     return unit.finish(tuple(manager.objects))
@@ -194,7 +198,7 @@ def _build_box(context, return_type):
 
 @global_compiler_lock
 def raise_error() -> int:
-    """The address of ``void (*)(code, excinfo)``: sets the Python exception that a kernel's return code stands for."""
+    """Return the address of ``void (*)(code, excinfo)``, which sets the Python exception of a kernel's return code."""
     context = target_context()
     key = ("raise",)
     return code_cache.get(key, lambda: _build_raise_error(context), __name__)[0]

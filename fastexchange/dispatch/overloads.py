@@ -1,4 +1,4 @@
-"""A kernel's native memory: its ``fx_context``, its overloads and their plans. Written by Python, read by the shim."""
+"""A kernel's native memory: its ``fx_context``, overloads and plans. Python writes it; the native dispatcher reads it."""
 
 import sys
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ _INT64_KEY = structs.KIND_SCALAR | (64 << 8) << structs.DTYPE_SHIFT
 
 
 class _Code(NamedTuple):
-    """How the kernel is called with one signature. Zeros: only Numba's dispatcher can."""
+    """The code for one signature of the kernel. Zeros: only Numba's dispatcher can make the call."""
 
     trampoline: int = 0
     kernel: int = 0
@@ -40,9 +40,9 @@ class _Code(NamedTuple):
 
 
 class _Variant(NamedTuple):
-    """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, and what the plan holds.
+    """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, and the dtypes that it refers to.
 
-    ``compiled_for``: the kinds, guards and lengths of arguments and items, which are part of the fast entry; None if it has none.
+    ``compiled_for``: the kinds, guards and lengths that are compiled into the fast entry; None if there is no fast entry.
     """
 
     overload: Any
@@ -51,12 +51,12 @@ class _Variant(NamedTuple):
     held: list
 
     def is_dead(self) -> bool:
-        """Whether a type died for which it was made."""
+        """Whether a type in the plan has died."""
         return any(record.type == 0 for record in self.plan)
 
 
 class _Filed(NamedTuple):
-    """A shape of call: its ``fx_overload *``, its code, the memory to which native code holds pointers, and its plans."""
+    """An overload: its ``fx_overload *``, its code, memory that the ``fx_overload`` points to, and its plans."""
 
     overload: Any
     code: _Code
@@ -65,12 +65,12 @@ class _Filed(NamedTuple):
 
 
 class KernelContext:
-    """What a kernel's native code reads, freed with the kernel.
+    """The structs that a kernel's native code reads.
 
-    Nothing of it moves or goes away while the kernel lives: a call in progress may still look at what has been replaced.
+    No struct moves or is freed while the kernel lives, even if it has been replaced: a call in progress may still read it.
     """
 
-    _MAX_PLANNED = DEFAULT_KEYS  # a fast entry takes whichever frame is free
+    _MAX_PLANNED = DEFAULT_KEYS  # a fast entry takes any free frame, and each has room for so many keys
     vectorcall: int = 0
     """The address of the native function that makes the kernel's calls; 0: there is none."""
 
@@ -88,7 +88,7 @@ class KernelContext:
         buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = [buckets]
         self._overloads: dict[tuple[int, ...], _Filed] = {}
-        # Stands for the last call before there was one.
+        # `last` before the first planned call.
         self._nothing = ffi.new("fx_overload *")
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
@@ -119,7 +119,7 @@ class KernelContext:
         self._nothing.fast_entry = native.vectorcall_any
 
     def _prepare(self) -> None:
-        """Fill in what depends on where the kernel runs: here on the CPU."""
+        """Set the fields that depend on the kernel's device, here the CPU."""
         self.native.device_type = DLDeviceType.kDLCPU
         self.native.vectorcall_any, self.native.run = self.runtime.native.vectorcall_any, self.runtime.native.run
         self.native.raise_error = boxing.raise_error()
@@ -130,22 +130,22 @@ class KernelContext:
         return address_of(self.native)
 
     def __len__(self) -> int:
-        """How many shapes of calls are filed."""
+        """The number of overloads filed."""
         return len(self._overloads)
 
     def __contains__(self, keys: tuple[int, ...]) -> bool:
         return keys in self._overloads
 
     def is_native(self, keys: tuple[int, ...]) -> bool:
-        """Whether calls with these keys are filed as calls that native code makes."""
+        """Whether native code can make calls with these keys."""
         return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
 
     def _code_of(self, overload: int) -> _Code:
-        """The code of the ``fx_overload`` at this address; one without, if that is forgotten."""
+        """The code of the ``fx_overload`` at this address; an empty ``_Code`` if the overload has been forgotten."""
         return next((filed.code for filed in self._overloads.values() if address_of(filed.overload) == overload), _Code())
 
     def types_of(self, overload: int) -> tuple:
-        """The Numba types of the arguments in calls filed as the ``fx_overload`` at this address."""
+        """The Numba argument types of the ``fx_overload`` at this address."""
         return self._code_of(overload).given
 
     def bound_entry(self, overload: int) -> int:
@@ -157,18 +157,18 @@ class KernelContext:
 
     @property
     def generation(self) -> object:
-        """A token of what is known now. What is found out with it is not filed any more after :meth:`forget`."""
+        """A token for :meth:`add`, which files nothing for a token from before :meth:`forget`."""
         return self._overloads
 
     def add_numba_only(self, keys: tuple[int, ...], generation: object) -> None:
-        """File a shape of call that only Numba's dispatcher can make."""
+        """File a key sequence whose calls only Numba's dispatcher can make."""
         self._file(keys, _Code(), generation)
 
     def add(self, keys: tuple[int, ...], given: tuple, taken: tuple, compiled, generation: object) -> None:
-        """File a compiled signature for calls with these keys, unless it was compiled for an earlier generation.
+        """File a compiled signature for calls with these keys, unless `generation` is an earlier one.
 
-        `given` and `taken`: the Numba types of the arguments and of the parameters. Raises ``boxing.UnsupportedEntry`` for
-        what only Numba's own dispatcher can call.
+        `given` and `taken`: the Numba types of the arguments and of the parameters.
+        Raises: ``boxing.UnsupportedEntry`` if only Numba's own dispatcher can call the signature.
         """
         trampoline = fast_entry.trampoline(given, taken)
         box, constants = boxing.box(compiled.signature.return_type)
@@ -187,7 +187,7 @@ class KernelContext:
             if keys not in self._overloads:
                 self._file_new(keys, code)
             overload = self._overloads[keys].overload
-            if not self._is_linked(overload):  # it is new; or Ctrl-C came before it was
+            if not self._is_linked(overload):  # the overload is new, or Ctrl-C interrupted its linking
                 self._link(overload)
 
     def _file_new(self, keys: tuple[int, ...], code: "_Code") -> None:
@@ -209,9 +209,9 @@ class KernelContext:
         self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists], [])
 
     def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
-        """Compile a fast entry for calls with these keys whose arguments have the types that `bound` has.
+        """Compile a fast entry for calls with these keys and the argument types of `bound`.
 
-        Where there can be none (for a complex number, say) the types are filed all the same, so that nobody asks again.
+        If there can be no fast entry (for a complex number, say), the plan is filed without one: no later call tries again.
         """
         first, code, _, variants = self._overloads[keys]
         values = tuple(self._with_items(bound))
@@ -219,7 +219,7 @@ class KernelContext:
         compiled_for = None if nodes is None else tuple((node.kind, node.guard, node.items) for node in nodes)
         with self._lock:
             dead = next((v for v in variants if v.compiled_for == compiled_for and v.is_dead()), None)
-            if dead is not None:  # its place in memory is taken again: types that come and go leave nothing behind
+            if dead is not None:  # reuse its memory: types that come and go must not leak plans
                 dead.held[:] = self._plan(dead.plan, keys, values)
                 return
             if first.variant_count >= structs.MAX_VARIANTS:
@@ -232,7 +232,7 @@ class KernelContext:
             if nodes is not None:
                 overload.given_count = _given_count(bound)
                 overload.fast_entry = self._fast_entry(code, nodes, overload.given_count)
-        finally:  # also if it could not be compiled: nobody shall try again at every call
+        finally:  # file the plan even if compiling failed: else every call would try again
             with self._lock:
                 variants.append(_Variant(overload, plan, compiled_for, held))
                 overload.variant, first.variant = first.variant, address_of(overload)
@@ -242,7 +242,7 @@ class KernelContext:
         return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
 
     def forget(self) -> None:
-        """Know no shape of call any more. What was filed stays in memory, for calls in progress."""
+        """Unlink all overloads. They stay in memory for calls in progress."""
         with self._lock:
             buckets = _new_buckets(_FIRST_BUCKETS)
             self._retired += [self._overloads, buckets]
@@ -252,11 +252,14 @@ class KernelContext:
 
     @property
     def _buckets(self):
-        """What native code looks into: the mask, then for each bucket the address of its first overload."""
+        """The native hash table: the mask, then for each bucket the address of its first overload."""
         return ffi.cast("intptr_t *", self.native.buckets)
 
     def _spread(self, size: int) -> None:
-        """Link all overloads in more buckets. The old ones, together smaller than the new, stay for calls in progress."""
+        """Link all overloads in more buckets.
+
+        The old tables stay for calls in progress. Tables grow by a factor, so all old ones together are smaller than the new one.
+        """
         buckets = _new_buckets(size)
         self._retired.append(buckets)
         for filed in self._overloads.values():
@@ -287,7 +290,7 @@ class KernelContext:
                 yield from self._with_items(value)
 
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[fast_entry.Node, ...] | None:
-        """What a fast entry reads, without omitted arguments at the end; None if one of them has no part in a fast entry."""
+        """The nodes of a fast entry, without omitted arguments at the end; None if there can be no fast entry."""
         if self.native.needs_owning_exports or self.native.plain_count < 0:
             return None
         count = _given_count(bound)
@@ -298,7 +301,7 @@ class KernelContext:
         nodes = []
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
-            # A uint64 has to be looked at: the next int may fit into an int64.
+            # An int beyond int64 gets no plan: the next int of this type may fit into int64.
             if kind not in PARTS or (kind == structs.KIND_INT and key != _INT64_KEY):
                 return None
             items = len(value) if kind in _TUPLES else -1
@@ -306,7 +309,7 @@ class KernelContext:
         return tuple(nodes)
 
     def _guard_of(self, fields: dict[str, int]) -> int:
-        """``torch_guard.guard_of`` a type's entry."""
+        """:func:`torch_guard.guard_of` in Python."""
         address = fields.get("guard", 0)
         return address + self.native.guard_offset if address else 0
 
@@ -314,7 +317,7 @@ class KernelContext:
         """``fast_parts.GUARD_OFFSETS`` for tensors of a value's type with this key."""
         address = self._guard_of(self.runtime.entries.fields(type(value)))
         guard = ffi.cast("fx_guard *", address)
-        may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # if they are exported as such
+        may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # types narrower than a byte are exported as bytes
         irrelevant = () if may_be_narrow else ("element_type", "odd_types")
         return tuple(0 if name in irrelevant else getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
@@ -324,7 +327,7 @@ class KernelContext:
         `bound`: the arguments, each tuple followed by its items.
         """
         held: list[Any] = []
-        for record in plan:  # another thread may call between any two steps: until all is written, no call agrees with it
+        for record in plan:  # another thread may call at any step: no call agrees with the plan until it is complete
             record.type = 0
         for index, value in enumerate(bound):
             is_tuple = self.runtime.entries.fields(type(value))["kind"] in _TUPLES
@@ -351,7 +354,7 @@ class KernelContext:
 
 
 def _given_count(bound: tuple) -> int:
-    """How many arguments are given, without those omitted at the end."""
+    """The number of arguments without those omitted at the end."""
     count = len(bound)
     while count and bound[count - 1] is OMITTED:
         count -= 1

@@ -1,7 +1,7 @@
-"""One tensor into a kernel's words: an ndarray read in place, or the DLTensor that an exchange table filled.
+"""Write a kernel's words for one tensor: an ndarray, read in place, or a DLTensor from an exchange table.
 
-Both write Numba's array struct (meminfo, parent, number of items, item size, data, shape, strides in bytes) and return
-the leaf's key. The first word is the caller's to fill.
+The words are Numba's array struct: meminfo, parent, number of items, item size, data, shape, strides in bytes. The caller
+writes the first word.
 """
 
 from numba import types
@@ -15,7 +15,7 @@ from .type_table import find
 
 @native_inline
 def dtype_entry(runtime, descr_address):
-    """(field << DTYPE_SHIFT | KIND_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if there is none."""
+    """Return (field << DTYPE_SHIFT | KIND_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if it is unknown."""
     descr = descr_at(descr_address)
     type_num = types.intp(descr.type_num)
     field = runtime.dtype_fields[type_num & 63] if type_num < 64 else 0
@@ -57,10 +57,14 @@ def pack_ndarray(ob, ndim, itemsize, words):
 
 @native_inline
 def pack_tensor(at, ndim, field, words):
-    """Check the sizes of the DLTensor at `at` and write its words, all but the first.
+    """Check the sizes of the DLTensor at `at`, which are not trusted, and write its words, all but the first.
 
-    Returns (flags of its key without WRITEABLE, or -1; a STATUS_*). Nothing that a producer says is trusted. What passes
-    the cheap test of a dimension is sound; what does not is tested exactly.
+    1. In one loop over the dimensions, write extents and strides, and collect in `odd` and `long` whether any is too large for
+       the arithmetic here.
+    2. If so, check the sizes exactly (``check_sizes``).
+    3. Compute the flags of the key.
+
+    Returns: (flags without WRITEABLE, or -1; a STATUS_*).
     """
     tensor = dl_tensor_at(at)
     itemsize = field >> 11
@@ -70,10 +74,10 @@ def pack_tensor(at, ndim, field, words):
     given_strides = tensor.strides
     count = 1
     scattered = 0  # nonzero: some stride is not that of C order
-    odd = offset >> 40  # nonzero: negative or large numbers, to be looked at exactly
-    long = 0  # nonzero: strides that are to be looked at exactly unless they are those of C order
+    odd = offset >> 40  # nonzero: negative or large numbers
+    long = 0  # nonzero: long strides, harmless in C order
     addresses = data
-    for j in range(ndim):  # from the last dimension, as C order counts
+    for j in range(ndim):  # from the last dimension, whose stride is 1 in C order
         i = ndim - 1 - j
         extent = load(shape + 8 * i)
         odd |= (extent | count) >> 31
@@ -83,13 +87,13 @@ def pack_tensor(at, ndim, field, words):
             long |= (elements ^ (elements >> 63)) >> 18
         stride = elements * itemsize
         if extent != 1:
-            scattered |= elements ^ count  # not of the bytes: 64 bits do not hold those of any stride
+            scattered |= elements ^ count  # in elements: a stride in bytes may overflow 64 bits
             addresses |= stride
         count *= extent
         put(words, structs.ARRAY_HEAD_WORDS + i, extent)
         put(words, structs.ARRAY_HEAD_WORDS + ndim + i, stride)
     odd |= count >> 31
-    if odd != 0 or (long != 0 and scattered != 0):  # else no element is farther than 64 << 31 << 18 from the first
+    if odd != 0 or (long != 0 and scattered != 0):  # else every element is within 64 << 31 << 18 of the first
         status = check_sizes(tensor)
         if status != structs.STATUS_OK:
             return -1, status
@@ -110,10 +114,10 @@ def pack_tensor(at, ndim, field, words):
 
 @native_inline
 def pack_contiguous(at, ndim, field, words, in_elements):
-    """:func:`pack_tensor` of a tensor that is expected to be C-contiguous and aligned, as most are: fewer steps.
+    """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
 
-    `in_elements`: whether strides are to be counted in elements, not in bytes. False where it is not, or where something is
-    to be looked at exactly: then the words are not to be used.
+    `in_elements`: write strides in elements, not in bytes. Returns False, and the words are invalid, if the tensor is not so, or
+    its sizes need an exact check.
     """
     tensor = dl_tensor_at(at)
     itemsize = field >> 11
@@ -146,7 +150,7 @@ def pack_contiguous(at, ndim, field, words, in_elements):
 
 @native
 def is_f_contiguous(tensor):
-    """Whether a DLTensor's strides are those of Fortran order; extents of 1 do not count, as in NumPy."""
+    """Whether a DLTensor's strides are those of Fortran order, ignoring dimensions of extent 1, as NumPy does."""
     expected = 1
     for i in range(tensor.ndim):
         extent = load(tensor.shape + 8 * i)
@@ -158,6 +162,6 @@ def is_f_contiguous(tensor):
 
 @native
 def keep_tensor(frame, at):
-    """Copy the refused DLTensor at `at` into the frame, for the message."""
+    """Copy the refused DLTensor at `at` into the frame, for the error message."""
     for i in range(DL_TENSOR_WORDS):
         frame.tensor[i] = load(at + 8 * i)

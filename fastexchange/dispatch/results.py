@@ -1,12 +1,15 @@
-"""From what a kernel returned to Python objects: its arrays as tensors of the caller's framework.
+"""The arrays of a kernel's result as tensors of the caller's framework.
 
-Boxing code (``boxing.box``) calls :func:`box_array` for each array of a result. An array that is an argument, unchanged, is
-that very object. Any other goes to the *target*, the type of the call's first tensor or what the kernel's ``returns`` says: to
-PyTorch as a managed tensor that owns Numba's memory block, to NumPy as Numba's own boxing code has it, to all others, and
-whenever something is out of the ordinary, through Python (``results.as_target``), which also has the words.
+Boxing code (``boxing.box``) calls :func:`box_array` for each array of a result:
 
-Ownership: a managed tensor made here holds a reference to the array's ``NRT_MemInfo``; its deleter drops that. The block of an
-argument that a result shows gets an owner before anything is done that may run other code (``frame.give_owner``).
+1. An array that equals an argument becomes that argument's object.
+2. Any other array becomes the *target*: the type of the call's first tensor, or the type that the kernel's ``returns`` names.
+   PyTorch gets a managed tensor that owns Numba's memory block.
+3. Otherwise Numba's own boxing code makes an ndarray. :func:`finish_array` returns it for NumPy, and passes it to Python
+   (``results.as_target``) for other frameworks and unusual cases.
+
+Ownership: a managed tensor made here holds a reference to the array's ``NRT_MemInfo``; its deleter drops the reference. If a
+result shows an argument's memory, the argument's block gets an owner before other code may run (``frame.give_owner``).
 """
 
 from numba import types
@@ -46,15 +49,15 @@ from .type_table import find
 
 ARRAY_WORDS = structs.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
-PLAIN_CODES = sum(1 << code for code in (INT, UINT, FLOAT, COMPLEX, BOOL))  # those for which Numba has types
+PLAIN_CODES = sum(1 << code for code in (INT, UINT, FLOAT, COMPLEX, BOOL))  # DLPack codes for which Numba has types
 PARAMETRIC = 1 << 16
-STORABLE = 1 << 23  # from here on fields say the size of an element, in bytes, in bits 16 to 22: `dtypes.dtype_field`
-ONE, SEVERAL = 1, 2  # what fx_overload.boxes_arrays says: the result is an array, or holds some
+STORABLE = 1 << 23  # fields from here on have an element's size in bytes in bits 16 to 22: `dtypes.dtype_field`
+ONE, SEVERAL = 1, 2  # of fx_overload.boxes_arrays: the result is an array, or contains arrays
 
 
 @native
 def index_of_argument(frame, meminfo):
-    """Which array argument of the call has this memory block; -1: none."""
+    """The index of the call's array argument with this memory block; -1: none."""
     for i in range(frame.array_count):
         if structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo == meminfo:
             return i
@@ -77,7 +80,7 @@ def is_stored_as(field, stored):
 
 @native
 def read_tensor(tensor, ndim, words):
-    """Write words 2 and on for a DLTensor, if it has this rank. Returns its dtype's field, 0: no."""
+    """Write an array's words from word 2 on for a DLTensor of this rank. Returns its dtype's field; 0: it has another rank."""
     dl_tensor = dl_tensor_at(tensor)
     if not is_plain(dl_tensor) or dl_tensor.ndim != ndim:
         return 0
@@ -88,7 +91,10 @@ def read_tensor(tensor, ndim, words):
 
 @native
 def read_argument(runtime, frame, i, ndim, words):
-    """Read the i-th array argument again, if it has this rank: words 2 and on of an array. Returns its dtype's field, 0: no."""
+    """Read the i-th array argument again, as :func:`read_tensor`. Returns its dtype's field; 0: it cannot be compared.
+
+    GIL: held; an export may run Python code.
+    """
     array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
     ob = array.origin & -4
     origin = array.origin & 3
@@ -112,7 +118,7 @@ def read_argument(runtime, frame, i, ndim, words):
     if failed == 0 and PyErr_Occurred() == 0:
         if borrow != 0:
             field = read_tensor(tensor, ndim, words)
-        elif load(out) != 0 and managed_at(load(out)).version.major == 1:  # of a bound launch: exported long ago
+        elif load(out) != 0 and managed_at(load(out)).version.major == 1:  # a bound launch's own export is from an earlier call
             field = read_tensor(load(out) + DL_TENSOR, ndim, words)
     if failed == 0 and load(out) != 0:
         delete_managed(load(out))
@@ -122,7 +128,7 @@ def read_argument(runtime, frame, i, ndim, words):
 
 @native
 def is_same(words, at, ndim):
-    """Whether two arrays of one rank show the same elements: from word 2 on all is equal."""
+    """Whether two arrays of one rank show the same elements: all words from word 2 on are equal."""
     difference = 0
     for i in range(2, structs.ARRAY_HEAD_WORDS + 2 * ndim):
         difference |= load(words + 8 * i) ^ load(at + 8 * i)
@@ -131,7 +137,7 @@ def is_same(words, at, ndim):
 
 @native
 def target_of(frame):
-    """The type whose instances the arrays of the result become; 0: NumPy's."""
+    """The type that the result's arrays become; 0: NumPy's."""
     context = structs.context_at(frame.context)
     if context.returns_type != 0:
         return context.returns_type
@@ -144,7 +150,7 @@ def target_of(frame):
 
 @native
 def note_failure(frame):
-    """Put the pending exception aside until all of the result is boxed. Returns a new reference to None."""
+    """Move the first pending exception to the frame until the whole result is boxed. Returns a new reference to None."""
     if frame.error[0] == 0:
         error = stack(3)
         c.PyErr_Fetch(error, error + 8, error + 16)
@@ -159,7 +165,10 @@ def note_failure(frame):
 
 @cfunction(types.void, types.intp)
 def delete_result(managed):
-    """Deleter of a managed tensor that owns a reference to the memory block in its ``manager_ctx``. Any thread, GIL or not."""
+    """Deleter of a managed tensor that owns a reference to the memory block in its ``manager_ctx``.
+
+    GIL: not needed; any thread may call.
+    """
     told = load(managed + MANAGED_BYTES)
     if told != 0:
         store(told, 1)
@@ -169,9 +178,10 @@ def delete_result(managed):
 
 @native
 def make_tensor(runtime, entry, at, ndim, field):
-    """A tensor by a type's ``managed_tensor_to_py_object_no_sync`` that owns a reference to the block of the array at `at`.
+    """Make a tensor of the array at `at` by its type's ``managed_tensor_to_py_object_no_sync``.
 
-    Returns a new reference, or 0, without an exception, where Python has to see to it.
+    Returns: a new reference; 0, without an exception, if Python has to make the tensor.
+    Owns: the tensor holds a reference to the array's memory block.
     """
     itemsize = load(at + 24)
     block = new_managed(ndim, 8)
@@ -200,7 +210,7 @@ def make_tensor(runtime, entry, at, ndim, field):
     store(block + MANAGED_BYTES, told)
     atomic_add(load(at) + MEMINFO_REFCOUNT, 1)
     failed = call_int(structs.entry_at(entry).to_object, (block, made)) != 0
-    if load(told) == 0:
+    if load(told) == 0:  # the framework has not called the deleter: `told` must not be written once this function has returned
         store(block + MANAGED_BYTES, 0)
         if load(made) == 0:
             NRT_MemInfo_release(load(at))
@@ -215,9 +225,11 @@ def make_tensor(runtime, entry, at, ndim, field):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def box_array(frame_address, at, ndim, field, is_mutable):
-    """The object for the array at `at`, Numba's struct of it, in a result: a new reference, or BY_NUMBA.
+    """Box an array in a result; `at`: Numba's array struct.
 
-    `field`: of its dtype, 0 for one that has none that holds in every process. The array's reference stays the caller's.
+    `field`: of its dtype; 0 for a dtype whose field depends on the process.
+
+    Returns: a new reference, or BY_NUMBA. Owns: the caller keeps the array's reference to its block.
     """
     frame = structs.frame_at(frame_address)
     context = structs.context_at(frame.context)
@@ -231,7 +243,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
         if given != 0 and is_stored_as(given, field):
             origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
             is_taken_so = is_mutable != 0 or frame.readonly_arrays >> min(i, 62) & 1 != 0
-            # A readonly view of an ndarray that may be written is another ndarray; other frameworks have none that is readonly.
+            # A readonly view of a writable ndarray has to be a new ndarray; other frameworks have no readonly tensors.
             if (is_taken_so or origin & 3 != structs.ORIGIN_NDARRAY) and is_same(words, at, ndim):
                 c.incref(origin & -4)
                 return origin & -4
@@ -239,7 +251,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
                 frame.elements = given
             field = given
     if i >= 0:
-        give_owner(runtime, frame, i)  # what is done from here on may set the argument free
+        give_owner(runtime, frame, i)  # code from here on may free the argument
     target = target_of(frame)
     entry = find(runtime, target) if target != 0 else 0
     if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).to_object == 0:
@@ -252,9 +264,9 @@ def box_array(frame_address, at, ndim, field, is_mutable):
 
 @cfunction(types.intp, types.intp, types.intp)
 def finish_array(frame_address, array):
-    """The object for an array in a result of which Numba has made the ndarray `array`. That is taken.
+    """Convert `array`, the ndarray that Numba made of an array in a result, to the target. Consumes `array`.
 
-    0 for `array`: Numba has failed and set an exception. A failure is noted in the frame, and the object is then None.
+    Returns: a new reference. After a failure (also for `array` 0 with an exception set) it is None, and the frame has the error.
     """
     frame = structs.frame_at(frame_address)
     context = structs.context_at(frame.context)
@@ -285,10 +297,10 @@ def finish_array(frame_address, array):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def box_result(context_address, overload_address, frame_address, args):
-    """Box a result that holds arrays, in the frame's ``result``. Returns a new reference, or 0 with an exception set.
+    """Box the frame's ``result``, which contains arrays. `args`: the call's arguments in parameter order.
 
-    `args`: the call's arguments in parameter order. In a call with lists the blocks of its arrays stay the frame's, for
-    ``lists.reflect_changes``.
+    Returns: a new reference, or 0 with an exception set.
+    Owns: the frame releases blocks that escape, but not in a call with lists: ``lists.reflect_changes`` needs them.
     """
     overload = structs.overload_at(overload_address)
     frame = structs.frame_at(frame_address)
@@ -297,7 +309,7 @@ def box_result(context_address, overload_address, frame_address, args):
     frame.error[0] = 0
     frame.readonly_arrays = overload.readonly_arrays
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
-    if overload.boxes_arrays == SEVERAL:  # to box one may set free what another shows
+    if overload.boxes_arrays == SEVERAL:  # boxing one array may free the memory that another shows
         for i in range(frame.array_count):
             if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
                 give_owner(runtime, frame, i)
@@ -316,7 +328,7 @@ def box_result(context_address, overload_address, frame_address, args):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def box_planned_result(context_address, overload_address, frame_address, args):
-    """:data:`box_result` for a fast entry, which has not noted whose arrays it passed."""
+    """:data:`box_result` for a fast entry, which has not filled in ``fx_array.origin``."""
     note_origins(structs.frame_at(frame_address), structs.overload_at(overload_address), args)
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     return call_word(runtime.box_result, (context_address, overload_address, frame_address, args))

@@ -1,4 +1,4 @@
-"""The one ``fx_runtime`` of a process: the table of known types, and what has to hold before native code may run."""
+"""The one ``fx_runtime`` of a process: the type table, native functions' addresses, the checks before native code runs."""
 
 import weakref
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from .type_table import TypeTable
 
 @cfunction(types.intp)
 def new_meminfo():
-    """A new NRT memory block: its address."""
+    """Allocate an NRT memory block. Returns its address."""
     return frame.NRT_MemInfo_alloc(0)
 
 
@@ -30,7 +30,7 @@ def release_meminfo(address):
 
 
 def _verify_meminfo() -> bool:
-    """Whether Numba's memory block begins with reference count, destructor, destructor's argument, as the shim assumes."""
+    """Whether Numba's memory block begins with reference count, destructor and the destructor's argument."""
     calls = []
 
     @ffi.callback("void(void *, size_t, void *)")
@@ -50,10 +50,10 @@ def _verify_meminfo() -> bool:
 
 
 class Runtime:
-    """What all kernels of a process share.
+    """The state that all kernels of a process share.
 
-    ``unverified`` names the layouts that are not as native code assumes; with ``is_native`` False kernels leave all calls
-    to Numba's dispatcher. ``numba_failures``: what of Numba is not as expected, and how it is.
+    ``unverified``: the names of layouts that differ from native code's assumptions. ``numba_failures``: by name, how Numba
+    differs from what this package expects. ``is_native``: if False, Numba's dispatcher makes all calls.
     """
 
     def __init__(self):
@@ -92,7 +92,7 @@ class Runtime:
         self.native.note_error = outputs.note_error.address
 
     def name(self, serial: int, thing, meaning=None) -> None:
-        """Let the serial number in a key mean `meaning`, or `thing` itself, as long as `thing` lives."""
+        """Map the serial number in a key to `meaning`, or to `thing` itself, as long as `thing` lives."""
         self.serials[serial] = weakref.ref(thing) if meaning is None else lambda: meaning
         weakref.finalize(thing, self.serials.pop, serial, None).atexit = False
 
@@ -104,7 +104,7 @@ class Runtime:
 
 @once
 def runtime() -> Runtime:
-    """The process's runtime, made when the first kernel is."""
+    """The process's runtime, made with the first kernel."""
     return Runtime()
 
 

@@ -1,7 +1,7 @@
-"""Whether kernels that are called as this package calls them do what they do under Numba's own dispatcher.
+"""A test that kernels called by this package behave as under Numba's own dispatcher.
 
-It makes calls through a trampoline, with words as ``leaves`` writes them, boxes their results, and lets one raise. The
-runtime asks once per installation (``CodeCache.proved``), after ``ground.numba_internals.failures`` has found nothing.
+It calls a kernel through a trampoline, boxes the result, and lets one call raise. The runtime runs the test once per
+installation (``CodeCache.proved``), after ``ground.numba_internals.failures`` has found nothing.
 """
 
 import ctypes
@@ -29,15 +29,15 @@ def _kernel(a, pair, z, number):
 
 
 def _words(a: np.ndarray, pair: tuple[int, int], z: complex, number: int):
-    """The arguments of :func:`_kernel` as native code has them; the array has no memory block, as it keeps nothing."""
+    """The words of :func:`_kernel`'s arguments. The array has no memory block: the kernel does not keep it."""
     words = [0, 0, a.size, a.itemsize, a.ctypes.data, *a.shape, *a.strides, *pair]
     assert len(words) == ARRAY_HEAD_WORDS + 2 * a.ndim + 2
     return ffi.new("int64_t[]", [*words, *(int(bits) for bits in np.array([z.real, z.imag]).view(np.int64)), number])
 
 
 def calls_as_numba() -> str:
-    """How calls differ; nothing if they do not."""
-    if (found := numba_internals.type_of_argument(object())) is not None:  # here, as Numba imports cffi for it
+    """Describe how calls differ; "" if they do not."""
+    if (found := numba_internals.type_of_argument(object())) is not None:  # here and not in failures(): Numba imports cffi for it
         return f"the type of an object is {found}, not None"
     given = (types.Array(types.float64, 2, "A"), types.UniTuple(types.int64, 2), types.complex128, types.int64)
     dispatcher = numba_internals.CPUDispatcher(py_func=_kernel, targetoptions={"nopython": True})

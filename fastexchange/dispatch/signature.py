@@ -1,7 +1,7 @@
-"""From the keys of a call to Numba types: what a call's shape means to the compiler.
+"""Translate the keys of a call to Numba types.
 
-The keys alone decide, not the arguments: whatever native code saw is what gets compiled, so an argument that changes
-between two looks can never meet machine code made for another type.
+Only the keys decide, not the arguments. An argument that changes between two reads can therefore never reach machine code
+for another type.
 """
 
 from typing import Any, Literal, cast
@@ -33,7 +33,7 @@ from .structs import (
 
 
 class UnknownDtype(Exception):
-    """A key's elements are none that the kernel gets. `position`: of the argument, or an item. `field`: of the elements."""
+    """The kernel does not take a key's dtype. `position`: of the argument or item. `field`: the dtype field."""
 
     def __init__(self, position: int, field: int):
         super().__init__(position, field)
@@ -41,11 +41,11 @@ class UnknownDtype(Exception):
 
 
 def numba_types(keys, defaults: dict[int, object], serials, element) -> tuple:
-    """The Numba types of a call's arguments, ``*args`` folded into one tuple type, as Numba's dispatcher folds them.
+    """The Numba types of a call's arguments, with ``*args`` as one tuple type, as in Numba's dispatcher.
 
-    `keys`: the key sequence. `defaults`: by parameter index, what an omitted argument stands for. `serials`: from serial
-    number to a function that returns the named tuple class, or the Numba type of a constant. `element`: from a dtype field to
-    the type of an array's elements; raises NoNumbaType. Raises UnknownDtype.
+    `keys`: the key sequence. `defaults`: by parameter index, the defaults of omitted arguments. `serials`: from serial number to
+    a function that returns the named tuple class, or the constant's Numba type. `element`: from dtype field to an array's
+    element type; raises NoNumbaType. Raises: UnknownDtype.
     """
     stream = iter(keys)
     decoded: list[object] = []
@@ -79,7 +79,7 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
 
 
 def lists_in(numba_types) -> tuple:
-    """The types among these that are lists, also in tuples, in the order in which a walk meets their values."""
+    """The list types among these, also in tuples, in the order of the walk."""
     found: list = []
     for numba_type in numba_types:
         if isinstance(numba_type, types.List):
@@ -90,7 +90,7 @@ def lists_in(numba_types) -> tuple:
 
 
 def readonly_arrays(numba_types) -> int:
-    """``fx_overload.readonly_arrays`` of parameters of these types. With a list of arrays among them all bits are alike."""
+    """``fx_overload.readonly_arrays`` for parameters of these types. With a list among them, all bits are equal."""
     lists = lists_in(numba_types)
     readonly = [not leaf.mutable for leaf in _leaves(numba_types) if isinstance(leaf, types.Buffer)]
     if lists:
@@ -121,4 +121,4 @@ def _array_type(key: int, position: int, element_of):
     readonly = not flags & WRITEABLE
     if cls is types.Array:
         return types.Array(element, ndim, order, readonly, aligned=bool(flags & ALIGNED))
-    return cls(element, ndim, order, readonly)  # which Numba takes for aligned, whatever it is
+    return cls(element, ndim, order, readonly)  # Numba takes these classes for aligned in any case

@@ -1,7 +1,7 @@
-"""Telling plain tensors from those whose memory is not their value, or that autograd watches, without asking.
+"""Guards: find *odd* PyTorch tensors, whose memory is not their value or which autograd tracks, by reading their fields.
 
-Offsets and bits come from the framework's producer (``producers.torch_offsets``), which has verified them. Nothing here runs
-foreign code, so a borrowed view stays what it was.
+Offsets and bits come from ``producers.torch_offsets``, which has verified them. Nothing here runs Python code, so borrowed
+views stay valid.
 """
 
 from ..ground import cpython as c
@@ -11,7 +11,7 @@ from . import structs
 
 @native
 def is_level_open(guard):
-    """Whether a level of forward-mode differentiation is open: the tangents of a level end with it. Runs no Python code."""
+    """Whether a level of forward-mode differentiation is open; tangents exist only within a level. GIL: held; no Python runs."""
     if guard.queries == 0:
         return True
     queries = structs.torch_queries_at(guard.queries)
@@ -27,13 +27,13 @@ def is_level_open(guard):
 
 @native_inline
 def has_tangent(guard, known):
-    """Whether the tensor may be a dual number of forward-mode differentiation, which does not ask for grad mode."""
+    """Whether the tensor may have a tangent. Forward-mode differentiation does not depend on grad mode."""
     return guard.tangent != 0 and load(known + guard.tangent) != 0 and is_level_open(guard)
 
 
 @native
 def is_watched(guard, known):
-    """Whether autograd has to learn of what happens to the tensor of which it knows what lies at `known`."""
+    """Whether autograd tracks the tensor with the autograd metadata at `known`."""
     if guard.is_grad_enabled == 0 or has_tangent(guard, known):
         return True
     watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
@@ -45,13 +45,13 @@ def is_watched(guard, known):
             if has_tangent(guard, known):
                 return True
             watched = load(known + guard.requires_grad) & 0xFF | load(known + guard.grad_fn)
-            watched |= load(known + guard.is_view) & 0xFF  # the base of a view is none itself
+            watched |= load(known + guard.is_view) & 0xFF  # the base of a view is never a view: else the offsets are wrong
     return watched != 0 and call_int(guard.is_grad_enabled, ()) & 0xFF != 0
 
 
 @native_inline
 def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
-    """:func:`is_odd` with the offsets that the ``fx_guard`` at `address` holds, for code that knows them when it is compiled."""
+    """:func:`is_odd` with the offsets of the ``fx_guard`` at `address` as arguments, which may be compile-time constants."""
     implementation = load(ob + object_)
     if load(implementation + keys) & odd_keys | odd_types >> (load(implementation + element_type) & 63) & 1 != 0:
         return True
@@ -63,7 +63,7 @@ def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, 
 
 @native_inline
 def is_odd(address, ob):
-    """Whether the ``fx_guard`` at `address`, if any, says that the tensor `ob` is not to be taken for what it seems."""
+    """Whether the tensor `ob` is odd by the ``fx_guard`` at `address`; False for address 0."""
     if address == 0:
         return False
     guard = structs.guard_at(address)
@@ -74,16 +74,16 @@ def is_odd(address, ob):
 
 @native_inline
 def guard_of(context, entry):
-    """The address of the ``fx_guard`` by which a kernel judges tensors of a type, or 0."""
+    """The address of a kernel's ``fx_guard`` for an entry's type; 0: none."""
     return entry.guard + context.guard_offset if entry.guard != 0 else 0
 
 
 @native_inline
 def is_short_there(ob, object_, storage, storage_data, storage_size, end):
-    """Whether the tensor's storage has been freed, or made so small that it ends before the tensor does, at `end`.
+    """Whether the tensor's storage has been freed, or ends before `end`, where the tensor ends.
 
-    Its address need not be NULL then: a tensor with an offset has one all the same. Of a tensor that may show other memory
-    than its own `end` is 0.
+    The tensor's own address does not tell: with an offset it is not NULL. `end` is 0 for a tensor that may show other memory
+    than its storage's.
     """
     if storage == 0:
         return False
@@ -94,7 +94,7 @@ def is_short_there(ob, object_, storage, storage_data, storage_size, end):
 
 @native_inline
 def is_short(address, ob, end):
-    """:func:`is_short_there` with the offsets of the ``fx_guard`` at `address`, if any."""
+    """:func:`is_short_there` with the offsets of the ``fx_guard`` at `address`; False for address 0."""
     if address == 0:
         return False
     guard = structs.guard_at(address)

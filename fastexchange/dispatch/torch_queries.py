@@ -1,8 +1,7 @@
-"""Asking PyTorch about a tensor natively: what is not read in memory, and who holds its memory.
+"""Ask PyTorch about a tensor and its storage by the C functions behind public methods, where offsets are not known.
 
-The C functions behind public methods are called. Those of a tensor may run Python code (a mode's, a finalizer's), so they are
-called with the owning exports, before any view is borrowed. Those of a storage run none: they have the last word about its
-memory.
+Functions of a tensor may run Python code (a mode's, a finalizer's). They are called together with the owning exports, before
+any view is borrowed. Functions of a storage run no Python code, so the walk calls them last.
 """
 
 from ..ground import cpython as c
@@ -15,7 +14,7 @@ from .torch_guard import is_level_open
 
 @native_inline
 def is_yes(result):
-    """Whether an answer is True, or none. It is given back."""
+    """Whether `result` is not False; a failed query, 0, counts as True. Drops `result`, clears the exception."""
     if result == 0:
         c.PyErr_Clear()
         return True
@@ -25,7 +24,7 @@ def is_yes(result):
 
 @native_inline
 def number(result):
-    """The number that an answer is, 0 for none. It is given back."""
+    """Convert `result` to a number; a failed query, 0, gives 0. Drops `result`, clears the exception."""
     if result == 0:
         c.PyErr_Clear()
         return 0
@@ -36,15 +35,15 @@ def number(result):
 
 @native
 def is_differentiating_forward(guard):
-    """Whether a level of forward-mode differentiation is open, so that a tensor may carry a tangent, and that matters."""
+    """Whether tensors may have tangents (a level of forward-mode differentiation is open), and the kernel has to refuse them."""
     return guard.asks_autograd != 0 and is_level_open(guard)
 
 
 @native
 def is_odd_if_asked(guard, ob, code, bits):
-    """Whether PyTorch says that the tensor `ob`, which it has exported, is not to be taken for what it seems.
+    """Whether the exported tensor `ob` is odd by PyTorch's answers, without :func:`is_differentiating_forward`.
 
-    But for :func:`is_differentiating_forward`, which is not about a tensor. `code`, `bits`: what its export says of its elements.
+    `code`, `bits`: the dtype of its export. GIL: held; may run Python code.
     """
     queries = torch_queries_at(guard.queries)
     if guard.odd_types != 0 and bits == 8 and code in (INT, UINT):
@@ -65,7 +64,7 @@ def is_odd_if_asked(guard, ob, code, bits):
 
 @native
 def is_beyond(guard, storage, begin, end):
-    """Whether not all of a tensor's memory lies in a storage: that has been freed, moved or made smaller. Runs no Python code."""
+    """Whether some of a tensor's memory is outside its storage, which was freed, moved or shrunk. Runs no Python code."""
     queries = torch_queries_at(guard.queries)
     start = number(call_word(queries.data_ptr, (storage, 0)))
     return start == 0 or begin < start or end > start + number(call_word(queries.nbytes, (storage, 0)))
@@ -79,7 +78,7 @@ def is_movable(guard, storage):
 
 @native
 def forbid_moving(guard, storage):
-    """Have ``resize_()`` of a storage be an error from now on. Runs Python code; if that fails, the storage is movable still."""
+    """Make ``resize_()`` of a storage an error from now on. Runs Python code. If that fails, the storage stays movable."""
     made = c.PyObject_CallFunctionObjArgs(torch_queries_at(guard.queries).forbid_resizing, storage, 0)
     if made != 0:
         c.Py_DecRef(made)
@@ -89,7 +88,7 @@ def forbid_moving(guard, storage):
 
 @native
 def storage_of(guard, ob):
-    """A new reference to the storage of a tensor; 0 if it has none, or PyTorch cannot be asked."""
+    """Return a new reference to a tensor's storage; 0, without an exception, if PyTorch gives none."""
     if guard.queries == 0:
         return 0
     queries = torch_queries_at(guard.queries)

@@ -1,4 +1,4 @@
-"""The table from the address of a type, a dtype or a constant to what is known of it: read natively, written here.
+"""The hash table from the address of a type, a dtype or a constant to its ``fx_entry``: read natively, written here.
 
 Source of the hash: Knuth, The Art of Computer Programming, volume 3, section 6.4, multiplicative hashing.
 """
@@ -18,14 +18,15 @@ _FIRST_CAPACITY = 256
 
 @native_inline
 def slot_of(address, mask):
-    """Where the search for `address` starts in a table of `mask` + 1 entries, at most 2**24. Called from Python, too."""
+    """The first slot of the search for `address` in a table of `mask` + 1 entries, at most 2**24. Python calls it too."""
     return ((address >> 4) * GOLDEN >> 40) & mask
 
 
 @native_inline
 def find(runtime, address):
-    """The address of the fx_entry of the type or dtype object at `address`, 0 if there is none."""
+    """Return the address of the ``fx_entry`` of the object at `address`; 0 if there is none."""
     table = runtime.entries
+    # 1. Hash the address. 2. Probe linearly up to the entry or a free one: a REMOVED entry does not end the search.
     mask = structs.entry_at(table).address
     slot = slot_of(address, mask)
     while True:
@@ -39,10 +40,10 @@ def find(runtime, address):
 
 
 class TypeTable:
-    """The native table from an object's address (a type, a dtype, a constant) to what is known of it.
+    """The native hash table from an object's address (a type, a dtype, a constant) to its ``fx_entry``.
 
-    Entries of objects that can die are removed by a weak reference's callback, before their address can be used again.
-    Dtype objects cannot be weakly referenced: the last :data:`DTYPES_KEPT` are kept alive.
+    When an object dies, a weak reference's callback removes its entry before the address can be used again. Dtype objects
+    cannot be weakly referenced: the last :data:`DTYPES_KEPT` are kept alive.
     """
 
     DTYPES_KEPT = 1024
@@ -64,7 +65,7 @@ class TypeTable:
         return id(thing) in self._fields
 
     def add(self, thing, holder=None, **fields: int) -> None:
-        """File the type or constant `thing`, until it dies. `holder` is kept alive as long."""
+        """File the type or constant `thing` until it dies. `holder` is kept alive until then."""
         address = id(thing)
         table = weakref.ref(self)
 
@@ -79,14 +80,14 @@ class TypeTable:
                 self._insert(address, fields)
 
     def find_again(self, thing) -> None:
-        """Native code did not find `thing`, which has been filed: another thread was about to show it, or Ctrl-C came."""
+        """Insert `thing` again if it is filed but native code does not find it: Ctrl-C may have interrupted the insertion."""
         with self._lock:
             fields = self._fields.get(id(thing))
             if fields is not None and self._entries[self._slot(self._entries, id(thing))].address != id(thing):
                 self._insert(id(thing), fields)
 
     def add_kept(self, thing, **fields: int) -> None:
-        """File a dtype object, kept alive until many others have been filed."""
+        """File a dtype object, and keep it alive until :data:`DTYPES_KEPT` others have been filed."""
         with self._lock:
             if id(thing) in self._fields:
                 return
@@ -96,7 +97,7 @@ class TypeTable:
             self._insert(id(thing), fields)
 
     def update(self, thing, **fields: int) -> None:
-        """Add to what has been filed for `thing`."""
+        """Change fields of `thing`'s entry."""
         with self._lock:
             self._fields[id(thing)].update(fields)
             entry = self._entries[self._slot(self._entries, id(thing))]
@@ -104,19 +105,19 @@ class TypeTable:
                 setattr(entry, name, value)
 
     def fields(self, thing) -> dict[str, int]:
-        """What has been filed for `thing`, the fields of its ``fx_entry``."""
+        """The fields of `thing`'s ``fx_entry``."""
         return self._fields[id(thing)]
 
     def get(self, thing) -> dict[str, int] | None:
-        """What has been filed for `thing`, None if nothing was."""
+        """The fields of `thing`'s ``fx_entry``; None if it has none."""
         return self._fields.get(id(thing))
 
     def watch(self, thing, plan) -> None:
-        """Clear the records of `plan` (``fx_plan[]``) that name the type `thing`, when that type dies."""
+        """Clear the records of `plan` (``fx_plan[]``) with the type `thing` when the type dies."""
         self._plans.setdefault(id(thing), weakref.WeakSet()).add(plan)
 
     def remove(self, address: int) -> None:
-        """Forget what lies at `address`. Called by weak references too, so at any moment: also amid a :meth:`_rebuild`."""
+        """Remove the entry of `address`. Weak references call this at any moment, even during a :meth:`_rebuild`."""
         with self._lock:
             for plan in list(self._plans.pop(address, ())):
                 for record in plan:
@@ -125,10 +126,10 @@ class TypeTable:
             if self._fields.pop(address, None) is not None:
                 self._entries[self._slot(self._entries, address)].address = REMOVED
             holder, kept = self._holders.pop(address, None), self._kept.pop(address, None)
-        del holder, kept  # outside of the lock: they may set anything free
+        del holder, kept  # outside of the lock: their destructors may run any code
 
     def remove_kind(self, kind: int) -> None:
-        """Forget all things of a KIND_*."""
+        """Remove all entries of a KIND_*."""
         with self._lock:
             addresses = [address for address, fields in self._fields.items() if fields.get("kind") == kind]
         for address in addresses:
@@ -144,7 +145,7 @@ class TypeTable:
 
     @staticmethod
     def _slot(entries, address: int) -> int:
-        """The index of `address` in a table, or of the free entry where it belongs. Entry 0 holds the mask."""
+        """The index of `address` in a table, or of the free entry for it. Entry 0 has the mask."""
         mask = entries[0].address
         slot = slot_of.py_func(address, mask)
         while entries[1 + slot].address not in (address, FREE):
@@ -155,10 +156,10 @@ class TypeTable:
         entry = entries[self._slot(entries, address)]
         for name, value in fields.items():
             setattr(entry, name, value)
-        entry.address = address  # last: the entry is complete when it can be found
+        entry.address = address  # last: native code finds only complete entries
 
     def _rebuild(self, capacity: int) -> None:
-        """Fill a new table, then publish it. What dies meanwhile is removed from the old one, and from the new one at the end."""
+        """Fill a new table, publish it, then remove the entries of objects that have died meanwhile."""
         size = 1 << (capacity - 1).bit_length()
         entries = ffi.new("fx_entry[]", 1 + size)
         entries[0].address = size - 1

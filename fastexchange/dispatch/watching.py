@@ -1,18 +1,17 @@
-"""What a bound launch compares before it uses its memory: words that change when an argument's memory moves, or is shared.
+"""Watch lists: the words that a bound launch compares before each call, to see that its arguments' memory has not changed.
 
-An owning export keeps memory from being freed with its tensor. It does not keep a storage of PyTorch's where it is
-(``share_memory_()``), nor its own (``torch._lazy_clone()`` makes it copy-on-write: who writes has to copy it first); and an
-ndarray, which has no exports, frees its memory when it is given other (``__setstate__``). So each launch compares, in memory:
+An owning export keeps memory alive when its tensor is freed. It does not prevent that PyTorch moves a storage
+(``share_memory_()``) or makes it copy-on-write (``torch._lazy_clone()``: a writer has to copy the memory first). An ndarray
+has no exports: it frees its memory when it gets other memory (``__setstate__``). So each launch compares:
 
-- of a PyTorch tensor the address in its storage, and the function that frees that, which is another one for memory that is
-  copy-on-write;
-- of an ndarray the address, the shape, because a smaller block of memory may lie where the larger one was, the dtype and the
-  flags, which can be set to others in place, and the strides, of one that is not contiguous: else the flags tell;
-- of an object of ctypes the address, which ``ctypes.resize`` changes, whoever shows its memory;
-- for a device the size of a storage, too: on the CPU ``resize_()`` of a bound storage is an error.
+- of a PyTorch tensor, its storage's address and deleter; copy-on-write memory has another deleter;
+- of an ndarray, the address; the shape, because a smaller block may lie at the same address; the dtype and the flags, which can
+  be set in place; and the strides, unless the flags say contiguous;
+- of a ctypes object, the address, which ``ctypes.resize`` changes;
+- for a CUDA launch, also a storage's size. On the CPU, ``resize_()`` of a bound storage is an error.
 
-A *watch list* is a count, and so many pairs of an address and the word that has to be there: an even number. They are
-compared two by two, up to the first that differ: where an address points may depend on the words in pairs before these two.
+A *watch list* is a count, then this (even) number of pairs: an address, and the word expected there. A launch compares two pairs
+at a time and stops at the first difference: whether an address is valid may depend on the pairs before these two.
 """
 
 from numba import types
@@ -27,16 +26,16 @@ from .frame import ARRAY_BYTES, export_of_array
 from .type_table import find
 
 DATA, RANK, DIMENSIONS, DESCR, FLAGS = (offset_of("fx_ndarray", name) for name in ("data", "nd", "dimensions", "descr", "flags"))
-RANK_OF_SHORT = 3  # from this rank on, a shape of a lower rank may have less room
+RANK_OF_SHORT = 3  # from this rank on, compare the rank first: the shape of a lower rank may have less memory
 
 
 @native_inline
 def is_unmoved(watched):
-    """Whether all words of a watch list are as they were."""
+    """Whether all words of a watch list are unchanged."""
     at = watched + 8
     end = at + 16 * load(watched)
     while at != end:
-        one, other = load(load(at)) ^ load(at + 8), load(load(at + 16)) ^ load(at + 24)  # no branch between them
+        one, other = load(load(at)) ^ load(at + 8), load(load(at + 16)) ^ load(at + 24)  # no branch between the two loads
         if one | other != 0:
             return False
         at += 32
@@ -45,7 +44,7 @@ def is_unmoved(watched):
 
 @native
 def note(watched, count, address):
-    """Make the word that is at `address` now the pair number `count`, if there is a list to write to. Returns the next number."""
+    """Write pair number `count`: `address`, and the word there now. With `watched` 0, only count. Returns the next number."""
     if watched != 0:
         store(watched + 8 + 16 * count, address)
         store(watched + 16 + 16 * count, load(address))
@@ -54,13 +53,13 @@ def note(watched, count, address):
 
 @native
 def note_no_more(watched, count):
-    """Repeat the last pair if the next one would not begin the next two. Returns the next number."""
+    """Repeat the last pair if the number of pairs is odd. Returns the next number."""
     return note(watched, count, load(watched + 16 * count - 8) if watched != 0 else 0) if count & 1 else count
 
 
 @native
 def note_ndarray(watched, count, ob):
-    """Watch an ndarray's memory from the pair number `count` on. Returns the next number."""
+    """Watch an ndarray's memory from pair number `count` on. Returns the next number."""
     rank = types.intp(ndarray_at(ob).nd)
     count = note(watched, count, ob + DATA)
     if rank >= RANK_OF_SHORT:
@@ -74,12 +73,12 @@ def note_ndarray(watched, count, ob):
     for i in range(0 if ndarray_at(ob).flags & (C_CONTIGUOUS | F_CONTIGUOUS) else rank):
         count = note(watched, count, ndarray_at(ob).strides + 8 * i)
     count = note(watched, count, ob + DESCR)
-    return note(watched, count, ob + FLAGS & -8)  # a word of its own, or the upper half of one
+    return note(watched, count, ob + FLAGS & -8)  # the flags may be the upper half of their word
 
 
 @native
 def note_storage(watched, count, guard, storage, has_sizes):
-    """Watch a storage, the Python object of it, from the pair number `count` on. Returns the next number; -1 if it cannot be."""
+    """Watch a storage object from pair number `count` on. Returns the next number; -1 if offsets are unknown."""
     if storage == 0 or guard.storage_object == 0:
         return -1
     at = load(storage + guard.storage_object)
@@ -92,7 +91,7 @@ def note_storage(watched, count, guard, storage, has_sizes):
 
 @native
 def note_all(runtime, frame, watched, has_sizes):
-    """Write the watch list of a frame to `watched`, unless that is 0. Returns how many pairs it has; -1 if words do not tell."""
+    """Write a frame's watch list to `watched`, or only count its pairs if it is 0. Returns the count, or -1 as :func:`watch`."""
     count = 0
     for i in range(frame.array_count):
         origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
@@ -118,9 +117,12 @@ def note_all(runtime, frame, watched, has_sizes):
 
 @native
 def watch(runtime, frame, has_sizes):
-    """Give a frame, whose arguments have just been read, its watch list. Returns whether there is memory for it.
+    """Make the watch list of a frame whose arguments have just been read. Returns False if memory is out.
 
-    Where words do not tell whether memory has moved, its pairs always differ: each is the list itself, and -1.
+    1. Count the pairs. 2. Allocate the list. 3. Write it. If no words tell whether some memory has moved, the list has two pairs
+    that always differ: the list's own address, and -1.
+
+    Owns: the frame owns the list.
     """
     count = note_all(runtime, frame, 0, has_sizes)
     watched = c.PyMem_RawMalloc(8 + 16 * (count if count > 0 else 2))
