@@ -359,6 +359,32 @@ def test_numbers_and_rests_that_do_not_fit():
                 huge(tensor, k)
 
 
+NAMES = [f"n{i}" for i in range(70)]
+LARGE = {
+    "many names": (f"x[{', '.join(NAMES[:60])}], w[{', '.join(NAMES[60:])}] -> y[n1 + n69]", (1,) * 60, (1,) * 10, (2,)),
+    "many operands": ("x[n], w[m] -> y[" + "n + (" * 65 + "m" + ")" * 65 + "]", (1,), (2,), (67,)),
+    "64 dimensions": ("x[...], w[m] -> y[..., m, 1]", (1,) * 62, (2,), (*(1,) * 62, 2, 1)),
+    "65 dimensions": ("x[...], w[m] -> y[..., m, 1]", (1,) * 63, (2,), "output 'y' cannot be made: it has more than 64"),
+    "a large sum": ("x[n], w[m] -> y[n + 1099511627776 * 1099511627776 - m]", (1,), (1,), "dimension .* is too large"),
+    "zero times a large number": ("x[n], w[m] -> y[n * 1000000000000 * m]", (0,), (1,), (0,)),
+    "rounds down": ("x[n], w[m] -> y[(n - m) // 2 + 3]", (0,), (3,), (1,)),
+}
+
+
+@pytest.mark.parametrize("notation, x, w, wanted", LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize("tensor_of", [np.asarray] + ([torch.from_numpy] if torch is not None else []))
+def test_notations_at_the_limits(tensor_of, notation, x, w, wanted):
+    """Where native code has no memory for a notation, or an int no bits for an expression, and just before."""
+    kernel = fast_args(out=notation)(lambda x, w, y: None)
+    for _ in range(3):
+        arguments = tensor_of(np.ones(x)), tensor_of(np.ones(w))
+        if isinstance(wanted, str):
+            with pytest.raises(ValueError, match=wanted):
+                kernel(*arguments)
+        else:
+            assert tuple(kernel(*arguments).shape) == wanted
+
+
 def test_inputs_without_a_dlpack_type():
     dates = np.array(["2020-01-01"], "M8[D]")
     with pytest.raises(TypeError, match=r"argument 'x' \(position 0\): its elements have no DLPack type, so output 'y'"):

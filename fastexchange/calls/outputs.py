@@ -12,7 +12,6 @@ import numpy as np
 
 from .._abi import ffi
 from ..dispatch import outputs as native
-from ..dispatch.program import program_of
 from ..dispatch.runtime import runtime
 from ..exchange.discovery import learn
 from ..exchange.export import export_of, known
@@ -37,7 +36,7 @@ class Outputs:
         self.pattern, self._parameters, self._name = pattern, parameters, name
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
-        self.program = program_of(self.pattern)
+        self.program = native.words_of(self.pattern)
         if runtime().is_native:
             known(np.ndarray)  # its allocator
 
@@ -76,15 +75,11 @@ class Outputs:
         Raises ValueError for inputs that do not fit the notation, TypeError for what is no tensor or no int, and what allocating
         raises.
         """
-        extents, rest, dtypes = self._read(arguments)
+        shapes, dtypes = self._read(arguments)
         target = tensor_type(self._target(arguments, returns))
         completed = list(arguments)
         borrowed = set()
-        for output in self.pattern.outputs:
-            try:
-                shape = self.pattern.shape_of(output, extents, rest)
-            except ValueError as error:
-                raise ValueError(f"{self._name}(): {error}") from None
+        for output, shape in zip(self.pattern.outputs, shapes, strict=True):
             if not isinstance(arguments[output.position], (Omitted, type(None))):
                 self._check(output, arguments[output.position], shape)
                 continue
@@ -122,44 +117,21 @@ class Outputs:
     def _argument(self, position: int) -> str:
         return f"{self._name}(): argument {self._parameters.names[position]!r} (position {position})"
 
-    def _read(self, arguments: tuple) -> tuple[dict[str, int], tuple[int, ...], dict[int, DLDataType | None]]:
-        """The extents of all names, what ``...`` stands for, and the element types of the tensors by position."""
-        extents: dict[str, int] = {}
-        sources: dict[str, str] = {}
-        dtypes: dict[int, DLDataType | None] = {}
-        rest: tuple[int, ...] | None = None
-        rest_source = ""
-        for name, position in self.pattern.numbers.items():
+    def _read(self, arguments: tuple) -> tuple[list[tuple[int, ...]], dict[int, DLDataType | None]]:
+        """The shapes of the outputs, and the element types of the inputs by position."""
+        numbers = []
+        for position in self.pattern.numbers.values():
             value = arguments[position]
             if value is OMITTED:
                 value = self._parameters.defaults[position]
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
                 given = type_name(type(value))
                 raise TypeError(f"{self._argument(position)} is an extent in {str(self.pattern)!r}: an int, not {given}")
-            extents[name], sources[name] = int(value), self._argument(position)
-        for each in self.pattern.inputs:
-            what = self._argument(each.position)
-            shape, dtypes[each.position] = shape_and_dtype(arguments[each.position], what)
-            dims: list = list(each.dims)
-            if ... in dims:
-                at, count = dims.index(...), len(shape) - len(dims) + 1
-                if count >= 0:
-                    here = shape[at : at + count]
-                    if rest is not None and rest != here:
-                        raise ValueError(f"{what}: '...' is {here} in its shape {shape}, but {rest} in {rest_source}")
-                    rest, rest_source = here, what
-                    dims[at : at + 1] = here
-            if len(dims) != len(shape):
-                wanted = ", ".join("..." if dim is ... else str(dim) for dim in each.dims)
-                raise ValueError(f"{what} has {len(shape)} dimensions, {shape}; {str(self.pattern)!r} says {each.name}[{wanted}]")
-            for index, (dim, extent) in enumerate(zip(dims, shape, strict=True)):
-                known_extent = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
-                if known_extent != extent:
-                    origin = f"{dim!r} is {known_extent} in {sources[dim]}" if isinstance(dim, str) else f"it must be {dim}"
-                    raise ValueError(f"{what}: dimension {index} of its shape {shape} is {extent}, but {origin} ({self.pattern})")
-                if isinstance(dim, str):
-                    sources.setdefault(dim, what)
-        return extents, rest or (), dtypes
+            numbers.append(int(value))
+        positions = [each.position for each in self.pattern.inputs]
+        read = [shape_and_dtype(arguments[position], self._argument(position)) for position in positions]
+        shapes = self.pattern.shapes_of(numbers, [shape for shape, _ in read], self._name)
+        return shapes, dict(zip(positions, (dtype for _, dtype in read), strict=True))
 
     # ---- allocating --------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Outputs that the caller's framework allocates: ``fast_args(out=…)``, natively.
 
 A kernel with outputs has a vectorcall of its own, :data:`vectorcall_with_outputs`. It brings the arguments into parameter order,
-makes the outputs that are not given (``program.run_program``, by ``managed_tensor_allocator`` and
+makes the outputs that are not given (:func:`make_outputs`, by ``managed_tensor_allocator`` and
 ``managed_tensor_to_py_object_no_sync`` of the framework's table), makes the call like any other, with the outputs as its last
 arguments, and returns them. Allocation may run Python code, so it comes before any view is borrowed.
 """
@@ -10,21 +10,49 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import KERNEL_CONTEXT, PyErr_Occurred
-from ..ground.dltensor import delete_managed
-from ..ground.native import call_int, call_word, external, global_address, load, native, stack, store
-from ..ground.shape_notation import MAX_PARAMETERS
+from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
+from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
+from ..ground.native import as_words, call_int, call_word, external, global_address, load, native, stack, store
+from ..ground.shape_notation import (
+    FITS,
+    MAX_NUMBER,
+    MAX_OPERANDS,
+    MAX_PARAMETERS,
+    MAX_TENSORS,
+    MAX_VARIABLES,
+    Pattern,
+    evaluate,
+)
+from ..producers.ndarray import ndarray_at
 from . import structs
 from .binding import bind_into
 from .bound_launch import refuse_result
 from .frame import drop, give_frame, take_frame
-from .program import run_program
+from .pack import dtype_entry
+from .type_table import find
 from .vectorcall import call_method
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
 
+SHAPES_WORDS = MAX_TENSORS * (1 + MAX_NDIM)
+SCRATCH_WORDS = MAX_OPERANDS + 1 + MAX_NDIM
 CALL_WORDS = 1 + MAX_PARAMETERS
 ERROR_BYTES = 256
+
+compute = native(evaluate)
+
+
+def words_of(pattern: Pattern) -> list[int] | None:
+    """What :func:`make_outputs` has to know of a pattern. None if it has no memory for so large a one.
+
+    The number of ints that are extents, and their positions; the number of inputs, and their positions; the dtype field of each
+    output, or ``~`` the position of the input that has its dtype; the pattern's program.
+    """
+    if not pattern.is_small:
+        return None
+    dtypes = [~each.dtype if isinstance(each.dtype, int) else each.dtype.code | each.dtype.bits << 8 for each in pattern.outputs]
+    inputs = [each.position for each in pattern.inputs]
+    return [len(pattern.numbers), *pattern.numbers.values(), len(inputs), *inputs, *dtypes, *pattern.program]
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp)
@@ -59,6 +87,112 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
             c.incref(none)
             return none
     return load(out + 8)
+
+
+@native
+def read_shape(runtime, ob, shape, view):
+    """Read a tensor's shape without owning it. Returns (rank, field of its dtype), or (-1, 0): Python has to."""
+    entry = find(runtime, Py_TYPE(ob))
+    if entry == 0:
+        return -1, 0
+    kind = structs.entry_at(entry).kind
+    if kind == structs.KIND_NDARRAY:
+        key, _ = dtype_entry(runtime, ndarray_at(ob).descr)
+        ndim = types.intp(ndarray_at(ob).nd)
+        if key == 0:
+            return -1, 0
+        for i in range(ndim):
+            store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
+        return ndim, key >> structs.DTYPE_SHIFT & 0xFFFFFF
+    if kind != structs.KIND_EXCHANGE:
+        return -1, 0
+    dl_tensor_at(view).device.device_type = 0
+    failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
+    if PyErr_Occurred() != 0:
+        c.PyErr_Clear()
+        return -1, 0
+    tensor = dl_tensor_at(view)
+    if failed or not is_plain(tensor):
+        return -1, 0
+    ndim = types.intp(tensor.ndim)
+    for i in range(ndim):
+        store(shape + 8 * i, load(tensor.shape + 8 * i))
+    return ndim, element_field(tensor)
+
+
+@native
+def make_outputs(context, runtime, args, made):
+    """Make the outputs that are omitted in `args`, in parameter order, and put them there. Returns whether all fit the inputs.
+
+    Gives up at whatever is out of the ordinary, a mismatch, a framework that cannot allocate: ``calls.outputs`` sees to it.
+    `made`: where a bit is set for each output that was made, even if False is returned.
+    """
+    variables = stack(MAX_VARIABLES)
+    shapes = stack(SHAPES_WORDS)
+    fields = stack(MAX_PARAMETERS)
+    scratch = stack(SCRATCH_WORDS)
+    wanted = stack(SHAPES_WORDS)
+    view = stack(DL_TENSOR_WORDS)
+    own_shape = stack(MAX_NDIM)
+    # 1. Read the ints that are extents, and the inputs' shapes and dtypes.
+    at = context.outputs
+    for i in range(load(at)):
+        at += 8
+        ob = load(args + 8 * load(at))
+        known = find(runtime, Py_TYPE(ob))
+        if known == 0 or structs.entry_at(known).kind != structs.KIND_INT:
+            return False
+        value = c.PyLong_AsLongLongAndOverflow(ob, own_shape)
+        if value < 0 or value > MAX_NUMBER:
+            return False
+        store(variables + 8 * i, value)
+    at += 8
+    first = load(args + 8 * load(at + 8))
+    end = shapes
+    for _ in range(load(at)):
+        at += 8
+        ndim, field = read_shape(runtime, load(args + 8 * load(at)), end + 8, view)
+        if ndim < 0:
+            return False
+        store(end, ndim)
+        store(fields + 8 * load(at), field)
+        end += 8 * (1 + ndim)
+    # 2. Compute the outputs' shapes.
+    program = at + 8 * (1 + context.output_count)
+    rest = as_words(scratch + 8 * MAX_OPERANDS)
+    if compute(as_words(program), as_words(shapes), as_words(variables), rest, as_words(scratch), as_words(wanted)) != FITS:
+        return False
+    # 3. Make each output, or check its shape.
+    target = context.returns_type
+    if context.returns_position >= 0:
+        target = Py_TYPE(load(args + 8 * context.returns_position))
+    elif target == 0:
+        target = Py_TYPE(first)
+    shape = wanted
+    for i in range(context.output_count):
+        at += 8
+        ndim = load(shape)
+        output = args + 8 * (context.parameter_count - context.output_count + i)
+        if load(output) == context.omitted:
+            entry = find(runtime, target)
+            allocator = structs.entry_at(entry).allocator if entry != 0 else 0
+            to_object = structs.entry_at(entry).to_object if entry != 0 else 0
+            if allocator == 0 or to_object == 0:
+                return False
+            field = load(at) if load(at) >= 0 else load(fields + 8 * ~load(at))
+            describe(dl_tensor_at(view), 0, ndim, field, shape + 8, 0)
+            tensor = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
+            if tensor == 0:
+                return False
+            store(output, tensor)
+            store(made, load(made) | 1 << i)
+        if read_shape(runtime, load(output), own_shape, view)[0] != ndim:
+            return False
+        for j in range(ndim):
+            if load(own_shape + 8 * j) != load(shape + 8 * (1 + j)):
+                return False
+        shape += 8 * (1 + ndim)
+    return True
 
 
 @native
@@ -104,7 +238,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     made = stack(1)
     store(made, 0)
-    is_ready = run_program(context, runtime, given, made)
+    is_ready = make_outputs(context, runtime, given, made)
     for i in range(first, count):
         is_made = load(made) >> (i - first) & 1 != 0
         if is_ready and not is_made:

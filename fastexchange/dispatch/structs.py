@@ -125,7 +125,7 @@ typedef struct {
     int64_t name;               /* PyObject *, the kernel's qualified name */
     int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: … */
     int64_t returns_position;   /* … that of the argument here, -1: of the first tensor in the call */
-    int64_t outputs;            /* int64_t[], the program that says what the outputs are; 0: Python makes them */
+    int64_t outputs;            /* int64_t[], `outputs.words_of` the declared outputs; 0: Python makes them */
     int64_t output_count;       /* how many of the last parameters are outputs */
     int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */

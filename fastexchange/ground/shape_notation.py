@@ -5,6 +5,9 @@ are the kernel's last parameters. A dimension is a name, which stands for one ex
 number of dimensions, the same ones throughout. A parameter without brackets is an int, and its name one of the names:
 ``"x[n], k -> largest[k]"``. Dimensions of outputs may be computed, with ``+ - * //`` and parentheses. An output has the element
 type of the first tensor on the left; or what follows a colon: ``-> counts[bins]: int64``, or that of a parameter, ``-> y[n]: w``.
+
+A pattern has a *program*, words that say the same, and :func:`evaluate` computes the outputs' shapes by it. Native code compiles
+that function (``dispatch.outputs``); Python calls it as it is (:meth:`Pattern.shapes_of`), and has the words for its refusals.
 """
 
 import ast
@@ -15,15 +18,32 @@ from .dlpack_types import DLDataType
 from .parameters import Parameters
 from .safe_repr import shown
 
-__all__ = ["MAX_PARAMETERS", "Input", "Output", "Pattern", "pattern_of"]
+__all__ = [
+    "FITS", "MAX_NUMBER", "MAX_OPERANDS", "MAX_PARAMETERS", "MAX_TENSORS", "MAX_VARIABLES", "Input", "Output", "Pattern",
+    "evaluate", "pattern_of",
+]  # fmt: skip
 
 MAX_PARAMETERS = 64
+MAX_NDIM = 64
+MAX_NUMBER = 1 << 61
+"""Of operands and products of an expression: the sum of two is within 64 bits."""
+MAX_VARIABLES, MAX_OPERANDS, MAX_TENSORS = 64, 64, 32
+"""Of names, of operands of one expression, of inputs and outputs, for which native code has memory."""
+
+# The operations of a program: pairs of words, an operation and its operand. Of an input: its start, then one for each dimension,
+# which either gives a name, or `...`, its meaning or is compared with it.
+_STOP, _INPUT, _EXACTLY, _NAME, _SAME_NAME, _REST, _SAME_REST = range(7)
+# Of an output: its start, then for each dimension an expression in postfix notation and its end, or the dimensions of `...`.
+_PUSH, _PUSH_NUMBER, _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _EXTENT, _ALL_OF_REST, _OUTPUT = range(7, 16)
+_HAS_REST = 1 << 16  # beside the number of other dimensions, in the operand of _INPUT
+# What `evaluate` returns: whether the inputs fit the notation, or why not, with the item's index << 8 and the dimension's << 16.
+FITS, _RANK, _DIMENSION, _DIFFERENT_REST, _NEGATIVE, _ZERO_DIVISION, _TOO_LARGE, _TOO_MANY = range(8)
 
 Rest = type(...)
 _ITEM = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*(?:\[(?P<dims>[^\[\]]*)\])?\s*(?::\s*(?P<dtype>\w+))?\s*(?:,|$)")
 _LONGEST = 1000
 _LARGEST = 2**40
-_OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//"}
+_OPERATORS = {ast.Add: _ADD, ast.Sub: _SUBTRACT, ast.Mult: _MULTIPLY, ast.FloorDiv: _DIVIDE}
 
 
 class Input(NamedTuple):
@@ -83,6 +103,7 @@ class Pattern:
         given = [*self.numbers.values(), *(each.position for each in self.inputs)]
         if any(given.count(position) > 1 or position >= len(names) - len(self.outputs) for position in given):
             self._wrong("a parameter stands in it twice")
+        self.program = self._program()
 
     def __str__(self) -> str:
         return self._text
@@ -166,34 +187,183 @@ class Pattern:
 
     # ---- its meaning -------------------------------------------------------------------------------------------------
 
-    def shape_of(self, output: Output, extents: dict[str, int], rest: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an output. Raises ValueError for one that is negative, or a division by zero."""
-        shape: list[int] = []
-        for dim in output.dims:
-            if dim is ...:
-                shape += rest
-                continue
-            try:
-                extent = _value(dim, extents)
-            except ZeroDivisionError:
-                extent = None
-            if extent is None or not 0 <= extent < 2**63:
-                given = ", ".join(f"{name}={value}" for name, value in extents.items())
-                why = "divides by zero" if extent is None else f"is {extent}"
-                raise ValueError(f"its output {output.name!r} cannot be made: dimension {ast.unparse(dim)} {why} ({given})")
-            shape.append(extent)
-        return tuple(shape)
+    def _program(self) -> list[int]:
+        words: list[int] = []
+        index = {name: i for i, name in enumerate(self.variables)}
+        known: set = set(self.numbers)
+        for each in self.inputs:
+            words += [_INPUT, len(each.dims) - 1 | _HAS_REST if ... in each.dims else len(each.dims)]
+            for dim in each.dims:
+                if dim is ...:
+                    words += [_SAME_REST if dim in known else _REST, 0]
+                else:
+                    words += [_EXACTLY, dim] if isinstance(dim, int) else [_SAME_NAME if dim in known else _NAME, index[dim]]
+                known.add(dim)
+        operands = 0
+        for i, output in enumerate(self.outputs):
+            words += [_OUTPUT, i]
+            for dim in output.dims:
+                expression = [] if dim is ... else _postfix(dim, index)
+                operands = max(operands, len(expression) // 2)
+                words += [*expression, _ALL_OF_REST if dim is ... else _EXTENT, 0]
+        tensors = len(self.inputs) + len(self.outputs)
+        self.is_small = len(index) <= MAX_VARIABLES and operands <= MAX_OPERANDS and tensors <= MAX_TENSORS
+        """Whether native code can evaluate the program."""
+        return [*words, _STOP, 0]
+
+    def shapes_of(self, numbers: list[int], shapes: list[tuple[int, ...]], name: str) -> list[tuple[int, ...]]:
+        """The shapes of the outputs, for the values of :attr:`numbers` and the shapes of :attr:`inputs`. `name`: the kernel's.
+
+        Raises ValueError if the inputs do not fit the notation, or for an output that cannot be made.
+        """
+        variables = numbers + [0] * (len(self.variables) - len(numbers))
+        longest = 1 + max(map(len, shapes))
+        rest, stack, made = [0] * longest, [0] * len(self.program), [0] * (len(self.program) + len(self.outputs) * longest)
+        flat = [word for shape in shapes for word in (len(shape), *shape)]
+        outcome = evaluate(self.program, flat, variables, rest, stack, made)
+        if outcome != FITS:
+            self._refuse(outcome, shapes, variables, stack[0], name)
+        found, at = [], 0
+        for _ in self.outputs:
+            found.append(tuple(made[at + 1 : at + 1 + made[at]]))
+            at += 1 + made[at]
+        return found
+
+    def _refuse(self, outcome: int, shapes: list[tuple[int, ...]], variables: list[int], value: int, name: str):
+        """Raise the ValueError for what `evaluate` has returned. `value`: of the expression at which it has stopped."""
+        why, item, index = outcome & 0xFF, outcome >> 8 & 0xFF, outcome >> 16
+        if why in (_NEGATIVE, _ZERO_DIVISION, _TOO_LARGE, _TOO_MANY):
+            output = self.outputs[item]
+            given = ", ".join(f"{variable}={extent}" for variable, extent in zip(self.variables, variables, strict=True))
+            wrong = {_NEGATIVE: f"is {value}", _ZERO_DIVISION: "divides by zero", _TOO_LARGE: "is too large"}.get(why)
+            reason = f"it has more than {MAX_NDIM} dimensions"
+            if wrong is not None:
+                reason = f"dimension {ast.unparse(output.dims[index])} {wrong} ({given})"
+            raise ValueError(f"{name}(): its output {output.name!r} cannot be made: {reason}")
+
+        def argument(position: int) -> str:
+            return f"{name}(): argument {self._names[position]!r} (position {position})"
+
+        each, shape = self.inputs[item], shapes[item]
+        what = argument(each.position)
+        if why == _RANK:
+            wanted = ", ".join("..." if dim is ... else str(dim) for dim in each.dims)
+            raise ValueError(f"{what} has {len(shape)} dimensions, {shape}; {self._text!r} says {each.name}[{wanted}]")
+        if why == _DIFFERENT_REST:
+            first = next(i for i, other in enumerate(self.inputs) if ... in other.dims)
+            known, here = (_rest(self.inputs[i], shapes[i]) for i in (first, item))
+            where = argument(self.inputs[first].position)
+            raise ValueError(f"{what}: '...' is {here} in its shape {shape}, but {known} in {where}")
+        dims: list = list(each.dims)
+        if ... in dims:
+            at = dims.index(...)
+            dims[at : at + 1] = _rest(each, shape)
+        origin = f"it must be {dims[index]}"
+        if isinstance(dim := dims[index], str):
+            positions = [other.position for other in self.inputs if dim in other.dims]
+            known_in = argument(self.numbers.get(dim, positions[0]))
+            origin = f"{dim!r} is {variables[self.variables.index(dim)]} in {known_in}"
+        raise ValueError(f"{what}: dimension {index} of its shape {shape} is {shape[index]}, but {origin} ({self._text})")
 
 
-def _value(tree: ast.expr, extents: dict[str, int]) -> int:
+def _rest(each: Input, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The extents for which ``...`` stands in an input of this shape."""
+    at = each.dims.index(...)
+    return shape[at : at + 1 + len(shape) - len(each.dims)]
+
+
+def _postfix(tree: ast.expr, index: dict[str, int]) -> list[int]:
     if isinstance(tree, ast.BinOp):
-        left, right = _value(tree.left, extents), _value(tree.right, extents)
-        if isinstance(tree.op, ast.Add):
-            return left + right
-        if isinstance(tree.op, ast.Sub):
-            return left - right
-        return left * right if isinstance(tree.op, ast.Mult) else left // right
-    return extents[tree.id] if isinstance(tree, ast.Name) else tree.value  # type: ignore[attr-defined]
+        return [*_postfix(tree.left, index), *_postfix(tree.right, index), _OPERATORS[type(tree.op)], 0]
+    return [_PUSH, index[tree.id]] if isinstance(tree, ast.Name) else [_PUSH_NUMBER, tree.value]  # type: ignore[attr-defined]
+
+
+def evaluate(program, shapes, variables, rest, stack, made):
+    """Compute the shapes of a pattern's outputs by its `program`, from the shapes of its inputs, if these fit the notation.
+
+    All are lists of ints, in native code pointers to words. `shapes`: the rank and the extents of each input, one after the
+    other. `variables`: the extent of each name; those of ints among the arguments are given, and come first. `made`: gets the
+    rank and the extents of each output. `rest`, with the extents of ``...``, and `stack` are scratch memory.
+
+    Returns FITS, or why the inputs do not fit.
+    """
+    at = 0
+    item = -1  # the index of the input, or output, that the operations are about
+    begin = 0  # where its shape begins in `shapes`, or `made`, and where it ends
+    end = 0
+    dim = 0
+    count = 0  # how many dimensions `...` stands for
+    depth = 0
+    while program[at] != _STOP:
+        operation = program[at]
+        operand = program[at + 1]
+        at += 2
+        if operation == _INPUT:
+            item += 1
+            begin = end
+            end += 1 + shapes[begin]
+            dim = 0
+            count = shapes[begin] - (operand & (_HAS_REST - 1))
+            if count < 0 or (count > 0 and operand < _HAS_REST):
+                return _RANK | item << 8
+        elif operation <= _SAME_NAME:
+            extent = shapes[begin + 1 + dim]
+            if operation == _NAME:
+                variables[operand] = extent
+            elif extent != (operand if operation == _EXACTLY else variables[operand]):
+                return _DIMENSION | item << 8 | dim << 16
+            dim += 1
+        elif operation <= _SAME_REST:
+            is_known = operation == _SAME_REST
+            if is_known and rest[0] != count:
+                return _DIFFERENT_REST | item << 8
+            rest[0] = count
+            for i in range(1, 1 + count):
+                if is_known and rest[i] != shapes[begin + dim + i]:
+                    return _DIFFERENT_REST | item << 8
+                rest[i] = shapes[begin + dim + i]
+            dim += count
+        elif operation <= _PUSH_NUMBER:
+            stack[depth] = variables[operand] if operation == _PUSH else operand
+            depth += 1
+        elif operation <= _DIVIDE:
+            depth -= 1
+            left = stack[depth - 1]
+            right = stack[depth]
+            if abs(left) > MAX_NUMBER or abs(right) > MAX_NUMBER:
+                return _TOO_LARGE | item << 8 | dim << 16
+            if operation == _ADD:
+                left += right
+            elif operation == _SUBTRACT:
+                left -= right
+            elif operation == _MULTIPLY:
+                if left != 0 and abs(right) > MAX_NUMBER // abs(left):
+                    return _TOO_LARGE | item << 8 | dim << 16
+                left *= right
+            elif right == 0:
+                return _ZERO_DIVISION | item << 8 | dim << 16
+            else:
+                left //= right
+            stack[depth - 1] = left
+        elif operation == _OUTPUT:
+            item = operand
+            begin = 0 if item == 0 else end
+            made[begin] = 0
+            end = begin + 1
+            dim = 0
+        else:
+            count = rest[0] if operation == _ALL_OF_REST else 1
+            made[begin] += count
+            if made[begin] > MAX_NDIM:
+                return _TOO_MANY | item << 8
+            for i in range(count):
+                made[end + i] = rest[1 + i] if operation == _ALL_OF_REST else stack[0]
+            if made[end] < 0 and count == 1:
+                return _NEGATIVE | item << 8 | dim << 16
+            end += count
+            dim += 1
+            depth = 0
+    return FITS
 
 
 def pattern_of(text: str, parameters: Parameters, what: str) -> Pattern:
