@@ -19,7 +19,7 @@ from .compile_errors import raise_named
 from .fallback import as_numba_takes_it
 from .resolve import Resolver
 
-__all__ = ["BoundLaunch", "OrdinaryLaunch", "bind"]
+__all__ = ["BoundLaunch", "BoundLaunchBase", "OrdinaryLaunch", "bind"]
 
 
 def bind(kernel, bound: tuple) -> "BoundLaunch":
@@ -27,7 +27,60 @@ def bind(kernel, bound: tuple) -> "BoundLaunch":
     return (BoundLaunch if kernel._native.runtime.is_native else OrdinaryLaunch)(kernel, bound)
 
 
-class BoundLaunch(NativeCallable):
+class BoundLaunchBase(NativeCallable):
+    """What bound launches for the CPU and for CUDA share. A subclass has ``_held``, ``_caller``, ``_hold`` and ``_take``."""
+
+    __slots__ = ("__dict__", "__weakref__")
+    kernel: Any
+
+    @property
+    def arguments(self) -> tuple:
+        return self._held.bound
+
+    @property
+    def _what(self) -> str:
+        return f"{self.kernel.__qualname__}()"
+
+    def __repr__(self):
+        return f"<{self._caller!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
+
+    def __reduce__(self):
+        raise TypeError("a bound launch holds memory of this process: it cannot be pickled or copied; pickle the kernel")
+
+    def rebind(self, /, **arguments):
+        """Replace arguments, by name, with others of the same Numba types. Returns the launch itself.
+
+        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state, and
+        what binding it raises; then the launch is as before. On the CPU, RuntimeError while a call of it is running, and
+        ValueError for inputs that do not fit the declared outputs any more: replace those too, None allocates. On CUDA other
+        threads may be launching it: what has begun, and what has been launched, keeps the arguments that it had.
+        """
+        names = self.kernel._parameters.names
+        unknown = [name for name in arguments if name not in names]
+        if unknown:
+            raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
+        while True:
+            before = self._held
+            new = tuple(arguments.get(name, value) for name, value in zip(names, before.bound, strict=False))
+            held = self._hold(new + before.bound[len(names) :])
+            if held.overload != before.overload:
+                given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
+                now, then = (self.kernel._native.types_of(overload) for overload in (held.overload, before.overload))
+                raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {then}; bind anew")
+            if self._take(before, held):
+                return self
+            if before is self._held:  # else another thread has rebound it meanwhile
+                raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
+
+    def _check(self, args: tuple, kwargs: dict) -> None:
+        """Raise TypeError for a call with arguments."""
+        if args or kwargs:
+            raise TypeError(
+                f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
+            )
+
+
+class BoundLaunch(BoundLaunchBase):
     """A call of a kernel with fixed arguments. Made by ``kernel.bind(...)``; calling it, without arguments, makes the call.
 
     Ownership: it holds an owning export of every tensor, and the arguments themselves, so their memory lives as long as it
@@ -68,7 +121,7 @@ class BoundLaunch(NativeCallable):
     arguments : the arguments, in the order of its parameters, as they were bound.
     """
 
-    __slots__ = ("__dict__", "__weakref__")
+    __slots__ = ()
 
     def __init__(self, kernel, bound: tuple):
         held = _Held(kernel, bound)
@@ -81,54 +134,14 @@ class BoundLaunch(NativeCallable):
     def _held(self) -> "_Held":
         return self._holder[0]
 
-    @property
-    def arguments(self) -> tuple:
-        return self._held.bound
+    _caller = property(lambda self: self.kernel)
 
-    @property
-    def _what(self) -> str:
-        return f"{self.kernel.__qualname__}()"
-
-    def __repr__(self):
-        return f"<{self.kernel!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
-
-    def __reduce__(self):
-        raise TypeError("a bound launch holds memory of this process: it cannot be pickled or copied; pickle the kernel")
-
-    def rebind(self, /, **arguments) -> "BoundLaunch":
-        """Replace arguments, by name, with others of the same Numba types. Returns the launch itself.
-
-        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state, and
-        what binding it raises; then the launch is as before. RuntimeError while a call of it is running. ValueError for inputs
-        that do not fit the declared outputs any more: replace those too, None allocates.
-        """
-        names = self.kernel._parameters.names
-        unknown = [name for name in arguments if name not in names]
-        if unknown:
-            raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
-        while True:
-            before = self._held
-            new = tuple(arguments.get(name, value) for name, value in zip(names, before.bound, strict=False))
-            held = type(before)(self.kernel, self.kernel._complete(new + before.bound[len(names) :]))
-            if held.overload != before.overload:
-                given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
-                now, then = (self.kernel._native.types_of(overload) for overload in (held.overload, before.overload))
-                raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {then}; bind anew")
-            if self._take(before, held):
-                return self
-            if before is self._held:  # else another thread has rebound it meanwhile
-                raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
+    def _hold(self, bound: tuple):
+        return type(self._held)(self.kernel, self.kernel._complete(bound))
 
     def _take(self, before: "_Held", held: "_Held") -> bool:
         """Hold these arguments in place of those, in one step: Ctrl-C may come between any two. False if that cannot be done."""
         return bool(_TAKE(take.address)(self, self._holder, before, held, address_of(held.native)))
-
-    def _check(self, args: tuple, kwargs: dict) -> None:
-        """Raise TypeError for a call with arguments."""
-        if args or kwargs:
-            raise TypeError(
-                f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
-            )
 
     def _call_slowly(self, /, *args, **kwargs):
         self._check(args, kwargs)

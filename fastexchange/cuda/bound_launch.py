@@ -5,10 +5,10 @@ import ctypes
 import sys
 
 from .._abi import ffi
+from ..calls.bound_launch import BoundLaunchBase
 from ..dispatch import structs as dispatch
-from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..ground.cpython import enable_vectorcall
 from ..ground.native import address_of
-from ..ground.safe_repr import type_name
 from . import native_launch, python_exports, resets
 from .classify import are_exported, classify_arguments, is_for_package
 from .driver import driver
@@ -21,7 +21,7 @@ __all__ = ["BoundCudaLaunch"]
 _PACK = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_void_p] * 4)
 
 
-class BoundCudaLaunch(NativeCallable):
+class BoundCudaLaunch(BoundLaunchBase):
     """A launch with fixed arguments, made by ``kernel[grid, block].bind(...)``. Calling it without any launches the kernel.
 
     Ownership: it holds an owning export of every tensor, and the arguments, so that their memory lives as long as it
@@ -34,18 +34,18 @@ class BoundCudaLaunch(NativeCallable):
 
     Attributes
     ----------
+    kernel : the kernel.
     launcher : the :class:`~fastexchange.cuda.launcher.CudaLauncher`.
     arguments : the arguments, in the order of the kernel's parameters, as they were bound.
     """
 
-    __slots__ = ("__dict__", "__weakref__")
+    __slots__ = ()
 
     def __init__(self, launcher, bound: tuple):
         self.launcher = launcher
-        self._what = f"{launcher.kernel.__qualname__}()"
+        self.kernel = launcher.kernel
         self._alive: list[_Held] = []
-        with naming(launcher):
-            self._take(_Held(launcher, bound))
+        self._take(None, self._hold(bound))
         self._vectorcall = native_launch.vectorcall_bound.address
 
     @property
@@ -55,47 +55,21 @@ class BoundCudaLaunch(NativeCallable):
                 if address_of(each.launch) == self._context:
                     return each
 
-    @property
-    def arguments(self) -> tuple:
-        return self._held.bound
+    _caller = property(lambda self: self.launcher)
 
-    def __repr__(self):
-        return f"<{self.launcher!r} bound to {', '.join(type_name(type(value)) for value in self.arguments) or 'nothing'}>"
-
-    def __reduce__(self):
-        raise TypeError("a bound launch holds memory of this process: it cannot be pickled or copied; pickle the kernel")
-
-    def rebind(self, /, **arguments) -> "BoundCudaLaunch":
-        """Replace arguments, by name, with others of the same types. Returns the launch itself.
-
-        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state,
-        and what binding it raises; then the launch is as before. Other threads may be launching it: what has begun, and
-        what has been launched, keeps the arguments that it had.
-        """
-        names = self.launcher.kernel._parameters.names
-        unknown = [name for name in arguments if name not in names]
-        if unknown:
-            raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
+    def _hold(self, bound: tuple) -> "_Held":
         with naming(self.launcher):
-            bound = tuple(arguments.get(name, value) for name, value in zip(names, self.arguments, strict=True))
-            held = _Held(self.launcher, bound)
-        if held.overload != self._held.overload:
-            given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
-            raise TypeError(f"{self._what}: rebind({given}) would be another signature; bind anew")
-        self._take(held)
-        return self
+            return _Held(self.launcher, bound)
 
-    def _take(self, held: "_Held") -> None:
+    def _take(self, before: "_Held | None", held: "_Held") -> bool:
         self._alive = [*self._alive, held]  # Ctrl-C may come between any two steps: whichever is used then has to live
         self._context = address_of(held.launch)  # in one step: other threads may launch
         # A launch that has begun with others, and waits for the driver without the GIL, is counted in theirs.
         self._alive = [each for each in self._alive if each is held or each.launch.running]
+        return True
 
     def _call_slowly(self, /, *args, **kwargs) -> None:
-        if args or kwargs:
-            raise TypeError(
-                f"{self._what}: a bound launch takes no arguments, {len(args) + len(kwargs)} given; rebind(name=…) replaces one"
-            )
+        self._check(args, kwargs)
         self.launcher._check()
         if self._held.resets != resets.count():
             raise driver().reset_since(f"{self._what} was not launched", "bind the launch anew, with arguments that have memory")

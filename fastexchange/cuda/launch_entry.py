@@ -4,17 +4,18 @@ The words that the parts read stay in memory, one behind the other, for the driv
 pointer to each parameter. No frame is needed: nothing of the call outlives it.
 """
 
+import functools
+
 from llvmlite import ir
 from numba import types
 
 from ..dispatch import fast_entry, fast_parts
 from ..dispatch import structs as dispatch
-from ..dispatch.boxing import target_context
 from ..dispatch.fast_parts import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
 from ..dispatch.readers import CUDA
 from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
-from ..ground.cfunction import CodeUnit, code_cache, part
+from ..ground.cfunction import code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.native import WORDS, call_word, global_address, load, stack
 from ..ground.numba_internals import global_compiler_lock
@@ -130,31 +131,28 @@ def launch_entry(
 
 
 def _build(nodes, count, word_count, parameters, changes):
-    unit = CodeUnit(target_context(), "cuda_fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
+    entry = fast_entry.EntryBuilder("cuda_fast_entry", nodes)
+    unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
-    builder = unit.builder
     words = unit.stack_slot(ir.ArrayType(_WORD, word_count + 1))  # and one that is 0
     pointers = unit.stack_slot(ir.ArrayType(_WORD, len(parameters) + 1))
-    differs = unit.function.append_basic_block("differs")
-    _go_on_if(unit, is_such_a_call.call(unit, [nargsf, kwnames, _WORD(count)]), differs)
+    entry.go_on_if(is_such_a_call.call(unit, [nargsf, kwnames, _WORD(count)]))
     first = builder.bitcast(words, _WORD.as_pointer())
     records = fast_parts.plan_of.call(unit, [overload])
-    views = sum(node.kind == dispatch.KIND_EXCHANGE for node in nodes)
     in_elements = any(code & 0xFF == structs.ELEMENTS for code in parameters)
     counted: set[int] = set()  # the words of arrays whose strides are read in elements
     device, stream = _WORD(-1), _WORD(0)
-    for leaf in fast_entry.leaves_of(unit, nodes, args, records, first, count, words_of):
-        if leaf.node.kind != dispatch.KIND_EXCHANGE:
-            values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(leaf.node.rank)]
-            _go_on_if(unit, fast_parts.PARTS[leaf.node.kind].call(unit, values), differs)
+    for leaf in entry.leaves(args, records, first, count, words_of):
+        node = leaf.node
+        if node.kind != dispatch.KIND_EXCHANGE:
+            values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(node.rank)]
+            entry.go_on_if(fast_parts.PARTS[node.kind].call(unit, values))
             continue
-        if in_elements and _is_contiguous(leaf.node):
-            counted.update(range(leaf.first_word, leaf.first_word + words_of(leaf.node.numba_type)))
-        values = [leaf.ob, leaf.record, leaf.word]
-        if views > fast_entry.MAX_INLINED_VIEWS:
-            outcome = builder.call(_view_reader(unit, leaf.node, in_elements), values, cconv=fast_entry.READER_CONVENTION)
-        else:
-            outcome = _read(unit, leaf.node, values, in_elements)
+        if in_elements and _is_contiguous(node):
+            counted.update(range(leaf.first_word, leaf.first_word + words_of(node.numba_type)))
+        variant = ".contiguous" if _is_contiguous(node) else ""
+        emit = functools.partial(_read, unit, node, in_elements)
+        outcome = entry.read(node, [leaf.ob, leaf.record, leaf.word], emit, variant)
         with builder.if_then(builder.icmp_signed("<", outcome, _WORD(DIFFERS)), likely=False):
             builder.ret(fail.call(unit, [own, callable_, _WORD(leaf.position)]))
         is_there = builder.icmp_signed(">", outcome, _WORD(DIFFERS))
@@ -164,30 +162,19 @@ def _build(nodes, count, word_count, parameters, changes):
             device = number
         else:
             is_there = builder.and_(is_there, builder.icmp_signed("==", number, device))
-        _go_on_if(unit, is_there, differs)
-    if any(node.guard for node in nodes):
-        _go_on_if(unit, builder.icmp_signed("==", fast_parts.was_error_set.call(unit, []), _WORD(0)), differs)
+        entry.go_on_if(is_there)
+    entry.go_on_if_no_guard_failed()
     for code in changes:
         at = builder.ptrtoint(builder.gep(first, [_INT32(code & 0xFFFFFF)]), _WORD)
-        _go_on_if(unit, convert_word.call(unit, [at, _WORD(code)]), differs)
+        entry.go_on_if(convert_word.call(unit, [at, _WORD(code)]))
     codes = [_as_word(code) if _word_of(code) in counted else code for code in parameters]
     _point_at_parameters(builder, first, pointers, word_count, codes)
     result = launch.call(unit, [own, callable_, overload, device, stream, builder.ptrtoint(pointers, _WORD)])
-    _go_on_if(unit, builder.icmp_signed("!=", result, _WORD(-1)), differs)
+    entry.go_on_if(builder.icmp_signed("!=", result, _WORD(-1)))
     builder.ret(result)
-    builder.position_at_end(differs)
+    builder.position_at_end(entry.differs)
     builder.ret(differ.call(unit, [own, callable_, args, nargsf, kwnames]))
     return unit.finish()
-
-
-def _go_on_if(unit, condition, otherwise) -> None:
-    """Emit a branch to the block `otherwise` unless `condition`, a word or a bit, is true."""
-    builder = unit.builder
-    if condition.type == _WORD:
-        condition = builder.icmp_signed("!=", condition, _WORD(0))
-    following = unit.function.append_basic_block("so_far")
-    builder.cbranch(condition, following, otherwise)
-    builder.position_at_end(following)
 
 
 def _is_contiguous(node) -> bool:
@@ -196,26 +183,10 @@ def _is_contiguous(node) -> bool:
     return node.kind == dispatch.KIND_EXCHANGE and array.layout == "C" and array.aligned and array.mutable
 
 
-def _read(unit, node, values: list, in_elements: bool):
+def _read(unit, node, in_elements: bool, values: list):
     known = [_WORD(node.rank), _WORD(int(_is_contiguous(node))), _WORD(int(in_elements))]
     reader = read_guarded_view if node.guard else read_view
     return reader.call(unit, [*values, *known, *map(_WORD, node.guard)])
-
-
-def _view_reader(unit, node, in_elements: bool):
-    """The part for views of this rank as a function of its own."""
-    kind = f"{'guarded' if node.guard else 'plain'}.{'contiguous' if _is_contiguous(node) else 'any'}"
-    name = f"{unit.symbol}.view{node.rank}.{kind}"
-    if name not in unit.module.globals:
-        function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD.as_pointer()]), name)
-        function.linkage = "internal"
-        function.calling_convention = fast_entry.READER_CONVENTION
-        for attribute in ("noinline", "noimplicitfloat"):
-            function.attributes.add(attribute)
-        outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
-        unit.builder.ret(_read(unit, node, list(function.args), in_elements))
-        unit.builder = outer
-    return unit.module.globals[name]
 
 
 def _word_of(code: int) -> int:

@@ -168,45 +168,33 @@ def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, 
 
 
 def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
-    unit = CodeUnit(context, "fast_entry", ir.FunctionType(_WORD, [_WORD] * 6))
+    entry = EntryBuilder("fast_entry", nodes)
+    unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
-    builder = unit.builder
     words, own_result = (unit.stack_slot(ir.ArrayType(_WORD, size)) for size in (len(leaves) + 1, 1))
     excinfo = _clear_excinfo(unit, unit.stack_slot(_WORD))
     first = builder.bitcast(words, _WORD.as_pointer())
     frame = fast_parts.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
-    differs = unit.function.append_basic_block("differs")
-    entered = unit.function.append_basic_block("entered")
-    builder.cbranch(builder.icmp_signed("!=", frame, _WORD(0)), entered, differs)
-    builder.position_at_end(entered)
+    entry.go_on_if(frame)
     arrays, records = fast_parts.arrays_of.call(unit, [frame]), fast_parts.plan_of.call(unit, [overload])
     used_arrays = 0
-    views = sum(node.kind == structs.KIND_EXCHANGE for node in nodes)
-    for leaf in leaves_of(unit, nodes, args, records, first, count):
+    for leaf in entry.leaves(args, records, first, count):
         node = leaf.node
         values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
-        if node.kind == structs.KIND_EXCHANGE and views > MAX_INLINED_VIEWS:
-            outcome = builder.call(_view_reader(unit, node), values, cconv=READER_CONVENTION)
-        else:
-            outcome = _read(unit, node, values)
-        agrees = unit.function.append_basic_block("agrees")
+        outcome = entry.read(node, values, functools.partial(_read, unit, node))
         if node.kind == structs.KIND_EXCHANGE:
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
                 builder.ret(fast_parts.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
-        builder.cbranch(builder.icmp_signed(">", outcome, _WORD(0)), agrees, differs)
-        builder.position_at_end(agrees)
+        entry.go_on_if(builder.icmp_signed(">", outcome, _WORD(0)))
         used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE)
-    if any(node.guard for node in nodes):
-        unset = unit.function.append_basic_block("unset")
-        builder.cbranch(builder.icmp_signed("!=", fast_parts.was_error_set.call(unit, []), _WORD(0)), differs, unset)
-        builder.position_at_end(unset)
+    entry.go_on_if_no_guard_failed()
     kernel = builder.inttoptr(fast_parts.kernel_of.call(unit, [overload]), _VOID_POINTER)
     result = fast_parts.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, first, leaves, given, taken), _WORD)
     ending = [own, overload, frame, args, code, result, builder.ptrtoint(excinfo, _WORD)]
     builder.ret(fast_parts.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
-    builder.position_at_end(differs)
+    builder.position_at_end(entry.differs)
     builder.ret(fast_parts.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
     unit.linked.append(runtime_library())
     return unit.finish()
@@ -275,29 +263,76 @@ def _words_of(numba_type) -> int:
     return len(argument_leaves(target_context(), (numba_type,)))
 
 
-def leaves_of(unit, nodes: tuple[Node, ...], args, records, first, count: int, words_of: Callable[[Any], int] = _words_of):
-    """Emit the loads of what a call with `count` arguments gives, in the order of the nodes, items of tuples among it.
+class EntryBuilder:
+    """Emits a fast entry: a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
-    Each leaf has to be read, and the code positioned where it agrees, before the next one is asked for. `words_of`: how many
-    words a leaf of a type has.
+    It reads the arguments one after the other, and goes to the block ``differs`` where one is not as the plan has it.
     """
-    builder = unit.builder
-    used_words = 0
-    position = -1
-    pending = [(args, 0, count)]  # where the items of a tuple are, how many have been read, and how many there are
-    for index, node in enumerate(nodes):
-        while pending[-1][1] == pending[-1][2]:
-            pending.pop()
-        items, item, of = pending.pop()
-        pending.append((items, item + 1, of))
-        position += len(pending) == 1
-        ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
-        record = builder.add(records, _WORD(structs.PLAN_SIZE * index))
-        yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]), used_words)
-        if node.items >= 0:
-            pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
-        else:
-            used_words += words_of(node.numba_type)
+
+    def __init__(self, name: str, nodes: tuple[Node, ...]):
+        self.unit = CodeUnit(target_context(), name, ir.FunctionType(_WORD, [_WORD] * 6))
+        self.nodes = nodes
+        self.differs = self.unit.function.append_basic_block("differs")
+        self._views = sum(node.kind == structs.KIND_EXCHANGE for node in nodes)
+
+    def go_on_if(self, condition) -> None:
+        """Emit a branch to ``differs`` unless `condition`, a word or a bit, is true."""
+        builder = self.unit.builder
+        if condition.type == _WORD:
+            condition = builder.icmp_signed("!=", condition, _WORD(0))
+        following = self.unit.function.append_basic_block("so_far")
+        builder.cbranch(condition, following, self.differs)
+        builder.position_at_end(following)
+
+    def go_on_if_no_guard_failed(self) -> None:
+        """Emit a branch to ``differs`` if a guard has set an exception."""
+        if any(node.guard for node in self.nodes):
+            was_set = fast_parts.was_error_set.call(self.unit, [])
+            self.go_on_if(self.unit.builder.icmp_signed("==", was_set, _WORD(0)))
+
+    def leaves(self, args, records, first, count: int, words_of: Callable[[Any], int] = _words_of):
+        """Emit the loads of what a call with `count` arguments gives, in the order of the nodes, items of tuples among it.
+
+        Each leaf has to be read before the next one is asked for. `words_of`: how many words a leaf of a type has.
+        """
+        builder = self.unit.builder
+        used_words = 0
+        position = -1
+        pending = [(args, 0, count)]  # where the items of a tuple are, how many have been read, and how many there are
+        for index, node in enumerate(self.nodes):
+            while pending[-1][1] == pending[-1][2]:
+                pending.pop()
+            items, item, of = pending.pop()
+            pending.append((items, item + 1, of))
+            position += len(pending) == 1
+            ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
+            record = builder.add(records, _WORD(structs.PLAN_SIZE * index))
+            yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]), used_words)
+            if node.items >= 0:
+                pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))
+            else:
+                used_words += words_of(node.numba_type)
+
+    def read(self, node: Node, values: list, emit: Callable[[list], Any], variant: str = ""):
+        """Emit the reading of a leaf by ``emit(values)``. Returns its result.
+
+        Of many views, one function reads all of a rank, guard and `variant`. What `emit` needs beside `values` has to be the same
+        for these.
+        """
+        if node.kind != structs.KIND_EXCHANGE or self._views <= MAX_INLINED_VIEWS:
+            return emit(values)
+        unit = self.unit
+        name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}{variant}"  # a process has one guard
+        if name not in unit.module.globals:
+            function = ir.Function(unit.module, ir.FunctionType(_WORD, [value.type for value in values]), name)
+            function.linkage = "internal"
+            function.calling_convention = READER_CONVENTION
+            for attribute in ("noinline", "noimplicitfloat"):
+                function.attributes.add(attribute)
+            outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
+            unit.builder.ret(emit(list(function.args)))
+            unit.builder = outer
+        return unit.builder.call(unit.module.globals[name], values, cconv=READER_CONVENTION)
 
 
 def _read(unit, node: Node, values: list):
@@ -305,18 +340,3 @@ def _read(unit, node: Node, values: list):
     if node.guard:
         return fast_parts.read_guarded_view.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
     return fast_parts.PARTS[node.kind].call(unit, [*values, _WORD(node.rank)])
-
-
-def _view_reader(unit, node: Node):
-    """The part for views of this rank as a function of its own."""
-    name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}"  # there is one guard in a process
-    if name not in unit.module.globals:
-        function = ir.Function(unit.module, ir.FunctionType(_WORD, [_WORD, _WORD, _WORD, _WORD.as_pointer()]), name)
-        function.linkage = "internal"
-        function.calling_convention = READER_CONVENTION
-        for attribute in ("noinline", "noimplicitfloat"):
-            function.attributes.add(attribute)
-        outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
-        unit.builder.ret(_read(unit, node, list(function.args)))
-        unit.builder = outer
-    return unit.module.globals[name]
