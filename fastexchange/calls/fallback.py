@@ -1,4 +1,4 @@
-"""Calls that native code leaves to Numba's own dispatcher: what each argument is to that."""
+"""The fallback: calls by Numba's own dispatcher, with tensors as NumPy views."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ __all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "
 
 
 def call_numba(kernel, bound: tuple):
-    """Make the call through Numba's dispatcher, tensors passed as NumPy views that live as long as it takes."""
+    """Make the call by Numba's dispatcher. Tensors are passed as NumPy views, which live until the call has ended."""
     if are_numbas(kernel, bound):
         positional, named = _as_given(kernel, bound)
         return kernel._call_own(*positional, **named)
@@ -59,9 +59,9 @@ def call_numba(kernel, bound: tuple):
 
 
 def _as_given(kernel, bound: tuple) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, positional and by name, without those that have been omitted.
+    """Return the given arguments, positional and by name.
 
-    Numba takes the defaults of positional parameters for those of the last ones: where these are keyword-only, it is given them.
+    Numba assigns defaults to the last parameters. If these are keyword-only, the defaults are passed explicitly.
     """
     parameters = kernel._parameters
     if parameters.positional < len(parameters.names):
@@ -74,18 +74,18 @@ def _as_given(kernel, bound: tuple) -> tuple[list[Any], dict[str, Any]]:
             continue
         if len(positional) == position:
             positional.append(value)
-        else:  # behind an omitted one
+        else:  # follows an omitted argument
             named[kernel._parameters.names[position]] = value
     return positional, named
 
 
 def are_numbas(kernel, bound: tuple) -> bool:
-    """Whether a call is Numba's to make or to refuse: of a kernel that its decorators made, without a tensor but NumPy's."""
+    """Whether Numba makes or refuses the call: its decorators made the kernel, and no argument is another library's tensor."""
     return kernel._is_numbas and not any(_has_tensor(kernel, value) for value in bound)
 
 
 def _has_tensor(kernel, value, depth: int = 0) -> bool:
-    """Whether a value is a tensor, but no array of NumPy's, or a list or a tuple with one."""
+    """Whether a value is a tensor other than a NumPy array, or a list or tuple that contains one."""
     cls = type(value)
     if issubclass(cls, tuple) or cls is list:
         items = value[:1] if cls is list else value  # a list's items are of one type
@@ -94,14 +94,14 @@ def _has_tensor(kernel, value, depth: int = 0) -> bool:
         return False
     try:
         fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
-    except Exception:  # a type whose attributes cannot even be asked for
+    except Exception:  # a type whose attributes raise
         return False
     is_buffer = fields.get("key", 0) >> structs.CLASS_SHIFT and fields["kind"] == structs.KIND_MANAGED
     return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not is_buffer
 
 
 def reword(kernel, bound: tuple, error: BaseException) -> None:
-    """Raise what :func:`call_numba` raises where Numba's dispatcher, which got the arguments as they are, raised `error`."""
+    """Raise the exception of :func:`call_numba` for `error`, which Numba's dispatcher has raised for the arguments themselves."""
     if are_numbas(kernel, bound):
         raise error
     try:
@@ -126,7 +126,10 @@ def reword(kernel, bound: tuple, error: BaseException) -> None:
 
 
 def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Exception) -> Exception | None:
-    """The exception to raise for one of Numba's dispatcher; None: that one. Raises what names an argument."""
+    """Return the exception to raise instead of `error`, which Numba's dispatcher has raised; None: `error` itself.
+
+    Raises the error of an argument that is to blame, with its name.
+    """
     if isinstance(error, TypingError):
         own = _copy_of(error)
         if own is not error:
@@ -142,7 +145,7 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
 
 
 def check_arguments(kernel, bound: tuple) -> None:
-    """Raise what :func:`call_numba` raises for an argument that Numba's dispatcher does not get; no kernel is about to run."""
+    """Raise the errors of :func:`call_numba` for arguments that are refused, without making a call."""
     _take_all_others(kernel, bound, Given())
     for position, value in enumerate(bound):
         as_numba_takes_it(kernel, position, value)
@@ -150,12 +153,12 @@ def check_arguments(kernel, bound: tuple) -> None:
 
 
 def _take_all_others(kernel, bound: tuple, given: "Given") -> None:
-    for position, value in enumerate(bound):  # what may run Python code comes before PyTorch's tensors, which that may change
+    for position, value in enumerate(bound):  # first what may run Python code, which may change PyTorch's tensors
         _take_others(kernel, position, value, given)
 
 
 def _copy_of(error: TypingError) -> TypingError:
-    """A copy of an exception that Numba keeps, and raises again: it would keep the arguments in all frames of its way, too."""
+    """Copy an exception that Numba stores and raises again: with it, Numba would store the frames, and their arguments."""
     made = copy.copy(error)
     if type(made) is not type(error) or (str(made), made.args) != (str(error), error.args):
         return error
@@ -167,21 +170,21 @@ def _copy_of(error: TypingError) -> TypingError:
 
 
 class Given:
-    """The tensors of a call that Numba's dispatcher makes, and what the kernel gets of them."""
+    """The tensors and lists of a call by Numba's dispatcher, and what the kernel gets for each."""
 
     def __init__(self):
-        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # with its NumPy view, and that as the kernel has it
+        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # tensor, NumPy view, view passed to the kernel
         self.taken: dict[int, Any] = {}
-        """What is no tensor of PyTorch's and has been looked at already, by ``id``: what Numba gets for it."""
-        self._lists: list[tuple[list, list, list]] = []  # with what Numba gets for it, and that again, to see what it changes
+        """By ``id`` of an argument that is not PyTorch's: what Numba gets for it."""
+        self._lists: list[tuple[list, list, list]] = []  # list, list passed to Numba, copy of that
 
     def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
-        """Note a tensor, its NumPy view, and that as the kernel has it, which is returned."""
+        """Note a tensor, its NumPy view, and `viewed`, the view passed to the kernel. Returns `viewed`."""
         self._tensors.append((tensor, view, viewed))
         return viewed
 
     def add_list(self, value: list, make_view) -> list:
-        """What Numba gets for the list `value`: the same one if it is passed twice."""
+        """Return the list that Numba gets for the list `value`: the same object each time."""
         for known, viewed, _ in self._lists:
             if known is value:
                 return viewed
@@ -190,13 +193,13 @@ class Given:
         return viewed
 
     def reflect(self, kernel, bound: tuple) -> None:
-        """Change the lists of the call that the kernel has changed."""
+        """Apply the kernel's changes to the caller's lists."""
         for value, viewed, before in self._lists:
             if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
                 value[:] = [self.returned(kernel, bound, item) for item in viewed]
 
     def returned(self, kernel, bound: tuple, result):
-        """The result of the kernel, each array in it treated as native code does it (``dispatch.results``)."""
+        """Convert the kernel's result: arrays become tensors, as in native code (``dispatch.results``)."""
         if isinstance(result, (list, tuple)):
             if any(result is value for value in bound):
                 return result
@@ -233,23 +236,23 @@ def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
 
 
 def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
-    """`value` for Numba's dispatcher: tensors become NumPy views, also inside tuples.
+    """Return `value` as Numba's dispatcher gets it: tensors become NumPy views, also inside tuples.
 
-    `given`: where the views of a call are noted. None: no kernel is about to run, for which memory would have to be held.
+    `given`: records the views of a call. None: no call follows, so no memory is held.
     """
     if given is not None and id(value) in given.taken:
         return given.taken[id(value)]
     cls = type(value)
     try:
         fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
-    except Exception as error:  # a type whose attributes cannot even be asked for
+    except Exception as error:  # a type whose attributes raise
         refused(kernel, position, error)
     kind = fields["kind"]
     if kind == structs.KIND_INT:
         if not -(2**63) <= value < 2**64:
             raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
     elif fields.get("key", 0) >> structs.CLASS_SHIFT and kind == structs.KIND_MANAGED:
-        return value  # Numba knows it: an object with the buffer protocol
+        return value  # Numba reads objects with the buffer protocol itself
     elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED):
         is_torch = torch.is_tensor_type(cls)
         is_checked = is_torch and not kernel.allows_grad and _can_be_viewed(value)
@@ -259,7 +262,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             if is_torch:
                 if given is not None:
                     torch_storage.forbid_resizing(value)
-                detached = value.detach()  # which nobody else knows, and so does not change
+                detached = value.detach()  # a tensor of our own, which no other code can change
                 if not is_checked:
                     check_tensors(kernel, position, detached)
                 view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"], kernel.storage)
@@ -279,7 +282,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
     elif kind == structs.KIND_LIST:
         return _list(kernel, position, value, given)
-    elif issubclass(cls, np.ndarray):  # not isinstance(), which asks the value
+    elif issubclass(cls, np.ndarray):  # not isinstance(), which reads __class__
         _require_native_order(kernel, position, value)
         if issubclass(cls, np.ma.MaskedArray):
             try:
@@ -302,7 +305,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
 
 
 def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> None:
-    """Look at what is in an argument and is no tensor of PyTorch's, if that may run Python code."""
+    """Convert the parts of an argument whose conversion may run Python code, except for PyTorch's tensors."""
     cls = type(value)
     if issubclass(cls, tuple) or cls is list:
         for index, item in enumerate(value[:] if depth < structs.MAX_TUPLE_DEPTH else ()):
@@ -315,7 +318,7 @@ _NUMBERS = int, float, complex, str, np.generic
 
 
 def _can_be_viewed(tensor) -> bool:
-    """Whether native code takes a PyTorch tensor for plain, in a fifth of a microsecond; if not, Python finds the words."""
+    """Whether native code can read a PyTorch tensor. This takes a fraction of the time that Python's checks take."""
     try:
         from_dlpack(tensor)
     except Exception:
@@ -324,7 +327,7 @@ def _can_be_viewed(tensor) -> bool:
 
 
 def _list(kernel, position: int, value: list, given: Given | None) -> list:
-    """A list of tensors as one of their views; any other list itself, which Numba then changes if the kernel does."""
+    """Return a list of views for a list of tensors, and any other list itself."""
     check_items(kernel, position, value)
     if not _is_tensor(kernel, value[0]):
         _require_numba_type(kernel, position, value)
@@ -346,7 +349,7 @@ def _is_tensor(kernel, value) -> bool:
 
 
 def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:
-    """`array`, or a view of it as storage integers, if the kernel asks for those. Raises NoNumbaType."""
+    """Return `array`, or a view of it as integers if the kernel has ``storage=True``. Raises NoNumbaType."""
     given = dtype_of(array)
     dtype = as_kernel_has_it(given, kernel.storage)
     return array if dtype is given else array.view(dtype)
@@ -359,24 +362,24 @@ def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
 
 
 def _require_numba_type(kernel, position: int, value) -> None:
-    """Raise TypeError for an object that nobody can pass."""
+    """Raise TypeError for an object without a Numba type."""
     cls = type(value)
     entries = kernel._native.runtime.entries
-    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # of classes Numba knows some
+    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # Numba has types for some classes only
     if is_known or _has_numba_type(value):
         if not is_known:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
         if not isinstance(value, type) and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
-            entries.update(cls, is_typed=1)  # from now on such objects go to Numba's dispatcher without a look
+            entries.update(cls, is_typed=1)  # later calls go to Numba's dispatcher directly
         return
     if _is_method_of(kernel, value):
         raise TypeError(
             f"{argument(kernel, position)}: the kernel is a method, and {_owner(value)} cannot be passed to it; put "
             "@staticmethod above @fast_args, and give it the tensors and numbers that it needs"
         )
-    if hasattr(kernel, "itself") and (cls.__module__ != "builtins" or inspect.isfunction(value)):
-        return  # it may be a jitted function, or an object of a jitted class: there are none then
+    if kernel._is_interpreted and (cls.__module__ != "builtins" or inspect.isfunction(value)):
+        return  # under NUMBA_DISABLE_JIT jitted functions are Python functions, and jitted classes Python classes
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise UnknownType(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
@@ -385,16 +388,16 @@ def _require_numba_type(kernel, position: int, value) -> None:
 
 
 class UnknownType(TypingError, TypeError):
-    """An argument that is nothing to Numba: a TypeError to Python's users, and to Numba's what they expect."""
+    """Numba has no type for an argument. Python's users expect TypeError, Numba's users TypingError."""
 
 
 def _is_method_of(kernel, value) -> bool:
-    """Whether a kernel is in a class, itself or under another decorator, and `value` is that class or an object of it."""
+    """Whether the kernel is a method, possibly under another decorator, of `value` or of its class."""
     found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
     found += [each.fget for each in found if isinstance(each, property)]
     found += [each.func for each in found if isinstance(each, functools.cached_property)]
     found += [each.__func__ for each in found if isinstance(each, classmethod)]
-    return any(each is getattr(kernel, "itself", kernel) for each in found)
+    return any(each is kernel._decorated for each in found)
 
 
 def _owner(value) -> str:
@@ -406,7 +409,7 @@ def _forget_type(address: int, _reference) -> None:
 
 
 _typed_by_numba: dict[int, weakref.ref] = {}
-"""Types, by ``id``, of which Numba has typed an object: those that it then does not know, its dispatcher refuses."""
+"""Types, by ``id``, for whose objects Numba has had a type. Its dispatcher refuses those for which it has none."""
 
 
 def _shortened(value: int) -> str:
@@ -421,7 +424,7 @@ def _is_typed(value) -> bool:
 
 
 def _has_numba_type(value) -> bool:
-    """Whether ``numba.typeof`` has an answer, or an objection of its own, which its dispatcher then words."""
+    """Whether ``numba.typeof`` returns a type, or raises an error of its own, which the dispatcher will raise."""
     try:
         return type_of_argument(value) is not None
     except Exception:
@@ -429,7 +432,7 @@ def _has_numba_type(value) -> bool:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Drop the traceback of an exception that Numba keeps, and with it the arguments of the call: it raises it without."""
+    """Drop the tracebacks of an exception that Numba stores: their frames hold the call's arguments."""
     while error is not None and error.__traceback__ is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -1,7 +1,6 @@
-"""What ``fast_args`` makes under ``NUMBA_DISABLE_JIT=1``, where ``njit`` gives the function back: it sees NumPy views.
+"""``fast_args`` under ``NUMBA_DISABLE_JIT=1``, where ``njit`` returns the Python function: the function gets NumPy views.
 
-Its calls are those that a kernel leaves to Numba's own dispatcher (``calls.fallback``), with the Python function in its place. So
-what a kernel refuses is refused here in the same words.
+Calls go by the fallback (``calls.fallback``), with the Python function in place of Numba's dispatcher. Errors are a kernel's.
 """
 
 import functools
@@ -14,13 +13,13 @@ __all__ = ["interpreted"]
 
 
 def interpreted(func, kernel_options, parameters, outputs):
-    """A function that gives `func` NumPy views of its tensors, and its results back as a kernel of this `kernel_options` does."""
+    """Return a function that calls `func` with NumPy views of its tensors, and returns results as a kernel with these options."""
     from ..dispatch.runtime import runtime
     from .bound_launch import OrdinaryLaunch
     from .fallback import call_numba, check_arguments
 
     def with_names(*args, **named):
-        """Call `func`; what only a name can pass comes behind the positional arguments, as Numba's dispatcher takes it."""
+        """Call `func`. `args` has the keyword-only arguments after the positional ones, as Numba's dispatcher takes them."""
         args = tuple(value.value if isinstance(value, OmittedArg) else value for value in args)
         if parameters.variadic is None:
             count = parameters.positional
@@ -31,7 +30,7 @@ def interpreted(func, kernel_options, parameters, outputs):
     kernel = SimpleNamespace(
         __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, returns=kernel_options.returns,
         allows_grad=kernel_options.allows_grad, storage=kernel_options.storage, _parameters=parameters,
-        _native=SimpleNamespace(runtime=runtime()), _is_numbas=False,
+        _native=SimpleNamespace(runtime=runtime()), _is_numbas=False, _is_interpreted=True,
     )  # fmt: skip
 
     def run(bound: tuple):
@@ -53,6 +52,6 @@ def interpreted(func, kernel_options, parameters, outputs):
         return bound if outputs is None else outputs.complete(bound, kernel_options.returns)
 
     of_call: Any = call
-    of_call.py_func, of_call.bind, kernel.itself = func, bind, call
+    of_call.py_func, of_call.bind, kernel._decorated = func, bind, call
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     return call

@@ -1,8 +1,7 @@
-"""What ``fast_args`` makes: a Numba dispatcher that takes tensors of any framework, at the cost of C.
+"""Kernels: Numba dispatchers that take tensors of any framework.
 
-Calls go to the native shim (``dispatch.vectorcall``), which makes those that it knows; any other comes back to
-:meth:`FastKernel._call_slowly`. Nothing is loaded or compiled before a kernel's first call,
-which also makes its native memory.
+CPython passes a call to the native dispatcher (``dispatch.vectorcall``). It makes calls with known signatures; other calls go to
+:meth:`FastKernel._call_slowly`. The first call of a kernel loads or compiles native code and makes the kernel's native structs.
 """
 
 import functools
@@ -33,18 +32,18 @@ __all__ = ["FastKernel", "Kernel", "KernelCounts", "KernelOptions", "kernel_of"]
 
 
 class KernelCounts(NamedTuple):
-    """How a kernel's calls went. See :meth:`FastKernel.counts`."""
+    """Counts of a kernel's calls. See :meth:`FastKernel.counts`."""
 
     fast: int
-    """Calls that the native shim made, without Python."""
+    """Calls that native code made."""
     slow: int
-    """Calls that went through the slow path: the first of their shape, or with an argument only Numba understands."""
+    """Calls on the slow path: the first with a signature, and calls with an argument that only Numba can read."""
     compiled: int
     """Signatures that Numba has compiled."""
 
 
 class KernelOptions(NamedTuple):
-    """How a kernel treats tensors: what ``fast_args`` is told beside the options of Numba."""
+    """The options of ``fast_args`` that are not Numba's. See :func:`fast_args`."""
 
     allows_grad: bool = False
     storage: bool = False
@@ -55,34 +54,40 @@ class KernelOptions(NamedTuple):
 
     @property
     def guard(self) -> int:
-        """The number of the guard that its tensors have to pass: see ``fx_guard``."""
+        """The index of the ``fx_guard`` for the kernel's tensors."""
         from ..producers.torch_offsets import BITS_ALLOWED, GRAD_ALLOWED
 
         return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
 
 
 class Kernel:
-    """What kernels for the CPU and for CUDA have in common: a Python function, and options."""
+    """Base of kernels for the CPU and for CUDA: a Python function and options."""
 
     py_func: Any
     _parameters: Any
     _kernel_options = KernelOptions()
-    _is_numbas: bool = False  # made by Numba's decorators, see accelerate(): what Numba refuses, it refuses in Numba's words
+    _is_numbas: bool = False  # made by Numba's decorators after accelerate(): errors are Numba's own
     _device_kernel: Any = None
+    _is_interpreted: bool = False  # see ``calls.interpreted``
 
     allows_grad = property(lambda self: self._kernel_options.allows_grad, doc="Whether it takes tensors that require grad.")
     storage = property(
         lambda self: self._kernel_options.storage, doc="Whether it gets the bits of elements that Numba has no type for."
     )
-    returns = property(lambda self: self._kernel_options.returns, doc="What says of which framework its results are.")
+    returns = property(lambda self: self._kernel_options.returns, doc="What determines the framework of its results.")
     out = property(lambda self: self._kernel_options.out, doc="The notation that declares its outputs, or None.")
     cuda = property(lambda self: self._kernel_options.cuda, doc="The kernel that gets the calls with tensors on a GPU, or None.")
 
     def __repr__(self):
         return f"<fast_args {self.py_func.__module__}.{self.py_func.__qualname__}{inspect.signature(self.py_func)}>"
 
+    @property
+    def _decorated(self) -> Any:
+        """The object that the decorator has returned."""
+        return self
+
     def _refused(self, position: int, error: BaseException):
-        """Called by the shim for an exception that a producer raised: raise it with the argument's name."""
+        """Raise a producer's exception with the argument's name. Native code calls this."""
         from ..exchange.errors import refused
 
         try:
@@ -94,23 +99,23 @@ class Kernel:
 class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     """A Numba kernel that takes tensors of any framework. Made by :func:`fast_args`.
 
-    It is a dispatcher of Numba's, as ``numba.njit`` makes them, with all that they have and wherever Numba takes one. Its calls
-    take tensors, too (of PyTorch, of NumPy, of anything with ``__dlpack_c_exchange_api__`` or ``__dlpack__``), which are passed
-    to the kernel as array views of their memory.
+    It is a Numba dispatcher, with the attributes of those that ``numba.njit`` makes, and Numba takes it wherever it takes one.
+    Its calls also take tensors (of PyTorch, of NumPy, of any type with ``__dlpack_c_exchange_api__`` or ``__dlpack__``). The
+    kernel gets arrays that are views of the tensors' memory.
 
     Attributes
     ----------
     py_func : the Python function.
     allows_grad : whether it takes tensors that require grad while grad mode is on.
-    storage : whether it gets the bits of elements that Numba has no type for.
-    returns : what says of which framework its results are: None, a parameter's name, or a type.
+    storage : whether elements without a Numba type are passed as integers of the same size.
+    returns : what determines the framework of its results: None, a parameter's name, or a type.
     out : the notation that declares its outputs, or None.
     cuda : the kernel that gets the calls with tensors on a GPU, or None.
     """
 
     __slots__ = ("_memory",)
     _slow_calls: int = 0
-    _origin: Any = None  # the dispatcher whose machine code it has: that is called by names that go when the dispatcher does
+    _origin: Any = None  # the dispatcher whose machine code it uses: its symbols are removed when that dispatcher dies
 
     def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
         CPUDispatcher.__init__(self, py_func, locals, targetoptions, pipeline_class)
@@ -121,41 +126,41 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     @classmethod
     def __subclasshook__(cls, other):
-        return vars(cls).get("_stands_for", cls) in other.__mro__  # NotImplemented would let subclasses answer for this one
+        return vars(cls).get("_stands_for", cls) in other.__mro__  # after NotImplemented, ABCMeta would ask subclasses
 
     def __repr__(self):
         return str(self) if self._is_numbas else super().__repr__()
 
     def __str__(self):
-        """As of Numba's dispatchers: the names of their types are made of it."""
+        """Numba's text for dispatchers: Numba makes the names of their types of it."""
         return f"{CPUDispatcher.__name__}({self.py_func})"
 
     def __call__(self, /, *args, **kwargs):
-        """Make the first call, which prepares native ones, and all calls where there are none."""
+        """Make the first call, after which CPython calls native code directly, and all calls where native code is not used."""
         if self._is_numbas and CPUDispatcher.__call__ is not numbas_call:
-            return CPUDispatcher.__call__(self, *args, **kwargs)  # what a program has put in its place
+            return CPUDispatcher.__call__(self, *args, **kwargs)  # a program has replaced it
         if is_object_mode(self) or not self._has_parameters:
             return numbas_call(self, *args, **kwargs)
         memory = self._native
         if memory.vectorcall:
-            enable_vectorcall(type(self), FastKernel.__call__)  # not if that is another one now
+            enable_vectorcall(type(self), FastKernel.__call__)  # does nothing if a program has replaced __call__
             self._context = memory.address
-            self._vectorcall = memory.vectorcall  # last, as Ctrl-C may come between any two: from now on calls go there
+            self._vectorcall = memory.vectorcall  # last: Ctrl-C may come between any two statements
             return NativeDispatcher.__call__(self, *args, **kwargs)
         bound = self._bind(args, kwargs)
         return self._call_bound(bound) if bound is not None else numbas_call(self, *args, **kwargs)
 
     @property
     def dispatcher(self):
-        """Numba's dispatcher: the kernel itself."""
+        """The kernel's Numba dispatcher, which is the kernel itself."""
         return self
 
-    # ---- what Numba asks of a dispatcher -----------------------------------------------------------------------------
+    # ---- methods of Numba's dispatchers ------------------------------------------------------------------------------
 
     def enable_caching(self) -> None:
-        """Keep machine code on disk (``cache=True``). Raises RuntimeError where there is no directory for it.
+        """Cache machine code on disk (``cache=True``), in Numba's cache directory. See ``calls.kernel_cache``.
 
-        See ``calls.kernel_cache``: it lies where Numba's would, in files that prove what they are.
+        Raises RuntimeError if there is no writable directory.
         """
         if failures():
             super().enable_caching()
@@ -168,20 +173,20 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         except RuntimeError:
             if not self._is_numbas:
                 raise
-            super().enable_caching()  # where Numba finds no directory either, it says so
+            super().enable_caching()  # raises Numba's own error if Numba finds no directory either
             return
         use_cache(self, cache)
         compile_with(self, with_unique_symbols(pipeline))
 
     def add_overload(self, cres) -> None:
-        """Add machine code, a ``numba.core.compiler.CompileResult``; calls are resolved anew if that may concern them."""
+        """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures."""
         is_further = self._can_compile and tuple(cres.signature.args) not in self.overloads
         super().add_overload(cres)
         if not is_further:
             self._forget()
 
     def disable_compile(self, val: bool = True) -> None:
-        """Compile nothing for further types (or do so again): calls with those are for what has been compiled."""
+        """Stop (or, if False, resume) compiling for new types: calls with new types use the existing signatures."""
         super().disable_compile(val)
         self._forget()
 
@@ -190,7 +195,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         self._forget()
 
     def _forget(self) -> None:
-        """Resolve all calls anew: what has been compiled has changed."""
+        """Resolve all calls anew, because the compiled code has changed."""
         memory = getattr(self, "_memory", None)
         if memory is not None:
             memory.forget()
@@ -201,7 +206,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     @classmethod
     def _rebuild(cls, kernel_options=KernelOptions(), is_numbas=False, **states):  # noqa: B008  # immutable
         made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(**states)
-        # Numba's own where this process has this very dispatcher, made before accelerate().
+        # `made` is Numba's own dispatcher if this process has made the pickled one before accelerate().
         if isinstance(made, FastKernel) and made._kernel_options != kernel_options:
             made._apply(kernel_options)
         return made
@@ -209,7 +214,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     # ---- its own -----------------------------------------------------------------------------------------------------
 
     def _apply(self, kernel_options: KernelOptions) -> "FastKernel":
-        """Take these options. Raises TypeError and ValueError for what does not fit the parameters."""
+        """Set the options. Raises TypeError or ValueError if they do not fit the parameters."""
         self._kernel_options = kernel_options
         if kernel_options.out is not None or kernel_options.returns is not None:
             self._returns()
@@ -219,7 +224,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     @functools.cached_property
     def _pattern(self):
-        """What :attr:`out` says, None for nothing."""
+        """The parsed :attr:`out`, or None."""
         return declared(self.out, self.py_func)
 
     @functools.cached_property
@@ -228,7 +233,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     @property
     def _has_parameters(self) -> bool:
-        """Whether its parameters are such as Numba compiles. Raises TypeError if not, unless that is for Numba to say."""
+        """Whether Numba can compile its parameters. If not, raises TypeError, or returns False if Numba has to raise."""
         try:
             return self._parameters is not None
         except TypeError:
@@ -237,9 +242,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return False
 
     def _bind(self, args: tuple, kwargs: dict[str, Any]) -> tuple | None:
-        """The arguments in parameter order. Raises TypeError if they do not fit, or that is for Numba to say: None.
+        """The arguments in parameter order. If they do not fit, raises TypeError, or returns None if Numba has to decide.
 
-        Numba takes keyword-only arguments by position, too, and positional-only ones by name.
+        Numba also takes keyword-only arguments by position, and positional-only ones by name.
         """
         try:
             return self._parameters.bind(*args, **kwargs)
@@ -250,21 +255,21 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     @functools.cached_property
     def _outputs(self):
-        """Its outputs, None if it declares none."""
+        """The ``Outputs`` that the kernel declares, or None."""
         return outputs_of(self._pattern, self._parameters, self.__qualname__)
 
     def _returns(self) -> type | int | None:
-        """What :attr:`returns` is to native code: a type, a parameter's position, or None."""
+        """:attr:`returns` for native code: a type, a parameter's position, or None."""
         return checked_returns(self.returns, self._parameters, self.py_func)
 
     @property
     def _native(self):
-        """What its native code reads, made when it is first asked for."""
+        """The ``KernelContext``, made on first access."""
         memory = getattr(self, "_memory", None)
         return memory if memory is not None else self._prepare()
 
     def _prepare(self):
-        """Make what native code reads. Not under a lock: it may compile, and so may who waits."""
+        """Make the ``KernelContext``. Not under a lock: this may compile, and Numba's compiler has a lock of its own."""
         from ..dispatch.outputs import vectorcall_with_outputs
         from ..dispatch.overloads import KernelContext
         from ..dispatch.vectorcall import vectorcall
@@ -287,15 +292,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return self._memory
 
     def _element_of(self, field: int):
-        """What it computes with for elements of this dtype field. Raises ``ground.dtypes.NoNumbaType``: they are refused."""
+        """The Numba type in the kernel for elements of this dtype field. Raises ``ground.dtypes.NoNumbaType``."""
         from ..ground.dtypes import element_of
 
         return element_of(field, self.storage)
 
-    __iter__ = None  # else Python would iterate over what can be subscripted
+    __iter__ = None  # else Python would iterate by __getitem__
 
     def __getitem__(self, configuration):
-        """The launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
+        """Return the launcher of :attr:`cuda` with this configuration, for example ``[grid, block]``."""
         return self._for_cuda("[...]")[configuration]
 
     def forall(self, *args, **kwargs):
@@ -307,7 +312,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return self._for_cuda(".configure(...)").configure(*args, **kwargs)
 
     def _for_cuda(self, what: str):
-        """:attr:`cuda`. `what`: how the kernel has been used, for the TypeError where there is none."""
+        """Return :attr:`cuda`. Raises TypeError if it is None. `what`: how the kernel was used, for the message."""
         if self.cuda is None:
             name = self.__qualname__
             raise TypeError(
@@ -317,24 +322,24 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return self.cuda
 
     def _is_for_device_kernel(self, bound: tuple, is_on_device: bool = False) -> bool:
-        """Whether a call with these arguments is for :attr:`cuda`. `is_on_device`: native code has met a tensor on a device."""
+        """Whether :attr:`cuda` makes a call with these arguments. `is_on_device`: native code has found a tensor on a GPU."""
         return self._device_kernel is not None and (is_on_device or self._device_kernel.takes(bound))
 
     def counts(self) -> KernelCounts:
-        """Counts: calls on the fast path, calls on the slow path, and signatures compiled."""
+        """Count the calls on the fast path, the calls on the slow path, and the compiled signatures."""
         memory = getattr(self, "_memory", None)
         if memory is None:
             return KernelCounts(0, self._slow_calls, len(self.overloads))
         return KernelCounts(memory.native.calls, self._slow_calls + memory.native.numba_calls, len(self.overloads))
 
     def bind(self, /, *args, **kwargs):
-        """A launch with these arguments: called without any, it goes straight to the compiled kernel.
+        """Bind the arguments. Returns a launch: calling it, without arguments, goes straight to the compiled kernel.
 
-        For loops that call a kernel with the same tensors again and again. See :class:`~fastexchange.BoundLaunch`: what it
-        holds, what becomes of a tensor that is changed, how to replace an argument.
+        Use it in loops that call a kernel with the same tensors. :class:`~fastexchange.BoundLaunch` documents which memory it
+        owns, how it treats tensors that change, and how to replace an argument.
 
-        Raises TypeError for arguments that do not fit the parameters, or that only Numba's own dispatcher can pass; what a call
-        with these arguments raises before the kernel runs.
+        Raises TypeError for arguments that do not fit the parameters, or that only Numba's own dispatcher can pass, and all
+        errors that a call with these arguments raises before the kernel runs.
 
         >>> import numpy as np
         >>> x = np.arange(4.0)
@@ -347,21 +352,21 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
     def explain(self, /, *args, **kwargs):
-        """What a call with these arguments would do, without making it: each argument's path and Numba type, and why.
+        """Explain a call with these arguments without making it: each argument's path and Numba type, and the reasons.
 
-        Producers are asked for their tensors as in a call: a copy-on-write tensor of PyTorch is copied by that.
-        Returns a ``CallExplanation``; print it. Raises TypeError for arguments that do not fit the parameters.
+        Reads the tensors as a call does, so a copy-on-write tensor of PyTorch is copied. Returns a ``CallExplanation``; print it.
+        Raises TypeError for arguments that do not fit the parameters.
         """
         from .explain import explain_call
 
         return explain_call(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
     def _complete(self, bound: tuple) -> tuple:
-        """The arguments of a call with the outputs that have been omitted."""
+        """`bound` with the omitted outputs allocated."""
         return bound if self._outputs is None else self._outputs.complete(bound, self.returns)
 
     def _call_bound(self, bound: tuple):
-        """Make a call with arguments in parameter order, in which outputs may be omitted."""
+        """Make a call with arguments in parameter order; outputs may be omitted."""
         from .fallback import call_numba
         from .resolve import call
 
@@ -370,11 +375,11 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
     def _call_with_outputs(self, /, *args, **kwargs):
-        """Called by the shim for a call whose outputs it could not make: make them, and the call."""
+        """Allocate the outputs and make the call. Native code calls this if it could not allocate them."""
         return self._call_bound(self._parameters.bind(*args, **kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
-        """Called by the shim for a call that it does not know: learn it, and make it."""
+        """Learn the call's signature and make the call. Native code calls this for unknown signatures."""
         from .resolve import call
 
         bound = self._bind(args, kwargs)
@@ -382,7 +387,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return call(self, bound) if bound is not None else numbas_call(self, *args, **kwargs)
 
     def _call_numba(self, /, *args, **kwargs):
-        """Called by the shim for a call that is known to be one for Numba's dispatcher."""
+        """Make the call by Numba's dispatcher. Native code calls this for signatures that it cannot pass."""
         from .fallback import call_numba
 
         self._slow_calls += 1
@@ -394,7 +399,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return call_numba(self, bound)
 
     def _failed(self, error: BaseException, args: tuple):
-        """Called by the shim for an exception of a call that it has left to Numba's dispatcher: raise it, in better words."""
+        """Raise an exception of Numba's dispatcher with the argument's name. Native code calls this after one."""
         from .fallback import reword
 
         try:
@@ -403,12 +408,12 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             del error  # its traceback holds this frame
 
     def _plan_call(self, /, *args, **kwargs):
-        """Called by the shim after a call like others that it has made: to make such calls faster."""
+        """Compile a fast entry for such calls. Native code calls this after calls that repeat."""
         from .resolve import plan
 
         plan(self, self._parameters.bind(*args, **kwargs))
 
-    _call_own = numbas_call  # with what Numba itself takes
+    _call_own = numbas_call  # the call by Numba's dispatcher
 
 
 _publishing = forkable_lock()
@@ -416,10 +421,10 @@ enable_vectorcall(FastKernel, FastKernel.__call__)
 
 
 class AcceleratedKernel(FastKernel):
-    """What ``numba.jit`` makes after ``accelerate()``: to the programs that ask, Numba's own class.
+    """The class of dispatchers that ``numba.jit`` makes after ``accelerate()``. It stands in for Numba's ``CPUDispatcher``.
 
-    It has that one's name and module, and whatever is an instance of that one, is one of this, too. Of a function in object
-    mode, which takes any object, it makes Numba's dispatcher: there is nothing to gain.
+    It has that class's name and module, and instances of that class are instances of this one. For object mode it makes Numba's
+    own dispatcher, because a kernel in object mode takes any object.
     """
 
     __slots__ = ()
@@ -427,13 +432,13 @@ class AcceleratedKernel(FastKernel):
     _stands_for = CPUDispatcher
 
     def __new__(cls, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
-        """An object of another class in object mode."""
+        """Return Numba's own dispatcher for object mode."""
         if (targetoptions or {}).get("forceobj"):
             return CPUDispatcher(py_func, locals, targetoptions, pipeline_class)
         return super().__new__(cls)
 
     def _reduce_class(self):
-        return FastKernel if type(self) is AcceleratedKernel else type(self)  # a name that pickle finds, accelerated or not
+        return FastKernel if type(self) is AcceleratedKernel else type(self)  # pickle finds that name in every process
 
 
 for _attribute in "__name__", "__qualname__", "__module__", "__doc__":
@@ -441,22 +446,22 @@ for _attribute in "__name__", "__qualname__", "__module__", "__doc__":
 
 
 _kernels: "weakref.WeakValueDictionary[tuple, Any]" = weakref.WeakValueDictionary()
-"""By ``id`` of the dispatcher, which the kernel keeps alive, and options."""
+"""Kernels by the ``id`` of their dispatcher, which they keep alive, and options."""
 
 
 def kernel_of(dispatcher: Any, kernel_options: KernelOptions, make: Callable[[Any, KernelOptions], Kernel]) -> Any:
-    """The kernel of a dispatcher with these options, of which there is one; `make` makes it of both."""
+    """Return the only kernel of a dispatcher with these options. ``make(dispatcher, options)`` makes it."""
     known = _kernels.get((id(dispatcher), kernel_options))
     return known if known is not None else _kernels.setdefault((id(dispatcher), kernel_options), make(dispatcher, kernel_options))
 
 
 def declared(out: str | None, function):
-    """The ``shape_notation.Pattern`` of a function's notation, None for none. Raises ValueError for one that does not fit."""
+    """Parse the notation of a function's outputs, if any. Raises ValueError if it does not fit the function."""
     return None if out is None else pattern_of(out, Parameters(function), f"fast_args(): {function.__qualname__}()")
 
 
 def outputs_of(pattern, parameters: Parameters, name: str):
-    """The outputs of a kernel that declares them so, None for none."""
+    """Return the ``Outputs`` of a pattern; None for None."""
     if pattern is None:
         return None
     from .outputs import Outputs
@@ -465,7 +470,7 @@ def outputs_of(pattern, parameters: Parameters, name: str):
 
 
 def checked_returns(returns, parameters: Parameters, function) -> type | int | None:
-    """``returns`` of a function: a type, a parameter's position, or None."""
+    """Check ``returns`` of a function. Returns a type, a parameter's position, or None; raises TypeError or ValueError."""
     if isinstance(returns, type):
         from .results import check_type
 
