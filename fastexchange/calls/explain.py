@@ -1,4 +1,4 @@
-"""``explain``: which path an object takes into a kernel, and why not a faster one."""
+"""``explain``: the path that an object takes into a kernel, and why no faster path."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from .resolve import Resolver
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
-_MOST_ITEMS = 9  # of a tuple or list, of which is said why they are slow or refused
+_MOST_ITEMS = 9  # items of a tuple or list that are explained
 
 _MEANING = {
     "c-exchange": "its type's exchange table fills a DLTensor",
@@ -36,24 +36,24 @@ _MEANING = {
     "tuple": "its items are read one by one",
     "list": "its tensors are read one by one; a list of anything else goes through Numba's own dispatcher",
     "numba": "Numba's own dispatcher makes the call",
-    "device-array": "its memory and shape are remembered as long as it lives",
+    "device-array": "its memory and shape are read once and kept as long as it lives",
     "cuda-interface": "its __cuda_array_interface__ is read in every launch",
-    "package": "only the kernel's own package takes it, and with it the whole launch",
+    "package": "only the kernel's own package takes it, so that makes the whole launch",
 }
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How an object becomes a kernel argument. ``str()`` of it is a sentence or a few."""
+    """How an object becomes a kernel argument. ``str()`` gives it as text."""
 
     type: str
     path: str
     """``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``list`` or ``numba``.
 
-    Of kernels for CUDA also ``device-array``, ``cuda-interface`` and ``package``.
+    For CUDA kernels also ``device-array``, ``cuda-interface`` and ``package``.
     """
     reasons: tuple[str, ...] = ()
-    """Why no faster path is taken; and why kernels refuse it, if that is so because of its elements."""
+    """Why it takes no faster path, and why kernels refuse its elements, if they do."""
 
     def __str__(self):
         lines = [f"{self.type}: path {self.path} ({_MEANING[self.path]})"]
@@ -61,16 +61,16 @@ class Explanation:
 
 
 Kind: TypeAlias = Literal["native", "new", "numba", "numba-signature", "package", "refused"]
-"""What becomes of a call.
+"""Who makes a call.
 
-``native``: native code makes it. ``new``: the next such call compiles it. ``numba``: because of an argument Numba's own
-dispatcher makes it. ``numba-signature``: that makes it because native code cannot call what it compiles for these types.
-``package``: the CUDA kernel's own package launches it. ``refused``: it raises.
+``native``: native code. ``new``: native code, after the next such call has compiled it. ``numba``: Numba's own dispatcher,
+because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for these types.
+``package``: the CUDA kernel's own package. ``refused``: nobody, the call raises.
 """
 
 
 class Outcome(NamedTuple):
-    """What becomes of a call: a kind, the same in words, and the names of its arguments' Numba types as far as they are known."""
+    """Who makes a call: a kind, a text for users, and the names of the arguments' Numba types as far as they are known."""
 
     kind: Kind
     text: str
@@ -79,15 +79,15 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class CallExplanation:
-    """What a call would do: an :class:`Explanation` of each argument, its Numba type, and the fate of the whole."""
+    """What a call would do: an :class:`Explanation` of each argument, its Numba type, and who makes the call."""
 
     kernel: str
     arguments: tuple[tuple[str, Explanation | None, str], ...]
-    """(parameter, how its argument comes in or None if omitted, Numba type or what is wrong with it)"""
+    """(parameter, explanation of its argument or None if omitted, Numba type or what is wrong with it)"""
     outcome: str
     notes: tuple[str, ...] = field(default=())
     kind: Kind = "native"
-    """What the outcome is: see :data:`Kind`."""
+    """The outcome as data: see :data:`Kind`."""
 
     def __str__(self):
         lines = [f"{self.kernel}: {self.outcome}"]
@@ -98,7 +98,7 @@ class CallExplanation:
 
 
 def explain(obj, /) -> Explanation:
-    """Which path `obj` takes into a kernel, and why not a faster one.
+    """Return the path that `obj` takes into a kernel, and why it takes no faster one.
 
     >>> import numpy as np
     >>> explain(np.ones(3)).path
@@ -108,7 +108,7 @@ def explain(obj, /) -> Explanation:
 
 
 def _explained(obj, depth: int) -> Explanation:
-    """:func:`explain`, of items of tuples and lists that lie no deeper than `depth`."""
+    """:func:`explain`, with items of tuples and lists down to `depth`."""
     explanation = _path_of(obj)
     why = why_narrow(obj)
     field = _field_of(obj, explanation.path) if why is None else None
@@ -124,7 +124,7 @@ def _explained(obj, depth: int) -> Explanation:
 
 
 def _path_of(obj) -> Explanation:
-    """:func:`explain`, but for its elements, about which kernels differ."""
+    """:func:`explain` without the elements, which some kernels take and others do not."""
     found = discover(type(obj), obj)
     if found.path == PATH_BUFFER and is_numba_only(obj):
         notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
@@ -133,20 +133,20 @@ def _path_of(obj) -> Explanation:
 
 
 def _field_of(obj, path: str) -> int | None:
-    """The dtype field of a tensor's elements; None for what is no tensor, and where it cannot be told."""
+    """The dtype field of a tensor's elements; None if `obj` is no tensor, or its field cannot be read."""
     if path == PATH_NDARRAY:
         return dtype_field(dtype_of(obj))
     if path not in (PATH_EXCHANGE, PATH_DUNDER):
         return None
     try:
         dtype = shape_and_dtype(obj, "explain()")[1]
-    except Exception:  # a tensor that is refused for something else, or no tensor after all
+    except Exception:  # a tensor that is refused for another reason, or no tensor
         return None
     return dtype.code | dtype.bits << 8 if dtype is not None and dtype.lanes == 1 else None
 
 
 def explain_type(cls: type, /) -> Explanation:
-    """Which path instances of `cls` take, as far as their type tells: a single array may have to be left to Numba all the same.
+    """Return the path that instances of `cls` take. A single instance may still need Numba's dispatcher.
 
     >>> explain_type(float).path
     'scalar'
@@ -156,7 +156,7 @@ def explain_type(cls: type, /) -> Explanation:
 
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:
-    """See :meth:`FastKernel.explain`. Producers are asked for their tensors; the kernel is neither compiled nor run."""
+    """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel."""
     if not runtime().is_native:
         return explained(kernel, bound, Outcome("numba", "Numba's own dispatcher makes all calls"))
     try:
@@ -176,9 +176,9 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
 
 
 def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | None = None) -> CallExplanation:
-    """The explanation of a call with this outcome.
+    """Return the explanation of a call with this outcome.
 
-    `paths`: those of arguments that come in otherwise than into a kernel for the CPU, by their positions.
+    `paths`: by position, the paths of arguments that differ from those into a kernel for the CPU.
     """
 
     def how(position: int, value) -> Explanation:
@@ -198,7 +198,7 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
 
 
 def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
-    """What becomes of a call with these keys. Raises BufferError for elements that the kernel does not take."""
+    """Return the outcome of a call with these keys. Raises BufferError for elements that the kernel does not take."""
     given: tuple = ()
     unknown = None
     try:
@@ -225,13 +225,13 @@ def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
 
 
 def refusal(error: BaseException) -> Outcome:
-    """That of a call that raises `error`, named by the type that Python's users expect."""
+    """Return the outcome of a call that raises `error`, with the exception type that Python's users expect."""
     kind: type = TypeError if isinstance(error, UnknownType) else type(error)
     return Outcome("refused", f"refused with {kind.__name__}: {error}")
 
 
 def _stored_as(kernel, key: int) -> str:
-    """For an array whose elements the kernel sees as storage integers: what they are."""
+    """Describe the elements of an array that the kernel gets as integers; "" for any other."""
     field = key >> structs.DTYPE_SHIFT & 0xFFFFFF
     if key & 0xFF != structs.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
         return ""

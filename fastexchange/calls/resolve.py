@@ -1,7 +1,7 @@
-"""The slow path: what a kernel does with a call that the shim does not know.
+"""The slow path: calls that native code does not know yet.
 
-It learns what the shim met for the first time (a type, a dtype, a shape), files it, and repeats the call natively. What
-native code cannot do at all goes to Numba's dispatcher (``calls.fallback``).
+:class:`Resolver` repeats an attempt at the call, and after each one learns what native code has met for the first time: a type, a
+dtype, a signature. Calls that native code cannot make go to Numba's dispatcher (``calls.fallback``).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ..producers import buffer, torch, torch_storage
 from .fallback import are_numbas, call_numba, forget_frames
 from .results import check_argument
 
-MAX_LOOKS = 64  # how often a call is repeated whose arguments bring something new each time
+MAX_LOOKS = 64  # attempts at one call, beside those for each argument and item
 _REPORT_KEYS = 4096
 
 
@@ -36,20 +36,20 @@ _as_it_is = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class Report:
-    """What native code says of an attempted call."""
+    """The result of an attempted call: an ``fx_report`` and the Python objects beside it."""
 
     def __init__(self):
         self.result: Any = None
-        """If its status is STATUS_OK: what the call returned, or after ``bound_launch.pin_arguments`` the frame's capsule."""
+        """With STATUS_OK: the call's result, or after ``bound_launch.pin_arguments`` the frame's capsule."""
         self.unmade: tuple | None = None
-        """Of a call that native code cannot make although its arguments are fit for that: the keys and the generation."""
+        """If native code can read the arguments but cannot make the call: the keys and the generation."""
         self._native = ffi.new("fx_report *")
         self._keys = _as_it_is("int64_t[]", _REPORT_KEYS)
         self._native.keys, self._native.key_capacity = address_of(self._keys), _REPORT_KEYS
         self.address = address_of(self._native)
 
     def take_result(self):
-        """The result, which is kept no longer: Numba may keep the frames of a compilation, and with them those around it."""
+        """Return the result and drop it here: Numba may store a compilation's frames, and those would keep it alive."""
         try:
             return self.result
         finally:
@@ -61,7 +61,7 @@ class Report:
 
     @property
     def position(self) -> int:
-        """The index of the argument at which the walk stopped."""
+        """The index of the argument at which reading stopped."""
         return self._native.position
 
     @property
@@ -70,17 +70,17 @@ class Report:
 
     @property
     def tensor(self):
-        """A copy of the ``DLTensor`` that was refused; its shape and strides are no longer to be looked at."""
+        """A copy of the refused ``DLTensor``. Its shape and strides may dangle."""
         return ffi.cast("DLTensor *", self._native.tensor)
 
     def place(self, bound: tuple) -> int:
-        """The argument at which the walk stopped, and in it the item."""
+        """The position at which reading stopped: the argument, and the item in it."""
         found = find_item(self.position, bound[self.position], self.stopped_at) if 0 <= self.position < len(bound) else None
         return self.position if found is None else found
 
     @property
     def stopped_at(self):
-        """The leaf at which the walk stopped; the caller holds the arguments, so it is alive."""
+        """The object at which reading stopped. It is alive, because the caller holds the arguments."""
         return ctypes.cast(self._native.object, ctypes.py_object).value
 
     @property
@@ -103,9 +103,9 @@ def _native(function):
 
 
 def attempt(kernel, bound: tuple, flags: int, report: Report, function=vectorcall.attempt) -> int:
-    """Let native code make the call (or what else `function` does with it) if all is known.
+    """Attempt the call natively, by `function`. Returns a STATUS_*; `report` has the details.
 
-    Returns a STATUS_*; details are in `report`.
+    Raises the kernel's exception, and a producer's with the argument's name.
     """
     pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
     try:
@@ -122,7 +122,7 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=vectorcal
 
 
 def call(kernel, bound: tuple):
-    """Make a call that the shim could not make."""
+    """Make a call that native code does not know."""
     if not compiles_as_numba(kernel):
         return call_numba(kernel, bound)
     resolver = Resolver(kernel, bound)
@@ -130,7 +130,7 @@ def call(kernel, bound: tuple):
     try:
         resolver.run()
     except Exception:
-        if report.status == structs.STATUS_OK or not are_numbas(kernel, bound):  # the kernel itself has raised it
+        if report.status == structs.STATUS_OK or not are_numbas(kernel, bound):  # with STATUS_OK the kernel itself has raised
             raise
         report.native.status = structs.STATUS_NUMBA
     if report.status == structs.STATUS_OK:
@@ -138,28 +138,32 @@ def call(kernel, bound: tuple):
     if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
         return kernel._device_kernel.call(bound)
     result = call_numba(kernel, bound)
-    if report.unmade is not None:  # Numba could do what we cannot (a literal argument, say): next time straight to it
+    if report.unmade is not None:  # Numba could make it, for example with a literal argument: next time call it directly
         kernel._native.add_numba_only(*report.unmade)
     return result
 
 
 class Resolver:
-    """Resolves a call that native code does not know: learns, compiles and asks, until it is clear who makes the call."""
+    """Resolves a call that native code does not know: learns and compiles until native code has made it, or cannot.
+
+    1. Attempt the call. 2. If the status is final, return. 3. Otherwise learn the type or dtype, compile for the signature, or
+    check the tensors in Python, and attempt it again. Errors of arguments are raised on the way.
+    """
 
     ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_BIG_INT))
-    """The statuses that say so: STATUS_OK, native code has made it; with any other somebody else makes it."""
+    """The final statuses: with STATUS_OK native code has made the call, with the others Numba or the device kernel makes it."""
 
     def __init__(self, kernel, bound: tuple, function=vectorcall.attempt):
-        """`function`: what native code does with the arguments, once it knows them."""
+        """`function`: the native function that attempts the call, or pins its arguments."""
         self.kernel, self.bound, self.report = kernel, bound, Report()
         self._function = function
         if kernel._device_kernel is not None:
             self.ends |= {structs.STATUS_DEVICE}
 
     def run(self, flags: int = 0) -> Report:
-        """The report of the last attempt. Its status is one of :attr:`ends`; with DRY_RUN also STATUS_UNKNOWN_SHAPE.
+        """Resolve the call. Returns the last report: its status is one of :attr:`ends`, with DRY_RUN also STATUS_UNKNOWN_SHAPE.
 
-        Raises what a call raises.
+        Raises the exceptions of the call.
         """
         kernel, report = self.kernel, self.report
         for _ in range(MAX_LOOKS + 2 * leaf_count(self.bound)):
@@ -169,7 +173,7 @@ class Resolver:
             if status in (structs.STATUS_UNKNOWN_TYPE, structs.STATUS_UNKNOWN_DTYPE):
                 try:
                     learn(report.stopped_at)
-                except Exception as error:  # a type whose attributes cannot even be asked for
+                except Exception as error:  # a type whose attributes raise
                     refused(kernel, report.position, error)
             elif status == structs.STATUS_UNKNOWN_SHAPE:
                 if not self.specialise():
@@ -184,7 +188,7 @@ class Resolver:
         return refuse(kernel, report.position, self.bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
 
     def specialise(self) -> bool:
-        """Compile the kernel for a call of this shape. False if somebody else makes such calls."""
+        """Compile the kernel for the reported signature. Returns False if native code cannot make such calls."""
         generation = self.kernel._native.generation
         if specialise(self.kernel, self.report.keys, self.bound):
             return True
@@ -192,7 +196,7 @@ class Resolver:
         return False
 
     def handle(self, status: int) -> None:
-        """Do about any other status what lets the next attempt get further, or raise what it means."""
+        """Handle any other status: remove the obstacle for the next attempt, or raise the error."""
         kernel, report = self.kernel, self.report
         if status == structs.STATUS_MOVABLE:
             try:
@@ -206,7 +210,7 @@ class Resolver:
 
 
 def leaf_count(values: tuple) -> int:
-    """How many things a call may bring for the first time: its arguments, and in tuples their items."""
+    """The number of objects that may be new in a call: its arguments and the items of tuples and lists."""
     return sum(1 + leaf_count(value) if issubclass(type(value), tuple) else 1 + _items(value) for value in values)
 
 
@@ -215,17 +219,17 @@ def _items(value) -> int:
 
 
 def plan(kernel, bound: tuple) -> None:
-    """Compile a fast entry for calls with arguments of these types, if they still have the shape of the call just made."""
+    """Compile a fast entry for calls with arguments of these types, if their signature is still filed."""
     report = Report()
     try:
         status = attempt(kernel, bound, DRY_RUN, report)
-    except Exception:  # a producer failed at this look: the call that was made did not need it
+    except Exception:  # a producer has raised; the call itself has been made already
         return
     if status != structs.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
         return
     try:
         kernel._native.add_plan(report.keys, bound)
-    except Exception as error:  # the call has been made, and the next ones can be made without
+    except Exception as error:  # calls are right without a fast entry
         message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
@@ -234,10 +238,10 @@ def plan(kernel, bound: tuple) -> None:
 
 
 def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
-    """Compile the kernel for a call with these keys, and file it. False if the call is for Numba's dispatcher."""
+    """Compile the kernel for a call with these keys, and file the overload. Returns False if only Numba can call it."""
     check_argument(kernel, bound)
     native = kernel._native
-    generation = native.generation  # before it is looked what has been compiled: that may be recompiled meanwhile
+    generation = native.generation  # first: another thread may recompile the kernel from here on
     given, unknown = (), None
     try:
         given = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, kernel._element_of)
@@ -265,13 +269,13 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
 
 
 def _overload_for(dispatcher, given: tuple):
-    """The argument types taken and the compile result for arguments of these types; None if Numba has to say why not."""
+    """Return the overload's argument types and its compile result for arguments of these types; None if Numba has to raise."""
     taken: tuple | None = given
     if can_compile(dispatcher):
         try:
             with _without_warnings_of_lists(given):
                 dispatcher.compile(given)
-        except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or resolves them
+        except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or handles them
             forget_frames(error)
             return None
     else:
@@ -284,7 +288,7 @@ def _overload_for(dispatcher, given: tuple):
 
 @contextlib.contextmanager
 def _without_warnings_of_lists(given: tuple):
-    """No warning that Numba is to give up changing Python's lists: this package does it itself."""
+    """Suppress Numba's warning that it will no longer reflect lists: this package reflects them itself."""
     if not lists_in(given):
         yield
         return
@@ -294,16 +298,16 @@ def _without_warnings_of_lists(given: tuple):
 
 
 def _holds_function(numba_type: Any) -> bool:
-    """Whether a type is, or holds, that of first-class functions, which Numba makes of jitted ones: a word each, not none."""
+    """Whether a type is or contains ``types.FunctionType``, for which Numba passes a jitted function as a struct."""
     if isinstance(numba_type, types.BaseTuple):
         return any(map(_holds_function, cast(Any, numba_type)))
     return isinstance(numba_type, types.FunctionType)
 
 
 def _keeps_the_value(given: Any, taken: Any) -> bool:
-    """Whether a cast in machine code makes of an argument what Numba's unboxing for an explicit signature makes of it.
+    """Whether a cast in machine code equals Numba's unboxing for an explicit signature.
 
-    Unboxing checks: it raises OverflowError for an int that does not fit, ValueError for a NaN that should be an int.
+    Unboxing also checks: it raises OverflowError for an int that does not fit, and ValueError for a NaN as an int.
     """
     if given == taken or isinstance(given, (types.Array, types.Omitted)):
         return True
@@ -325,14 +329,14 @@ def _keeps_the_value(given: Any, taken: Any) -> bool:
 
 
 def _as_declared(numba_type):
-    """The type under which an explicit signature accepts an argument: Numba types every array as aligned."""
+    """The type by which an explicit signature accepts an argument: Numba types all arrays as aligned."""
     if not isinstance(numba_type, types.Array):
         return numba_type
     return types.Array(numba_type.dtype, numba_type.ndim, numba_type.layout, readonly=not numba_type.mutable, aligned=True)
 
 
 def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
-    """Which of the explicit signatures Numba's overload resolution picks; None if none or several fit."""
+    """The explicit signature that Numba's overload resolution picks; None if none or several fit."""
     if given in dispatcher.overloads:
         return given
     return declared_signature(dispatcher, given)
