@@ -1,6 +1,6 @@
-"""What Numba raises for a call that it cannot make, with the kernel and the argument named.
+"""Numba's errors for calls that it cannot make, with the names of the kernel and the argument.
 
-Which exception it is about is decided by types and values: no code reads a message.
+No code reads a message: the types and values of the arguments decide what an error is about.
 """
 
 import inspect
@@ -25,12 +25,12 @@ _DEEPEST = 100
 
 
 def add_call(error: TypingError, kernel, positional: list, named: dict[str, Any]) -> None:
-    """Put a line in front of what Numba says: which kernel it cannot compile for which argument types."""
+    """Put a line in front of Numba's message: the kernel and the argument types that it cannot compile."""
     error.patch_message(why_not_compiled(error, kernel, positional, named))
 
 
 def why_not_compiled(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
-    """What Numba says of a kernel that it cannot compile, behind a line that names that and its argument types."""
+    """Numba's message for a kernel that it cannot compile, after a line with the kernel's name and argument types."""
     line = f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types. It says:"
     if isinstance(error, NotImplementedError):
         line = (
@@ -41,7 +41,7 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
 
 
 def why_not_declared(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
-    """The message for argument types for which not one of the declared signatures is."""
+    """The message for argument types that fit none of the declared signatures."""
     call = _call(kernel, positional, named)
     why = f"not one of the declared signatures is for these argument types; they take {declared(kernel)}. Numba says:"
     return f"{call}: {why}\n{error}"
@@ -53,7 +53,7 @@ def declared(kernel) -> str:
 
 
 def why_not_declarable(function, signature) -> str | None:
-    """Why a signature cannot be declared for a function: the type in it that has no representation on the CPU; or None."""
+    """Why a signature cannot be declared for a function: a type in it has no representation on the CPU. None: it can."""
     arguments, result = sigutils.normalize_signature(signature)
     names = [*inspect.signature(function).parameters]
     for position, numba_type in enumerate((*arguments, *([result] if result is not None else []))):
@@ -83,9 +83,9 @@ def _numba_name(value) -> str:
 
 
 def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
-    """Say why Numba's dispatcher has raised NotImplementedError or TypeError for a call, if an argument is the reason.
+    """Raise NotImplementedError or TypeError with the name of the argument that Numba's dispatcher cannot take, if there is one.
 
-    `as_numba_takes_it`: what makes of an argument what the dispatcher got.
+    `as_numba_takes_it`: converts an argument to what the dispatcher gets.
     """
     load_representations()
     for position, value in enumerate(bound):
@@ -105,16 +105,16 @@ def raise_named(kernel, bound: tuple, as_numba_takes_it) -> None:
 
 
 def without_representation(value):
-    """The Numba type in an argument, as the dispatcher gets it, that has no machine representation on the CPU; else None."""
+    """The Numba type in an argument, as the dispatcher gets it, without a machine representation on the CPU, or None."""
     try:
         numba_type: Any = numba.typeof(value)
-    except Exception:  # it is not known, which is another matter
+    except Exception:  # an unknown type, which another function refuses
         return None
     return _inmost(numba_type)
 
 
 def _inmost(numba_type: Any):
-    """A type, or what it is made of, that has no representation; None if all have."""
+    """The type itself, or a type that it contains, without a representation; None if all have one."""
     inside: Any = (numba_type.dtype,) if isinstance(numba_type, (types.Array, types.List)) else ()
     if isinstance(numba_type, types.BaseTuple):
         inside = cast(Any, numba_type).types
@@ -130,7 +130,7 @@ def _refuse_number(kernel, position: int, value, found) -> None:
 
 
 def _item_without_representation(position: int, value) -> tuple[int, Any]:
-    """Where in an argument without a representation that is, and what: the argument itself, or an item of it."""
+    """The position and the value without a representation: the argument itself, or an item of it."""
     for index, item in enumerate(value) if isinstance(value, (tuple, list)) else ():
         if without_representation(item) is not None:
             return _item_without_representation(item_of(position, index), item)
@@ -138,7 +138,7 @@ def _item_without_representation(position: int, value) -> tuple[int, Any]:
 
 
 def _first_mixed(value) -> tuple | None:
-    """The first item of a list, here or in a tuple, the first that is of another type, and its index; None if there is none."""
+    """For a list (also in a tuple) with items of several types: its first item, the first of another type, and its index."""
     if isinstance(value, tuple):
         return next((found for item in value if (found := _first_mixed(item)) is not None), None)
     if type(value) is not list or not value:
@@ -158,8 +158,8 @@ def _type_of(value):
 
 
 def check_items(kernel, position: int, value) -> None:
-    """Raise ValueError for a list or a set without items, here or within: Numba takes its type from the first."""
-    for _ in range(_DEEPEST):  # a list may hold itself
+    """Raise ValueError for an empty list or set, also in a list: Numba takes a list's type from its first item."""
+    for _ in range(_DEEPEST):  # a list may contain itself
         if type(value) not in (list, set):
             return
         if not value:

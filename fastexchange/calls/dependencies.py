@@ -1,9 +1,9 @@
-"""What the machine code of a function depends on beside its types, in words that mean the same in every process.
+"""Digests of everything that a function's machine code depends on beside its types. They agree between processes.
 
-Numba compiles in what a function's names stand for: constants, arrays, other functions, attributes of modules. Here all of
-that is followed from name to name and told by value. Of what belongs to Python, NumPy and Numba the name says enough, because
-their versions are part of every key; what others have added to Numba itself (``numba.extending``) is told by the files that
-have done it, and by what the functions that did it name, loosely. What cannot be told makes the whole untold.
+Numba compiles the values of a function's names into its code: constants, arrays, other functions, attributes of modules. This
+module follows all names and digests the values (it *tells* them). For objects of Python, NumPy and Numba the name is enough,
+because their versions are part of every key. Extensions of Numba (``numba.extending``) are told by digests of their files and,
+loosely, by the names in their functions. One value that cannot be told makes the function untold.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ __all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
 
 
 class Untold(Exception):
-    """A value that nothing tells apart from another one in another process. The message names it."""
+    """A value that cannot be compared between processes. The message names it."""
 
 
 class Changed(Untold):
-    """What has been compiled already in this process was compiled with another value."""
+    """Machine code in this process was compiled with another value."""
 
 
 def dependencies(function: python_types.FunctionType, options: dict) -> str:
-    """A digest of what a Python function's machine code, compiled with these options, depends on now.
+    """Return a digest of what a Python function's machine code, compiled with these options, depends on now.
 
-    Raises :class:`Untold` for a function that names something whose value cannot be told.
+    Raises :class:`Untold` if the function names a value that cannot be told.
     """
     return _digest_of(lambda: (_Teller().tell((function, options), "an option"), _told_extensions()), function.__qualname__)
 
@@ -57,7 +57,7 @@ def _digest_of(tell: Callable[[], Any], name: str) -> str:
         told = tell()
     except (Untold, MemoryError):
         raise
-    except Exception as error:  # whatever an object's own methods raise, or too many of them inside one another
+    except Exception as error:  # objects' own methods may raise any exception; RecursionError for deep nesting
         raise Untold(f"what {name} names cannot be read ({type(error).__name__}: {error})") from error
     return _digest(told)
 
@@ -70,27 +70,27 @@ def _digest(told: Any) -> str:
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
 _NATIVE = (python_types.BuiltinFunctionType, np.ufunc, type(np.sum), type(str.join))
-_BY_NAME = (BaseException, np.generic)  # classes of which no more than the name is compiled in
+_BY_NAME = (BaseException, np.generic)  # classes of which Numba compiles in only the name
 
 
 class _Teller:
-    """Follows names from one value to the next.
+    """Follows names and tells their values.
 
-    `is_local`: not from one compiled function to the next. `is_loose`: what cannot be told is only named.
+    `is_local`: do not follow other compiled functions. `is_loose`: only name a value that cannot be told.
     """
 
     def __init__(self, is_local: bool = False, is_loose: bool = False) -> None:
         self._is_local, self._is_loose = is_local, is_loose
-        self._met: dict[int, tuple[Any, Any]] = {}  # with the objects, so that no other one gets their addresses
+        self._met: dict[int, tuple[Any, Any]] = {}  # holds the objects, so their addresses are not reused
 
     def tell(self, value: Any, name: str) -> Any:
-        """What a value is. `name`: who names it, for the message of :class:`Untold`."""
+        """Tell a value. `name`: the object that names it, for the message of :class:`Untold`."""
         kind = type(value)
         if kind in _PLAIN:
             return kind.__name__, repr(value)
         if id(value) in self._met:
             return self._met[id(value)][0]
-        if isinstance(value, tuple | frozenset | python_types.CodeType):  # which cannot hold themselves
+        if isinstance(value, tuple | frozenset | python_types.CodeType):  # these cannot contain themselves
             self._met[id(value)] = _digest(self._told(value, kind, name)), value
             return self._met[id(value)][0]
         self._met[id(value)] = f"met before, as number {len(self._met)}", value
@@ -141,7 +141,7 @@ class _Teller:
         raise Untold(f"{name} is a {kind.__qualname__!r}")
 
     def _class(self, cls: type, name: str) -> tuple:
-        """A class, of which an object in another process has to have the class of that name there."""
+        """Tell a class. In another process the class of the same name has to be the same."""
         if _is_known(cls):
             return _named(cls)
         module = sys.modules.get(cls.__module__)
@@ -190,7 +190,7 @@ class _Teller:
         return tuple(told)
 
     def _attribute(self, value: Any, attributes: tuple[str, ...], name: str) -> Any:
-        """What a value is to code that goes on to these attributes of it: of a module it gets no more than those."""
+        """Tell a value whose attributes the code reads: of a module, only those attributes."""
         if not isinstance(value, python_types.ModuleType):
             return self.tell(value, name)
         is_known = _is_known(value)
@@ -206,14 +206,14 @@ class _Teller:
             return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
         except Changed:
             raise
-        except Untold:  # of a known module that is one of its objects, as np.random.rand is a method of one
+        except Untold:  # a known module's own object, such as the RandomState of which np.random.rand is a method
             if not is_known:
                 raise
             return *_named(value), attributes[0], *_named(type(inner))
 
 
 def _is_own(value: Any) -> bool:
-    """Whether what stands in an enumeration is a method that its author has written."""
+    """Whether an attribute of an enumeration is a method that its author has written."""
     return isinstance(value, python_types.FunctionType) and value.__module__ != "enum"
 
 
@@ -221,7 +221,7 @@ _NUMBAS_OBJECTS = {id(each): each for each in vars(numba).values() if not isinst
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a value belongs to Python, NumPy or Numba, whose versions say what it is."""
+    """Whether a value belongs to Python, NumPy or Numba, so that its name and their versions identify it."""
     if id(value) in _NUMBAS_OBJECTS and not isinstance(value, CPUDispatcher):
         return True
     module = value
@@ -236,7 +236,7 @@ def _is_known(value: Any) -> bool:
 
 
 def _named(value: Any) -> tuple:
-    """What something is called, and the version of the package that it comes from."""
+    """The name of an object and the version of its package."""
     is_module = isinstance(value, python_types.ModuleType)
     module = value.__name__ if is_module else str(getattr(value, "__module__", None))
     name = "" if is_module else getattr(value, "__qualname__", getattr(value, "__name__", ""))
@@ -244,11 +244,11 @@ def _named(value: Any) -> tuple:
 
 
 def _named_by(code: python_types.CodeType, function: str, with_imports: bool = False) -> set[tuple[str, tuple[str, ...]]]:
-    """The globals and free variables that a function's code names, each with the attributes behind it.
+    """The globals and free variables that a function's code names, each with the attributes that it reads of them.
 
     Raises :class:`Untold` for a function that imports something, unless `with_imports`.
     """
-    known = _names.get(code)  # a function is told with each kernel that leads to it
+    known = _names.get(code)  # kept: a function is told again with each kernel that calls it
     if known is None:
         known = _names[code] = _read_names(code)
     names, imported = known
@@ -261,7 +261,7 @@ _names: "weakref.WeakKeyDictionary[python_types.CodeType, tuple[set, str | None]
 
 
 def _read_names(code: python_types.CodeType) -> tuple[set[tuple[str, tuple[str, ...]]], str | None]:
-    """What code names, and something that it imports, None if it imports nothing."""
+    """The names in a function's code, and one module that it imports, or None."""
     found, imported = set(), None
     for part in _parts_of(code):
         chain: list[str] = []
@@ -280,23 +280,23 @@ def _read_names(code: python_types.CodeType) -> tuple[set[tuple[str, tuple[str, 
 
 
 def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:
-    """A function's code and that of all functions inside it."""
+    """A function's code and the code of all functions inside it."""
     yield code
     for each in code.co_consts:
         if isinstance(each, python_types.CodeType):
             yield from _parts_of(each)
 
 
-# ---- what others have added to Numba ---------------------------------------------------------------------------------
+# ---- extensions of Numba ---------------------------------------------------------------------------------------------
 
 _files: dict[str, tuple[Any, str]] = {}
 
 
 def _told_extensions() -> list:
-    """The modules that have registered something with Numba: digests of their files, and what the registered functions are.
+    """Tell the modules that have registered extensions with Numba: by digests of their files, and by the registered functions.
 
-    The latter loosely: they are compilers' code, which names much that does not matter, and whose files may have been edited
-    since they were imported.
+    The functions are told loosely: they are parts of a compiler, and name many objects that do not matter. They are told beside
+    the files because those may have been edited since they were imported.
     """
     told = []
     for name, functions in sorted(extensions().items()):
@@ -320,24 +320,24 @@ def _digest_of_file(module: str) -> str:
 # ---- what has been compiled in this process --------------------------------------------------------------------------
 
 _compiled: "tuple[weakref.WeakKeyDictionary[Any, str], ...]" = (weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary())
-"""For functions, a digest of what all of their machine code in this process was compiled with; "" if that has changed, or cannot
-be told. The second: told loosely."""
+"""By function, a digest of the values with which all its machine code in this process was compiled; "" if they have changed or
+cannot be told. The second dictionary: told loosely."""
 
 
 _globals_of: "weakref.WeakKeyDictionary[python_types.CodeType, str]" = weakref.WeakKeyDictionary()
-"""For the code of such functions, a digest of the globals that it was compiled with: one code may be that of many functions."""
+"""By code object, a digest of the globals with which it was compiled: several functions may share a code object."""
 _numbers: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
-"""Of dispatchers, which no other one has had in this process."""
+"""Numbers of dispatchers, unique in this process."""
 _count = itertools.count()
 
 
 def note_loaded(function: python_types.FunctionType) -> None:
-    """Note that machine code of a function has been loaded that was compiled with what is there now."""
+    """Note that machine code of a function has been loaded which was compiled with the current values."""
     _note_all(function, is_first=True)
 
 
 def _note_all(function: python_types.FunctionType, is_first: bool) -> None:
-    """Note what a function is being compiled with, and all that it calls: Numba compiles them in, and not always on their own."""
+    """Note the values with which a function and all that it calls are being compiled: Numba may inline the called functions."""
     waiting = [(function, is_first)]
     while waiting:
         each, is_first = waiting.pop()
@@ -358,7 +358,7 @@ def _note(function: python_types.FunctionType, is_first: bool) -> None:
 
 
 def _told_globals(code: python_types.CodeType, values: dict) -> str:
-    """A digest of the globals that code names; "" if it cannot be told."""
+    """A digest of the globals that code names; "" if one cannot be told."""
     teller = _Teller(is_local=True, is_loose=True)
 
     def tell() -> list:
@@ -372,7 +372,7 @@ def _told_globals(code: python_types.CodeType, values: dict) -> str:
 
 
 def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
-    """The dispatchers whose machine code a function's may hold, as far as its names lead to them."""
+    """The dispatchers that a function's names lead to; their machine code may be part of the function's."""
     teller = _Teller(is_local=True, is_loose=True)
     with contextlib.suppress(Exception):
         teller.tell(function, "it")
@@ -380,7 +380,7 @@ def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
 
 
 def _locally(function: python_types.FunctionType, is_loose: bool) -> str:
-    """A digest of what a function names, but for the functions that Numba compiles on their own; "" if it cannot be told."""
+    """A digest of a function's names without the functions that Numba compiles separately; "" if one cannot be told."""
     try:
         return _digest_of(lambda: _Teller(is_local=True, is_loose=is_loose).tell(function, "it"), function.__qualname__)
     except Untold:
@@ -388,13 +388,13 @@ def _locally(function: python_types.FunctionType, is_loose: bool) -> str:
 
 
 def _has_compiled(dispatcher) -> bool:
-    """Whether a dispatcher has machine code that is not from a cache: what Numba loads is believed as Numba believes it."""
+    """Whether a dispatcher has machine code that is not from a cache. Code that Numba loads is trusted as Numba trusts it."""
     return len(dispatcher.overloads) > sum(dispatcher.stats.cache_hits.values())
 
 
 class _Listener(event.Listener):
     def on_start(self, event):
-        with contextlib.suppress(Exception):  # nobody's compilation fails for this
+        with contextlib.suppress(Exception):  # a compilation must not fail because of this
             dispatcher = event.data["dispatcher"]
             function = dispatcher.py_func
             if not function.__module__.startswith(("numba.", "fastexchange.")):
@@ -411,11 +411,11 @@ event.register("numba:compile", _Listener())
 
 
 def meaning_of(signature) -> list | None:
-    """What types that a user has defined are in this process: their names need not mean the same in another.
+    """Tell the user-defined types in a signature, whose names may mean other types in another process.
 
-    None where nothing says it: of a jitclass, of another function, of a type of somebody else's package.
+    Returns None if one cannot be told: a jitclass, a function, a type of a third package.
     """
-    if isinstance(signature, str):  # which can only name Numba's own
+    if isinstance(signature, str):  # a string can only name Numba's own types
         return []
     found: list = []
     for numba_type in getattr(signature, "args", signature):

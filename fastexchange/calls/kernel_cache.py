@@ -1,12 +1,14 @@
-"""The disk cache of kernels with ``cache=True``: Numba's, with files that prove what they are.
+"""The disk cache of kernels with ``cache=True``: Numba's cache, with files that identify their content.
 
-Numba keeps one index for each function, which processes read, change and write without a lock, and data files that say nothing
-of themselves; its key has the function's bytecode, but neither its constants nor its options nor what its globals are; and its
-symbols are unique in one process only, so that two functions of the same name that were compiled in two processes take each
-other's place in a third that loads both. Here an entry is a file of ``ground.disk_cache``, its key has all that, and a kernel's
-symbols are unique everywhere or cannot be seen from outside.
+Three faults of Numba's own cache are mended:
 
-Which directory it is, what makes an entry and what makes a function of it again, stay Numba's.
+1. It has one index per function, which processes change without a lock, and data files without a key. Here each entry is one
+   file of ``ground.disk_cache``, which has its key.
+2. Its key has the function's bytecode, but not its constants, options and globals. Here the key has them (``dependencies``).
+3. Its symbols are unique in one process only. If two processes compile functions of the same name, a third process that loads both
+   calls one for the other. Here symbols are unique everywhere, or not visible outside of their library.
+
+The directory, the content of an entry, and how code is made of it, are Numba's.
 """
 
 import functools
@@ -27,17 +29,17 @@ __all__ = ["KernelCache", "with_unique_symbols"]
 
 
 class _Entries:
-    """What :class:`numba.core.caching.IndexDataCacheFile` is to a cache, without an index."""
+    """Takes the place of :class:`numba.core.caching.IndexDataCacheFile`; there is no index."""
 
     def __init__(
         self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True
     ):
         self._folder, self._name, self._function, self._depends_on, self._warns = folder, name, function, depends_on, warns
-        self._missed: dict = {}  # the keys' texts, since when code is being compiled
-        self._untold: dict = {}  # why there is no text, by key
+        self._missed: dict = {}  # by key: its text, while the code is being compiled
+        self._untold: dict = {}  # by key: why it has no text
 
     def _text(self, key) -> str | None:
-        """All that the code of this signature depends on as things stand, None if that cannot be told."""
+        """Everything that the code of this signature depends on now; None if it cannot be told."""
         meaning = meaning_of(key[0])
         if meaning is None:
             return None
@@ -48,7 +50,7 @@ class _Entries:
             return None
 
     def warn(self, why: object) -> None:
-        """Say, at the function, why its code is not kept."""
+        """Warn, with the function's place in the source, why its code is not cached."""
         if not self._warns:
             return
         code = self._function.__code__
@@ -56,7 +58,7 @@ class _Entries:
         warnings.warn_explicit(message, NumbaWarning, code.co_filename, code.co_firstlineno)
 
     def load(self, key):
-        """What was saved with this key, or None."""
+        """Return the data saved with this key, or None."""
         self._untold.pop(key, None)
         text = self._text(key)
         stored = self._folder.load(self._name, text) if text is not None else None
@@ -66,7 +68,7 @@ class _Entries:
         return None
 
     def save(self, key, data) -> None:
-        """Keep what was compiled, unless what it depends on has changed meanwhile. Not called for what Numba does not keep."""
+        """Save compiled code, unless a value that it depends on has changed meanwhile. Numba calls this if it can be cached."""
         text = self._missed.pop(key, None)
         if text is not None and text == self._text(key):
             self._folder.save(self._name, text, (key, data))
@@ -74,16 +76,16 @@ class _Entries:
             self.warn(self._untold.pop(key))
 
     def flush(self) -> None:
-        """Forget all signatures of this function."""
+        """Remove the entries of this function."""
         self._folder.clear(self._name)
 
 
 class KernelCache(FunctionCache):
-    """Numba's cache of a function, compiled with these options of ``numba.njit``.
+    """Numba's cache of a function that is compiled with these options of ``numba.njit``.
 
-    `warns`: whether it says of code why that is not kept, which Numba, whose cache keeps more, has no words for.
+    `warns`: whether to warn about code that Numba's own cache would keep, and this one does not.
 
-    Raises RuntimeError where there is no directory for it, or none to be trusted.
+    Raises RuntimeError if there is no writable directory, or if it is not safe.
     """
 
     def __init__(self, py_func, options: dict, warns: bool):
@@ -113,9 +115,9 @@ class KernelCache(FunctionCache):
 
 @functools.cache
 def with_unique_symbols(pipeline: type) -> type:
-    """A compiler like `pipeline`, a ``numba.core.compiler.CompilerBase``, of functions whose symbols no other process uses.
+    """Derive a compiler from `pipeline`, a ``numba.core.compiler.CompilerBase``, whose symbols no other process uses.
 
-    Numba counts functions from 1 in every process, and their numbers are what tells symbols of the same name apart.
+    Numba numbers functions from 1 in every process, and only these numbers distinguish symbols of the same name.
     """
 
     class UniqueSymbols(pipeline):

@@ -1,7 +1,7 @@
-"""What an array in a kernel's result becomes, where native code (``dispatch.results``) leaves it to Python, and in words.
+"""Arrays in a kernel's result that native code (``dispatch.results``) leaves to Python, and the errors for them.
 
-An array that a kernel made is handed back as a tensor of the *target*: the type that ``fast_args(returns=…)`` says, or that of
-the argument which it names, or of the call's first tensor. A framework whose tensors NumPy's cannot become, gives NumPy's.
+An array that a kernel has made is returned as a tensor of the *target*: the type in ``fast_args(returns=…)``, or the type of the
+argument that it names, or of the call's first tensor. If that type cannot be made of an array, the result is a NumPy array.
 """
 
 import contextlib
@@ -42,17 +42,17 @@ def prepare() -> None:
 
 
 def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):
-    """What becomes of an array that `kernel` returned. `target`: the type of the tensor after which it goes, None for NumPy's.
+    """Convert an array that `kernel` has returned. `target`: the type to convert to; None: NumPy's.
 
-    `field`: that of the elements if the kernel had their bits; else 0. An array of a class of the user's stays what it is. Of one
-    that shows memory that nobody owns (that of a global array, of a record, at an address) a tensor gets a copy. Raises
+    `field`: the elements' dtype field if the kernel got them as integers; else 0. An array of a user's class stays as it is. If
+    the array shows memory without an owner (a global array's, a record's, or at an address), the tensor is a copy. Raises
     BufferError if the framework has no such tensor.
     """
     if type(array) is not np.ndarray:
         return array
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
     if field:
-        with contextlib.suppress(KeyError):  # NumPy has none: the bits, then
+        with contextlib.suppress(KeyError):  # NumPy has no such dtype: keep the integers
             array = array.view(field_to_dtype(field))
     cls = np.ndarray if target is None else tensor_type(target)
     make = None if cls is np.ndarray else _maker(cls)
@@ -79,18 +79,18 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
 
 
 def reflect(list_types: tuple, target: list, index: int, meminfo: int, context: int, frame: int, args: int) -> None:
-    """Change the list `target` as a kernel has changed what it got for it, the call's `index`-th list.
+    """Apply a kernel's changes to the list `target`, the call's `index`-th list.
 
-    `list_types`: of all lists of the call. `meminfo`: the address of the kernel's list. The others: of the ``fx_context``, the
-    ``fx_frame``, and the arguments in parameter order.
+    `list_types`: of all lists of the call. `meminfo`: the address of the kernel's list. `context`, `frame`, `args`: the addresses
+    of the ``fx_context``, the ``fx_frame``, and the arguments in parameter order.
     """
     address, constants = box(list_types[index])
     pointers = ffi.new("intptr_t[]", [id(constant) for constant in constants] or [0])
     overload = ffi.new("fx_overload *")
     overload.box, overload.box_constants, overload.boxes_arrays = address, address_of(pointers), SEVERAL
     value = ffi.cast("intptr_t *", ffi.cast("fx_frame *", frame).result)
-    value[0], value[1] = meminfo, 0  # no parent: a new list is made of it
-    ffi.cast("intptr_t *", meminfo)[0] += 1  # which takes a reference
+    value[0], value[1] = meminfo, 0  # no parent: boxing makes a new list
+    ffi.cast("intptr_t *", meminfo)[0] += 1  # boxing consumes a reference
     target[:] = _BOX_RESULT(box_result.address)(context, address_of(overload), frame, args)
 
 
@@ -98,7 +98,7 @@ _BOX_RESULT = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 4)
 
 
 def tensor_type(cls: type) -> type:
-    """The type that a framework gives its new tensors, for `cls`, the type of a tensor."""
+    """The type of new tensors of the framework of `cls`, a tensor type."""
     if issubclass(cls, np.ndarray):
         return np.ndarray
     if torch.is_tensor_type(cls):
@@ -109,7 +109,7 @@ def tensor_type(cls: type) -> type:
 
 
 def check_type(cls: type) -> None:
-    """Raise TypeError for a `cls` that is no type of tensors that can be made, as far as that shows without its table."""
+    """Raise TypeError if no tensors of type `cls` can be made, as far as that is known without its exchange table."""
     made = tensor_type(cls)
     if cls is object or not (made is np.ndarray or hasattr(made, "__dlpack_c_exchange_api__") or has_from_dlpack(made)):
         raise _no_target(cls)
@@ -120,7 +120,7 @@ def check_type(cls: type) -> None:
 
 
 def learn_target(cls: type) -> None:
-    """File a type of tensors that results become. Raises TypeError if none can be made after all."""
+    """Prepare results of type `cls`. Raises TypeError if no tensors of that type can be made."""
     if cls is not np.ndarray and _maker(cls) is None:
         raise _no_target(cls)
     learn_type(cls)
@@ -131,7 +131,7 @@ def _no_target(cls: type) -> TypeError:
 
 
 def check_argument(kernel, bound: tuple) -> None:
-    """Raise TypeError if ``returns`` of a kernel names an argument of a call that is no tensor."""
+    """Raise TypeError if the argument that ``returns`` of a kernel names is no tensor."""
     if isinstance(kernel.returns, str):
         position = kernel._parameters.names.index(kernel.returns)
         cls = type(bound[position])
@@ -147,7 +147,7 @@ _TENSORS = (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _maker(cls: type) -> Callable[[Any], Any] | None:
-    """What makes a tensor for the type `cls` of an export; None if nothing does."""
+    """The function that makes a tensor for the type `cls` of an export, or None."""
     if id(cls) in _unmakeable:
         return None
     try:
@@ -162,4 +162,4 @@ def _forget(address: int, _reference) -> None:
 
 
 _unmakeable: dict[int, weakref.ref] = {}
-"""Types, by ``id``, of which no tensors can be made."""
+"""Types, by ``id``, whose tensors cannot be made."""
