@@ -18,8 +18,8 @@ import pytest
 
 from exchanges import (  # isort: skip
     ATTRIBUTE, COPIED, OLDER, PADDED, READONLY, SWAPPED, TABLE_PRELUDE, TVM, WRAPPERS, ByCachedProperty, ByProperty, BySlot,
-    Sub, call, delete, exported, ml_dtypes, needs_ml_dtypes, needs_the_attribute_free, needs_torch, needs_tvm_ffi, place,
-    run_with_tvm_ffi, table_in, together,
+    Sub, call, delete, exported, ml_dtypes, needs_ml_dtypes, needs_the_attribute_free, needs_torch, place,
+    table_in, together,
 )
 from forked import needs_fork, run_forked
 from frameworks import torch, tvm_ffi
@@ -32,8 +32,6 @@ from oracle import numbas, references_kept, type_and_message
 
 import fastexchange
 from fastexchange import convert, exchange_api, explain, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
-
-__all__ = ["call", "needs_torch", "needs_tvm_ffi", "run_with_tvm_ffi", "table_in"]
 
 
 def look(x):

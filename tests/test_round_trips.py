@@ -117,21 +117,14 @@ WAYS = {
         for said, options in zip(("", ", native", ", keywords", ", shared", ", a copy"), (*FORMS, {"copy": True}), strict=True)
     },
 }  # fmt: skip
-OF_TABLES = {"by its type's table": Way(by_its_table), "by its own capsule": Way(by_its_own_capsule)}
-OF_NUMPY = {"by NumPy's table and reader": Way(by_numpys_reader)}
-OF_TORCH = {
-    "torch.from_dlpack": Way(lambda x: torch.from_dlpack(exporter(x)), False, torch and torch.Tensor),
-    "torch.from_dlpack, a capsule": Way(lambda x: torch.from_dlpack(versioned(x)), False, torch and torch.Tensor),
-    "torch.from_dlpack, a legacy capsule": Way(lambda x: torch.from_dlpack(to_dlpack(x)), False, torch and torch.Tensor),
-}
-OF_TVM_FFI = {
-    "tvm_ffi.from_dlpack": Way(lambda x: tvm_ffi.from_dlpack(exporter(x)), False, tvm_ffi and tvm_ffi.Tensor),
-    "tvm_ffi.from_dlpack, a capsule": Way(lambda x: tvm_ffi.from_dlpack(versioned(x)), False, tvm_ffi and tvm_ffi.Tensor),
-    "tvm_ffi.from_dlpack, a legacy capsule": Way(lambda x: tvm_ffi.from_dlpack(to_dlpack(x)), False, tvm_ffi and tvm_ffi.Tensor),
-}
-OF_JAX = {"jax.dlpack.from_dlpack": Way(lambda x: jax.dlpack.from_dlpack(exporter(x)), False, jax and jax.Array)}
-
-
+BY_TABLE, BY_OWN_CAPSULE, BY_READER = Way(by_its_table), Way(by_its_own_capsule), Way(by_numpys_reader)
+CONSUMERS = {
+    f"{each.__name__}.from_dlpack{said}": Way(lambda x, each=each, give=give: each.from_dlpack(give(x)), False, each.Tensor)
+    for each in (torch, tvm_ffi) if each is not None
+    for said, give in (("", exporter), (", a capsule", versioned), (", a legacy capsule", to_dlpack))
+}  # fmt: skip
+if jax is not None:
+    CONSUMERS["jax.dlpack.from_dlpack"] = Way(lambda x: jax.dlpack.from_dlpack(exporter(x)), False, jax.Array)
 OF_LEGACY_CAPSULES = (Legacy, made.Ignorant, *(each.Array for each in (jax, pyarrow) if each is not None))
 
 
@@ -173,26 +166,22 @@ def check_end(way: Way, end, tensor, own, want: list, is_readonly: bool) -> None
         assert place(end) == place(tensor) and counted(seen.strides, seen) == counted(own.strides, own)
 
 
-def ways_of(tensor, own) -> dict[str, Way]:
-    """Those that there are for a tensor whose elements are those of the array `own`."""
+def ways_of(tensor, own, dtypes) -> dict[str, Way]:
+    """Those that there are for a tensor whose elements are those of the array `own`. `dtypes`: what other frameworks get."""
     code, _ = field_of(own.dtype)
     if code not in (0, 1, 2, 5, 6):  # beyond NumPy's own dtypes: no framework here has them all
         found = {name: way for name, way in WAYS.items() if way.to is np.ndarray and "apsule" not in name}
-        return {**found, **({"by its type's table": OF_TABLES["by its type's table"]} if isinstance(tensor, np.ndarray) else {})}
-    found = {name: way for name, way in WAYS.items() if way.to is np.ndarray or own.dtype in FEW}
-    if TARGETS.get("jax.Array") and jax_misreads(own):
+        return {**found, **({"by its type's table": BY_TABLE} if isinstance(tensor, np.ndarray) else {})}
+    found = {name: way for name, way in WAYS.items() if way.to is np.ndarray or own.dtype in dtypes}
+    if jax is not None and own.dtype in dtypes and jax_misreads(own):
         found = {name: way for name, way in found.items() if way.to is not jax.Array}
     if isinstance(tensor, (Tabled, np.ndarray, Dunder)) or hasattr(type(tensor), "__dlpack__"):
-        found["by its type's table"] = OF_TABLES["by its type's table"]
+        found["by its type's table"] = BY_TABLE
     if hasattr(type(tensor), "__dlpack__") and not isinstance(tensor, OF_LEGACY_CAPSULES):
-        found["by its own capsule"] = OF_TABLES["by its own capsule"]
+        found["by its own capsule"] = BY_OWN_CAPSULE
     if isinstance(tensor, np.ndarray):
-        found.update(OF_NUMPY)
+        found["by NumPy's table and reader"] = BY_READER
     return found
-
-
-def is_tried_in_full(source: str, layout: str) -> bool:
-    return layout in ("C", "1-d") or source == "numpy.ndarray"
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -200,13 +189,15 @@ def test_a_tensor_goes_out_and_comes_back(source):
     tried: set[str] = set()
     for layout in LAYOUTS if source not in VECTORS else ["1-d"]:
         is_narrow = source in OF_ALL_DTYPES and layout in ("C", "F", "negative strides", "0-d", "empty", "64-d")
-        dtypes = [*(NUMPY_DTYPES if is_tried_in_full(source, layout) else FEW), *(NARROW if is_narrow else ())]
+        is_plain = layout in ("C", "1-d")
+        few = ("i1", "f2", "f4", "f8", "c16") if source == "numpy.ndarray" else ("u1", "f4")
+        dtypes = [*(NUMPY_DTYPES if is_plain else few), *(NARROW if is_narrow else ())]
         for array, tensor, is_readonly in tensors(source, layout, dtypes):
             ledger, own = getattr(unwrapped(tensor), "ledger", Ledger()), elements(tensor)
             dtype, want = own.dtype, own.tolist()
             from_dlpack(tensor)  # what is learnt at the first call stays
 
-            ways = ways_of(tensor, own)
+            ways = ways_of(tensor, own, FEW if is_plain else ("f4",))
             tried.update(ways)
             for to in dict.fromkeys(way.to for way in ways.values()):
                 for attempt in range(4):  # JAX gives back what it had when it likes to, also that of its calls before
@@ -238,14 +229,10 @@ def test_a_tensor_goes_out_and_comes_back(source):
     assert tried >= set(WAYS), "ways were left out"
 
 
-CONSUMERS = {name: way for name, way in {**OF_TORCH, **OF_TVM_FFI, **OF_JAX}.items() if way.to is not None}
-ANY_WAY = {**WAYS, **CONSUMERS}
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_source_and_result_live_apart(source):
     """A result keeps the memory when its source is gone; when both are gone, nothing does."""
-    for name, way in ANY_WAY.items():
+    for name, way in {**WAYS, **CONSUMERS}.items():
         array, tensor = one(source)
         want, at, owner, ledger = array.tolist(), place(array), weakref.ref(array), getattr(unwrapped(tensor), "ledger", Ledger())
         for _ in range(2):
@@ -304,7 +291,7 @@ def test_unusual_descriptions_are_understood(description):
                          **{name: lie for name, lie in x.lies.items() if name != "flags"}))  # fmt: skip
     for kind in COUNTED:
         for name, take in {**CONVERSIONS, **ways}.items():
-            for dtype in NUMPY_DTYPES if name in ways else ("f4",):
+            for dtype in NUMPY_DTYPES if name in ways and kind is Tabled else ("f4",):
                 array, lies = DESCRIPTIONS[description](aligned(dtype))
                 is_strange = description in (*LAYOUTS, "misaligned", "a byte offset, no strides") or "on " in description
                 if name not in ways and (is_strange or (name == "to pyarrow.Array" and array.ndim != 1)):
@@ -511,8 +498,8 @@ def test_aliases_of_a_dtype_are_exported_as_it_is():
         delete(managed)
 
 
-FRESH = TABLE_PRELUDE + """
-    {after}
+FRESH = """
+    import ml_dtypes
     ledger = Ledger()
     for name, (code, bits) in {narrow!r}.items():
         array = np.arange(4).astype(getattr(ml_dtypes, name))
@@ -531,11 +518,9 @@ FRESH = TABLE_PRELUDE + """
 
 
 @needs_ml_dtypes
-@pytest.mark.parametrize(("when", "import_first"), [("before", False), ("after", True), ("after", False)])
-def test_ml_dtypes_are_known_at_the_first_look(when, import_first):
+def test_ml_dtypes_are_known_at_the_first_look():
     """No conversion, no registration, no kernel before: a consumer found the table and calls it."""
-    before, after = ("    import ml_dtypes", "") if when == "before" else ("", "import ml_dtypes")
-    run_python(before + FRESH.format(narrow=NARROW, import_first=import_first, after=after))
+    run_python("    import ml_dtypes" + TABLE_PRELUDE + FRESH.format(narrow=NARROW, import_first=False))
 
 
 @pytest.mark.parametrize("name", ["int4", "uint4", "int2", "float4_e2m1fn"])
@@ -850,6 +835,9 @@ things = bytearray(8), memoryview(bytearray(8)), arrays.array("d", [1.0]), mmap.
 np.kept = [from_dlpack(thing) for thing in things] + [to_dlpack(thing, max_version=(1, 0)) for thing in things]
 np.kept.append(np.kept)
 """, False),
+    **{f"ml_dtypes are known at the first look, {first} first": (
+        textwrap.dedent(FRESH.format(narrow=NARROW, import_first=first == "import")) if NARROW else "", False)
+       for first in ("export", "import")},
     "the package is gone, a consumer has kept the table": ("""
 del exchange_api, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
 import cffi
