@@ -83,6 +83,10 @@ class Row(NamedTuple):
 REFUSALS: dict[str, Row] = {}
 
 
+def fail(error, *_):
+    raise error
+
+
 def readable(thing) -> str:
     return re.sub(r"( object)? at 0x\w+|[<>]|__main__\.|\s", "", repr(thing))[:30]
 
@@ -188,6 +192,24 @@ def closed():
 refuse("memoryview", {"released": lambda: released()}, TO_NUMPY, ValueError, "released")
 refuse("memoryview", {"released, kernel": lambda: released()}, {"kernel": first}, ValueError, "'x'")
 refuse("mmap", {"closed": lambda: closed()}, READERS, ValueError)
+
+
+
+class Buffer:
+    """A buffer made in Python, of what `give` gives."""
+
+    def __init__(self, give):
+        self.give = give
+
+    def __buffer__(self, flags):
+        return self.give()
+
+
+if sys.version_info >= (3, 12):  # with which such classes came
+    for error in (RuntimeError, BufferError, KeyboardInterrupt):
+        things = {"raises": Buffer(functools.partial(fail, error))}
+        refuse(f"__buffer__ with {error.__name__}", things, READERS, error)
+    refuse("__buffer__", {"gives no memoryview": Buffer(functools.partial(bytes, 3))}, READERS, TypeError)
 
 # ---- what is no tensor, no type, no option ---------------------------------------------------------------------------
 
@@ -461,10 +483,6 @@ def test_producers_whose_function_misbehaves(name):
             assert type(end_of(take, tensor)) in (want if isinstance(want, tuple) else (want,)), way
             assert tensor.ledger.out == 0, way
     check_usable(tensor)
-
-
-def fail(error, *_):
-    raise error
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
