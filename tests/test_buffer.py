@@ -10,12 +10,12 @@ import gc
 import mmap
 import pickle
 import sys
-import threading
 from multiprocessing import shared_memory
 
 import numba
 import numpy as np
 import pytest
+from exchanges import CALLS, CONVERSIONS, SWAPPED, is_held, together, versioned
 from frameworks import torch
 from interpreter import run_python
 from oracle import check_same_as_njit, numbas, references_kept, type_and_message
@@ -27,64 +27,25 @@ try:
 except ImportError:
     _testbuffer = None
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_testbuffer = pytest.mark.skipif(_testbuffer is None, reason="this CPython comes without its tests")
 needs_buffer_classes = pytest.mark.skipif(sys.version_info < (3, 12), reason="classes with __buffer__ came with CPython 3.12")
 
 
-# ---- kernels -------------------------------------------------------------------------------------------------------
-
-
-@fast_args
-def first(x):
-    return x[0]
-
-
-@fast_args
-def pick(x, i):
-    return x[i]
-
-
-def items(thing) -> list:
-    """All elements, as a kernel sees them."""
-    with memoryview(thing) as view:
-        return [pick(thing, i) for i in range(len(view))]
-
-
-@fast_args
-def length(x):
-    return len(x)
-
-
-@fast_args
-def corners(x):
-    return len(x), x[0, 0], x[-1, -1]
-
-
-@fast_args
-def cube_corners(x):
-    return len(x), x[0, 0, 0], x[-1, -1, -1]
-
-
-@fast_args
-def described(x):
-    return x.nbytes, x.itemsize, x.ndim, x.shape, x.strides, x.contiguous, x.c_contiguous, x.f_contiguous, x.readonly
+first = fast_args(lambda x: x[0])
+pick = fast_args(lambda x, i: x[i])
+length = fast_args(lambda x: len(x))
+corners = fast_args(lambda x: (len(x), x[0, 0], x[-1, -1]))
+cube_corners = fast_args(lambda x: (len(x), x[0, 0, 0], x[-1, -1, -1]))
+described = fast_args(
+    lambda x: (x.nbytes, x.itemsize, x.ndim, x.shape, x.strides, x.contiguous, x.c_contiguous, x.f_contiguous, x.readonly)
+)
+size = fast_args(lambda x: x.size)
 
 
 @fast_args
 def add_one(x):
     for i in range(len(x)):
         x[i] += 1
-
-
-@fast_args
-def size(x):
-    return x.size
-
-
-@fast_args
-def both(a, b):
-    return a[0] + b[0]
 
 
 def is_typed_by_numba(thing) -> bool:
@@ -95,17 +56,7 @@ def is_typed_by_numba(thing) -> bool:
     return True
 
 
-def is_held(thing: bytearray) -> bool:
-    """Whether somebody has a buffer of a bytearray."""
-    try:
-        thing.append(0)
-    except BufferError:
-        return True
-    thing.pop()
-    return False
-
-
-# ---- what there is -------------------------------------------------------------------------------------------------
+# ---- what there is ---------------------------------------------------------------------------------------------------
 
 
 def some_bytes(count=48) -> bytearray:
@@ -126,7 +77,7 @@ def as_mmap():
     return made
 
 
-VECTORS = {
+BUFFERS = {
     "bytes": lambda: bytes(some_bytes()),
     "one byte": lambda: b"a",
     "bytearray": some_bytes,
@@ -148,97 +99,81 @@ VECTORS = {
     **{f"memoryview {code}": lambda code=code: memoryview(some_bytes()).cast(code) for code in "bBhHiIlLqQnNfd?"},
     "complex64": lambda: memoryview(np.arange(3, dtype="c8") * 1j),
     "complex128": lambda: memoryview(np.arange(3, dtype="c16") * 1j),
+    "empty bytes": lambda: b"",
+    "empty bytearray": bytearray,
+    "empty array": lambda: array.array("d"),
+    "empty memoryview": lambda: memoryview(b""),
+    "empty memoryview of doubles": lambda: memoryview(some_bytes()).cast("d")[6:],
+    "empty PickleBuffer": lambda: pickle.PickleBuffer(b""),
+    "2-d C": lambda: memoryview(some_bytes()).cast("h", (4, 6)),
+    "2-d F": lambda: memoryview(np.asfortranarray(np.arange(6.0).reshape(2, 3))),
+    "2-d rows": lambda: memoryview(np.arange(12.0).reshape(4, 3))[::2],
+    "2-d rows backwards": lambda: memoryview(np.arange(12.0).reshape(4, 3))[::-1],
+    "2-d columns": lambda: memoryview(np.arange(12.0).reshape(4, 3)[:, ::2]),
+    "2-d broadcast": lambda: memoryview(np.broadcast_to(np.arange(3.0), (2, 3))),
+    "2-d one row": lambda: memoryview(some_bytes()).cast("h", (1, 24)),
+    "2-d readonly": lambda: memoryview(bytes(some_bytes())).cast("h", (4, 6)),
+    "2-d PickleBuffer": lambda: pickle.PickleBuffer(memoryview(some_bytes()).cast("h", (4, 6))),
+    "3-d C": lambda: memoryview(some_bytes()).cast("I", (2, 3, 2)),
+    "3-d permuted": lambda: memoryview(np.arange(24.0).reshape(2, 3, 4).transpose(2, 0, 1)),
+    "no dimensions": lambda: memoryview(some_bytes(8)).cast("d", ()),
+    "misaligned": lambda: memoryview(bytearray(b"x") + np.arange(3.0).tobytes())[1:].cast("d"),
+    "float16": lambda: memoryview(np.arange(3, dtype="f2")),
 }
-EMPTY = {
-    "bytes": lambda: b"",
-    "bytearray": bytearray,
-    "array": lambda: array.array("d"),
-    "memoryview": lambda: memoryview(b""),
-    "memoryview of doubles": lambda: memoryview(some_bytes()).cast("d")[6:],
-    "PickleBuffer": lambda: pickle.PickleBuffer(b""),
-}
-PLANES = {
-    "C": lambda: memoryview(some_bytes()).cast("h", (4, 6)),
-    "F": lambda: memoryview(np.asfortranarray(np.arange(6.0).reshape(2, 3))),
-    "rows": lambda: memoryview(np.arange(12.0).reshape(4, 3))[::2],
-    "rows backwards": lambda: memoryview(np.arange(12.0).reshape(4, 3))[::-1],
-    "columns": lambda: memoryview(np.arange(12.0).reshape(4, 3)[:, ::2]),
-    "broadcast": lambda: memoryview(np.broadcast_to(np.arange(3.0), (2, 3))),
-    "one row": lambda: memoryview(some_bytes()).cast("h", (1, 24)),
-    "readonly": lambda: memoryview(bytes(some_bytes())).cast("h", (4, 6)),
-    "PickleBuffer": lambda: pickle.PickleBuffer(memoryview(some_bytes()).cast("h", (4, 6))),
-}
-CUBES = {
-    "C": lambda: memoryview(some_bytes()).cast("I", (2, 3, 2)),
-    "permuted": lambda: memoryview(np.arange(24.0).reshape(2, 3, 4).transpose(2, 0, 1)),
-}
+"""By name: what makes one."""
+DESCRIBED = ("memoryview", "backwards")
+WRITTEN = ("bytearray", "memoryview", "array d", "mmap", "backwards")
+KERNELS = {0: fast_args(lambda x: x.ndim), 2: corners, 3: cube_corners}
 
 
-@pytest.mark.parametrize("name", VECTORS)
-def test_vectors_are_to_a_kernel_what_they_are_to_njit(name):
-    thing = VECTORS[name]()
-    with references_kept(thing):
-        if is_typed_by_numba(thing):
-            check_same_as_njit(pick, (thing, -1))
-        want = np.asarray(memoryview(thing)).tolist()
-        assert items(thing) == want
-        before = pick.counts()
-        assert [pick(thing, 0) for _ in range(20)] == [want[0]] * 20
-        assert pick.counts()[:2] == (before.fast + 20, before.slow)
-    assert explain(thing).path == "buffer"
-
-
-@pytest.mark.parametrize("name", EMPTY)
-def test_empty_ones(name):
-    thing = EMPTY[name]()
-    check_same_as_njit(length, (thing,))
-    view = from_dlpack(thing)
-    assert view.shape == (0,) and view.dtype == np.asarray(memoryview(thing)).dtype
-
-
-@pytest.mark.parametrize("name", PLANES)
-def test_planes_are_to_a_kernel_what_they_are_to_njit(name):
-    check_same_as_njit(corners, (PLANES[name](),))
-
-
-@pytest.mark.parametrize("name", CUBES)
-def test_cubes_are_to_a_kernel_what_they_are_to_njit(name):
-    check_same_as_njit(cube_corners, (CUBES[name](),))
-
-
-@pytest.mark.parametrize("thing", [VECTORS["memoryview"], VECTORS["backwards"], *PLANES.values(), CUBES["permuted"]])
-def test_kernels_see_what_memoryviews_say_of_themselves(thing):
-    thing = thing()
-    if isinstance(thing, memoryview):
-        check_same_as_njit(described, (thing,))
-
-
-def test_no_dimensions():
-    thing = memoryview(some_bytes(8)).cast("d", ())
-    check_same_as_njit(fast_args(lambda x: x.ndim), (thing,))
-    view = from_dlpack(thing)
-    assert view.shape == () and view[()] == thing[()]
-
-
-@pytest.mark.parametrize("make", [some_bytes, VECTORS["memoryview"], VECTORS["array d"], as_mmap, VECTORS["backwards"]])
-def test_kernels_write_to_them(make):
-    thing = make()
-    want = [item + 1 for item in memoryview(thing).tolist()]
-    add_one(thing)
-    assert memoryview(thing).tolist() == want
-    add_one(thing)
-    assert memoryview(thing).tolist() == [item + 1 for item in want]
-
-
-@pytest.mark.parametrize(
-    "make", [VECTORS[name] for name in ("bytes", "readonly memoryview", "memoryview.toreadonly", "readonly PickleBuffer")]
-)
-def test_kernels_do_not_write_to_what_is_readonly(make):
-    thing = make()
-    for _ in range(2):
-        got, want = type_and_message(add_one, thing), type_and_message(numbas(add_one), thing)
-        assert got[0] is want[0] and issubclass(want[0], numba.core.errors.TypingError)
-    assert bytes(thing) == bytes(make())
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_is_what_memoryview_says_of_it(name):
+    """To a kernel as to ``@njit``; to conversions: the same memory, of the same type, released again."""
+    thing = BUFFERS[name]()
+    want = np.asarray(memoryview(thing))
+    with references_kept(*[thing] * (thing != b"")):  # there is one of those
+        if not want.size:
+            check_same_as_njit(length, (thing,))
+        elif want.ndim != 1:
+            check_same_as_njit(KERNELS[want.ndim], (thing,))
+        elif want.dtype != np.float16:  # which Numba does not read
+            if is_typed_by_numba(thing):
+                check_same_as_njit(pick, (thing, -1))
+            assert [pick(thing, i) for i in range(len(want))] == want.tolist()
+            before = pick.counts()
+            assert [pick(thing, 0) for _ in range(20)] == want[:1].tolist() * 20
+            assert pick.counts()[:2] == (before.fast + 20, before.slow)
+            assert explain(thing).path == "buffer"
+        if isinstance(thing, memoryview) and (want.ndim > 1 or name in DESCRIBED):
+            check_same_as_njit(described, (thing,))
+        if name in WRITTEN:
+            for _ in range(2):
+                expected = (want + 1).tolist()
+                add_one(thing)
+                assert want.tolist() == expected
+        for take in (from_dlpack, CALLS["convert"]):
+            view = take(thing)
+            assert (view.dtype, view.shape, view.tolist()) == (want.dtype, want.shape, want.tolist())
+            assert (not want.size or view.ctypes.data == want.ctypes.data) and view.flags.writeable is want.flags.writeable
+            assert view.flags.aligned is (view.ctypes.data % view.dtype.alignment == 0) or not want.size
+            steps = zip(view.strides, want.strides, want.shape, strict=True)
+            assert not want.size or all(step == wanted for step, wanted, extent in steps if extent > 1)
+            if not want.flags.writeable:
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    view.flags.writeable = True
+        assert type(versioned(thing)).__name__ == "PyCapsule"
+        assert from_dlpack(thing, dtype=want.dtype).dtype == want.dtype
+        assert not np.shares_memory(from_dlpack(thing, copy=True), want)
+        if torch is not None and want.dtype.newbyteorder("=").char not in "IHLQ":
+            tensor = convert(thing, torch.Tensor)
+            assert np.array_equal(tensor.numpy(), want)
+            can_share = want.flags.writeable and all(s >= 0 for s, n in zip(want.strides, want.shape, strict=True) if n > 1)
+            assert not want.size or (tensor.data_ptr() == want.ctypes.data) is can_share
+            del tensor
+        del view
+    if not want.flags.writeable and want.ndim == 1 and want.size > 1 and is_typed_by_numba(thing):
+        got, wanted = type_and_message(add_one, thing), type_and_message(numbas(add_one), thing)
+        assert got[0] is wanted[0] and issubclass(wanted[0], numba.core.errors.TypingError)
 
 
 def test_a_readonly_mmap(tmp_path):
@@ -254,64 +189,7 @@ def test_a_readonly_mmap(tmp_path):
         del view
 
 
-def test_misaligned_memory_is_read_right():
-    """Numba takes every buffer for aligned; from_dlpack says how it is."""
-    thing = memoryview(bytearray(b"x") + np.arange(3.0).tobytes())[1:].cast("d")
-    view = from_dlpack(thing)
-    assert view.tolist() == [0.0, 1.0, 2.0] and view.flags.aligned is (view.ctypes.data % view.dtype.alignment == 0)
-    assert items(thing) == [0.0, 1.0, 2.0]
-
-
-# ---- from_dlpack, convert, to_dlpack -------------------------------------------------------------------------------
-
-ALL = {f"{ndim}-d {name}": make for ndim, some in enumerate((VECTORS, PLANES, CUBES), 1) for name, make in some.items()}
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_conversions_share_the_memory(name):
-    thing = ALL[name]()
-    want = np.asarray(memoryview(thing))
-    with references_kept(thing):
-        for view in (from_dlpack(thing), convert(thing, np.ndarray)):
-            assert (view.dtype, view.shape, view.ctypes.data) == (want.dtype, want.shape, want.ctypes.data)
-            assert np.array_equal(view, want) and view.flags.writeable is want.flags.writeable
-            assert [s for s, n in zip(view.strides, view.shape, strict=True) if n > 1] == [
-                s for s, n in zip(want.strides, want.shape, strict=True) if n > 1
-            ]
-        assert type(to_dlpack(thing, max_version=(1, 0))).__name__ == "PyCapsule"
-        assert from_dlpack(thing, dtype=want.dtype).dtype == want.dtype
-        assert not np.shares_memory(from_dlpack(thing, copy=True), want)
-        if torch is not None and want.dtype.newbyteorder("=").char not in "IHLQ":
-            tensor = convert(thing, torch.Tensor)
-            assert np.array_equal(tensor.numpy(), want)
-            can_share = want.flags.writeable and all(s >= 0 for s, n in zip(want.strides, want.shape, strict=True) if n > 1)
-            assert (tensor.data_ptr() == want.ctypes.data) is can_share
-            del tensor
-        del view
-
-
-@pytest.mark.parametrize("name", [name for name in VECTORS if "readonly" in name] + ["bytes"])
-def test_what_is_readonly_stays_so(name):
-    thing = VECTORS[name]()
-    view = from_dlpack(thing)
-    assert not view.flags.writeable
-    with pytest.raises(ValueError, match="WRITEABLE"):
-        view.flags.writeable = True
-    with pytest.raises(BufferError, match="readonly"):
-        to_dlpack(thing)  # a legacy capsule cannot say it
-    if torch is not None:
-        with pytest.raises(BufferError, match="readonly"):
-            convert(thing, torch.Tensor, copy=False)
-
-
-def test_float16_is_read():
-    thing = memoryview(np.arange(3, dtype="f2"))
-    assert from_dlpack(thing).dtype == np.float16 and from_dlpack(thing).tolist() == [0.0, 1.0, 2.0]
-    if sys.version_info >= (3, 12):
-        assert from_dlpack(memoryview(bytearray(6)).cast("e")).dtype == np.float16
-
-
-# ---- ctypes --------------------------------------------------------------------------------------------------------
+# ---- ctypes ----------------------------------------------------------------------------------------------------------
 
 PLAIN = [
     ctypes.c_bool, ctypes.c_byte, ctypes.c_ubyte, ctypes.c_short, ctypes.c_ushort, ctypes.c_int, ctypes.c_uint, ctypes.c_long,
@@ -335,60 +213,13 @@ def test_arrays_of_ctypes(element):
             del view
 
 
-def test_kernels_write_to_arrays_of_ctypes():
-    thing = (ctypes.c_double * 3)(1, 2, 3)
-    add_one(thing)
-    assert list(thing) == [2, 3, 4]
-    assert type(fast_args(lambda x: x[1:])(thing)) is np.ndarray
-
-
-def test_scalars_of_ctypes_are_arrays_without_dimensions():
-    thing = ctypes.c_double(2.5)
-    view = from_dlpack(thing)
+def test_kernels_write_to_what_is_of_ctypes():
+    vector, scalar = (ctypes.c_double * 3)(1, 2, 3), ctypes.c_double(2.5)
+    add_one(vector)
+    view = from_dlpack(scalar)  # without dimensions
     view[()] = 3.5
-    assert view.shape == () and thing.value == 3.5
-    assert fast_args(lambda x: x[()])(thing) == 3.5
-
-
-class Pair(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
-
-
-class Packed(ctypes.Structure):
-    _pack_ = 1
-    _layout_ = "ms"
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_short), ("c", ctypes.c_short))
-
-
-class Either(ctypes.Union):
-    _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_double))
-
-
-class Swapped(ctypes.BigEndianStructure if sys.byteorder == "little" else ctypes.LittleEndianStructure):
-    _fields_ = (("a", ctypes.c_int),)
-
-
-SWAPPED_INT = ctypes.c_int.__ctype_be__ if sys.byteorder == "little" else ctypes.c_int.__ctype_le__
-ODD_ELEMENTS = [
-    Pair, Packed, Either, Swapped, SWAPPED_INT, ctypes.c_char, ctypes.c_wchar, ctypes.c_char_p, ctypes.c_wchar_p, ctypes.c_void_p,
-    ctypes.py_object, ctypes.c_longdouble, ctypes.POINTER(ctypes.c_int), ctypes.CFUNCTYPE(None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("element", ODD_ELEMENTS, ids=lambda cls: cls.__name__)
-def test_arrays_of_structures_pointers_and_text_are_refused(element):
-    for thing in ((element * 2)(), ((element * 2) * 3)()):
-        with references_kept(thing):
-            for refuses in (size, from_dlpack, lambda x: convert(x, np.ndarray), to_dlpack):
-                kind, message = type_and_message(refuses, thing)
-                assert kind is BufferError and "format" in message
-
-
-@pytest.mark.parametrize("make", [Pair, Packed, Either, lambda: ctypes.pointer(ctypes.c_int(3))], ids=str)
-def test_structures_and_pointers_are_refused(make):
-    thing = make()
-    for refuses in (size, from_dlpack):
-        assert issubclass(type_and_message(refuses, thing)[0], (BufferError, TypeError, numba.core.errors.TypingError))
+    assert list(vector) == [2, 3, 4] and type(fast_args(lambda x: x[1:])(vector)) is np.ndarray
+    assert view.shape == () and scalar.value == fast_args(lambda x: x[()])(scalar) == 3.5
 
 
 def test_functions_of_ctypes_are_functions():
@@ -402,14 +233,6 @@ def test_functions_of_ctypes_are_functions():
     assert apply(sine, 1.0) == numbas(apply)(sine, 1.0) == np.sin(1.0)
 
 
-# ---- formats that mean nothing to DLPack ---------------------------------------------------------------------------
-
-
-def formatted(text: str, value=1, shape=(3,), **options):
-    """A memoryview of a buffer with that format."""
-    return memoryview(_testbuffer.ndarray([value] * int(np.prod(shape)), shape=list(shape), format=text, **options))
-
-
 @needs_testbuffer
 @pytest.mark.parametrize(
     ("text", "dtype"),
@@ -417,77 +240,19 @@ def formatted(text: str, value=1, shape=(3,), **options):
      ("<h", "i2"), ("<d", "f8"), ("=f", "f4"), ("<e", "f2"), (">b", "i1"), ("!B", "u1"), ("@?", "?"), ("<?", "?")],
 )  # fmt: skip
 def test_native_formats_however_they_are_written(text, dtype):
-    thing = formatted(text)
+    thing = memoryview(_testbuffer.ndarray([1] * 3, shape=[3], format=text))
     view = from_dlpack(thing)
     assert view.dtype == np.dtype(dtype) and view.tolist() == [1, 1, 1]
     assert not view.flags.writeable
     if dtype not in ("f2",):
-        assert items(thing) == [1, 1, 1]
-
-
-@needs_testbuffer
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [(">i", 1), ("!h", 1), (">q", 1), (">d", 1), ("c", b"a"), ("2i", (1, 2)), ("ii", (1, 2)), ("ib", (1, 2)), ("3s", b"abc"),
-     ("3p", b"ab"), ("x", ()), ("i3x", 1), ("P", 1), ("BB", (1, 2)), ("4B", (1, 2, 3, 4)), ("<ih", (1, 2))],
-)  # fmt: skip
-def test_formats_that_dlpack_does_not_have_are_refused(text, value):
-    source = _testbuffer.ndarray([value] * 3, shape=[3], format=text)
-    thing = memoryview(source)
-    for refuses in (items, from_dlpack, lambda x: convert(x, np.ndarray)):
-        kind, message = type_and_message(refuses, thing)
-        assert kind is BufferError and "format" in message, text
-    thing.release()
-
-
-SWAPPED_FLOAT = ">f8" if sys.byteorder == "little" else "<f8"
-
-
-@pytest.mark.parametrize("dtype", ["O", "S3", "U2", "V3", "g", "G", SWAPPED_FLOAT, "i4,f8", "(2,)i4, i4"])
-def test_formats_of_numpys_memoryviews_that_dlpack_does_not_have(dtype):
-    source = np.zeros(3, dtype)
-    thing = memoryview(source)
-    with references_kept(source, thing):
-        for refuses in (items, from_dlpack):
-            kind, message = type_and_message(refuses, thing)
-            assert kind is BufferError and "format" in message
-    thing.release()
-
-
-def test_strides_off_the_grid_are_refused():
-    thing = memoryview(np.zeros(3, [("a", "u1"), ("b", "f8")])["b"])
-    kind, message = type_and_message(from_dlpack, thing)
-    assert kind is BufferError and "strides" in message
-    thing.release()
-
-
-@needs_testbuffer
-def test_buffers_of_pointers_are_refused():
-    """PIL's layout: rows that lie anywhere."""
-    thing = formatted("i", shape=(2, 3), flags=_testbuffer.ND_PIL)
-    assert thing.suboffsets
-    for refuses in (corners, from_dlpack):
-        assert type_and_message(refuses, thing)[0] is BufferError
-    thing.release()
+        assert [pick(thing, i) for i in range(3)] == [1, 1, 1]
 
 
 @needs_testbuffer
 def test_64_dimensions():
     shape = (1,) * 62 + (2, 3)
-    view = from_dlpack(formatted("i", shape=shape))
+    view = from_dlpack(memoryview(_testbuffer.ndarray([1] * 6, shape=list(shape), format="i")))
     assert view.shape == shape and (view == 1).all()
-
-
-def test_released_memoryviews_are_refused():
-    thing = memoryview(some_bytes())
-    first(thing)
-    thing.release()
-    for refuses, word in ((first, "'x'"), (from_dlpack, "released"), (lambda x: convert(x, np.ndarray), "released")):
-        kind, message = type_and_message(refuses, thing)
-        assert kind is ValueError and word in message
-    closed = mmap.mmap(-1, 16)
-    closed.close()
-    assert type_and_message(first, closed)[0] is type_and_message(from_dlpack, closed)[0] is ValueError
 
 
 # ---- released exactly once -----------------------------------------------------------------------------------------
@@ -507,37 +272,13 @@ def fails_unlocked(x, y):
     return x[0]
 
 
-@fast_args
-def does_not_compile(x, y):
-    return x[0] + y.no_such_attribute
-
-
-@fast_args
-def works(x, y):
-    return x[0]
-
-
-@fast_args(nogil=True)
-def works_unlocked(x, y):
-    return x[0]
-
-
-@fast_args
-def returns_itself(x, y):
-    return x
-
-
-@fast_args
-def returns_a_part(x, y):
-    return x[1:]
-
-
-@fast_args
-def returns_it_in_a_tuple(x, y):
-    return 1, x
-
-
-SWAPPED_ARRAY = np.zeros(3, SWAPPED_FLOAT)
+does_not_compile = fast_args(lambda x, y: x[0] + y.no_such_attribute)
+works = fast_args(lambda x, y: x[0])
+works_unlocked = fast_args(lambda x, y: x[0], nogil=True)
+returns_itself = fast_args(lambda x, y: x)
+returns_a_part = fast_args(lambda x, y: x[1:])
+returns_it_in_a_tuple = fast_args(lambda x, y: (1, x))
+SWAPPED_ARRAY = np.zeros(3, SWAPPED + "f8")
 EXITS = {
     # name: (the kernel, its second argument, how a call ends)
     "success": (works, 1.0, None),
@@ -559,13 +300,12 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("name", EXITS)
-def test_a_buffer_is_released_however_a_call_ends(name, holder):
+def test_a_buffer_is_released_however_a_call_ends(name):
     kernel, other, error = EXITS[name]
     thing = some_bytes()
-    for _ in range(30):
-        argument = HOLDERS[holder](thing)
+    for holder in [*HOLDERS.values()] * 3:
+        argument = holder(thing)
         for values in ((argument, other), (argument, other)):
             if error is None:
                 assert kernel(*values) == 1
@@ -575,13 +315,8 @@ def test_a_buffer_is_released_however_a_call_ends(name, holder):
             argument.release()
         del argument, values
         assert not is_held(thing)
-
-
-@pytest.mark.parametrize("wrong", [(), (1, 2, 3)], ids=["too few", "too many"])
-def test_a_buffer_is_released_when_the_number_of_arguments_is_wrong(wrong):
-    thing = some_bytes()
-    for _ in range(3):
-        assert type_and_message(works, thing, *wrong)[0] is TypeError
+    for wrong in ((), (1, 2, 3)):
+        assert type_and_message(kernel, thing, *wrong)[0] is TypeError
         assert not is_held(thing)
 
 
@@ -627,11 +362,11 @@ def end_of(kernel, *arguments):
     return type(result), result
 
 
-@pytest.mark.parametrize("kernel", [returns_itself, returns_a_part, returns_it_in_a_tuple], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("kernel", [returns_itself, returns_a_part, returns_it_in_a_tuple], ids=["all", "a part", "a tuple"])
 @pytest.mark.parametrize("name", ["bytes", "bytearray", "memoryview", "array d", "mmap", "PickleBuffer"])
 def test_a_kernel_that_returns_its_buffer_does_as_njit_does(kernel, name):
     """Numba has no way to return most of them, and its attempt costs a reference to the object, but not the buffer."""
-    thing = VECTORS[name]()
+    thing = BUFFERS[name]()
     for _ in range(3):
         assert end_of(kernel, thing, 1) == end_of(numbas(kernel), thing, 1)
         gc.collect()
@@ -658,31 +393,21 @@ def test_an_array_of_a_buffer_that_a_kernel_returns_holds_it():
     assert sys.getrefcount(thing) == before
 
 
-TAKES = {
-    "from_dlpack": from_dlpack,
-    "from_dlpack with a dtype": lambda x: from_dlpack(x, dtype=np.uint8),
-    "convert": lambda x: convert(x, np.ndarray),
-    "to_dlpack": lambda x: to_dlpack(x, max_version=(1, 0)),
-    "legacy to_dlpack": to_dlpack,
-}
-if torch is not None:
-    TAKES["convert to PyTorch"] = lambda x: convert(x, torch.Tensor)
-
-
-@pytest.mark.parametrize("take", TAKES)
+@pytest.mark.parametrize("take", [name for name in {**CALLS, **CONVERSIONS, "legacy to_dlpack": None} if "copy" not in name])
 def test_a_result_holds_the_buffer_until_it_dies(take):
+    take = {**CALLS, **CONVERSIONS, "legacy to_dlpack": to_dlpack}[take]
     thing = some_bytes()
-    first_one, second = TAKES[take](thing), TAKES[take](thing)
-    assert is_held(thing)
+    first_one, second = take(thing), take(thing)
+    if not is_held(thing):
+        pytest.skip("this framework has copied it")
     del first_one
     gc.collect()
     assert is_held(thing)
     del second
     gc.collect()
     assert not is_held(thing)
-
     view = memoryview(thing)
-    made = TAKES[take](view)
+    made = take(view)
     with pytest.raises(BufferError):
         view.release()
     del made
@@ -697,14 +422,6 @@ def test_views_of_a_result_hold_the_buffer():
     thing[4] = 99
     assert part.tolist() == [99, 4] and is_held(thing)
     del part
-    assert not is_held(thing)
-
-
-@pytest.mark.parametrize("options", [{"dtype": np.float64}, {"copy": "no"}, {"device": "cuda"}], ids=str)
-def test_a_refused_conversion_releases_the_buffer(options):
-    thing = some_bytes()
-    assert type_and_message(from_dlpack, thing, **options)[0] in (TypeError, ValueError)
-    gc.collect()
     assert not is_held(thing)
     from_dlpack(thing, copy=True)
     assert not is_held(thing)
@@ -743,31 +460,15 @@ def test_shared_memory():
         shared.unlink()
 
 
-def test_a_result_may_die_in_another_thread():
-    thing = some_bytes()
-    results = [from_dlpack(thing) for _ in range(8)]
-    threads = [threading.Thread(target=results.pop) for _ in range(8)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    gc.collect()
-    assert not is_held(thing)
-
-
 def test_many_threads_share_a_buffer():
-    thing, failed = some_bytes(), []
+    thing = some_bytes()
 
-    def work():
-        try:
-            for _ in range(300):
-                assert works(thing, 1) == works_unlocked(memoryview(thing), 1) == from_dlpack(thing)[0] == 1
-                assert type_and_message(fails, thing, 1)[0] is ValueError
-        except BaseException as error:
-            failed.append(error)
+    def work(number):
+        for _ in range(300):
+            assert works(thing, 1) == works_unlocked(memoryview(thing), 1) == from_dlpack(thing)[0] == 1
+            assert type_and_message(fails, thing, 1)[0] is ValueError
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not failed, failed
+    together(8, work)
     gc.collect()
     assert not is_held(thing)
 
@@ -788,25 +489,10 @@ def test_memory_stays_flat():
                 from_dlpack(thing)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-        before = peak(2000)
-        assert peak(40_000) - before < 4096, "KiB"
+        before = peak(1000)
+        assert peak(15_000) - before < 4096, "KiB"
         """
     )
-
-
-def test_results_that_outlive_everything():
-    done = run_python(
-        """
-        import array, ctypes, mmap
-        import numpy as np
-        from fastexchange import from_dlpack, to_dlpack
-
-        things = bytearray(8), memoryview(bytearray(8)), array.array("d", [1.0]), mmap.mmap(-1, 16), (ctypes.c_int * 3)(), b"abc"
-        np.kept = [from_dlpack(thing) for thing in things] + [to_dlpack(thing, max_version=(1, 0)) for thing in things]
-        np.kept.append(np.kept)
-        """
-    )
-    assert not done.stderr
 
 
 # ---- classes with __buffer__ ---------------------------------------------------------------------------------------
@@ -846,29 +532,6 @@ def test_a_class_with_buffer_methods():
 
 
 @needs_buffer_classes
-@pytest.mark.parametrize("error", [RuntimeError("no"), BufferError("no"), KeyboardInterrupt()], ids=repr)
-def test_a_buffer_method_that_raises(error):
-    class Fails(Counts):
-        def __buffer__(self, flags):
-            raise error
-
-    for call in (first, works_unlocked, from_dlpack):
-        arguments = (Fails(b""), 1) if call is works_unlocked else (Fails(b""),)
-        assert type_and_message(call, *arguments)[0] is type(error)
-    assert first(Counts(b"abc")) == 97
-
-
-@needs_buffer_classes
-def test_a_buffer_method_that_returns_something_else():
-    class Lies(Counts):
-        def __buffer__(self, flags):
-            return self.data
-
-    for call in (first, from_dlpack):
-        assert type_and_message(call, Lies(b"abc"))[0] is TypeError
-
-
-@needs_buffer_classes
 def test_a_buffer_method_may_call_the_kernel_and_the_collector():
     class Busy(Counts):
         def __buffer__(self, flags):
@@ -877,7 +540,7 @@ def test_a_buffer_method_may_call_the_kernel_and_the_collector():
             return super().__buffer__(flags)
 
     thing = Busy(some_bytes())
-    for _ in range(30):
+    for _ in range(5):
         assert first(thing) == 1
     assert thing.taken == thing.released
 

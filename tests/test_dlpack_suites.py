@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exchanges import call, needs_torch, needs_tvm_ffi, run_with_tvm_ffi, table_in
 from frameworks import torch, tvm_ffi
 from interoperability import LAYOUTS
 from made_producers import TABLE_CAPSULE, address_of, capsule_name, fill
 from oracle import type_and_message
-from test_exchange import call, needs_torch, needs_tvm_ffi, run_with_tvm_ffi, table_in
 
 from fastexchange import (
     convert,

@@ -1,0 +1,438 @@
+"""Every way by which a tensor leaves a framework and comes back, and what is asked of the frameworks themselves.
+
+The functions of exchange tables are called as a consumer written in C calls them.
+
+Functions that need the GIL are called with it (``PYFUNCTYPE``, which also raises what they set), the allocator and the
+deleters without it (``CFUNCTYPE``).
+"""
+
+import ctypes
+import functools
+import gc
+import mmap
+import pickle
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from frameworks import torch, tvm_ffi
+from interoperability import LAYOUTS as MATRIX_LAYOUTS
+from interoperability import PRODUCERS, jax, ml_dtypes, pyarrow
+from interpreter import run_python
+from made_producers import TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name
+
+from fastexchange import convert, exchange_api, from_dlpack, to_dlpack
+from fastexchange.ground.dlpack import ffi
+
+ATTRIBUTE, OLDER = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
+READONLY, COPIED, PADDED = 1, 2, 4
+CPU = (1, 0)
+SWAPPED = ">" if sys.byteorder == "little" else "<"
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+needs_tvm_ffi = pytest.mark.skipif(tvm_ffi is None, reason="apache-tvm-ffi is not installed")
+needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not installed")
+needs_the_attribute_free = pytest.mark.skipif(hasattr(np.ndarray, ATTRIBUTE), reason="this NumPy has a table of its own")
+
+# ---- tables, as C calls them -----------------------------------------------------------------------------------------
+
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+
+
+def table_in(made):
+    return ffi.cast("DLPackExchangeAPI *", _pointer(made, TABLE_CAPSULE))
+
+
+def call(function, *arguments: int) -> int:
+    """Call a function of a table as C does; what it sets is raised."""
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(address_of(function))(*arguments)
+
+
+TABLE = table_in(exchange_api(np.ndarray))
+_int, _at = ctypes.c_int, ctypes.c_void_p
+ALLOCATE = ctypes.CFUNCTYPE(_int, _at, _at, _at, _at)(address_of(TABLE.managed_tensor_allocator))
+EXPORT = ctypes.PYFUNCTYPE(_int, ctypes.py_object, _at)(address_of(TABLE.managed_tensor_from_py_object_no_sync))
+IMPORT = ctypes.PYFUNCTYPE(_int, _at, _at)(address_of(TABLE.managed_tensor_to_py_object_no_sync))
+BORROW = ctypes.PYFUNCTYPE(_int, ctypes.py_object, _at)(address_of(TABLE.dltensor_from_py_object_no_sync))
+STREAM = ctypes.PYFUNCTYPE(_int, _int, ctypes.c_int32, _at)(address_of(TABLE.current_work_stream))
+UNTOUCHED = 0x1DEA
+
+
+def exported(x, table=TABLE):
+    """A new owning export: a ``DLManagedTensorVersioned *``."""
+    out = ffi.new("DLManagedTensorVersioned **")
+    assert call(table.managed_tensor_from_py_object_no_sync, id(x), address_of(out)) == 0
+    return out[0]
+
+
+def delete(managed, prototype=ctypes.CFUNCTYPE):
+    """Call the deleter: without the GIL, unless told otherwise."""
+    prototype(None, _at)(address_of(managed.deleter))(address_of(managed))
+
+
+def imported(managed) -> np.ndarray:
+    """The array that is made of a managed tensor, which it then owns."""
+    out = ffi.new("intptr_t *")
+    assert IMPORT(address_of(managed), address_of(out)) == 0
+    made = ctypes.cast(out[0], ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
+    assert sys.getrefcount(made) == 2 and type(made) is np.ndarray
+    return made
+
+
+def borrowed(array):
+    """A ``DLTensor`` that describes an array and owns nothing."""
+    out = ffi.new("DLTensor *")
+    assert BORROW(array, address_of(out)) == 0
+    return out
+
+
+def failing(function, argument):
+    """Call a table's function that fails: it leaves what it was to fill as it was."""
+    out = ffi.new("intptr_t[16]", [UNTOUCHED] * 16)
+    try:
+        function(argument, address_of(out))
+    finally:
+        assert out[0] == UNTOUCHED
+
+
+def words(pointer, count: int) -> tuple[int, ...]:
+    return tuple(pointer[i] for i in range(count))
+
+
+def counted(strides, array) -> list[int]:
+    """Those strides that count: of dimensions of several elements."""
+    return [strides[i] for i in range(array.ndim) if array.shape[i] > 1] if array.size else []
+
+
+def field_of(dtype) -> tuple[int, int]:
+    """DLPack's code and bits of one of NumPy's plain dtypes, or of those of ml_dtypes."""
+    dtype = np.dtype(dtype)
+    return NARROW.get(dtype.name) or ({"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}[dtype.kind], 8 * dtype.itemsize)
+
+
+def check_describes(tensor, array: np.ndarray, field=None) -> None:
+    """A DLTensor is that array: the same memory, the same extents, the strides that count."""
+    assert address_of(tensor.data) + tensor.byte_offset == array.ctypes.data or not array.size
+    assert (tensor.device.device_type, tensor.device.device_id) == CPU
+    assert (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == (*(field or field_of(array.dtype)), 1)
+    assert tensor.ndim == array.ndim and words(tensor.shape, array.ndim) == array.shape
+    compact = [stride // 8 for stride in np.broadcast_to(np.float64(0), array.shape).copy().strides]
+    strides = words(tensor.strides, array.ndim) if tensor.strides != ffi.NULL else compact
+    assert [array.itemsize * stride for stride in counted(strides, array)] == counted(array.strides, array)
+
+
+def managed_in(capsule):
+    """The managed tensor in a capsule that nobody has taken."""
+    name = capsule_name(capsule)
+    kind = {b"dltensor_versioned": "DLManagedTensorVersioned *", b"dltensor": "DLManagedTensor *"}[name]
+    return ffi.cast(kind, _pointer(capsule, name))
+
+
+_USED = ctypes.c_char_p(b"used_dltensor_versioned")
+
+
+def taken_from(capsule):
+    """The managed tensor in a capsule, which is consumed."""
+    managed = managed_in(capsule)
+    ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), _USED)
+    return managed
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------------
+
+
+class Sub(np.ndarray):
+    pass
+
+
+class ByProperty:
+    """Wrappers: their attribute is no table, but another tensor."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @property
+    def __dlpack_c_exchange_api__(self):
+        return self.inner
+
+
+class ByCachedProperty:
+    def __init__(self, inner):
+        self.inner = inner
+
+    @functools.cached_property
+    def __dlpack_c_exchange_api__(self):
+        return self.inner
+
+
+class BySlot:
+    __slots__ = (ATTRIBUTE, "inner")
+
+    def __init__(self, inner):
+        self.inner = self.__dlpack_c_exchange_api__ = inner
+
+
+class Derived(ByProperty):
+    pass
+
+
+WRAPPERS = [ByProperty, ByCachedProperty, BySlot, Derived]
+
+
+def _mapped(array):
+    if array.ndim != 1 or array.dtype != np.uint8 or not array.size:
+        raise LookupError("a plain vector of bytes")
+    made = mmap.mmap(-1, array.size)
+    made[:] = array.tobytes()
+    return made
+
+
+SOURCES = {
+    **{producer.name.replace("`", ""): producer.make for producer in PRODUCERS if producer.is_installed},
+    "exchange table": Tabled,
+    "max_version ignored": Ignorant,
+    "subclass of ndarray": lambda array: array.view(Sub),
+    "PickleBuffer": pickle.PickleBuffer,
+    "mmap": _mapped,
+    "wrapper of a table's": lambda array: BySlot(Tabled(array)),
+    "wrapper of __dlpack__": lambda array: ByCachedProperty(Dunder(array)),
+    "wrapper of legacy __dlpack__": lambda array: Derived(Legacy(array)),
+    "wrapper of a wrapper of a memoryview": lambda array: ByProperty(BySlot(memoryview(array))),
+}
+"""By name: what makes a tensor over an array's memory, or over a copy of its own, or raises."""
+if torch is not None:
+    SOURCES["wrapper of PyTorch's"] = lambda array: ByProperty(SOURCES["torch.Tensor"](array))
+ALWAYS_READONLY = ("jax.Array", "pyarrow.Array", "bytes", "only legacy __dlpack__", "max_version ignored",
+                   "wrapper of legacy __dlpack__")  # fmt: skip
+"""Immutable, or exported by legacy capsules, which cannot say that they are not."""
+VECTORS = ("array.array", "bytearray", "bytes", "ctypes array", "pyarrow.Array", "mmap")
+"""Sources of plain vectors only; nothing is readonly there but what always is."""
+OF_ALL_DTYPES = ("numpy.ndarray", "subclass of ndarray", "wrapper of an ndarray")
+"""Sources that have dtypes beyond NumPy's own."""
+COUNTED = (Tabled, Dunder, Legacy, Ignorant)
+TARGETS = {
+    name: getattr(module, name.rpartition(".")[2])
+    for name, module in {
+        "numpy.ndarray": np, "torch.Tensor": torch, "tvm_ffi.Tensor": tvm_ffi, "jax.Array": jax, "pyarrow.Array": pyarrow,
+    }.items()
+    if module is not None and (module is not pyarrow or hasattr(pyarrow.Array, "from_dlpack"))
+}  # fmt: skip
+LAYOUTS = {
+    **MATRIX_LAYOUTS,
+    "all strides negative": lambda a: a.reshape(3, 4)[::-1, ::-1],
+    "one element of many": lambda a: a.reshape(3, 4)[1:2, 2:3],
+    "3-d permuted": lambda a: a.reshape(2, 3, 2).transpose(1, 2, 0),
+    "5-d permuted": lambda a: a.reshape(2, 1, 3, 1, 2).transpose(4, 2, 0, 3, 1),
+    "64-d": lambda a: a[:4].reshape((1,) * 31 + (2,) + (1,) * 31 + (2,)),
+    "empty and strided": lambda a: a.reshape(3, 4)[::2, 4:],
+    "offset": lambda a: a[5:],
+    "overlapping": lambda a: np.ndarray((4, 4), a.dtype, a, strides=(2 * a.itemsize, a.itemsize)),
+    "empty, strides off the grid": lambda a: np.ndarray((5, 0), a.dtype, a, strides=(2 * a.itemsize + 1, a.itemsize)),
+    "one element, strides off the grid": lambda a: np.ndarray((1, 1), a.dtype, a, strides=(3 * a.itemsize + 1, 1)),
+}
+NARROW = {"bfloat16": (4, 16), **{f"float8_{name}": (code, 8) for code, name in enumerate(
+    ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"), 7)}}  # fmt: skip
+NARROW = {name: field for name, field in NARROW.items() if hasattr(ml_dtypes, name)}
+"""Dtypes of ml_dtypes: DLPack's code and bits."""
+
+
+def aligned(dtype="f4") -> np.ndarray:
+    """Twelve elements that JAX takes without a copy: it wants an alignment of 64 bytes."""
+    dtype = np.dtype(getattr(ml_dtypes, dtype) if str(dtype) in NARROW else dtype)
+    raw = np.zeros(12 * dtype.itemsize + 64, np.uint8)
+    array = raw[-raw.ctypes.data % 64 :][: 12 * dtype.itemsize].view(dtype)
+    array[...] = np.arange(1, 13)
+    return array
+
+
+def tensors(source: str, layout: str, dtypes=("u1", "f4")):
+    """``(array, tensor, is_readonly)`` of each dtype and mutability that the source has in that layout."""
+    for dtype in dtypes:
+        for readonly in (False, True) if source not in VECTORS else (False,):
+            array = LAYOUTS[layout](aligned(dtype))
+            array.flags.writeable = not readonly
+            try:
+                tensor = SOURCES[source](array)
+            except Exception:  # each framework says no in its own way
+                continue
+            yield array, tensor, readonly or source in ALWAYS_READONLY
+
+
+def one(source: str):
+    """An array of twelve elements and the source's tensor of it."""
+    return next(tensors(source, "1-d"))[:2]
+
+
+def unwrapped(tensor):
+    while isinstance(tensor, tuple(WRAPPERS)) or type(tensor).__name__ == "Wrapper":
+        tensor = tensor.inner
+    return tensor
+
+
+def elements(tensor) -> np.ndarray:
+    """A tensor's elements as an array, made by its own framework."""
+    tensor = unwrapped(tensor)
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return tensor.detach().numpy()
+    if pyarrow is not None and isinstance(tensor, pyarrow.Array):
+        return tensor.to_numpy(zero_copy_only=False)
+    if tvm_ffi is not None and isinstance(tensor, tvm_ffi.Tensor):
+        return np.from_dlpack(tensor)
+    if isinstance(tensor, (bytes, mmap.mmap)):
+        return np.frombuffer(tensor, "u1")
+    return tensor.array if hasattr(tensor, "ledger") else np.asarray(tensor)
+
+
+def place(tensor) -> int:
+    """Where its first element lies."""
+    if jax is not None and isinstance(tensor, jax.Array):
+        return tensor.unsafe_buffer_pointer()
+    return elements(tensor).ctypes.data
+
+
+# ---- ways ------------------------------------------------------------------------------------------------------------
+
+
+class Given:
+    """An object whose ``__dlpack__`` is a function, or gives a capsule."""
+
+    def __init__(self, give):
+        self.give = give if callable(give) else lambda **_: give
+
+    def __dlpack_device__(self):
+        return CPU
+
+    def __dlpack__(self, *, max_version=None, dl_device=None, copy=None, **_):
+        return self.give(max_version=max_version, device=dl_device, copy=copy)
+
+
+def versioned(tensor, **options):
+    return to_dlpack(tensor, max_version=(1, 0), **options)
+
+
+def by_its_table(x):
+    managed = exported(x, table_in(exchange_api(type(x))))
+    assert managed.version.major == 1 and managed.version.minor <= 3 and managed.flags & ~READONLY == 0
+    check_describes(managed.dl_tensor, elements(x))
+    return imported(managed)
+
+
+CALLS = {
+    "from_dlpack": from_dlpack,
+    "from_dlpack, keywords": lambda x: from_dlpack(x, dtype=None, copy=None),
+    "from_dlpack to the CPU": lambda x: from_dlpack(x, device="cpu"),
+    "to_dlpack": versioned,
+    "to_dlpack, a copy": lambda x: versioned(x, copy=True),
+    "convert": lambda x: convert(x, np.ndarray),
+    "convert, keywords": lambda x: convert(x, np.ndarray, copy=False),
+    "convert, a copy": lambda x: convert(x, np.ndarray, copy=True),
+}
+"""Every way through the three functions that needs no other framework."""
+CONVERSIONS = {f"to {name}": functools.partial(lambda to, x: convert(x, to), to) for name, to in TARGETS.items()}
+FORMS = ({}, {}, {"copy": None}, {"copy": False})
+"""Options of a call that Python code makes first, where it has to learn something, then native code, then Python code."""
+
+
+def end_of(call, *arguments, **keywords):
+    """What a call returns, or the exception that it raises, whose frames are let go of."""
+    try:
+        return call(*arguments, **keywords)
+    except BaseException as error:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return error
+
+
+def eventually(condition) -> bool:
+    """Whether it comes true: a framework may give memory back from a thread of its own."""
+    for _ in range(200):
+        if condition():
+            return True
+        gc.collect()
+        time.sleep(0.005)
+    return False
+
+
+def together(count: int, work) -> None:
+    """Run ``work(i)`` in `count` threads that start at once and take turns quickly. What any of them raises is raised."""
+    barrier, raised, interval = threading.Barrier(count), [], sys.getswitchinterval()
+
+    def run(i):
+        barrier.wait()
+        try:
+            work(i)
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
+    sys.setswitchinterval(1e-5)
+    try:
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    finally:
+        sys.setswitchinterval(interval)
+    for error in raised:
+        raise error
+
+
+def is_held(thing: bytearray) -> bool:
+    """Whether somebody has a buffer of a bytearray: then it cannot be resized."""
+    try:
+        thing.append(0)
+    except BufferError:
+        return True
+    thing.pop()
+    return False
+
+
+# ---- apache-tvm-ffi, in processes of its own, because it remembers what it found for a type ---------------------------
+
+TABLE_PRELUDE = """
+    import ctypes, gc, sys, threading
+    import numpy as np
+    from fastexchange import exchange_api, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
+    from made_producers import TABLE_CAPSULE, Ledger, address_of, capsule, exchange_table, export_versioned, ffi, fill
+
+    get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+    table = ffi.cast("DLPackExchangeAPI *", get(exchange_api(np.ndarray), TABLE_CAPSULE))
+    at = lambda pointer: int(ffi.cast("intptr_t", pointer))
+    call = lambda function, *words: ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(words))(at(function))(*words)
+"""
+TVM = f"""
+    import sys
+    sys.modules["torch"] = None  # which tvm-ffi would import, for seconds
+    {TABLE_PRELUDE}
+    import tvm_ffi
+
+    if hasattr(np.ndarray, {ATTRIBUTE!r}):
+        raise SystemExit
+    counts, kept = {{}}, []
+
+    def count(name, kind):
+        "Put a function that counts its calls before the one in our table."
+        words = [ctypes.c_int if type.kind == "enum" or type.cname == "int32_t" else ctypes.c_void_p for type in kind.args]
+        real = ctypes.PYFUNCTYPE(ctypes.c_int, *words)(address_of(getattr(table, name)))
+
+        @ffi.callback(kind, error=-1)
+        def counting(*given):
+            counts[name] = counts.get(name, 0) + 1
+            return real(*(address_of(word) if isinstance(word, ffi.CData) else word for word in given))
+
+        kept.append(counting)
+        setattr(table, name, counting)
+
+    def count_all():
+        for name, field in ffi.typeof("DLPackExchangeAPI").fields:
+            if name != "header":
+                count(name, field.type)
+
+    EXPORT, IMPORT, ALLOCATE = ("managed_tensor_from_py_object_no_sync", "managed_tensor_to_py_object_no_sync",
+                                "managed_tensor_allocator")
+    echo, nop, apply = (tvm_ffi.get_global_func("testing." + name) for name in ("echo", "nop", "apply"))
+"""
+
+
+def run_with_tvm_ffi(code: str) -> str:
+    return run_python(TVM + code).stdout

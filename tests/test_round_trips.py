@@ -1,0 +1,881 @@
+"""A tensor goes out of a framework by every way there is, and comes back: the same memory, shape, strides, dtype, readonly flag.
+
+Real frameworks and producers made for the tests are the sources and the targets. Where memory lies and what a tensor holds
+is asked of the frameworks, never of the package. Every managed tensor and every reference is counted.
+"""
+
+import ctypes
+import functools
+import gc
+import sys
+import textwrap
+import threading
+import time
+import tracemalloc
+import weakref
+from dataclasses import dataclass
+
+import hostile_producers as hostile
+import made_producers as made
+import numpy as np
+import pytest
+
+from exchanges import (  # isort: skip
+    ALLOCATE, ALWAYS_READONLY, CALLS, CONVERSIONS, COPIED, COUNTED, CPU, EXPORT, FORMS, LAYOUTS, NARROW, OF_ALL_DTYPES,
+    PADDED, READONLY, SOURCES, STREAM, SWAPPED, TABLE_PRELUDE, TARGETS, UNTOUCHED, VECTORS, Given, Sub, aligned, borrowed,
+    by_its_table, check_describes, counted, delete, elements, end_of, eventually, exported, field_of, imported, managed_in,
+    ml_dtypes, needs_ml_dtypes, needs_torch, one, place, taken_from, tensors, together, unwrapped, versioned, words,
+)
+from forked import needs_fork, run_forked
+from frameworks import NUMPY_DTYPES, torch, tvm_ffi
+from hostile_producers import GOOD_IN_THE_END, Sets
+from interoperability import jax, pyarrow
+from interpreter import run_python
+from made_producers import Dunder, Ledger, Legacy, Tabled, address_of, capsule, capsule_name, export_versioned, fill
+from oracle import references_kept, type_and_message
+
+from fastexchange import DLDevice, convert, from_dlpack, register_dlpack_dtype, to_dlpack
+from fastexchange.ground.dlpack import DLDeviceType, ffi, is_readable_by_cpu
+
+
+@pytest.fixture(autouse=True)
+def _no_strays(monkeypatch):
+    """No deleter is called twice, and no function of a table while an exception is set."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # of deleters; pytest's would keep the frames
+    hostile.violations.clear()
+    yield
+    strays, made._strays[:] = made._strays[:], []
+    assert not strays and not hostile.violations
+
+
+# ---- the property ----------------------------------------------------------------------------------------------------
+
+
+FEW = ("?", "u1", "f4", "c8")
+"""Dtypes that all frameworks have."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way out and back. `copy`: True for a copy, False for none, None for one where the target needs it."""
+
+    take: object
+    copy: bool | None = None
+    to: type = np.ndarray
+    is_legacy: bool = False
+    """Whether it cannot say what is readonly: it refuses to go out, and what comes back is readonly."""
+
+    has_own: bool = False
+    """Whether a tensor that is of the target's type is returned as it is."""
+
+
+def through_a_capsule(x, **options):
+    """By a capsule, whose contents are looked at, and NumPy's own reader."""
+    made = to_dlpack(x, **{"max_version": (1, 0), **options})
+    managed, own = managed_in(made), elements(x)
+    is_copy = options.get("copy") is True
+    if capsule_name(made) == b"dltensor_versioned":
+        assert (managed.version.major, managed.flags & ~READONLY) == (1, COPIED * is_copy) and managed.version.minor <= 3
+    if not is_copy:
+        check_describes(managed.dl_tensor, own)
+    return np.from_dlpack(Given(made))
+
+
+def by_numpys_reader(x):
+    """By the export of NumPy's table alone, and NumPy's own reader."""
+    managed = exported(x)
+    assert (managed.version.major, managed.flags) == (1, int(not x.flags.writeable)) and managed.version.minor <= 3
+    check_describes(managed.dl_tensor, x)
+    return np.from_dlpack(Given(capsule(managed, b"dltensor_versioned")))
+
+
+def by_its_own_capsule(x):
+    return imported(taken_from(x.__dlpack__(max_version=(1, 3))))
+
+
+def exporter(tensor):
+    return Given(functools.partial(to_dlpack, tensor))
+
+
+WAYS = {
+    "from_dlpack": Way(from_dlpack),
+    "from_dlpack, native": Way(from_dlpack),
+    "from_dlpack, keywords": Way(lambda x: from_dlpack(x, dtype=elements(x).dtype, copy=None)),
+    "from_dlpack, shared": Way(lambda x: from_dlpack(x, copy=False, device="cpu"), False),
+    "from_dlpack, a copy": Way(lambda x: from_dlpack(x, copy=True), True),
+    "capsule": Way(through_a_capsule),
+    "capsule, NumPy asks": Way(lambda x: np.from_dlpack(exporter(x), device="cpu", copy=False), False),
+    "capsule, a copy": Way(lambda x: through_a_capsule(x, copy=True), True),
+    "capsule, of a later version, shared": Way(lambda x: through_a_capsule(x, copy=False, max_version=[2, 0]), False),
+    "legacy capsule": Way(lambda x: through_a_capsule(x, max_version=None), is_legacy=True),
+    "legacy capsule, from_dlpack": Way(lambda x: from_dlpack(Given(to_dlpack(x, max_version=(0, 99)))), is_legacy=True),
+    "legacy capsule, a copy": Way(lambda x: np.from_dlpack(Given(to_dlpack(x, copy=True))), True, is_legacy=True),
+    **{
+        f"to {name}{said}": Way(functools.partial(lambda to, options, x: convert(x, to, **options), to, options),
+                                options.get("copy"), to, has_own=True)
+        for name, to in TARGETS.items()
+        for said, options in zip(("", ", native", ", keywords", ", shared", ", a copy"), (*FORMS, {"copy": True}), strict=True)
+    },
+}  # fmt: skip
+BY_TABLE, BY_OWN_CAPSULE, BY_READER = Way(by_its_table), Way(by_its_own_capsule), Way(by_numpys_reader)
+CONSUMERS = {
+    f"{each.__name__}.from_dlpack{said}": Way(lambda x, each=each, give=give: each.from_dlpack(give(x)), False, each.Tensor)
+    for each in (torch, tvm_ffi) if each is not None
+    for said, give in (("", exporter), (", a capsule", versioned), (", a legacy capsule", to_dlpack))
+}  # fmt: skip
+if jax is not None:
+    CONSUMERS["jax.dlpack.from_dlpack"] = Way(lambda x: jax.dlpack.from_dlpack(exporter(x)), False, jax.Array)
+OF_LEGACY_CAPSULES = (Legacy, made.Ignorant, *(each.Array for each in (jax, pyarrow) if each is not None))
+
+
+def jax_misreads(array) -> bool:
+    """Whether JAX itself takes an array for another one; old ones do, in column-major order."""
+    seen = end_of(lambda: np.asarray(jax.dlpack.from_dlpack(array)))
+    return isinstance(seen, np.ndarray) and not np.array_equal(seen, array)
+
+
+def check_end(way: Way, end, tensor, own, want: list, is_readonly: bool) -> None:
+    """What has come back is what went out, or it was refused for a reason."""
+    target, is_one = way.to.__module__.partition(".")[0], way.has_own and isinstance(tensor, way.to)
+    must_copy = not is_one and (
+        (is_readonly and target in ("torch", "tvm_ffi")) or (min(own.strides, default=0) < 0 and target == "torch")
+    )
+    if isinstance(end, Exception):
+        if target == "pyarrow" and (own.ndim != 1 or own.dtype.kind in "bc" or way.copy is False):
+            return
+        assert isinstance(end, BufferError), repr(end)
+        if way.is_legacy:
+            assert is_readonly and "readonly" in str(end)
+        else:
+            assert way.copy is False and (must_copy or target == "jax"), repr(end)
+        return
+    assert not (way.is_legacy and is_readonly and not way.copy), "it is readonly"
+    seen = elements(end)
+    assert isinstance(end, way.to) and (seen.dtype, seen.shape, seen.tolist()) == (own.dtype, own.shape, want)
+    assert way.has_own or way.to is not np.ndarray or type(end) is np.ndarray
+    assert not is_one or way.copy or end is tensor
+    assert not (way.copy is False and must_copy)
+    if way.to is np.ndarray:
+        if is_readonly and not way.copy and own.size and end is not tensor:
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                end.view().flags.writeable = True
+        assert not own.size or end.flags.writeable == (not way.is_legacy and (way.copy is True or not is_readonly))
+    if way.copy or must_copy:
+        assert not np.may_share_memory(seen, own)
+    elif own.size and (way.copy is False or way.to is np.ndarray):
+        assert place(end) == place(tensor) and counted(seen.strides, seen) == counted(own.strides, own)
+
+
+def ways_of(tensor, own, dtypes) -> dict[str, Way]:
+    """Those that there are for a tensor whose elements are those of the array `own`. `dtypes`: what other frameworks get."""
+    code, _ = field_of(own.dtype)
+    if code not in (0, 1, 2, 5, 6):  # beyond NumPy's own dtypes: no framework here has them all
+        found = {name: way for name, way in WAYS.items() if way.to is np.ndarray and "apsule" not in name}
+        return {**found, **({"by its type's table": BY_TABLE} if isinstance(tensor, np.ndarray) else {})}
+    found = {name: way for name, way in WAYS.items() if way.to is np.ndarray or own.dtype in dtypes}
+    if jax is not None and own.dtype in dtypes and jax_misreads(own):
+        found = {name: way for name, way in found.items() if way.to is not jax.Array}
+    if isinstance(tensor, (Tabled, np.ndarray, Dunder)) or hasattr(type(tensor), "__dlpack__"):
+        found["by its type's table"] = BY_TABLE
+    if hasattr(type(tensor), "__dlpack__") and not isinstance(tensor, OF_LEGACY_CAPSULES):
+        found["by its own capsule"] = BY_OWN_CAPSULE
+    if isinstance(tensor, np.ndarray):
+        found["by NumPy's table and reader"] = BY_READER
+    return found
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_tensor_goes_out_and_comes_back(source):
+    tried: set[str] = set()
+    for layout in LAYOUTS if source not in VECTORS else ["1-d"]:
+        is_narrow = source in OF_ALL_DTYPES and layout in ("C", "F", "negative strides", "0-d", "empty", "64-d")
+        is_plain = layout in ("C", "1-d")
+        few = ("i1", "f2", "f4", "f8", "c16") if source == "numpy.ndarray" else ("u1", "f4")
+        dtypes = [*(NUMPY_DTYPES if is_plain else few), *(NARROW if is_narrow else ())]
+        for array, tensor, is_readonly in tensors(source, layout, dtypes):
+            ledger, own = getattr(unwrapped(tensor), "ledger", Ledger()), elements(tensor)
+            dtype, want = own.dtype, own.tolist()
+            from_dlpack(tensor)  # what is learnt at the first call stays
+
+            ways = ways_of(tensor, own, FEW if is_plain else ("f4",))
+            tried.update(ways)
+            for to in dict.fromkeys(way.to for way in ways.values()):
+                for attempt in range(4):  # JAX gives back what it had when it likes to, also that of its calls before
+                    before = [sys.getrefcount(thing) for thing in (array, tensor, own, dtype)]
+                    for name, way in ((name, way) for name, way in ways.items() if way.to is to):
+                        end = end_of(way.take, tensor)
+                        try:
+                            check_end(way, end, tensor, own, want, is_readonly)
+                        except AssertionError as error:
+                            said = f"{source}, {layout}, {dtype}, readonly: {is_readonly}, {name}: {end!r}"
+                            raise AssertionError(said) from error
+                        del end
+                    after = [sys.getrefcount(thing) for thing in (array, tensor, own, dtype)]
+                    if after == before or to is TARGETS.get("jax.Array"):
+                        break
+                    time.sleep(0.01 * attempt)
+                else:
+                    raise AssertionError(f"{source}, {layout}, {dtype}, to {to}: {before} references, then {after}")
+            if isinstance(tensor, np.ndarray) and not is_readonly:
+                check_describes(borrowed(tensor), array)
+            if own.flags.writeable and not is_readonly and own.size and dtype.name not in NARROW:
+                view, first = from_dlpack(tensor), (0,) * own.ndim
+                for writes, reads in ((view, own), (own, view)):
+                    writes[first] = not writes[first] if dtype.kind == "b" else writes[first] + 1
+                    assert reads[first] == writes[first]
+                del view, writes, reads
+            assert not ledger.out or eventually(lambda ledger=ledger: not ledger.out)
+            ledger.check(ledger.made)
+    assert tried >= set(WAYS), "ways were left out"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_source_and_result_live_apart(source):
+    """A result keeps the memory when its source is gone; when both are gone, nothing does."""
+    for name, way in {**WAYS, **CONSUMERS}.items():
+        array, tensor = one(source)
+        want, at, owner, ledger = array.tolist(), place(array), weakref.ref(array), getattr(unwrapped(tensor), "ledger", Ledger())
+        for _ in range(2):
+            end_of(way.take, tensor)
+        assert elements(tensor).tolist() == want  # the results are gone, the source is not
+        result = end_of(way.take, tensor)
+        if not isinstance(result, Exception):
+            is_shared, seen = place(result) == place(tensor), weakref.ref(tensor) if hasattr(type(tensor), "ledger") else None
+            del tensor, array, seen
+            _ = [np.full(12, 7, want and "f4") for _ in range(20)]  # what takes the memory, were it free
+            assert elements(result).tolist() == want and (owner() is not None or place(result) != at), name
+            assert eventually(lambda: ledger.out == (ledger.made > 0 and is_shared)), name  # noqa: B023
+        else:
+            assert source in ALWAYS_READONLY or way.copy is False or way.is_legacy, (name, result)
+            del tensor, array
+        del result
+        assert eventually(lambda: owner() is None), name  # noqa: B023
+        ledger.check(ledger.made)
+
+
+DESCRIPTIONS = {
+    # name: (the array that it is, what is said of the twelve elements)
+    "no strides": lambda a: (a.reshape(3, 4), {"strides": None}),
+    "64 dimensions, no strides": lambda a: (a.reshape((1,) * 62 + (3, 4)), {"strides": None}),
+    "64 dimensions": lambda a: (a.reshape((3,) + (1,) * 62 + (4,)), {}),
+    "no shape, no strides": lambda a: (a[:1].reshape(()), {"shape": None, "strides": None}),
+    "no dimensions": lambda a: (a[:1].reshape(()), {"strides": ()}),
+    "a byte offset": lambda a: (a[3:], {"data": a.ctypes.data, "byte_offset": 3 * a.itemsize}),
+    "a byte offset, strided": lambda a: (a[4::3], {"data": a.ctypes.data, "byte_offset": 4 * a.itemsize}),
+    "a byte offset, no strides": lambda a: (
+        a[6:].reshape(2, 3), {"data": a.ctypes.data, "byte_offset": 6 * a.itemsize, "strides": None}),
+    "strides that mean nothing": lambda a: (a.reshape(1, 12, 1), {"strides": (1 << 40, 1, -7)}),
+    "no elements, no memory": lambda a: (a.reshape(3, 4)[:0], {"data": 0}),
+    "no elements, no strides": lambda a: (a.reshape(3, 4)[:0], {"strides": None}),
+    "no elements, no memory, no strides": lambda a: (a.reshape(2, 1, 6)[:, :0], {"data": 0, "strides": None}),
+    "unknown flags": lambda a: (a, {"flags": 1 << 40}),
+    "flagged as a copy": lambda a: (a, {"flags": COPIED}),
+    "version 1.0": lambda a: (a, {"version": (1, 0)}),
+    "a newer minor version": lambda a: (a, {"version": (1, 99)}),
+    "another id of the CPU": lambda a: (a, {"device_id": 7}),
+    "misaligned": lambda a: (np.frombuffer(bytearray(b"x" + a.tobytes()), "u1")[1:].view(a.dtype), {}),
+    **{layout: lambda a, layout=layout: (LAYOUTS[layout](a), {})
+       for layout in ("F", "all strides negative", "broadcast", "overlapping")},
+    **{f"on {device.name}": lambda a, device=device: (a, {"device_type": int(device)})
+       for device in DLDeviceType if is_readable_by_cpu(device) and device != DLDeviceType.kDLCPU},
+}  # fmt: skip
+"""What tensors may look like that no framework here makes."""
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS)
+def test_unusual_descriptions_are_understood(description):
+    ways = {name: way.take for name, way in WAYS.items() if name in ("from_dlpack", "from_dlpack, keywords", "to numpy.ndarray")}
+    ways["to_dlpack"] = lambda x: np.from_dlpack(Given(versioned(x)))
+    ways["the table's import"] = lambda x: imported(
+        export_versioned(x.ledger, x.array, flags=READONLY * (not x.array.flags.writeable) | x.lies.get("flags", 0),
+                         **{name: lie for name, lie in x.lies.items() if name != "flags"}))  # fmt: skip
+    for kind in COUNTED:
+        for name, take in {**CONVERSIONS, **ways}.items():
+            for dtype in NUMPY_DTYPES if name in ways and kind is Tabled else ("f4",):
+                array, lies = DESCRIPTIONS[description](aligned(dtype))
+                is_strange = description in (*LAYOUTS, "misaligned", "a byte offset, no strides") or "on " in description
+                if name not in ways and (is_strange or (name == "to pyarrow.Array" and array.ndim != 1)):
+                    continue
+                tensor = kind(array, **lies)
+                seen = elements(take(tensor))
+                assert (seen.dtype, seen.shape, seen.tolist()) == (array.dtype, array.shape, array.tolist()), name
+                if name in ways:
+                    assert seen.flags.aligned == array.flags.aligned and (not array.size or place(seen) == place(array))
+                    assert counted(seen.strides, seen) == counted(array.strides, array)
+                    is_legacy = kind in (Legacy, made.Ignorant) and name != "the table's import"
+                    assert not array.size or seen.flags.writeable == (array.flags.writeable and not is_legacy)
+                del seen
+                assert not tensor.ledger.out or eventually(lambda tensor=tensor: not tensor.ledger.out)
+                tensor.ledger.check(tensor.ledger.made)
+
+
+@pytest.mark.parametrize("flags", [0, READONLY, COPIED, READONLY | COPIED, PADDED])
+def test_flags_of_a_producer_are_passed_on(flags):
+    for kind in (Tabled, Dunder):
+        tensor = kind(np.arange(4.0), flags=flags)
+        assert managed_in(versioned(tensor)).flags == flags
+        assert from_dlpack(tensor).flags.writeable == (not flags & READONLY)
+        tensor.ledger.check(2)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_devices_and_dtypes_are_demands(source):
+    array, tensor = one(source)
+    dtype = array.dtype
+    for device in (None, "cpu", "cpu:0", CPU, [1, 0], DLDevice(1, 0), (DLDeviceType.kDLCPU, 0), (np.int32(1), np.int64(0))):
+        assert place(from_dlpack(tensor, device=device)) == place(tensor)
+        capsule = versioned(tensor, device=device)  # which what is described dies with
+        check_describes(managed_in(capsule).dl_tensor, elements(tensor))
+    for good in (dtype, dtype.str, dtype.name, dtype.type):
+        assert place(from_dlpack(tensor, dtype=good)) == place(tensor)
+    with references_kept(tensor):
+        for device in ((2, 0), (1, 1), (13, 0), DLDevice(2, 3), (99, 0), (-1, 0)):
+            assert type_and_message(from_dlpack, tensor, device=device)[0] is ValueError
+            assert type_and_message(versioned, tensor, device=device)[0] in (BufferError, ValueError)
+        for wanted in {"f8", "i4", "i1", "f4", "u1", ">f4", "V4", "M8[s]", "O"} - {dtype.str[1:]}:
+            for copy in (None, False, True):
+                kind, message = type_and_message(from_dlpack, tensor, dtype=wanted, copy=copy)
+                assert kind is TypeError and dtype.name in message
+    assert elements(tensor).tolist() == array.tolist()
+
+
+class Elsewhere(Dunder):
+    """A tensor on a GPU, it says, whose framework copies it to the CPU when it is asked to."""
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if dl_device is None:
+            return super().__dlpack__(max_version=max_version)
+        assert tuple(dl_device) == CPU and copy is not False
+        return capsule(export_versioned(self.ledger, self.array.copy(), flags=COPIED), b"dltensor_versioned")
+
+
+def test_a_tensor_on_another_device_is_copied_by_its_framework_if_asked_to():
+    tensor = Elsewhere(np.arange(4.0), device=(2, 1), device_type=2, device_id=1)
+    for options in ({}, {"copy": None}, {"copy": True}, {"dtype": "f8"}):
+        view = from_dlpack(tensor, device="cpu", **options)
+        assert view.tolist() == [0, 1, 2, 3] and place(view) != place(tensor) and view.flags.writeable
+    for device, kind, flags in (("cpu", 1, COPIED), (None, 2, 0), ((2, 1), 2, 0), (DLDevice(2, 1), 2, 0)):
+        made = versioned(tensor, device=device)
+        assert managed_in(made).dl_tensor.device.device_type == kind and managed_in(made).flags == flags
+    assert type_and_message(from_dlpack, tensor, device="cpu", dtype="f4")[0] is TypeError
+    for take, device in ((from_dlpack, "cpu"), (versioned, "cpu"), (versioned, (2, 0))):
+        assert type_and_message(take, tensor, device=device, copy=False)[0] is BufferError
+    del view, made
+    tensor.ledger.check(tensor.ledger.made)
+
+
+@pytest.mark.parametrize(("code", "bits", "lanes"), [(99, 16, 1), (4, 16, 2), (17, 4, 2), (2, 32, 2)])
+def test_a_copy_has_the_bits_of_what_numpy_has_no_dtype_for(code, bits, lanes):
+    array = np.arange(12, dtype=f"u{bits * lanes // 8}").reshape(3, 4)[:, ::2]
+    for kind in (Tabled, Dunder, Legacy):
+        tensor = kind(array, code=code, bits=bits, lanes=lanes)
+        copied = versioned(tensor, copy=True)
+        managed = managed_in(copied)
+        assert tensor.ledger.out == 0 and managed.flags == COPIED and managed.dl_tensor.data != ffi.NULL
+        dtype = managed.dl_tensor.dtype
+        assert (dtype.code, dtype.bits, dtype.lanes) == (code, bits, lanes)
+        dtype.code, dtype.bits, dtype.lanes = 1, bits * lanes, 1
+        assert from_dlpack(Given(copied)).tolist() == array.tolist()
+        assert type_and_message(from_dlpack, tensor, copy=True)[0] is BufferError
+        tensor.ledger.check(2)
+
+
+@pytest.mark.skipif(jax is None, reason="JAX is not installed")
+@pytest.mark.parametrize("dtype", ["i8", "u8", "f8", "c16"])
+def test_what_jax_narrows_is_not_called_shared(dtype):
+    """JAX has 32 bits unless it is told otherwise, so these are copies."""
+    array = aligned(dtype)
+    result = end_of(convert, array, jax.Array, copy=False)
+    assert isinstance(result, BufferError) or place(result) == place(array)
+    assert np.asarray(convert(array, jax.Array)).tolist() == array.tolist()
+
+
+@needs_torch
+def test_a_legacy_capsule_does_not_make_pytorchs_memory_readonly():
+    class Old(torch.Tensor):
+        def __dlpack__(self, **keywords):
+            return torch._C._to_dlpack(self.as_subclass(torch.Tensor))
+
+    old = torch.ones(3).as_subclass(Old)
+    ways = (from_dlpack, lambda x: from_dlpack(x, copy=None), lambda x: np.from_dlpack(Given(versioned(x))), CALLS["convert"])
+    for take in ways:
+        for _ in range(2):
+            assert place(take(old)) == old.data_ptr() and take(old).flags.writeable
+    assert capsule_name(to_dlpack(old)) == b"dltensor"
+
+
+@pytest.mark.parametrize("make", GOOD_IN_THE_END, ids=[*map(vars(type)["__name__"].__get__, GOOD_IN_THE_END)])
+def test_strange_producers_that_are_good_in_the_end(make):
+    tensor = make(np.arange(4.0))
+    for name, take in [*{**CALLS, **CONVERSIONS}.items()] * 2:
+        end = take(tensor)
+        assert "to_dlpack" in name or elements(end).tolist() == [0, 1, 2, 3], name
+    del end
+    assert eventually(lambda: tensor.ledger.out == 0)
+
+
+# ---- targets made for the tests --------------------------------------------------------------------------------------
+
+_taking: list = []
+
+
+@ffi.callback("int(DLManagedTensorVersioned *, void **)", error=-1)
+def _take(managed, out):
+    return hostile._do(_taking[-1], managed, out)
+
+
+Taker = made.tabled_type("Taker", managed_tensor_to_py_object_no_sync=hostile._native(_take, 1))
+
+
+def give(out, thing) -> int:
+    """Put a new reference into `out`, as the table's function does."""
+    out[0] = ffi.cast("void *", hostile._new_reference(thing))
+    return 0
+
+
+def give_something_else(managed, out) -> int:
+    managed.deleter(managed)
+    return give(out, [])
+
+
+def fail(error, *_):
+    raise error
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_target_sees_the_flags(source):
+    """Those of the source, readonly also where that cannot say; none of the package's own."""
+    held: list = []
+
+    def take(managed, out):
+        held.append((managed, managed.flags))
+        memory = ffi.buffer(ffi.cast("char *", managed.dl_tensor.data), 12 * managed.dl_tensor.dtype.bits // 8)
+        return give(out, Taker(np.frombuffer(memory, {8: "u1", 32: "f4"}[managed.dl_tensor.dtype.bits])))
+
+    _taking.append(take)
+    for _, tensor, is_readonly in tensors(source, "1-d"):
+        for options in FORMS:
+            result = convert(tensor, Taker, **options)
+            assert type(result) is Taker and place(result) == place(tensor) and held[-1][1] == READONLY * is_readonly
+        assert place(convert(tensor, Taker, copy=True)) != place(tensor) and held[-1][1] in (0, COPIED)
+    for managed, _ in held:
+        managed.deleter(managed)
+
+
+TAKES = {
+    "refuses": (lambda managed, out: -1, BufferError, ""),
+    "refuses in words": (functools.partial(fail, BufferError("no such tensors here")), BufferError, "no such tensors here"),
+    "fails": (functools.partial(fail, PermissionError("not today")), PermissionError, "not today"),
+    "gives nothing": (lambda managed, out: 0, BufferError, ""),
+    "gives another type": (give_something_else, (TypeError, BufferError), ""),
+    "gives and fails": (lambda *both: fail(Sets(give_something_else(*both), ValueError, ValueError("made"))), ValueError, "made"),
+}
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_a_target_that_fails(name):
+    act, error, said = TAKES[name]
+    _taking.append(act)
+    for kind in (Tabled, Dunder, Legacy):
+        tensor = kind(np.arange(12.0))
+        with references_kept(tensor, tensor.array):
+            for options in (*FORMS, {"copy": True}):
+                end = end_of(convert, tensor, Taker, **options)
+                assert isinstance(end, error) and said in str(end), (kind, options, repr(end))
+                del end
+                assert tensor.ledger.out == 0
+        tensor.ledger.check(tensor.ledger.made)
+
+
+# ---- dtypes by their registration ------------------------------------------------------------------------------------
+
+
+def test_aliases_of_a_dtype_are_exported_as_it_is():
+    aliases = np.dtype("f8", metadata={"unit": "m"}), np.dtype("f8").newbyteorder("="), np.dtype(">i1"), np.dtype("|b1")
+    for dtype in (*map(np.dtype, "?bBhHiIlLqQefdFD"), *aliases):
+        managed = exported(np.zeros(3, dtype))
+        assert (managed.dl_tensor.dtype.code, managed.dl_tensor.dtype.bits) == field_of(dtype)
+        delete(managed)
+
+
+FRESH = """
+    import ml_dtypes
+    ledger = Ledger()
+    for name, (code, bits) in {narrow!r}.items():
+        array = np.arange(4).astype(getattr(ml_dtypes, name))
+        managed, made, view = ffi.new("DLManagedTensorVersioned **"), ffi.new("intptr_t *"), ffi.new("DLTensor *")
+        if {import_first}:
+            managed[0] = export_versioned(ledger, array, code=code, bits=bits)
+        else:
+            assert call(table.dltensor_from_py_object_no_sync, id(array), at(view)) == 0
+            assert call(table.managed_tensor_from_py_object_no_sync, id(array), at(managed)) == 0
+            for tensor in (view, managed[0].dl_tensor):
+                assert (tensor.dtype.code, tensor.dtype.bits) == (code, bits), name
+        assert call(table.managed_tensor_to_py_object_no_sync, at(managed[0]), at(made)) == 0
+        back = ctypes.cast(made[0], ctypes.py_object).value
+        assert back.dtype == array.dtype and back.tobytes() == array.tobytes(), name
+    """
+
+
+@needs_ml_dtypes
+def test_ml_dtypes_are_known_at_the_first_look():
+    """No conversion, no registration, no kernel before: a consumer found the table and calls it."""
+    run_python("    import ml_dtypes" + TABLE_PRELUDE + FRESH.format(narrow=NARROW, import_first=False))
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "float4_e2m1fn"])
+def test_types_of_less_than_a_byte_never_pass_for_packed(name):
+    """ml_dtypes keeps one in a byte, DLPack packs them, unless an export says that they are padded."""
+    if not hasattr(ml_dtypes, name):
+        pytest.skip("this ml_dtypes, if it is installed, does not have it")
+    array = np.arange(3).astype(getattr(ml_dtypes, name))
+    out = ffi.new("DLManagedTensorVersioned **")
+    with references_kept(array):
+        try:
+            EXPORT(array, address_of(out))
+        except BufferError:
+            assert out[0] == ffi.NULL
+        else:
+            assert out[0].flags & PADDED and out[0].dl_tensor.dtype.bits < 8
+            delete(out[0])
+    with pytest.raises(BufferError):
+        borrowed(array)
+
+
+VOID, PAIR = np.dtype("V13"), np.dtype([("a", "u1"), ("b", "<u2")], align=True)
+LOST = np.dtype([("second", "u4")])
+
+
+def test_registered_dtypes_go_out_by_equality_and_come_back_by_identity():
+    register_dlpack_dtype((250, 104), VOID)
+    register_dlpack_dtype((251, 32), PAIR)
+    with pytest.raises(ValueError, match="already"):
+        register_dlpack_dtype((251, 32), LOST)
+    again = np.dtype("V13"), np.dtype([("a", "u1"), ("b", "<u2")], align=True)
+    assert again == (VOID, PAIR) and again[0] is not VOID and again[1] is not PAIR
+    for given, dtype in ((VOID, VOID), (again[0], VOID), (PAIR, PAIR), (again[1], PAIR), (LOST, PAIR)):
+        array = np.frombuffer(bytes(range(8 * dtype.itemsize)), given)[::2]
+        field = (250 + (dtype is PAIR), 8 * dtype.itemsize)
+        delete(exported(array))
+        with references_kept(array, dtype, given):
+            managed = exported(array)
+            assert managed.flags == READONLY
+            check_describes(managed.dl_tensor, array, field)
+            back = imported(managed)
+            assert back.dtype is dtype and back.ctypes.data == array.ctypes.data
+            assert given is LOST or back.tolist() == array.tolist()
+            del back, managed
+        lent = array.copy()
+        check_describes(borrowed(lent), lent, field)
+    for names, formats in (("ba", ("u1", "<u2")), ("ab", ("u1", SWAPPED + "u2")), ("ab", ("<u2", "u1")), ("ac", ("u1", "<u2"))):
+        for align in (True, False):
+            with pytest.raises(BufferError):
+                exported(np.zeros(2, np.dtype([*zip(names, formats, strict=True)], align=align)))
+
+
+def test_many_borrowed_views_are_valid_at_once():
+    """Their strides lie in memory that is used again, but not while a call has some thousand arguments."""
+    arrays = [np.zeros((5, 4, 3 + i % 11))[:, ::2].transpose((i % 3, (i + 1) % 3, (i + 2) % 3)) for i in range(2000)]
+    for view, array in [(borrowed(array), array) for array in arrays]:
+        check_describes(view, array)
+    for _ in range(3000):
+        borrowed(LAYOUTS["64-d"](aligned("f8")))
+    check_describes(borrowed(arrays[0]), arrays[0])
+
+
+# ---- memory and streams ----------------------------------------------------------------------------------------------
+
+
+def prototype(shape=(2, 3), code=2, bits=32, **lies):
+    """A ``DLTensor *`` that asks for memory, and what it points to. Its data and strides mean nothing."""
+    tensor = ffi.new("DLTensor *")
+    lies = {"data": 0x5, "strides": [-7] * 64, "byte_offset": 3, "ndim": len(shape or ()), **lies}
+    return tensor, fill(tensor, np.empty(0), shape=shape, code=code, bits=bits, **lies)
+
+
+@ffi.callback("void(void *, char *, char *)")
+def say(context, kind, message):
+    said.append((address_of(context), ffi.string(kind).decode(), ffi.string(message).decode()))
+
+
+said: list = []
+
+
+def allocated(*arguments, **lies):
+    """What the allocator makes, or what it says to the callback."""
+    wanted, _keep = prototype(*arguments, **lies)
+    out = ffi.new("intptr_t *", UNTOUCHED)
+    said.clear()
+    code = ALLOCATE(address_of(wanted), address_of(out), 0x1234, address_of(say))
+    assert (code == 0) is (not said) is (out[0] != UNTOUCHED)
+    return ffi.cast("DLManagedTensorVersioned *", out[0]) if code == 0 else (code, said)
+
+
+@pytest.mark.parametrize("shape", [None, (), (1,), (3,), (2, 3), (0,), (4, 0, 5), (1000, 1001), (1,) * 64, (2,) * 16 + (1,) * 48])
+def test_allocated_memory_is_as_the_prototype_says(shape):
+    for code, bits, lanes in [(0, 8, 1), (2, 32, 1), (2, 32, 4), (5, 128, 1), (4, 16, 1), (17, 4, 2), (200, 24, 1), (3, 64, 1)]:
+        managed = allocated(shape, code, bits, lanes=lanes)
+        tensor, extents = managed.dl_tensor, shape or ()
+        assert (managed.version.major, managed.version.minor, managed.flags) == (1, 3, 0)
+        assert (tensor.device.device_type, tensor.device.device_id, tensor.ndim) == (1, 0, len(extents))
+        assert (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes) == (code, bits, lanes)
+        size = int(np.prod(extents, dtype=np.int64)) * bits * lanes // 8
+        start = address_of(tensor.data) + tensor.byte_offset
+        assert start % 256 == 0 and words(tensor.shape, len(extents)) == extents
+        ffi.memmove(ffi.cast("char *", start), b"\xa5" * size, size)
+        compact = np.broadcast_to(np.uint8(0), extents).copy()
+        assert counted(words(tensor.strides, len(extents)), compact) == counted(compact.strides, compact)
+        assert bytes(ffi.buffer(ffi.cast("char *", start), size)) == b"\xa5" * size
+        if (code, bits, lanes) == (2, 32, 1):
+            array = imported(managed)
+            array[...] = 2.5
+            assert (array.shape, array.dtype, array.flags.writeable) == (extents, np.float32, True) and (array == 2.5).all()
+        else:
+            delete(managed)
+
+
+def test_allocated_memory_is_freed_with_the_last_view():
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            array = imported(allocated((1 << 20,), 1, 8))
+            array[:] = 7
+            assert tracemalloc.get_traced_memory()[0] >= 1 << 20
+            view = array[5:]
+            del array
+            assert view.sum() == 7 * ((1 << 20) - 5)
+            del view
+        together(4, lambda i: delete(allocated((1 << 20,), 1, 8)) if i else None)
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+CANNOT_ALLOCATE = {
+    BufferError: {
+        "CUDA": {"device_type": 2}, "device 0": {"device_type": 0}, "no such device": {"device_type": -1},
+        "pinned": {"device_type": 3}, "4 bits": {"code": 17, "bits": 4}, "1 bit": {"code": 0, "bits": 1},
+        "12 bits": {"bits": 6, "lanes": 2}, "no bits": {"bits": 0}, "no lanes": {"lanes": 0},
+        "shape NULL": {"shape": None, "ndim": 1}, "ndim -1": {"ndim": -1}, "ndim 65": {"shape": (1,) * 65, "ndim": 65},
+        "ndim 2^31 - 1": {"ndim": 2**31 - 1}, "negative extent": {"shape": (3, -1)}, "negative, empty": {"shape": (0, -1)},
+    },
+    MemoryError: {
+        "2^50 bytes": {"shape": (2**50,), "code": 0, "bits": 8}, "2^62 elements": {"shape": (2**62,)},
+        "2^63 - 1 elements": {"shape": (2**63 - 1,), "code": 0, "bits": 8}, "2^64 elements": {"shape": (2**32, 2**32)},
+        "2^80 elements of 0": {"shape": (2**40, 0, 2**40)}, "2^61 elements of 8 bytes": {"shape": (2**61,), "bits": 64},
+        "lanes overflow": {"shape": (2**48,), "bits": 64, "lanes": 65535},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("error", CANNOT_ALLOCATE)
+def test_an_allocation_that_fails_says_why_to_the_callback(error):
+    for name, changes in CANNOT_ALLOCATE[error].items():
+        code, [(context, kind, message)] = allocated(**changes)
+        assert (code, context, kind) == (-1, 0x1234, error.__name__) and message, name
+        wanted, _keep = prototype(**changes)
+        assert ALLOCATE(address_of(wanted), address_of(ffi.new("intptr_t *")), 0x1234, None) == -1
+
+
+def test_the_cpu_has_no_stream_and_other_devices_are_not_numpys():
+    out = ffi.new("intptr_t *")
+    for device_id in (0, 1):
+        out[0] = UNTOUCHED
+        assert STREAM(1, device_id, address_of(out)) == 0 and out[0] == 0
+    for device_type in (0, 2, 3, 10, 13, 99, -1):
+        with pytest.raises(BufferError, match="CPU"):
+            STREAM(device_type, 0, address_of(out))
+
+
+# ---- who deletes an export, and when ---------------------------------------------------------------------------------
+
+
+def test_a_tensor_is_stolen_and_given_back_when_the_last_view_dies():
+    ledger, source = Ledger(), np.arange(12.0).reshape(3, 4)
+    with references_kept(source):
+        array = imported(export_versioned(ledger, source))
+        assert array.base is not None and not array.flags.owndata
+        view, item = array[1:], array[0, 0]
+        array[1, 1] = -1
+        assert source[1, 1] == -1 and (ledger.made, ledger.deleted) == (1, 0)
+        del array
+        gc.collect()
+        assert ledger.deleted == 0 and view[0, 1] == -1
+        del view
+        assert ledger.deleted == 1 and item == 0
+    array = imported(export_versioned(ledger, source, deleter=ffi.NULL))  # which the header allows: it is nobody's
+    assert array.sum() == source.sum()
+    del array
+    assert ledger.deleted == 1
+
+
+def test_deleters_from_threads_that_python_does_not_know():
+    """Made by pthread_create: no thread state, no GIL."""
+    libc, array, died = ctypes.CDLL(None), np.arange(5.0), []
+    last = Sub((3,))
+    weakref.finalize(last, died.append, "last")
+    with references_kept(array):
+        threads, made = [], [exported(array) for _ in range(40)] + [exported(last)]
+        del last
+        for managed in made:
+            thread, function = ctypes.c_ulong(), ctypes.c_void_p(address_of(managed.deleter))
+            assert libc.pthread_create(ctypes.byref(thread), None, function, ctypes.c_void_p(address_of(managed))) == 0
+            threads.append(thread)
+        assert all(libc.pthread_join(thread, None) == 0 for thread in threads)
+    assert died == ["last"]
+
+
+def test_exports_imports_and_deleters_from_many_threads_at_once():
+    ledger, array, plane = Ledger(), aligned(), np.arange(6.0).reshape(2, 3)
+
+    def work(number):
+        kind = COUNTED[number % len(COUNTED)]
+        fresh = type(f"Fresh{number}", (kind,), {})
+        for turn in range(40):
+            for _ in range(8):
+                managed, back = exported(plane), imported(exported(plane))
+                delete(managed, ctypes.CFUNCTYPE if turn % 2 else ctypes.PYFUNCTYPE)
+                assert borrowed(plane).shape[1] == back.shape[1] == 3
+            tensor = (fresh if turn % 2 else kind)(array, ledger)
+            assert place(from_dlpack(tensor)) == place(convert(tensor, np.ndarray, copy=False)) == place(array)
+            for take in CONVERSIONS.values():
+                assert elements(take(tensor)).tolist() == array.tolist()
+            assert type_and_message(from_dlpack, tensor, dtype="i4")[0] is TypeError
+            versioned(tensor)
+
+    with references_kept(plane):
+        together(8, work)
+    assert eventually(lambda: ledger.out == 0)
+    ledger.check(ledger.made)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_results_and_capsules_may_die_in_another_thread_or_in_a_cycle(source):
+    array, tensor = one(source)
+    with references_kept(array, tensor):
+        for way in (from_dlpack, versioned, to_dlpack, CALLS["to_dlpack, a copy"], lambda x: versioned(x, device="cpu")):
+            end_of(way, tensor)  # a capsule that nobody takes gives its tensor back
+            held, cycle = [end_of(way, tensor) for _ in range(3)], [end_of(way, tensor)]
+            cycle.append(cycle)
+            del cycle
+            threads = [threading.Thread(target=held.pop) for _ in range(3)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+            del threads
+        gc.collect()
+    assert elements(tensor).tolist() == array.tolist()
+    if hasattr(unwrapped(tensor), "ledger"):
+        unwrapped(tensor).ledger.check(25)
+
+
+AT_THE_END = TABLE_PRELUDE + """
+    import atexit, weakref
+
+    libc = ctypes.CDLL(None)
+
+    def export():
+        class Told(np.ndarray):
+            pass
+
+        array = np.zeros(1000).view(Told)
+        array.cycle = array
+        weakref.finalize(array, print, "freed").atexit = False
+        out = ffi.new("DLManagedTensorVersioned **")
+        assert call(table.managed_tensor_from_py_object_no_sync, id(array), at(out)) == 0
+        del array.cycle
+        return out[0]
+
+    managed = export()
+    function, argument = ctypes.c_void_p(address_of(managed.deleter)), ctypes.c_void_p(address_of(managed))
+    without, with_gil = (kind(None, ctypes.c_void_p)(function.value) for kind in (ctypes.CFUNCTYPE, ctypes.PYFUNCTYPE))
+
+    def by_a_thread(create=libc.pthread_create, join=libc.pthread_join, id=ctypes.c_ulong(), byref=ctypes.byref):
+        assert create(byref(id), None, function, argument) == 0
+        assert join(id, None) == 0
+
+    class Late:
+        "Dies when the interpreter clears what is left."
+
+        def __init__(self, act, *arguments):
+            self.act = lambda: act(*arguments)
+
+        def __del__(self):
+            self.act()
+    """
+ENDS = {
+    # name: (what is done, whether the array is freed)
+    "atexit": ("atexit.register(without, argument)", True),
+    "atexit, from a thread": ("atexit.register(by_a_thread)", True),
+    "while modules are cleared": ("np.late = Late(without, argument)", None),
+    "while modules are cleared, with the GIL": ("np.late = Late(with_gil, argument)", None),
+    "while modules are cleared, from a thread": ("np.late = Late(by_a_thread)", None),
+    "after the interpreter": ("assert libc.__cxa_atexit(function, argument, None) == 0", False),
+    "never": ("pass", False),
+    "in daemon threads, which are stopped wherever they next want the GIL": ("""
+started = threading.Semaphore(0)
+
+def work():
+    array, delete = np.zeros(10), ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function.value)
+    while True:
+        made = [ffi.new("DLManagedTensorVersioned **") for _ in range(50)]
+        for out in made:
+            call(table.managed_tensor_from_py_object_no_sync, id(array), at(out))
+        for out in made:
+            delete(at(out[0]))
+        started.release()
+
+for _ in range(6):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(6):
+    started.acquire()
+""", False),
+    "results of buffers that outlive everything": ("""
+import array as arrays, mmap
+things = bytearray(8), memoryview(bytearray(8)), arrays.array("d", [1.0]), mmap.mmap(-1, 16), (ctypes.c_int * 3)(), b"abc"
+np.kept = [from_dlpack(thing) for thing in things] + [to_dlpack(thing, max_version=(1, 0)) for thing in things]
+np.kept.append(np.kept)
+""", False),
+    **{f"ml_dtypes are known at the first look, {first} first": (
+        textwrap.dedent(FRESH.format(narrow=NARROW, import_first=first == "import")) if NARROW else "", False)
+       for first in ("export", "import")},
+    "the package is gone, a consumer has kept the table": ("""
+del exchange_api, fast_args, from_dlpack, polyfill, to_dlpack, unpolyfill
+import cffi
+from fastexchange.ground.dlpack import CDEF
+own = cffi.FFI()
+own.cdef(CDEF)
+table = own.cast("DLPackExchangeAPI *", at(table))
+at = lambda pointer: int(own.cast("intptr_t", pointer))
+for name in [name for name in sys.modules if name.split(".")[0] in ("fastexchange", "made_producers")]:
+    del sys.modules[name]
+gc.collect()
+churn, array = [bytearray(size) for size in range(5000)], np.arange(3.0)
+before = sys.getrefcount(array)
+for _ in range(10):
+    managed, made = own.new("DLManagedTensorVersioned **"), own.new("intptr_t *")
+    assert call(table.managed_tensor_from_py_object_no_sync, id(array), at(managed)) == 0
+    assert sys.getrefcount(array) == before + 1
+    assert call(table.managed_tensor_to_py_object_no_sync, at(managed[0]), at(made)) == 0
+    back = ctypes.cast(made[0], ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(back))
+    assert np.shares_memory(back, array)
+    del back
+    assert sys.getrefcount(array) == before
+""", False),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    """How processes end, each a fork of one that has an export out."""
+    scenes = {name: f"{act}\nprint('end of the script')" for name, (act, _) in ENDS.items()}
+    return run_forked(tmp_path_factory.mktemp("ends"), textwrap.dedent(AT_THE_END), scenes)
+
+
+@needs_fork
+@pytest.mark.parametrize("when", ENDS)
+def test_the_end_of_the_process(when, ends):
+    ends[when].check()
+    lines = ends[when].stdout.split("\n")
+    assert lines[0] == "end of the script"
+    assert ENDS[when][1] is None or ("freed" in lines) is ENDS[when][1]
