@@ -5,8 +5,8 @@ Three faults of Numba's own cache are mended:
 1. It has one index per function, which processes change without a lock, and data files without a key. Here each entry is one
    file of ``ground.disk_cache``, which has its key.
 2. Its key has the function's bytecode, but not its constants, options and globals. Here the key has them (``dependencies``).
-3. Its symbols are unique in one process only. If two processes compile functions of the same name, a third process that loads both
-   calls one for the other. Here symbols are unique everywhere, or not visible outside of their library.
+3. Its symbols are unique in one process only. If two processes compile functions of the same name, a third process that loads
+   both calls one for the other. Here symbols are unique everywhere, or not visible outside of their library.
 
 The directory, the content of an entry, and how code is made of it, are Numba's.
 """
