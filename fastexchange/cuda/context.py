@@ -1,4 +1,4 @@
-"""A kernel's native memory: what ``dispatch.overloads`` has, and what launches need, parameters, conversions, functions."""
+"""A CUDA kernel's native structs: those of ``dispatch.overloads``, and the parameters, conversions and functions of launches."""
 
 import itertools
 from typing import NamedTuple
@@ -17,7 +17,7 @@ __all__ = ["CudaContext", "Launchable"]
 
 
 class Launchable(NamedTuple):
-    """What is filed for one signature beside its ``fx_overload``."""
+    """The Python objects of one signature, beside its ``fx_overload``."""
 
     compiled: Compiled
     parameters: list[Parameter]
@@ -27,15 +27,15 @@ class Launchable(NamedTuple):
 class CudaContext(dispatch.KernelContext):
     """See ``dispatch.overloads.KernelContext``.
 
-    An omitted argument is its default itself: a kernel for CUDA has no other way.
+    An omitted argument is passed as its default: CUDA's dispatchers have no ``types.Omitted``.
     """
 
-    _MAX_PLANNED = 512  # no frame limits it, but what is compiled becomes long
+    _MAX_PLANNED = 512  # a limit of the compiled code's length; no frame is needed
 
     def __init__(self, parameters, name: str, guard: int):
         super().__init__(parameters, name, False, guard)
         self.why_own: dict[tuple[int, ...], str] = {}
-        """Why launches with these keys are the package's own."""
+        """By keys: why the package makes the launch."""
         self._places = itertools.cycle(range(structs.MAX_BEST_BLOCKS))
         self._values = parameters.defaults
         for index, value in parameters.defaults.items():
@@ -47,7 +47,7 @@ class CudaContext(dispatch.KernelContext):
         self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
 
     def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, generation: object) -> None:
-        """File what launches a kernel for calls with these keys."""
+        """File the compiled kernel for calls with these keys."""
         code = dispatch._Code(trampoline=1, given=given, taken=launchable.compiled.taken, compiled=launchable)
         self._file(keys, code, generation)
 
@@ -65,12 +65,12 @@ class CudaContext(dispatch.KernelContext):
         overload.is_cooperative = code.compiled.compiled.is_cooperative
 
     def load(self, overload: int, device: int, launcher) -> None:
-        """Load the kernel on a device, the package's current one, for launches like that of `launcher`.
+        """Load the kernel on a device, which is the package's current device, for launches by `launcher`.
 
         `launcher`: an ``fx_launcher``. `overload`: the address of an ``fx_overload``.
         """
         launchable = self._code_of(overload).compiled
-        if launchable is None:  # forgotten meanwhile: it will be compiled again
+        if launchable is None:  # forgotten by another thread: the next attempt compiles it again
             return
         loaded = ffi.cast("fx_loaded *", ffi.cast("fx_overload *", overload).loaded)[device]
         cuda = driver()
@@ -85,13 +85,13 @@ class CudaContext(dispatch.KernelContext):
             with self._lock:
                 free = [i for i, block in enumerate(loaded.blocks) if not block]
                 place = free[0] if free else next(self._places)
-                loaded.blocks[place] = 0  # other threads may launch between any two of these
+                loaded.blocks[place] = 0  # other threads may launch between any two of these stores
                 loaded.blocks_shared[place] = launcher.shared
                 loaded.blocks[place] = best
-        loaded.function = function  # last: native code may look at any moment
+        loaded.function = function  # last: native code may read at any moment
 
     def unload(self) -> None:
-        """Forget what has been loaded, on all devices: launches load it anew."""
+        """Forget the loaded functions of all devices: launches load them anew."""
         for filed in list(self._overloads.values()):
             if filed.overload.loaded:
                 loaded = ffi.cast("fx_loaded *", filed.overload.loaded)
@@ -100,7 +100,7 @@ class CudaContext(dispatch.KernelContext):
                     loaded[device].blocks = [0] * structs.MAX_BEST_BLOCKS
 
     def types_taken(self, overload: int) -> tuple:
-        """The types of the parameters of what is launched, as the package has them; none if it has been forgotten."""
+        """The package's types of the launched kernel's parameters; () if the overload has been forgotten."""
         launchable = self._code_of(overload).compiled if overload else None
         return () if launchable is None else tuple(launchable.compiled.taken)
 

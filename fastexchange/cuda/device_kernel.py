@@ -1,4 +1,4 @@
-"""CPU and GPU under one name: ``fast_args(cuda=..., launch=...)``. The CPU's shim hands calls with tensors on a GPU over."""
+"""CPU and GPU under one name: ``fast_args(cuda=..., launch=...)``. The CPU kernel passes calls with tensors on a GPU on."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,15 @@ from . import native_launch
 from .classify import has_interface
 from .launcher import CudaLauncher
 
-__all__ = ["Elsewhere"]
+__all__ = ["DeviceKernel"]
 
 
-class Elsewhere:
-    """The kernel for CUDA that stands beside one for the CPU, and how it is launched.
+class DeviceKernel:
+    """The CUDA kernel beside a CPU kernel, with its launch configuration.
 
     Attributes
     ----------
-    launcher : what makes its calls, also from native code.
+    launcher : the callable that launches it; native code calls it, too.
     """
 
     def __init__(self, kernel, launch):
@@ -33,21 +33,21 @@ class Elsewhere:
         self.launcher: Callable = _Chosen(self._cuda, launch) if callable(launch) else self._cuda[launch]
 
     def takes(self, bound: tuple) -> bool:
-        """Whether there is an array among the arguments that only kernels for CUDA know: one with the CUDA array interface."""
+        """Whether an argument is an array that only CUDA kernels can read: one with ``__cuda_array_interface__``."""
         return any(map(has_interface, bound))
 
     def call(self, bound: tuple) -> None:
-        """Make a call with arguments in the order of the parameters, omitted ones among them."""
+        """Make a call with arguments in parameter order, some of which may be omitted."""
         args, kwargs = self._given(bound)
         self.launcher(*args, **kwargs)
 
     def explain(self, bound: tuple):
-        """What a call with these arguments would do."""
+        """Explain a call with these arguments."""
         args, kwargs = self._given(bound)
         return self._cuda.explain(*args, **kwargs)
 
     def _given(self, bound: tuple) -> tuple[tuple, dict]:
-        """The arguments that are not omitted, by position up to the first that is."""
+        """The given arguments: positional up to the first omitted one, then by name."""
         names = self._kernel._parameters.names
         count = next((i for i, value in enumerate(bound) if value is OMITTED), len(bound))
         named = {name: value for name, value in zip(names[count:], bound[count:], strict=True) if value is not OMITTED}
@@ -55,13 +55,13 @@ class Elsewhere:
 
 
 class _Chosen(NativeCallable):
-    """A launcher whose configuration a function chooses for each call."""
+    """A launcher that asks a function for the configuration of each call."""
 
     __slots__ = ("__dict__", "__weakref__")
 
     def __init__(self, kernel, launch: Callable):
         self._kernel, self._launch = kernel, launch
-        any_launcher: CudaLauncher = kernel[1, 1]  # which has the name of the method that is called
+        any_launcher: CudaLauncher = kernel[1, 1]  # names the method that native code calls
         self._any, self._context = any_launcher, any_launcher._context
         self._vectorcall = native_launch.vectorcall_own.address
 

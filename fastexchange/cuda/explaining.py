@@ -1,4 +1,4 @@
-"""``explain`` of a launch: what it would do, and which way each argument takes."""
+"""``explain`` of a launch: who would make it, and the path of each argument."""
 
 import numpy as np
 
@@ -48,18 +48,18 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
 
 
 def _known(launcher, infos: list[ArgumentInfo], report: Report, bound: tuple) -> Outcome:
-    """What becomes of a launch whose arguments native code has read."""
+    """The outcome of a launch whose arguments native code has read."""
     kernel = launcher.kernel
     if report.status != structs.STATUS_UNKNOWN_SHAPE:
         return _own(launcher, infos, "", "native code does not read all of its arguments")
     outcome = describe_outcome(kernel, report.keys, bound)
-    taken_for(kernel, types_given(kernel, report.keys))  # raises what a declared signature has no place for
+    taken_for(kernel, types_given(kernel, report.keys))  # raises if no declared signature fits
     why_own = kernel._native.why_own.get(report.keys, "")
     return outcome if not why_own else _own(launcher, infos, why_own, why_own)._replace(numba_types=outcome.numba_types)
 
 
 def _own(launcher, infos: list[ArgumentInfo], why_not: str, reason: str) -> Outcome:
-    """What becomes of a launch that the kernel's own package makes, for this `reason`."""
+    """The outcome of a launch that the kernel's own package makes. `reason`: why."""
     if why := why_not_even_own(launcher, infos, why_not, False):
         return refusal(TypeError(why))
     return Outcome("package", f"{launcher.kernel.target.name}'s own launch: {reason}")

@@ -1,4 +1,4 @@
-"""``CudaKernel``: what ``fast_args`` makes of a ``@cuda.jit`` dispatcher."""
+"""``CudaKernel``: the kernel that ``fast_args`` makes of a ``@cuda.jit`` dispatcher."""
 
 import functools
 import operator
@@ -11,7 +11,7 @@ from ..ground.once import forkable_lock
 from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
 from .context import CudaContext
-from .device_kernel import Elsewhere
+from .device_kernel import DeviceKernel
 from .driver import driver
 from .launcher import Configuration, CudaLauncher
 from .streams import handle_of
@@ -21,7 +21,7 @@ __all__ = ["CudaKernel", "cuda_kernel_of"]
 
 _MAX_LAUNCHERS = 4096
 _MAX_DIMENSION = 2**32 - 1
-_MAX_TASKS = 2**41  # of as many threads as there can be in a block, as many blocks as there can be in a grid
+_MAX_TASKS = 2**41  # the most threads in a block times the most blocks in a grid
 
 
 class CudaKernel(Kernel, NativeCallable):
@@ -30,15 +30,14 @@ class CudaKernel(Kernel, NativeCallable):
     ``kernel[grid, block, stream, shared]`` is a :class:`CudaLauncher`; calling that launches the kernel.
 
     - `grid`, `block`: an int, or a tuple of up to three: blocks in the grid, threads in a block.
-    - `stream`: None for the stream on which the tensors' framework works, as it says (``current_work_stream``); else a
-      stream of any package (numba, PyTorch, CuPy, cuda.core: anything with ``__cuda_stream__``) or the ``CUstream`` as
-      an int.
+    - `stream`: None for the current stream of the tensors' framework (its ``current_work_stream``); else a stream of any
+      package (numba, PyTorch, CuPy, cuda.core: anything with ``__cuda_stream__``) or the ``CUstream`` as an int.
     - `shared`: bytes of dynamic shared memory for each block.
     - `cluster`: blocks in a cluster, as `grid`, for numba-cuda-mlir.
 
-    A launch does not wait for the kernel. Its order is that of its stream: tensors have to live, and their memory has
-    to stay theirs, until the stream has come so far, as with every launch of CUDA. What frameworks allocate in the
-    order of their streams, as PyTorch does, may be dropped at once if the launch is on that stream.
+    A launch returns before the kernel has run. As with every CUDA launch, keep the tensors and their memory until the stream
+    has executed the kernel. Frameworks that allocate in the order of their streams, such as PyTorch, do that for tensors of the
+    stream of the launch: those may be dropped at once.
 
     Attributes
     ----------
@@ -68,7 +67,7 @@ class CudaKernel(Kernel, NativeCallable):
         self._for_tasks: dict[tuple, CudaLauncher] = {}
         self._lock = forkable_lock()
         self.why_not = target.why_not(dispatcher)
-        """Why all its launches are the package's own; nothing if they are not."""
+        """Why the package makes all launches of this kernel; "" if it does not."""
 
     def _element_of(self, field: int):
         return self.target.element_of(field, self.storage)
@@ -78,7 +77,7 @@ class CudaKernel(Kernel, NativeCallable):
         raise ValueError(f"{name}() is a kernel for CUDA: say how to launch it, {name}[grid, block](...)")
 
     def __getitem__(self, configuration) -> CudaLauncher:
-        """The launcher for ``[grid, block, stream, shared, cluster]``, of which all but two may be left out."""
+        """Return the launcher for ``[grid, block, stream, shared, cluster]``; only `grid` and `block` are required."""
         try:
             return self._launchers[configuration]
         except (KeyError, TypeError):
@@ -95,10 +94,10 @@ class CudaKernel(Kernel, NativeCallable):
         return self[griddim, blockdim, stream, sharedmem, cluster]
 
     def forall(self, ntasks: int, tpb: int = 0, stream=None, sharedmem: int = 0) -> CudaLauncher:
-        """A launcher for `ntasks` tasks, a thread each, in blocks of `tpb` threads.
+        """Return a launcher with a thread for each of `ntasks` tasks, in blocks of `tpb` threads.
 
-        0: so many that most run at the same time, as the driver says for the kernel. The kernel has to look whether its
-        ``cuda.grid(1)`` is less than `ntasks`. No task: nothing is launched.
+        `tpb` 0: the block size for which the driver computes the highest occupancy. The kernel has to compare its
+        ``cuda.grid(1)`` with `ntasks`. With 0 tasks nothing is launched.
         """
         key = (ntasks, tpb, stream, sharedmem)
         if type(ntasks) is type(tpb) is int:
@@ -136,9 +135,9 @@ class CudaKernel(Kernel, NativeCallable):
                 del launchers[next(iter(launchers))]
             return launchers.setdefault(key, launcher)
 
-    def beside(self, kernel, launch) -> Elsewhere:
-        """What makes the calls of `kernel`, for the CPU, that are for this one, launched as `launch` says."""
-        return Elsewhere(kernel, launch)
+    def beside(self, kernel, launch) -> DeviceKernel:
+        """Return the ``DeviceKernel`` by which `kernel`, for the CPU, passes calls to this one. `launch`: its configuration."""
+        return DeviceKernel(kernel, launch)
 
     def __reduce__(self):
         return cuda_kernel_of, (self.dispatcher, self._kernel_options)
@@ -149,14 +148,14 @@ class CudaKernel(Kernel, NativeCallable):
         return getattr(self.dispatcher, name)
 
     def recompile(self) -> None:
-        """``dispatcher.recompile()``, after a global that the function uses has changed: old code is launched no more."""
+        """Call ``dispatcher.recompile()``, after a global of the function has changed. Later launches use the new code."""
         try:
             self.dispatcher.recompile()
         finally:
             self._native.forget()
 
     def counts(self) -> KernelCounts:
-        """Counts: launches on the fast path, launches through the slow path, and signatures compiled."""
+        """Count the launches on the fast path, the launches on the slow path, and the compiled signatures."""
         return KernelCounts(self._native.native.calls, self._slow_calls, len(self.dispatcher.overloads))
 
     def bind(self, /, *args, **kwargs):
@@ -164,11 +163,11 @@ class CudaKernel(Kernel, NativeCallable):
         raise TypeError(f"{self.__qualname__}.bind(): say how to launch it first, {self.__qualname__}[grid, block].bind(...)")
 
     def explain(self, /, *args, **kwargs):
-        """What a launch with these arguments would do, whatever its configuration. See :meth:`CudaLauncher.explain`."""
+        """Explain a launch with these arguments and any configuration. See :meth:`CudaLauncher.explain`."""
         return self[1, 1].explain(*args, **kwargs)
 
     def bound_arguments(self, args: tuple, kwargs: dict) -> tuple:
-        """The arguments of a call in the order of the parameters, defaults filled in."""
+        """The arguments of a call in parameter order, with defaults."""
         bound = self._parameters.bind(*args, **kwargs)
         defaults = self._parameters.defaults
         if not defaults:
@@ -183,7 +182,7 @@ class CudaKernel(Kernel, NativeCallable):
 
 
 def cuda_kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> CudaKernel:
-    """The kernel of a ``@cuda.jit`` dispatcher with these options, of which there is one."""
+    """Return the only kernel of a ``@cuda.jit`` dispatcher with these options."""
     if not runtime().is_native:
         raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
     return kernel_of(dispatcher, kernel_options, _new_kernel)
@@ -203,7 +202,7 @@ def _index(name: str, what: str, value) -> int:
 
 
 def _dimensions(name: str, what: str, value) -> tuple[int, int, int]:
-    """Up to three numbers, as three."""
+    """Return up to three numbers as three."""
     given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     if not 1 <= len(given) <= 3:
         raise ValueError(f"{name}: {what} has one to three dimensions, not {len(given)}")

@@ -1,4 +1,4 @@
-"""``CudaLauncher``: a kernel for CUDA with a launch configuration, whose calls are native; what is new comes back to it."""
+"""``CudaLauncher``: a CUDA kernel with a launch configuration. Native code makes its launches."""
 
 from typing import Any, NamedTuple
 
@@ -15,17 +15,17 @@ class Configuration(NamedTuple):
     """How a kernel is launched."""
 
     grid: tuple[int, int, int]
-    """Blocks in the grid; of a launch for tasks that says nothing."""
+    """Blocks in the grid; not used for tasks."""
     block: tuple[int, int, int]
-    """Threads in a block; 0 in a launch for tasks: as many as is best."""
+    """Threads in a block; for tasks 0 means the best number."""
     stream: int | None
-    """The ``CUstream``; None for that of the tensors' producer."""
+    """The ``CUstream``; None: the current stream of the tensors' producer."""
     shared: int
     """Bytes of dynamic shared memory for each block."""
     cluster: tuple[int, int, int] | None
     """Blocks in a cluster."""
     tasks: int
-    """A thread for each of so many tasks; -1: as grid and block say."""
+    """The number of tasks, a thread each; -1: no tasks, `grid` and `block` apply."""
 
     def __str__(self):
         size = f"for {self.tasks} tasks" if self.tasks >= 0 else f"grid {self.grid}"
@@ -37,12 +37,11 @@ class Configuration(NamedTuple):
 
 
 class CudaLauncher(NativeCallable):
-    """A kernel for CUDA with a launch configuration, ``kernel[grid, block, stream, shared]``; calling it launches it.
+    """A CUDA kernel with a launch configuration, ``kernel[grid, block, stream, shared]``. Calling it launches the kernel.
 
-    It returns None as soon as the driver has taken the launch. Raises TypeError for arguments that do not fit,
-    BufferError for tensors that the kernel must not get (on the CPU, on different devices, what autograd watches …),
-    OverflowError for a number that a declared parameter cannot hold, :class:`~fastexchange.CudaError` for what the
-    driver refuses; then nothing has been launched.
+    A call returns None as soon as the driver has accepted the launch. Raises TypeError for arguments that do not fit, BufferError
+    for tensors that the kernel must not get (on the CPU, on different devices, tracked by autograd …), OverflowError for a number
+    that a declared parameter cannot hold, and :class:`~fastexchange.CudaError` if the driver refuses. Then nothing is launched.
 
     Attributes
     ----------
@@ -55,7 +54,7 @@ class CudaLauncher(NativeCallable):
     def __init__(self, kernel, configuration: Configuration, stream: Any = None):
         self.kernel = kernel
         self.configuration = configuration
-        self._stream = stream  # which lives as long as its handle is used
+        self._stream = stream  # keeps the stream alive while its handle is used
         self._native = ffi.new("fx_launcher *")
         self._fill(self._native)
         self._context = address_of(self._native)
@@ -75,7 +74,7 @@ class CudaLauncher(NativeCallable):
         native.cluster = cluster or (0, 0, 0)
 
     def on_stream(self, stream: int):
-        """A copy of the native configuration for one launch, on this stream, whose order among others has been seen to."""
+        """A copy of the native configuration for one launch on this stream. The caller orders the stream among others."""
         native = ffi.new("fx_launcher *", self._native[0])
         native.stream, native.is_mixed = stream, 1
         return native
@@ -90,10 +89,9 @@ class CudaLauncher(NativeCallable):
 
     @property
     def pre_launch_callbacks(self) -> list:
-        """Functions ``(kernel, configuration)`` that the package of the kernel calls before each launch (numba-cuda).
+        """Functions ``(kernel, configuration)`` that the kernel's package calls before each launch (numba-cuda).
 
-        Who asks for the list has all launches of this launcher made by the package: only it knows what to call them
-        with.
+        After the first access the package makes all launches of this launcher, because only it knows the functions' arguments.
         """
         if self._callbacks is None:
             from .own_launch import own_launch
@@ -105,7 +103,7 @@ class CudaLauncher(NativeCallable):
         return self._callbacks
 
     def retire(self) -> None:
-        """Launch no more: a context has been reset, and the stream may be gone with it."""
+        """Refuse further launches: a context has been reset, which may have destroyed the stream."""
         self._is_retired = True
         self._vectorcall = native_launch.vectorcall_own.address
         for cache in (self.kernel._launchers, self.kernel._for_tasks):
@@ -122,27 +120,27 @@ class CudaLauncher(NativeCallable):
 
     @property
     def why_not(self) -> str:
-        """Why all its launches are the package's own; nothing if they are not."""
+        """Why the package makes all launches of this launcher; "" if it does not."""
         return self.kernel.why_not or ("" if self._callbacks is None else "it has functions that are called before each launch")
 
     def bind(self, /, *args, **kwargs):
-        """A launch with these arguments, whose parameters are packed once: a :class:`~fastexchange.BoundCudaLaunch`."""
+        """Bind the arguments: returns a :class:`~fastexchange.BoundCudaLaunch`, whose parameters are packed once."""
         from .bound_launch import BoundCudaLaunch
 
         self._check()
         return BoundCudaLaunch(self, self.kernel.bound_arguments(args, kwargs))
 
     def explain(self, /, *args, **kwargs):
-        """What a launch with these arguments would do, without making it. Returns a ``CallExplanation``; print it."""
+        """Explain a launch with these arguments without making it. Returns a ``CallExplanation``; print it."""
         from .explaining import explain_launch
 
         self._check()
         return explain_launch(self, self.kernel.bound_arguments(args, kwargs))
 
-    # ---- what native code calls
+    # ---- called by native code
 
     def _call_slowly(self, /, *args, **kwargs) -> None:
-        """A launch that is not known: learn it, and make it."""
+        """Learn an unknown launch, and make it."""
         from .resolve import call
 
         self._check()
@@ -151,7 +149,7 @@ class CudaLauncher(NativeCallable):
         call(self, bound)
 
     def _call_numba(self, /, *args, **kwargs) -> None:
-        """A launch with an argument that native code does not read, or one that is known to be the package's own."""
+        """Make a launch that native code leaves to Python: an argument that it cannot read, or a launch for the package."""
         from .resolve import call_otherwise
 
         self._check()
@@ -160,7 +158,7 @@ class CudaLauncher(NativeCallable):
         call_otherwise(self, bound)
 
     def _plan_call(self, /, *args, **kwargs) -> None:
-        """After a launch like others before: make such launches faster."""
+        """Compile a fast entry for such launches, after launches that repeat."""
         from ..calls.resolve import plan
 
         plan(self.kernel, self.kernel.bound_arguments(args, kwargs))
@@ -169,7 +167,7 @@ class CudaLauncher(NativeCallable):
         self.kernel._refused(position, error)
 
     def _driver_error(self, code: int):
-        """The driver has refused a launch: raise what it says."""
+        """Raise the driver's error for a launch that it has refused."""
         from .driver import driver
 
         raise driver().error(code, f"{self.kernel.__qualname__}() was not launched ({self.configuration})")

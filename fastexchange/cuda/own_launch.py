@@ -1,7 +1,6 @@
-"""Launches that the kernel's own package makes: of arrays of the host, records, hints, kernels with ``debug=True`` …
+"""Launches by the kernel's own package: with arrays of the host, records, hints, of kernels with ``debug=True`` …
 
-It looks at less than we do, so what we would refuse is refused before; and what it says of arguments that it cannot
-take is said with the argument's name.
+The package checks less than this one, so this module checks the arguments first. Its errors get the argument's name.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ __all__ = ["call_own", "own_launch", "whose", "why_not_even_own"]
 
 
 def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
-    """Have the package launch the kernel, after the checks that it does not make. `why_not`: why it has to, if that is known."""
+    """Check the arguments, and let the package launch the kernel. `why_not`: why native code does not launch it, if known."""
     kernel = launcher.kernel
     arguments = tuple(for_package(info) for info in infos)
     device, streams = whereabouts(kernel, infos)
@@ -44,7 +43,7 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
 
 
 def _call_with_callbacks(launcher, own: Any, arguments: tuple) -> None:
-    """Call the package's own launcher, which remembers it for its own launches like this one: they have other callbacks."""
+    """Call the package's own launcher with the launcher's callbacks. The package caches it for launches without them."""
     if not launcher._callbacks:
         own(*arguments)
         return
@@ -57,7 +56,7 @@ def _call_with_callbacks(launcher, own: Any, arguments: tuple) -> None:
 
 
 def check_declared(kernel, arguments: tuple) -> None:
-    """Raise TypeError, or OverflowError, for arguments that a declared signature has no place for: the package looks at none."""
+    """Raise TypeError or OverflowError for arguments that fit no declared signature: the package does not check them."""
     given = tuple(kernel.target.type_of_value(kernel.dispatcher, value) for value in arguments)
     taken, _ = taken_for(kernel, given)
     for position, (value, each) in enumerate(zip(arguments, taken, strict=True)):
@@ -74,7 +73,7 @@ def own_launch(launcher, stream: int | None) -> Any:
 
 
 def why_not_even_own(launcher, infos: list[ArgumentInfo], why_not: str, has_failed: bool) -> str:
-    """Why the package cannot make a launch that only it could make, as far as that is known; nothing if it is not."""
+    """Why the package cannot make a launch that native code cannot make either; "" if no reason is known."""
     kernel = launcher.kernel
     only = only_for_package(infos)
     if has_failed and only and type(only[0].value).__module__ == "builtins":
@@ -91,6 +90,6 @@ def why_not_even_own(launcher, infos: list[ArgumentInfo], why_not: str, has_fail
 
 
 def whose(kernel, infos: list[ArgumentInfo]) -> str:
-    """Why a launch with an argument that only the package understands is the package's own."""
+    """Why the package makes the launch: which argument only the package can read."""
     info = only_for_package(infos)[0]
     return f"only it takes {argument(kernel, info.position).partition(': ')[2]}, a {type_name(type(info.value))}"

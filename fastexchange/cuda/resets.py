@@ -1,8 +1,8 @@
-"""Resets of devices' contexts, by ``cuda.close()`` or ``device.reset()``: what was in a context is not used again.
+"""Resets of devices' contexts, by ``cuda.close()`` or ``device.reset()``. Nothing of a reset context is used again.
 
-A reset takes kernels, streams and memory away and leaves the context's handle as it was, so the driver cannot be asked at
-no cost. The packages empty their context's list of modules: an object of ours is in it, and dies with the others.
-A reset behind their back (``cuDevicePrimaryCtxReset``) is only noticed where the driver refuses a launch for it.
+A reset destroys kernels, streams and memory, but the context's handle stays the same, so no cheap call of the driver tells. The
+packages clear their context's list of modules at a reset. An object of ours in that list dies then, and reports the reset. Other
+resets (``cuDevicePrimaryCtxReset``) are noticed when the driver refuses a launch.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _renewed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class _Witness:
-    """In a package's list of the modules in a context: it dies when they are unloaded."""
+    """An object in a package's list of a context's modules. It dies when they are unloaded."""
 
     __slots__ = ("_device", "_is_finalizing")
 
@@ -33,7 +33,7 @@ class _Witness:
         self._device, self._is_finalizing = device, sys.is_finalizing
 
     def dismiss(self) -> None:
-        """Let its end mean nothing."""
+        """Do not report a reset when the object dies."""
         self._device = -1
 
     def __del__(self):
@@ -42,40 +42,40 @@ class _Witness:
 
 
 def watch(device: int) -> None:
-    """Notice resets of a device's context by the packages that use it by now."""
+    """Watch for resets of a device's context by the packages that use it."""
     for name in _DEVICES:
         devices: Any = sys.modules.get(name)
         context = None
-        with contextlib.suppress(Exception):  # a package that is imported, and cannot be used here: the one in Numba itself, say
+        with contextlib.suppress(Exception):  # a package that is imported but does not work here, such as numba.cuda
             context = devices.gpus[device].primary_context if devices is not None else None
-        if context is not None and _KEY not in context.modules:  # None: the package has made none yet
+        if context is not None and _KEY not in context.modules:  # None: the package has no context yet
             witness = _Witness(device)
             if context.modules.setdefault(_KEY, witness) is not witness:  # another thread was faster
                 witness.dismiss()
 
 
 def keep_up(context) -> None:
-    """From now on a reset unloads the kernels of a ``CudaContext``."""
+    """Let resets unload the kernels of a ``CudaContext``."""
     _contexts.add(context)
 
 
 def retire(launcher) -> None:
-    """From now on a reset makes a launcher, which has a stream of its own, launch no more."""
+    """Let resets retire a launcher that has a stream of its own."""
     _launchers.add(launcher)
 
 
 def count() -> int:
-    """How many resets have been noticed in this process."""
+    """The number of resets noticed in this process."""
     return _cuda().resets if runtime().native.cuda else 0
 
 
 def address_of_count() -> int:
-    """Where native code finds it."""
+    """The address of :func:`count`'s number, for native code."""
     return address_of(_cuda()) + offset_of("fx_cuda", "resets")
 
 
 def is_stale(library) -> bool:
-    """Whether a package's library may have loaded its kernel before a reset; the next time it has not. `library`: any object."""
+    """Whether a package's library may have loaded its kernel before a reset. True once per reset. `library`: any object."""
     if _renewed.get(library, 0) == count():
         return False
     _renewed[library] = count()
@@ -83,27 +83,27 @@ def is_stale(library) -> bool:
 
 
 def forget(device: int) -> None:
-    """Use nothing any more of what was in a device's context.
+    """Forget everything in a device's context.
 
-    Kernels are loaded anew on all devices: numba-cuda has one library for them, which goes with the first context.
+    Kernels are loaded anew on all devices, because numba-cuda has one library for all devices.
     """
     cuda = _cuda()
     cuda.contexts[device] = 0
     cuda.resets += 1
     for context in list(_contexts):
         context.unload()
-    runtime().entries.remove_kind(dispatch.KIND_VIEW)  # device arrays: their memory has to be looked at
+    runtime().entries.remove_kind(dispatch.KIND_VIEW)  # device arrays: their memory has to be read again
     for launcher in list(_launchers):
         launcher.retire()
 
 
 def forget_all() -> None:
-    """The driver says that a context has been reset, and not which."""
+    """Forget everything in all contexts: the driver's error does not say which context has been reset."""
     for device in range(dispatch.MAX_DEVICES if runtime().native.cuda else 0):
         if _cuda().contexts[device]:
             forget(device)
 
 
 def _cuda():
-    """The ``fx_cuda *`` of the process; there is one as soon as a kernel has been launched."""
+    """The ``fx_cuda *`` of the process, which exists after the first launch."""
     return ffi.cast("fx_cuda *", runtime().native.cuda)

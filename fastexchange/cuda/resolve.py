@@ -1,4 +1,4 @@
-"""What a launcher does with a launch that native code does not know, and with those that it does not make."""
+"""The slow path of launches: those that native code does not know yet, and those that it cannot make."""
 
 import contextlib
 
@@ -17,7 +17,7 @@ __all__ = ["LaunchResolver", "call", "call_otherwise", "check_device", "device_o
 
 
 def call(launcher, bound: tuple) -> None:
-    """Make a launch that native code could not make."""
+    """Make a launch that native code does not know."""
     if not launcher.why_not:
         with naming(launcher):
             report = LaunchResolver(launcher, bound, launcher._native).run()
@@ -28,7 +28,7 @@ def call(launcher, bound: tuple) -> None:
 
 @contextlib.contextmanager
 def naming(launcher):
-    """Errors of the driver meanwhile say which launch was not made."""
+    """Context manager: errors of the driver get the name of the launch that was not made."""
     try:
         yield
     except CudaError as error:
@@ -42,7 +42,7 @@ class LaunchResolver(Resolver):
     """Resolves a launch, with the ``fx_launcher`` `native`."""
 
     ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_STREAM, structs.STATUS_STREAMS))
-    """STATUS_OK, native code has made it; any other: it is for :func:`call_otherwise`."""
+    """The final statuses: with STATUS_OK native code has made the launch, with the others :func:`call_otherwise` makes it."""
 
     def __init__(self, launcher, bound: tuple, native, **function):
         super().__init__(launcher.kernel, bound, **function)
@@ -84,7 +84,7 @@ class LaunchResolver(Resolver):
 
 
 def device_of(kernel, report: Report) -> int:
-    """The device of a launch at which native code has looked."""
+    """The device of a launch whose arguments native code has read."""
     device = report.native.device
     if device < 0:
         device = report.native.managed_device
@@ -92,16 +92,16 @@ def device_of(kernel, report: Report) -> int:
 
 
 def check_device(kernel, device: int, bound: tuple) -> None:
-    """Raise BufferError for the argument that is on this device, if there is no such one."""
+    """Raise BufferError for the argument on this device if the device does not exist."""
     if not driver().has(device):
         whereabouts(kernel, classify_arguments(kernel, python_exports.originals(bound)))
 
 
-# ---- launches that are not native from end to end --------------------------------------------------------------------
+# ---- launches that Python makes ----------------------------------------------------------------------------------------
 
 
 def call_otherwise(launcher, bound: tuple) -> None:
-    """A launch with tensors that Python has to export, or on several streams; or one that is the package's own."""
+    """Make a launch with tensors that Python exports, a launch on several streams, or a launch for the package."""
     kernel = launcher.kernel
     why_not = launcher.why_not
     with naming(launcher):

@@ -1,4 +1,7 @@
-"""A kernel for a launch that is new: which signature it has, compiled by its package, held against the driver, loaded."""
+"""Compile the kernel for a new launch.
+
+1. Find the signature. 2. Let the package compile it. 3. Compare the parameters with the driver's. 4. Load it.
+"""
 
 import functools
 from typing import NoReturn
@@ -15,13 +18,13 @@ from .driver import driver
 __all__ = ["check_range", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
 
 _loading = forkable_lock()
-"""Packages are not made for threads that load a kernel at once: one of them finds it loaded half way."""
+"""Packages are not thread-safe while they load a kernel: another thread could find it half loaded."""
 
 
 def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool:
     """Compile the kernel for a launch with these keys on a device, and file it.
 
-    False if all such launches are the package's own.
+    Returns False if the package makes such launches.
     """
     native, target = kernel._native, kernel.target
     generation = native.generation
@@ -32,7 +35,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
         unknown = error.position, error.field
     if unknown is not None:
         refuse_elements(kernel, bound, *unknown)
-    width = functools.partial(element_of, storage=True)  # also of elements that only the package has a type for
+    width = functools.partial(element_of, storage=True)  # also for elements for which only the package has a type
     seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width)
     driver().context(device)
     with _loading, driver().as_before(), target.on_device(device):
@@ -54,15 +57,15 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
 
 
 def types_given(kernel, keys: tuple[int, ...]) -> tuple:
-    """The types of a launch's arguments, as the package has them. Raises UnknownDtype."""
+    """The package's types of a launch's arguments. Raises UnknownDtype."""
     types = numba_types(keys, {}, kernel._native.runtime.serials, kernel._element_of)
     return tuple(map(kernel.target.type_of, types))
 
 
 def taken_for(kernel, given: tuple) -> tuple[tuple, list[int] | None]:
-    """The types of the parameters for arguments of the types `given`, both the package's, and ``converting.conversions``.
+    """Return the parameters' types for arguments of the types `given`, both the package's, and ``converting.conversions``.
 
-    Raises TypeError where a declared signature has no place for one of them.
+    Raises TypeError if the declared signatures do not fit.
     """
     taken = kernel.target.signature_for(kernel.dispatcher, given)
     if taken is None:
@@ -78,7 +81,7 @@ def taken_for(kernel, given: tuple) -> tuple[tuple, list[int] | None]:
 
 
 def position_of(word: int, given: tuple) -> int:
-    """The argument, of these types, that has the word with this number."""
+    """The position of the argument, among these types, to which a word belongs."""
     for position in range(len(given)):
         if word < words_of_all(given[: position + 1]):
             return position
@@ -86,13 +89,13 @@ def position_of(word: int, given: tuple) -> int:
 
 
 def is_as_driver_says(compiled, parameters) -> bool:
-    """Whether the driver's account of a loaded kernel has just these parameters."""
+    """Whether a loaded kernel has these parameters according to the driver."""
     found = driver().parameters_of(compiled.function())
     return found is not None and [size for _, size in found] == [parameter.size for parameter in parameters]
 
 
 def load(kernel, overload: int, device: int, native) -> None:
-    """Load the kernel on a device, for launches like that of the ``fx_launcher`` `native`."""
+    """Load the kernel on a device, for launches by the ``fx_launcher`` `native`."""
     driver().context(device)
     with _loading, driver().as_before(), kernel.target.on_device(device):
         resets.watch(device)
@@ -100,7 +103,7 @@ def load(kernel, overload: int, device: int, native) -> None:
 
 
 def raise_out_of_range(kernel, bound: tuple, taken: tuple) -> NoReturn:
-    """Raise OverflowError for the number, among these arguments, that is beyond what the types `taken` hold."""
+    """Raise OverflowError for the first number among these arguments that does not fit its type in `taken`."""
     for position, (value, each) in enumerate(zip(bound, taken, strict=False)):
         check_range(kernel, position, value, each)
     raise OverflowError(f"{kernel.__qualname__}(): a number does not fit into the signature {taken}")

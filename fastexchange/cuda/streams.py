@@ -1,8 +1,7 @@
-"""Streams: which one a launch is on, and how work on others is ordered before and after it.
+"""Streams: the stream of a launch, and its order among the work on other streams.
 
-A launch without a stream of its own is on the stream on which the tensors' producer works. Where producers work on
-different streams, the launch is on that of the first, and events order it: it waits for what the others have been given
-to do, and they wait for it.
+A launch without a stream of its own is on the current stream of the tensors' producer. If producers have different streams, the
+launch is on the first one's. Events order it: it waits for the work on the other streams, and these wait for it.
 
 Source: DLPack 1.3, ``DLPackCurrentWorkStream``; CUDA Array Interface, version 3, "Synchronization"; the
 ``__cuda_stream__`` protocol.
@@ -25,43 +24,43 @@ __all__ = ["DEFAULT_STREAMS", "are_one", "default_stream", "expressly", "handle_
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
 KDL_CUDA = 2
-_LEGACY = (0, 1)  # CUstream: to the driver both are the legacy default stream, of which 1, CU_STREAM_LEGACY, says so expressly
+_LEGACY = (0, 1)  # CUstream: both are the legacy default stream to the driver; 1 is CU_STREAM_LEGACY
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
 DEFAULT_STREAMS = (*_LEGACY, _PER_THREAD)
-"""The ``CUstream`` that every context has."""
+"""The ``CUstream`` handles that every context has."""
 _NUMBAS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 
 
 @functools.cache
 def default_stream() -> int:
-    """The ``CUstream`` of what is given to no stream, or to 0.
+    """The ``CUstream`` of work without a stream, or with stream 0.
 
-    The legacy one; or that of each thread, as CUDA Python and the packages have it, where the process was started with
-    ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1``.
+    It is the legacy default stream, or, if the process was started with ``CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM=1``, the
+    thread's default stream, as in CUDA Python and the packages.
     """
     return _PER_THREAD if int(os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM") or 0) else 0
 
 
 def are_one(stream: int, other: int) -> bool:
-    """Whether two ``CUstream`` are the same one."""
+    """Whether two ``CUstream`` handles mean the same stream."""
     return stream == other or (stream in _LEGACY and other in _LEGACY)
 
 
 def expressly(stream: int) -> int:
-    """A ``CUstream`` for those to whom 0 is the :func:`default_stream`. To the driver, which we call, it is the legacy one."""
+    """Translate a ``CUstream`` for packages that take 0 for :func:`default_stream`. The driver takes 0 for the legacy stream."""
     return _LEGACY[1] if stream == 0 and default_stream() else stream
 
 
 def handle_of(name: str, stream: Any) -> int:
     """The ``CUstream`` of a stream of any package, for the function `name`.
 
-    The number 0 is the :func:`default_stream`, and so is that of a stream of the packages; of another object that says 0, as
-    PyTorch's, the legacy one.
+    The int 0 means :func:`default_stream`, and so does the handle 0 of the packages' streams. The handle 0 of any other object,
+    such as PyTorch's streams, means the legacy default stream.
     """
     if isinstance(stream, bool):
         raise TypeError(f"{name}: stream is a stream, its handle or None, not {shown(stream)}")
     says_which = False
-    is_numbas = type(stream).__module__ in _NUMBAS  # whose default stream has the handle 0
+    is_numbas = type(stream).__module__ in _NUMBAS  # the handle of their default stream is 0
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         found = protocol() if callable(protocol) else protocol
@@ -90,7 +89,7 @@ def handle_of(name: str, stream: Any) -> int:
 
 
 def stream_of_producer(function: int, device: int) -> int:
-    """What a producer's ``current_work_stream``, at the address `function`, says for a CUDA device."""
+    """Call a producer's ``current_work_stream``, at the address `function`, for a CUDA device."""
     out = ffi.new("void **")
     if _CURRENT_WORK_STREAM(function)(KDL_CUDA, device, address_of(out)):
         raise BufferError(f"a producer's current_work_stream failed for CUDA device {device} and did not say why")
@@ -98,7 +97,7 @@ def stream_of_producer(function: int, device: int) -> int:
 
 
 def order(device: int, later: int, earlier: int) -> None:
-    """Let what is given to the stream `later` from now on wait for what has been given to the stream `earlier`."""
+    """Let future work on the stream `later` wait for the present work on the stream `earlier`."""
     if are_one(later, earlier):
         return
     cuda: Driver = driver()
@@ -109,14 +108,14 @@ def order(device: int, later: int, earlier: int) -> None:
             cuda.call("cuEventRecord", event, cuda.bindings.CUstream(expressly(earlier)))
             cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(expressly(later)), event, 0)
         finally:
-            cuda.call("cuEventDestroy", event)  # which the driver does when it is no longer waited for
+            cuda.call("cuEventDestroy", event)  # the driver destroys it when nothing waits for it any more
 
 
 @contextlib.contextmanager
 def in_order(launcher, device: int, streams: list[int]):
-    """Meanwhile the first stream of a launch waits for the others, and they wait for it at the end.
+    """Context manager: the first stream of a launch waits for the others, and at the end these wait for the first.
 
-    Raises CudaError; if that is at the end, it says that the launch has been made.
+    Raises CudaError; an error at the end says that the launch has been made.
     """
     if len(streams) < 2:
         yield
