@@ -1,9 +1,9 @@
-"""Arrays with ``__cuda_array_interface__``, read by native code: those of which all is as usual.
+"""Native reading of usual arrays with ``__cuda_array_interface__``.
 
-What is not is left to ``cuda.python_exports``, which knows all of the protocol and says what is wrong.
+``cuda.python_exports`` reads all others: it knows the whole protocol and raises its errors.
 
-The packages' own arrays say ``strides: None`` of more than what is contiguous, of what has been broadcast for one: of
-those the attribute ``strides`` is read, as the packages do.
+The packages' own arrays have ``strides: None`` also for arrays that are not contiguous, for example broadcast ones. Their
+attribute ``strides`` is read instead, as the packages do.
 
 Source: CUDA Array Interface, version 3.
 """
@@ -25,12 +25,12 @@ from . import structs
 __all__ = ["SAYS_STREAM", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
 
 OB_SIZE = c.OB_SIZE
-_STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # then come the strides
+_STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # the strides follow
 _EXTENT_BYTES = 8 * MAX_NDIM
 _NAMES = ("__cuda_array_interface__", "version", "data", "typestr", "shape", "strides", "mask", "stream")
 _INTERFACE, _VERSION, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CUDA = (8 * i for i in range(len(_NAMES) + 1))
 SAYS_STREAM = 3
-"""The version since which an interface says on which stream its memory may be used; before, it does not say when."""
+"""The first version of the interface with a stream."""
 _ORDINAL, _IS_MANAGED, _MEMORY_TYPE = 9, 8, 2  # CU_POINTER_ATTRIBUTE_…
 _ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 _FLOAT, _INT, _UINT, _COMPLEX, _BOOL = map(int, (
@@ -47,14 +47,14 @@ python_items = python_side("fastexchange.cuda.array_interface")
 
 @cfunction(types.void, types.intp)
 def delete_interface(managed):
-    """Deleter of what :data:`managed_tensor_of_interface` makes. Needs the GIL: it never leaves a call."""
+    """Deleter of the tensors of :data:`managed_tensor_of_interface`. GIL: held; these tensors never outlive a call."""
     c.Py_DecRef(load(managed + _OWNER))
     c.PyMem_RawFree(managed)
 
 
 @native
 def is_int(ob, at):
-    """Whether `ob` is an int, exactly, that fits into 64 bits; it is stored at `at`."""
+    """Store the int `ob` at `at`. Returns whether it is an exact int of at most 64 bits."""
     if Py_TYPE(ob) != global_address("PyLong_Type"):
         return False
     overflow = stack(1)
@@ -65,7 +65,7 @@ def is_int(ob, at):
 
 @native
 def are_ints(ob, at):
-    """How many ints are in `ob`, a tuple, exactly, of such; they are stored from `at` on. -1: it is something else."""
+    """Store the ints of the tuple `ob` from `at` on. Returns their number; -1 if `ob` is no exact tuple of such ints."""
     if Py_TYPE(ob) != global_address("PyTuple_Type"):
         return -1
     count = load(ob + OB_SIZE)
@@ -79,12 +79,12 @@ def are_ints(ob, at):
 
 @native
 def element_of(ob):
-    """Code and bits of the elements, ``code | bits << 8``, that a ``typestr`` names; -1 where that is not for us to say."""
+    """The dtype field, ``code | bits << 8``, of a ``typestr``; -1 for an unusual one."""
     if Py_TYPE(ob) != global_address("PyUnicode_Type"):
         return -1
     size = stack(1)
     text = c.PyUnicode_AsUTF8AndSize(ob, size)
-    if text == 0 or text & 7 != 0 or load(size) < 3 or load(size) > 4:  # all of it in one word
+    if text == 0 or text & 7 != 0 or load(size) < 3 or load(size) > 4:  # the text fits into one word
         return -1
     word = load(text)
     order, kind, itemsize = word & 0xFF, word >> 8 & 0xFF, (word >> 16 & 0xFF) - _ZERO
@@ -114,7 +114,7 @@ def element_of(ob):
 
 @native
 def find_place(cuda, tensor):
-    """:func:`find_place_there`, in a context: that of the default device where the thread has none."""
+    """:func:`find_place_there` in a current context: the default device's if the thread has none."""
     code = find_place_there(cuda, tensor)
     context = cuda.contexts[cuda.default_device]
     if code == structs.INVALID_CONTEXT and context != 0:
@@ -127,7 +127,7 @@ def find_place(cuda, tensor):
 
 @native
 def find_place_there(cuda, tensor):
-    """Note in a DLTensor of which device its memory is. Returns a ``CUresult``."""
+    """Set the device of a DLTensor by the driver. Returns a ``CUresult``."""
     number, is_managed, kind = stack(1), stack(1), stack(1)
     store(number, 0)
     store(is_managed, 0)
@@ -150,12 +150,12 @@ def find_place_there(cuda, tensor):
 
 @native
 def read(interface, own_strides, side, at):
-    """Fill the managed tensor at `at` with what the dict `interface` says. Whether all is as usual.
+    """Fill the managed tensor at `at` from the dict `interface`. Returns whether the interface is usual.
 
-    `own_strides`: the strides, a borrowed object, where the dict's are not to be believed; else 0.
+    `own_strides`: a borrowed object with the strides, or 0 for the dict's.
 
-    What is found in the dict is looked at before the next thing is asked for: with odd keys that may run Python code, which
-    may change it.
+    Each value is read completely before the next lookup: with unusual keys a lookup may run Python code, which may change the
+    dict.
     """
     managed = managed_at(at)
     tensor = managed.dl_tensor
@@ -213,9 +213,10 @@ def read(interface, own_strides, side, at):
 def export(ob, has_strides, out):
     """Fill the pointer at `out` with an owning export of an array with ``__cuda_array_interface__``.
 
-    Returns 0, or -1 where it is not as usual, with no exception set: what is wrong is for others to say. Only what is no
-    ``Exception``, Ctrl-C for one, stays set. Needs the GIL, runs Python code.
-    `has_strides`: whether its attribute ``strides`` is read.
+    `has_strides`: whether to read its attribute ``strides``.
+
+    Returns: 0, or -1 for an unusual array, for which ``python_exports`` raises the error.
+    Raises: only exceptions that are no ``Exception``, such as KeyboardInterrupt. GIL: held; runs Python code.
     """
     side = python_items()
     if side == 0:
@@ -252,18 +253,18 @@ def export(ob, has_strides, out):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_of_interface(ob, out):
-    """:func:`export` of an array whose interface says all."""
+    """:func:`export` of an array whose interface has its strides."""
     return types.int32(export(ob, False, out))
 
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_of_device_array(ob, out):
-    """:func:`export` of an array of one of the packages."""
+    """:func:`export` of a package's own array."""
     return types.int32(export(ob, True, out))
 
 
 def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks."""
+    """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .driver import driver

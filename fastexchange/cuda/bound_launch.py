@@ -24,13 +24,13 @@ _PACK = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_void_p] * 4)
 class BoundCudaLaunch(BoundLaunchBase):
     """A launch with fixed arguments, made by ``kernel[grid, block].bind(...)``. Calling it without any launches the kernel.
 
-    Ownership: it holds an owning export of every tensor, and the arguments, so that their memory lives as long as it
-    does; after a reset of a device's context, which takes memory away, a call raises :class:`~fastexchange.CudaError`. Of
-    PyTorch tensors each call looks whether their storage still is where it was, and nobody else's: if not (``resize_()``,
-    ``torch._lazy_clone()``), the call is an ordinary one, and so are all further calls. What else becomes of a tensor does not
-    concern it: after a ``set_()`` it goes on with the old memory. Scalars have the values that they had. What is refused for its
-    state (a tensor that requires grad …) is refused when it is bound. It launches the code that the kernel had then, also when
-    that has been compiled anew since.
+    Ownership: it holds the arguments and an owning export of every tensor, so their memory lives as long as the launch. After a
+    reset of a device's context, which destroys memory, a call raises :class:`~fastexchange.CudaError`.
+
+    Each call checks that the storages of PyTorch tensors have neither moved nor become copy-on-write. If one has (``resize_()``,
+    ``torch._lazy_clone()``), this and all later calls are ordinary launches. Other changes of a tensor have no effect: after
+    ``set_()`` the launch uses the old memory. Scalars keep their values. A tensor's state (for example requiring grad) is checked
+    only when it is bound. The launch uses the code that the kernel had when it was bound, even after a recompilation.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class BoundCudaLaunch(BoundLaunchBase):
 
     @property
     def _held(self) -> "_Held":
-        while True:  # another thread may rebind it meanwhile
+        while True:  # another thread may rebind at the same time
             for each in self._alive:
                 if address_of(each.launch) == self._context:
                     return each
@@ -62,9 +62,9 @@ class BoundCudaLaunch(BoundLaunchBase):
             return _Held(self.launcher, bound)
 
     def _take(self, before: "_Held | None", held: "_Held") -> bool:
-        self._alive = [*self._alive, held]  # Ctrl-C may come between any two steps: whichever is used then has to live
+        self._alive = [*self._alive, held]  # Ctrl-C may come at any step: both have to live until it is done
         self._context = address_of(held.launch)  # in one step: other threads may launch
-        # A launch that has begun with others, and waits for the driver without the GIL, is counted in theirs.
+        # `running` counts the launches that have begun with other arguments and wait for the driver without the GIL.
         self._alive = [each for each in self._alive if each is held or each.launch.running]
         return True
 
@@ -83,7 +83,7 @@ enable_vectorcall(BoundCudaLaunch)
 
 
 class _Held:
-    """The frame of a bound launch, with the exports of its tensors, and its parameters, until this object dies."""
+    """Owns the frame of a bound launch, the exports of its tensors, and its parameters."""
 
     def __init__(self, launcher, bound: tuple):
         self.bound = bound
@@ -110,7 +110,7 @@ class _Held:
         self.device = frame.device if frame.device >= 0 else frame.managed_device
         self.stream = frame.stream
         if len(streams) > 1 or (not has_stream and (frame.other_stream or (is_exported and frame.stream))):
-            # The streams may be others in each launch, and then be ordered otherwise: an ordinary launch looks.
+            # Only an ordinary launch reads the streams, which may be others each time.
             if has_stream:
                 raise TypeError(
                     f"{kernel.__qualname__}(): an array's interface names another stream than the one that the launch is given; "

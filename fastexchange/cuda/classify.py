@@ -1,6 +1,6 @@
-"""What the arguments of a launch are, before anything is exported: of which kind, where, on which stream.
+"""Classify the arguments of a launch before anything is exported: kind, device and stream of each.
 
-Also here: which arguments are for the kernel's own package, and what it has to be spared.
+This module also says which arguments only the kernel's own package can read, and prepares arguments for its launches.
 
 Source: DLPack 1.3, Python specification; CUDA Array Interface, version 3.
 """
@@ -54,41 +54,41 @@ __all__ = [
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 ON_DEVICE = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
 PLAIN, TABLE, DLPACK, INTERFACE, ARRAY, TUPLE, PACKAGE = range(7)
-"""How an argument gets into the kernel; ``ARRAY``: it is a device array of numba's, which native code remembers."""
+"""How an argument gets into the kernel. ``ARRAY``: a device array of a Numba package, which native code reads once."""
 
 
 class ArgumentInfo:
-    """What has been found out of one argument, or an item of a tuple, before a launch."""
+    """One argument, or one item of a tuple, before a launch."""
 
     __slots__ = ("function", "interface", "items", "kind", "place", "position", "stream", "value")
 
     def __init__(self, position: int, value, kind: int):
         self.position, self.value, self.kind = position, value, kind
-        """The position is that of the argument that it is, or is in; the value what a wrapper leads to."""
+        """`position`: of the argument, or of the tuple that contains it. `value`: for a wrapper, the tensor that it wraps."""
         self.items: list[ArgumentInfo] = []
         self.interface: dict | None = None
         self.place: tuple[int, int] | None = None
-        """Of a tensor: (device type, number)."""
+        """A tensor's (device type, number)."""
         self.function = 0
         """The address of its ``current_work_stream``, or 0."""
         self.stream: int | None = None
-        """The stream on which its producer works, if it says so without that; None: it has none, or is told ours."""
+        """The producer's stream, if its interface names one. None: there is none, or ``__dlpack__`` is told the launch's."""
 
 
 class Whereabouts(NamedTuple):
-    """Where a launch is."""
+    """The device and the streams of a launch."""
 
     device: int | None
-    """The tensors'; None: there are none, or only such as every device reads."""
+    """The tensors' device; None: there are no tensors, or every device can read them."""
     streams: list[int]
-    """Those of the producers that do not order their work themselves, each once, in the order of the arguments."""
+    """The streams of producers that do not order their work themselves: each once, in the order of the arguments."""
 
 
 # ---- what an argument is ---------------------------------------------------------------------------------------------
 
 
 def classify_arguments(kernel, bound: tuple) -> list[ArgumentInfo]:
-    """Look at each argument once: what it is, what a wrapper leads to, where its memory is, on which stream its producer works.
+    """Classify each argument once: its kind, the tensor that a wrapper wraps, its device, and its producer's stream.
 
     Raises what producers raise, and BufferError for memory that a kernel for CUDA cannot read.
     """
@@ -96,7 +96,7 @@ def classify_arguments(kernel, bound: tuple) -> list[ArgumentInfo]:
 
 
 def classify_without_errors(kernel, bound: tuple) -> list[ArgumentInfo]:
-    """Those of the arguments that can be looked at."""
+    """Classify the arguments that raise nothing, and leave out the others."""
     found = []
     for position, value in enumerate(bound):
         with contextlib.suppress(Exception):
@@ -107,7 +107,7 @@ def classify_without_errors(kernel, bound: tuple) -> list[ArgumentInfo]:
 def _classify(kernel, position: int, value) -> ArgumentInfo:
     try:
         info = _classified(position, value)
-    except Exception as error:  # a type whose attributes cannot even be asked for
+    except Exception as error:  # a type whose attributes raise
         refused(kernel, position, error)
     if info.kind == TUPLE:
         info.items = [_classify(kernel, position, item) for item in value]
@@ -160,7 +160,7 @@ def _classified(position: int, value) -> ArgumentInfo:
         interface = None
         with contextlib.suppress(Exception):
             interface = array_interface(value)
-        # Rather than its __dlpack__, which has to be told of a stream, and takes longer. JAX's has version 2, without streams.
+        # Preferred to __dlpack__, which needs the stream, and takes longer. JAX's interface has version 2, without one.
         if interface is not None and _version(interface) >= SAYS_STREAM:
             return _with_interface(position, value, interface)
     if kind == structs.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
@@ -186,23 +186,23 @@ def _with_interface(position: int, value, interface: dict) -> ArgumentInfo:
     info = ArgumentInfo(position, value, INTERFACE)
     info.interface = interface
     entries = runtime().entries
-    if not entries.fields(type(value)).get("interface"):  # from now on native code reads what is as usual
+    if not entries.fields(type(value)).get("interface"):  # later launches: native code reads usual interfaces
         export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
         entries.update(type(value), interface=export.address)
     return info
 
 
 def array_interface(value) -> dict | None:
-    """The ``__cuda_array_interface__`` of an array of numbers; None for anything else, records and dates among it."""
+    """The ``__cuda_array_interface__`` of an array of numbers; None for any other object, such as an array of records."""
     found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
     if found is None or key_of(np.dtype(found["typestr"])) is None:
         return None
-    # The packages' own arrays say None of broadcast ones, too.
+    # The packages' own arrays give None as the strides of broadcast arrays.
     return {**found, "strides": tuple(value.strides)} if is_of_package(type(value)) else found
 
 
 def _wrapped(value):
-    """The tensor with an exchange table that `value` stands for; None if it stands for itself."""
+    """The tensor with an exchange table that `value` wraps, or None."""
     found = wrappers.resolve(value)
     if found is None or found[0] is value:
         return None
@@ -220,7 +220,7 @@ def flatten(infos: list[ArgumentInfo]):
 
 
 def has_interface(value) -> bool:
-    """Whether an argument, or an item of a tuple, is an array with ``__cuda_array_interface__`` and nothing better."""
+    """Whether an argument, or an item of a tuple, is an array with ``__cuda_array_interface__`` and no DLPack protocol."""
     if issubclass(type(value), tuple):
         return any(map(has_interface, value))
     if isinstance(value, type) or getattr(value, "__cuda_array_interface__", None) is None:
@@ -230,13 +230,13 @@ def has_interface(value) -> bool:
 
 
 def paths(infos: list[ArgumentInfo]) -> dict[int, str]:
-    """How arguments come in that a kernel for the CPU would get otherwise, by their positions: see ``Explanation.path``."""
+    """By position, the paths of arguments that differ from those into CPU kernels: see ``Explanation.path``."""
     names = {ARRAY: "device-array", INTERFACE: "cuda-interface", PACKAGE: "package"}
     return {info.position: names[info.kind] for info in infos if info.kind in names}
 
 
 def unknown_to_package(kernel, infos: list[ArgumentInfo]) -> ArgumentInfo | None:
-    """A tensor that the kernel's own package has no type for: it has no ``__cuda_array_interface__``, say."""
+    """The first tensor for which the kernel's own package has no type, for example without ``__cuda_array_interface__``."""
     for info in flatten(infos):
         if info.kind in (TABLE, DLPACK):
             try:
@@ -247,13 +247,13 @@ def unknown_to_package(kernel, infos: list[ArgumentInfo]) -> ArgumentInfo | None
 
 
 def only_for_package(infos: list[ArgumentInfo]) -> list[ArgumentInfo]:
-    """What only the kernel's own package understands, the built-in types of Python first, which it likely does not either."""
+    """The arguments that only the kernel's own package can read, those of Python's built-in types first."""
     found = [info for info in flatten(infos) if info.kind == PACKAGE]
     return sorted(found, key=lambda info: type(info.value).__module__ != "builtins")
 
 
 def is_for_package(infos: list[ArgumentInfo]) -> bool:
-    """Whether there is an argument that only the kernel's own package understands: of the host, a record, a hint …"""
+    """Whether only the kernel's own package can read an argument: an array of the host, a record, a hint …"""
     return bool(only_for_package(infos))
 
 
@@ -263,13 +263,13 @@ def are_exported(infos: list[ArgumentInfo]) -> bool:
 
 
 def are_exported_by_python(infos: list[ArgumentInfo]) -> bool:
-    """Whether native code surely cannot export all of them."""
+    """Whether native code cannot export all arguments."""
     found = [info for info in flatten(infos) if info.kind in (DLPACK, INTERFACE)]
     return any(info.interface is None or _version(info.interface) < SAYS_STREAM for info in found)
 
 
 def for_package(info: ArgumentInfo):
-    """An argument for the package's own launch, which asks PyTorch's tensors for what kernels need not mind."""
+    """An argument for the package's own launch. A tensor that requires grad is detached: PyTorch gives no interface of it."""
     value = info.value
     if info.kind == TUPLE:
         return again(value, [for_package(item) for item in info.items])
@@ -279,11 +279,11 @@ def for_package(info: ArgumentInfo):
 
 
 def again(value: tuple, items: list) -> tuple:
-    """A tuple of the type of `value` with other items."""
+    """Make a tuple of the type of `value` with other items."""
     return tuple(items) if type(value) is tuple else type(value)._make(items)  # type: ignore[attr-defined]
 
 
-# ---- where it is -----------------------------------------------------------------------------------------------------
+# ---- devices ---------------------------------------------------------------------------------------------------------
 
 
 def _device(value, fields: dict[str, int]) -> tuple[int, int]:
@@ -312,23 +312,23 @@ def _stream_in(interface: dict) -> int | None:
 
 
 def add_stream(streams: list[int], stream: int | None) -> None:
-    """Add a stream that is not among them yet."""
+    """Add a stream if it is not in the list."""
     if stream is not None and not any(are_one(stream, known) for known in streams):
         streams.append(stream)
 
 
 def whereabouts(kernel, infos: list[ArgumentInfo]) -> Whereabouts:
-    """Where a launch with these arguments is.
+    """Return the device and the streams of a launch with these arguments.
 
-    Raises BufferError for tensors on different devices. Managed memory is read by every device: it decides only where
-    nothing else does.
+    Raises BufferError for tensors on different devices. Every device can read managed memory, so that decides only if no other
+    tensor does.
     """
     placed = [info for info in flatten(infos) if info.place is not None]
-    tensors = [info for info in placed if info.place[0] != DLDeviceType.kDLCUDAHost]  # memory of the host is everywhere
+    tensors = [info for info in placed if info.place[0] != DLDeviceType.kDLCUDAHost]  # every device reads pinned memory
     device = None
     for info in tensors:
         device_type, number = info.place
-        if not driver().has(number):  # no framework could say on which stream of it it works
+        if not driver().has(number):  # frameworks have no stream of such a device
             refuse_value(kernel, info.position, info.value, f"its memory is on device {_named(info.place)}, which does not exist")
         if device_type == DLDeviceType.kDLCUDA:
             if device is not None and number != device:
@@ -346,7 +346,7 @@ def whereabouts(kernel, infos: list[ArgumentInfo]) -> Whereabouts:
 
 def _place(pointer: int) -> tuple[int, int]:
     """(device type, number) of the memory at an address."""
-    if not pointer:  # of an array without elements, which is wherever the launch is
+    if not pointer:  # an array without elements, which is on every device
         return int(DLDeviceType.kDLCUDAHost), 0
     if not 0 < pointer < 2**64:
         raise BufferError(f"its address {shown(pointer)} is not one of 64 bits")

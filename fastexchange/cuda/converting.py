@@ -1,7 +1,7 @@
-"""From arguments' words to those of a declared signature: which conversions there are, and native code that makes them.
+"""Conversions of arguments' words to the types of a declared signature, and the native code for them.
 
-A signature that is declared (``cuda.jit("void(int8, ...)")``) may have other numbers than a launch gives. What a number
-cannot become without being changed is refused: a float no integer, an integer none that does not hold it.
+A declared signature (``cuda.jit("void(int8, ...)")``) may have other number types than the arguments of a launch. Only
+conversions that keep the value are made: a float never becomes an integer, and an integer must fit.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["Unconvertible", "conversions", "convert", "convert_words", "words_of
 
 
 class Unconvertible(Exception):
-    """An argument that has no place in a declared signature. `index`: of its word; `given`, `taken`: the types."""
+    """An argument does not fit a declared signature. `index`: of its word; `given`, `taken`: the types."""
 
     def __init__(self, index: int, given, taken):
         super().__init__(index, given, taken)
@@ -24,15 +24,15 @@ class Unconvertible(Exception):
 
 
 def words_of(numba_type) -> int:
-    """How many words a leaf of this type has, a type of Numba's or of a package's: the CPU has no float16, say."""
+    """The number of words of a leaf. The type may be a package's that Numba has not for the CPU, such as float16."""
     name = type(numba_type).__name__
     return ARRAY_HEAD_WORDS + 2 * numba_type.ndim if name == "Array" else 2 if name == "Complex" else 1
 
 
 def conversions(given: tuple, taken: tuple) -> list[int] | None:
-    """The conversions from words for arguments of the types `given` to those that a kernel compiled for `taken` has.
+    """Return the conversions of words from the types `given` to the types `taken` of a compiled kernel.
 
-    None for those that native code does not make. Raises Unconvertible for those that nobody should.
+    Returns None if native code has no such conversion. Raises Unconvertible if the value could change.
     """
     codes: list[int] = []
     word = 0
@@ -48,7 +48,7 @@ def conversions(given: tuple, taken: tuple) -> list[int] | None:
 
 
 def words_of_all(types: tuple) -> int:
-    """How many words arguments of these types have."""
+    """The number of words of arguments of these types."""
     return sum(map(words_of, leaves(types)))
 
 
@@ -69,7 +69,7 @@ def _conversion(word: int, given, taken) -> int | None:
 
 
 def _number(numba_type) -> tuple[int, int] | None:
-    """(kind, bits) of a type of numbers, of whichever package; None for anything else."""
+    """(kind, bits) of any package's number type; None for any other type."""
     name = type(numba_type).__name__
     if name == "Integer":
         return (structs.SIGNED if numba_type.signed else structs.UNSIGNED), numba_type.bitwidth
@@ -83,7 +83,7 @@ def _number(numba_type) -> tuple[int, int] | None:
 
 @native
 def is_in_range(value, is_big, kind, bits):
-    """Whether an integer parameter of `kind` and so many `bits` holds a word; `is_big`: the word is a uint64."""
+    """Whether a word fits an integer parameter of `kind` and `bits`. `is_big`: the word is a uint64."""
     if kind == structs.UNSIGNED:
         if bits == 64:
             return is_big or value >= 0
@@ -95,7 +95,7 @@ def is_in_range(value, is_big, kind, bits):
 
 @native
 def double_of_half(half):
-    """The float64 that the float16 with these bits is."""
+    """The float64 with the value of a float16, given by its bits."""
     exponent, fraction = half >> 10 & 31, half & 1023
     if exponent == 0:
         bits = bits_of(types.float64(fraction) * 2.0**-24)
@@ -108,11 +108,11 @@ def double_of_half(half):
 
 @native
 def half_of_double(number):
-    """The bits of the float16 that is next to a float64, that with an even last bit of two as near."""
+    """The bits of a float64 rounded to float16, to nearest, ties to even."""
     bits = bits_of(number)
     sign = bits >> 48 & 0x8000
     bits &= 0x7FFFFFFFFFFFFFFF
-    if bits > 0x7FF << 52:  # no number
+    if bits > 0x7FF << 52:  # NaN
         return sign | 0x7E00 | bits >> 42 & 0x1FF
     exponent = (bits >> 52) - 1023
     if exponent > 15:
@@ -120,7 +120,7 @@ def half_of_double(number):
     if exponent < -25:
         return sign
     shift = 42
-    if exponent < -14:  # a small one, whose leading 1 is not implied
+    if exponent < -14:  # subnormal: without the implied leading 1
         bits = bits & (1 << 52) - 1 | 1 << 52
         shift = 28 - exponent
     else:
@@ -132,7 +132,7 @@ def half_of_double(number):
 
 @native
 def convert(at, code):
-    """Make of the word at `at` what a conversion says. False for a number that the parameter cannot hold."""
+    """Convert the word at `at`. Returns False if the number does not fit the parameter."""
     given, given_bits = code >> structs.FROM_KIND_SHIFT & 15, code >> structs.FROM_BITS_SHIFT & 255
     taken, taken_bits = code >> structs.TO_KIND_SHIFT & 15, code >> structs.TO_BITS_SHIFT & 255
     word = load(at)
@@ -142,7 +142,7 @@ def convert(at, code):
         else:
             number = float_of(word, 64) if given_bits == 64 else types.float64(float_of(word, 32))
     else:
-        if given_bits < 64:  # the word was loaded from less memory than it has
+        if given_bits < 64:  # extend the word: only its low bits have been loaded
             word <<= 64 - given_bits
             word = word >> (64 - given_bits) if given == structs.SIGNED else (word >> (64 - given_bits)) & ((1 << given_bits) - 1)
         if taken != structs.FLOAT:
@@ -158,10 +158,7 @@ def convert(at, code):
 
 @native
 def convert_words(frame, overload):
-    """Make of the words in a frame what a declared signature has there.
-
-    False for a number that a parameter cannot hold.
-    """
+    """Convert a frame's words to the types of a declared signature. Returns False if a number does not fit."""
     for i in range(overload.conversion_count):
         code = load(overload.conversions + 8 * i)
         if not convert(frame.words + 8 * (code & 0xFFFFFF), code):

@@ -1,6 +1,6 @@
-"""CUDA's driver: the functions that native code calls, the devices' primary contexts, and its errors in words.
+"""CUDA's driver: the functions that native code calls, the devices' primary contexts, and the driver's errors.
 
-All through ``cuda.bindings``, NVIDIA's Python bindings, which both packages of kernels need themselves.
+It is reached by ``cuda.bindings``, NVIDIA's Python bindings, on which both kernel packages depend.
 
 Source: CUDA Driver API 13.
 """
@@ -29,9 +29,9 @@ _FUNCTIONS = {
     "get_attribute": "cuPointerGetAttribute",
 }
 _SIGNATURES_OF = 12000
-"""The version of CUDA with whose signatures these are called: a newer driver has others (``cuCtxGetDevice``, 13.0)."""
+"""The version of CUDA that defines the functions' signatures: newer versions change some (``cuCtxGetDevice``, 13.0)."""
 _STICKY = frozenset((214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911))
-"""Errors after which a context is lost, and with it the process, says the driver's documentation."""
+"""Errors after which, by the driver's documentation, the process cannot use CUDA any more."""
 _ABSENT = (500, 801)  # CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED
 _NO_CONTEXT, _IS_DESTROYED = 201, 709  # CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_CONTEXT_IS_DESTROYED
 _ADVICE = {
@@ -45,13 +45,13 @@ _ADVICE = {
 
 
 class CudaError(RuntimeError):
-    """CUDA's driver has refused a launch, or something that a launch needs.
+    """CUDA's driver has refused a launch, or a call that a launch needs.
 
     Attributes
     ----------
     code : the ``CUresult``, a number.
     name : its name, for example ``"CUDA_ERROR_INVALID_VALUE"``.
-    is_sticky : whether the context is lost, so that all further calls fail: the process has to be started anew.
+    is_sticky : whether all further calls fail, so that the process has to be restarted.
     """
 
     def __init__(self, message: str, code: int = 999, name: str = "CUDA_ERROR_UNKNOWN", is_sticky: bool = False):
@@ -63,16 +63,16 @@ class CudaError(RuntimeError):
 
 
 class Memory(NamedTuple):
-    """What an address is one of."""
+    """The kind of memory at an address."""
 
     device: int
     is_managed: bool
     is_on_device: bool
-    """And not the host's."""
+    """Whether it is a device's memory, not the host's."""
 
 
 class Driver:
-    """CUDA's driver in this process, and what native code knows of it, an ``fx_cuda``."""
+    """CUDA's driver in this process, and the ``fx_cuda`` by which native code calls it."""
 
     def __init__(self):
         try:
@@ -87,7 +87,7 @@ class Driver:
             self.device_count = self.call("cuDeviceGetCount")
         except CudaError:
             raise
-        except Exception as error:  # no libcuda.so.1, says cuda-bindings
+        except Exception as error:  # cuda-bindings finds no libcuda.so.1
             raise CudaError(f"CUDA's driver cannot be used: {error}", 35, "CUDA_ERROR_INSUFFICIENT_DRIVER") from error
         if self.device_count == 0:
             raise CudaError("there is no CUDA device: CUDA_ERROR_NO_DEVICE", 100, "CUDA_ERROR_NO_DEVICE")
@@ -106,7 +106,7 @@ class Driver:
         runtime().native.cuda = address_of(self.native)
 
     def call(self, name: str, *args):
-        """What a function of the driver returns. Raises CudaError for anything but success."""
+        """Call a function of the driver and return its result. Raises CudaError for any code but success."""
         code, *results = getattr(self.bindings, name)(*args)
         if int(code):
             raise self.error(int(code), name)
@@ -123,11 +123,11 @@ class Driver:
     def _result(self, code: int):
         try:
             return self.bindings.CUresult(code)
-        except ValueError:  # newer than these bindings
+        except ValueError:  # a code that these bindings do not know
             return self.bindings.CUresult.CUDA_ERROR_UNKNOWN
 
     def error(self, code: int, what: str) -> CudaError:
-        """The exception for a ``CUresult`` of `what`."""
+        """Make the exception for a ``CUresult``. `what`: what has failed."""
         name = self.name_of(code)
         _, text = self.bindings.cuGetErrorString(self._result(code))
         message = f"{what}: {name}"
@@ -148,17 +148,17 @@ class Driver:
         return CudaError(message, code, name, is_sticky)
 
     def reset_since(self, what: str, advice: str) -> CudaError:
-        """The exception for `what` needs something that was in a context before it has been reset."""
+        """Make the exception for an object of a context that has been reset. `what`: what has failed."""
         name = self.name_of(_IS_DESTROYED)
         why = "a context has been reset since, by cuda.close() perhaps"
         return CudaError(f"{what}: {name}: {why}; {advice}", _IS_DESTROYED, name)
 
     def has(self, device: int) -> bool:
-        """Whether there is a device of this number."""
+        """Whether there is a device with this number."""
         return 0 <= device < min(self.device_count, MAX_DEVICES)
 
     def context(self, device: int) -> int:
-        """The address of a device's primary context, which stays retained: it is made current for launches."""
+        """Retain a device's primary context. Returns its address, by which launches make it current."""
         if not self.has(device):
             raise BufferError(f"there is no CUDA device {device}: this process sees {self.device_count}")
         if not self.native.contexts[device]:
@@ -167,13 +167,13 @@ class Driver:
         return self.native.contexts[device]
 
     def current_device(self) -> int:
-        """The device of the thread's current context; the default device if it has none, or one that has been reset."""
+        """The device of the thread's current context; the default device if there is none, or it has been reset."""
         code, device = self.bindings.cuCtxGetDevice()
         return self.native.default_device if int(code) else int(device)
 
     @contextlib.contextmanager
     def on(self, device: int):
-        """Make a device's primary context current meanwhile."""
+        """Context manager: make a device's primary context current."""
         self.call("cuCtxPushCurrent", self.bindings.CUcontext(self.context(device)))
         try:
             yield
@@ -182,9 +182,9 @@ class Driver:
 
     @contextlib.contextmanager
     def as_before(self):
-        """See to it that the thread's current context is the same afterwards.
+        """Context manager: restore the thread's current context at the end.
 
-        A package that uses a device for the first time makes its context current in place of another.
+        A package that uses a device for the first time replaces the current context by the device's.
         """
         before = self.call("cuCtxGetCurrent")
         try:
@@ -194,10 +194,10 @@ class Driver:
                 self.call("cuCtxSetCurrent", before)
 
     def memory_at(self, pointer: int) -> Memory:
-        """Of which device the memory at an address is. Called for each array of a launch: straight, not through the bindings."""
-        words = ffi.new("int[3]")  # and not the same for all: the calls give up the GIL
+        """Return the memory at an address. Calls the driver directly, not by the bindings, because each launch needs it."""
+        words = ffi.new("int[3]")  # not shared: the calls release the GIL
         code = self._attributes_of(pointer, words)
-        if code in (_NO_CONTEXT, _IS_DESTROYED):  # it wants any, and the thread has none, or one that has been reset
+        if code in (_NO_CONTEXT, _IS_DESTROYED):  # any context will do, but the thread has none, or a reset one
             with self.on(self.native.default_device):
                 code = self._attributes_of(pointer, words)
         if code:
@@ -213,9 +213,9 @@ class Driver:
         return 0
 
     def parameters_of(self, function: int) -> tuple[tuple[int, int], ...] | None:
-        """(offset, size) in bytes of each parameter of a ``CUfunction``; None where this driver cannot say.
+        """(offset, size) in bytes of each parameter of a ``CUfunction``; None if this driver cannot tell.
 
-        Raises CudaError where it should be able to.
+        Raises CudaError if the driver fails.
         """
         if not hasattr(self.bindings, "cuFuncGetParamInfo"):
             return None
@@ -223,11 +223,11 @@ class Driver:
         while True:
             try:
                 code, *info = self.bindings.cuFuncGetParamInfo(self.bindings.CUfunction(function), len(found))
-            except RuntimeError:  # the bindings have it, and the driver, before 12.4, has not
+            except RuntimeError:  # a driver before 12.4 lacks the function
                 return None
             if int(code) in _ABSENT:
                 return None
-            if int(code) and int(code) != 1:  # CUDA_ERROR_INVALID_VALUE: there is no such parameter
+            if int(code) and int(code) != 1:  # CUDA_ERROR_INVALID_VALUE: no further parameter
                 raise self.error(int(code), "cuFuncGetParamInfo")
             if int(code):
                 return tuple(found)
@@ -246,12 +246,12 @@ class Driver:
     def set_attribute(self, function: int, name: str, value: int) -> None:
         """Set an attribute of a ``CUfunction``."""
         which = getattr(self.attributes, f"CU_FUNC_ATTRIBUTE_{name}")
-        if value >= 2**31:  # it is an int there
+        if value >= 2**31:  # the driver takes an int
             raise self.error(1, "cuFuncSetAttribute")
         self.call("cuFuncSetAttribute", self.bindings.CUfunction(function), which, value)
 
     def best_block(self, function: int, shared: int) -> int:
-        """The number of threads in a block with which most threads of a ``CUfunction`` run at the same time."""
+        """The block size with the highest occupancy of a ``CUfunction``, in threads."""
         block_size_limit = 1024
         _, block = self.call(
             "cuOccupancyMaxPotentialBlockSize", self.bindings.CUfunction(function), None, shared, block_size_limit
@@ -264,5 +264,5 @@ class Driver:
 
 @once
 def driver() -> Driver:
-    """The process's driver. Raises CudaError where there is none, or no device."""
+    """The process's driver. Raises CudaError if there is no driver or no device."""
     return Driver()

@@ -1,7 +1,7 @@
-"""The fast entries of planned launches: as ``dispatch.fast_entry``, but they end in the driver.
+"""The fast entries of planned launches: as ``dispatch.fast_entry``, but they call the driver.
 
-The words that the parts read stay in memory, one behind the other, for the driver reads them there; what it gets is a
-pointer to each parameter. No frame is needed: nothing of the call outlives it.
+The words of the arguments are stored one behind the other, and the driver gets a pointer to each parameter. No frame is needed,
+because nothing of the call outlives it.
 """
 
 import functools
@@ -27,7 +27,7 @@ __all__ = ["MAX_WORDS", "launch_entry"]
 
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 MAX_WORDS = 1024
-"""Of a launch that a fast entry makes: they are on its stack."""
+"""A fast entry has the words on its stack."""
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ MAX_WORDS = 1024
 
 @part(types.intp(types.intp, types.intp, types.intp))
 def is_such_a_call(nargsf, kwnames, count):
-    """Whether a call has `count` positional arguments, and no other."""
+    """Whether a call has `count` positional arguments and no keyword arguments."""
     return types.intp(kwnames == 0 and nargsf & c.NARGS_MASK == count)
 
 
@@ -44,9 +44,10 @@ _VIEW = types.intp(types.intp, types.intp, WORDS, types.intp, types.intp, types.
 
 @part(_VIEW)
 def read_view(ob, plan_address, words, ndim, is_contiguous, in_elements):
-    """A tensor on a device: AGREES plus its number, or another outcome. The last four are constants where this is put in.
+    """Read a tensor on a device. Returns AGREES plus the device's number, or another outcome.
 
-    `is_contiguous`: whether the plan knows it as such; then its strides are in elements if `in_elements` says so.
+    The last four arguments are constants of the entry. `is_contiguous`: whether the plan requires it. `in_elements`: whether the
+    strides of contiguous tensors are written in elements.
     """
     record = dispatch.plan_at(plan_address)
     if Py_TYPE(ob) != record.type:
@@ -83,7 +84,7 @@ def convert_word(at, code):
 
 @part(types.intp(*[types.intp] * 6))
 def launch(context_address, callable_, overload_address, device, stream_function, pointers):
-    """Launch the kernel: what vectorcall returns, or -1 for a launch that the general way has to make."""
+    """Launch the kernel. Returns the result of vectorcall, or -1 if the general path has to make the launch."""
     context = dispatch.context_at(context_address)
     launcher = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT))
     cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
@@ -101,7 +102,7 @@ def launch(context_address, callable_, overload_address, device, stream_function
 
 @part(types.intp(*[types.intp] * 5))
 def differ(context_address, callable_, args, nargsf, kwnames):
-    """The call is not the planned one: leave it to the general way, which finds again whatever exception is set."""
+    """Make a call that differs from the plan by the general path, which raises a pending exception again."""
     if PyErr_Occurred() != 0:
         c.PyErr_Clear()
     return call_word(dispatch.context_at(context_address).vectorcall_any, (callable_, args, nargsf, kwnames))
@@ -109,7 +110,7 @@ def differ(context_address, callable_, args, nargsf, kwnames):
 
 @part(types.intp(types.intp, types.intp, types.intp))
 def fail(context_address, callable_, position):
-    """The producer of the argument at `position` has set an exception: the call ends."""
+    """End the call: the producer of the argument at `position` has set an exception."""
     runtime = dispatch.runtime_at(dispatch.context_at(context_address).runtime)
     return call_word(runtime.refuse, (context_address, callable_, position))
 

@@ -1,7 +1,7 @@
-"""Tensors without an exchange table: exported by Python code, for one launch, and shown to native code.
+"""Tensors without an exchange table: Python code exports them for one launch, as views for native code.
 
-``__dlpack__(stream=…)`` makes its producer see to it that the memory may be used on that stream;
-``__cuda_array_interface__`` names the producer's stream, and we order the two.
+``__dlpack__(stream=…)`` lets the producer order its work before that stream. ``__cuda_array_interface__`` names the producer's
+stream, and this package orders the two.
 
 Source: DLPack 1.3, Python specification; CUDA Array Interface, version 3.
 """
@@ -42,12 +42,12 @@ from .streams import default_stream
 
 __all__ = ["exported", "originals"]
 
-_deleter = functools.lru_cache(64)(ctypes.PYFUNCTYPE(None, ctypes.c_void_p))  # by its address: producers have few
+_deleter = functools.lru_cache(64)(ctypes.PYFUNCTYPE(None, ctypes.c_void_p))  # by address: a producer has few deleters
 _USED = {b"dltensor_versioned": b"used_dltensor_versioned", b"dltensor": b"used_dltensor"}
 
 
 class _View(NativeCallable):
-    """A tensor that native code reads: its ``_context`` is a ``DLManagedTensorVersioned *``, which the view has."""
+    """A tensor for native code. ``_context`` is a ``DLManagedTensorVersioned *``, whose memory the view owns."""
 
     __slots__ = ("held", "memory", "native")
 
@@ -61,18 +61,18 @@ class _View(NativeCallable):
 def managed_tensor_of_view(view, out):
     """``managed_tensor_from_py_object_no_sync`` of :class:`_View`.
 
-    The view keeps the tensor: there is no deleter to call.
+    The view owns the tensor, so that has no deleter.
     """
     store(out, load(view + CALLABLE_CONTEXT))
     return types.int32(0)
 
 
 def _remember(value, place) -> None:
-    """Let native code see a device array of numba's, whose memory and shape stay what they are, as long as it lives."""
+    """Let native code read a device array of a Numba package. Its memory and shape do not change while it lives."""
     entries = runtime().entries
     resets.watch(place[1])
     view = _from_interface(value, array_interface(value), place)
-    view.held = None  # not the array itself, which would live for ever
+    view.held = None  # not the array, which would then never die
     if not entries.fields(type(value)).get("is_by_object"):
         entries.update(type(value), is_by_object=1)
     entries.add(value, view, kind=structs.KIND_VIEW, shown=address_of(view.native))
@@ -86,16 +86,16 @@ def _prepare() -> bool:
 
 @contextlib.contextmanager
 def exported(launcher, infos: list[ArgumentInfo]):
-    """The arguments that native code reads, the device and the streams of a launch.
+    """Context manager: the arguments for native code, the device and the streams of a launch.
 
-    The first stream is the launch's; the others are those of producers that do not order their work themselves. What was
-    exported is given back at the end.
+    The first stream is the launch's; the others are those of producers that do not order their work themselves. All exports are
+    released at the end.
     """
     _prepare()
     kernel = launcher.kernel
     device, streams = whereabouts(kernel, infos)
     own = launcher.configuration.stream
-    if own is not None:  # arrays with an interface have to be waited for all the same
+    if own is not None:  # the launch still has to wait for arrays with an interface
         streams = [own]
         for info in flatten(infos):
             add_stream(streams, info.stream)
@@ -106,7 +106,7 @@ def exported(launcher, infos: list[ArgumentInfo]):
 
 
 def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack):
-    """What native code reads of an argument; `stack` gives back what has been exported for that."""
+    """Return the object that native code reads for an argument. `stack` releases the exports."""
     value = info.value
     if info.kind == TUPLE:
         return again(value, [_export(kernel, item, stream, stack) for item in info.items])
@@ -123,15 +123,15 @@ def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack
 
 
 def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -> _View:
-    """A view of what ``__dlpack__`` exports for use on a stream; `stack` gives it back."""
+    """Return a view of the export of ``__dlpack__`` for a stream. `stack` releases the export."""
     value = info.value
-    # Of the default stream DLPack says 1, for 0 could be either default. Memory of the host has no stream.
+    # DLPack has 1 for the legacy default stream, because 0 is ambiguous. Memory of the host has no stream.
     told = None if info.place is None or info.place[0] == DLDeviceType.kDLCUDAHost else (stream or 1)
     try:
         capsule = value.__dlpack__(stream=told, max_version=VERSION)
     except TypeError:
         capsule = value.__dlpack__(stream=told)
-    flags_of_legacy = _flags_of_legacy(value)  # which runs the producer's code: before the capsule is ours
+    flags_of_legacy = _flags_of_legacy(value)  # first: runs the producer's code, and nothing is owned yet
     for name, used in _USED.items():
         if PyCapsule_IsValid(capsule, name):
             pointer = PyCapsule_GetPointer(capsule, name)
@@ -149,14 +149,14 @@ def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -
 
 
 def _flags_of_legacy(value) -> int:
-    """A legacy capsule does not say whether its memory is readonly; the array interface does."""
+    """The flags for a legacy capsule, which has none: the array interface says whether memory is readonly."""
     interface = array_interface(value)
     is_readonly = True if interface is None else interface["data"][1]
     return int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY) if is_readonly else 0
 
 
 def _own(tensor, flags: int, held) -> _View:
-    """A view with a copy of a ``DLTensor``, whose extents and strides stay the producer's."""
+    """Return a view with a copy of a ``DLTensor``. The producer still owns the extents and strides."""
     native = ffi.new("DLManagedTensorVersioned *")
     native.version.major, native.version.minor = VERSION
     native.flags = flags & int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
@@ -165,7 +165,7 @@ def _own(tensor, flags: int, held) -> _View:
 
 
 def originals(bound: tuple) -> tuple:
-    """The arguments of a launch, each view among them as what it is a view of."""
+    """The arguments of a launch with the original objects in place of the views."""
 
     def original(value):
         if type(value) is not tuple:
@@ -176,7 +176,7 @@ def originals(bound: tuple) -> tuple:
 
 
 def _from_interface(value, interface, place) -> _View:
-    """A view of an array with ``__cuda_array_interface__``, whose memory is at `place`, (device type, number)."""
+    """Return a view of an array with ``__cuda_array_interface__``. `place`: (device type, number) of its memory."""
     if interface.get("mask") is not None:
         raise BufferError("its array interface has a mask, which a kernel would not see")
     dtype, shape, strides = np.dtype(interface["typestr"]), tuple(interface["shape"]), interface.get("strides")
@@ -205,7 +205,7 @@ def _from_interface(value, interface, place) -> _View:
 
 
 def _int64s(what: str, numbers):
-    """An ``int64_t[]`` of these numbers, at least one long."""
+    """Return an ``int64_t[]`` of these numbers, with at least one item."""
     try:
         return ffi.new("int64_t[]", list(numbers) or [0])
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The packages that compile kernels for CUDA: what this package has to know of them, in a file for each."""
+"""The packages that compile CUDA kernels, in one file each. To add one, implement :class:`Target` and :class:`Compiled`."""
 
 import sys
 from collections.abc import Callable
@@ -11,14 +11,14 @@ __all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "is_device_array", "is
 
 
 BFLOAT16 = int(DLDataTypeCode.kDLBfloat) | 16 << 8
-"""The dtype field of bfloat16, which kernels for CUDA have a type for."""
+"""The dtype field of bfloat16, for which CUDA kernels have a type."""
 
 
 class Parameter(NamedTuple):
     """One parameter of a compiled kernel."""
 
     code: int
-    """Where it is: ``cuda.structs.parameter``."""
+    """Where its value is: see ``cuda.structs.parameter``."""
     size: int
     """Bytes."""
 
@@ -33,21 +33,21 @@ class Target(Protocol):
         """A context manager: the package's current device."""
 
     def element_of(self, field: int, storage: bool):
-        """The package's type, or else what ``ground.dtypes.element_of`` says, for an array's elements of this dtype field."""
+        """The package's type for elements of this dtype field; if it has none, the type by ``ground.dtypes.element_of``."""
 
     def type_of(self, numba_type):
-        """The package's type for one of Numba's."""
+        """The package's type for a Numba type."""
 
     def type_of_value(self, dispatcher, value):
-        """The type that the package's own launch infers for an argument. Raises TypeError or ValueError for what has none."""
+        """The type that the package's own launch infers for an argument. Raises TypeError or ValueError if there is none."""
 
     def why_not(self, dispatcher) -> str:
-        """Why all launches of a kernel have to be the package's own; nothing if they need not."""
+        """Why only the package can launch the kernel; "" if native code can."""
 
     def signature_for(self, dispatcher, given: tuple) -> tuple | None:
-        """The types of the parameters for arguments of these types, the package's: the same, or those of a declared signature.
+        """The parameters' types for arguments of these types of the package: the same, or those of a declared signature.
 
-        None: no declared one has a place for them.
+        None: no declared signature fits.
         """
 
     def compile(self, dispatcher, taken: tuple) -> "Compiled":
@@ -57,24 +57,24 @@ class Target(Protocol):
         """The package's own launcher for (grid, block, stream, shared, cluster)."""
 
     def own_forall(self, dispatcher, tasks: int, threads: int, stream: int | None, shared: int) -> Callable:
-        """The package's own launcher for so many tasks; 0 threads in a block: as many as it likes."""
+        """The package's own launcher for `tasks`. 0 threads in a block: the package chooses."""
 
     def signatures(self, dispatcher) -> list[tuple]:
-        """The types of the parameters in each compiled signature."""
+        """The parameters' types of each compiled signature."""
 
 
 class Compiled(Protocol):
     """A kernel compiled for one signature."""
 
     taken: tuple
-    """The types of its parameters: what a declared signature has, or the arguments' own."""
+    """The parameters' types: those of a declared signature, or the arguments'."""
     is_cooperative: bool
 
     def why_not(self) -> str:
-        """Why its launches have to be the package's own; nothing if they need not."""
+        """Why only the package can launch it; "" if native code can."""
 
     def function(self) -> int:
-        """The ``CUfunction`` on the package's current device, loaded."""
+        """Load it on the package's current device. Returns the ``CUfunction``."""
 
     def parameters(self) -> list[Parameter]:
         """Its parameters, in the driver's order."""
@@ -87,7 +87,7 @@ _CLASSES = {
 
 
 def is_device_array(value: Any) -> bool:
-    """Whether `value` is a device array of one of the packages, exactly: subclasses may keep their memory elsewhere."""
+    """Whether `value` is exactly a package's device array. Subclasses may have their memory elsewhere."""
     cls = type(value)
     return cls.__name__ == "DeviceNDArray" and cls.__module__ in (
         "numba.cuda.cudadrv.devicearray", "numba_cuda_mlir.numba_cuda.cudadrv.devicearray",
@@ -95,15 +95,12 @@ def is_device_array(value: Any) -> bool:
 
 
 def is_of_package(cls: type) -> bool:
-    """Whether arrays of this type are one of the packages' own: on a device, managed, mapped, or of a class under those."""
+    """Whether a type is, or derives from, a package's own array type: device, managed or mapped."""
     return getattr(cls, "__cuda_ndarray__", False) is True
 
 
 def target_of(function: Any) -> Target | None:
-    """The package of which `function` is a dispatcher; None for anything else.
-
-    Imports nothing that has not been imported.
-    """
+    """The package whose dispatcher `function` is, or None. Imports no package."""
     for (module, name), room in _CLASSES.items():
         cls = getattr(sys.modules.get(module), name, None)
         if cls is not None and isinstance(function, cls):

@@ -3,8 +3,7 @@
 A kernel's parameters are 8 bytes each for an array (memory block and parent, both 0; number of items, item size, data,
 extents, strides in bytes), scalars have their own size, a complex number is two floats, tuples are their items.
 
-Source: numba-cuda 0.30, ``numba.cuda.dispatcher``; held against the driver's own account of the parameters when a
-kernel is loaded.
+Source: numba-cuda 0.30, ``numba.cuda.dispatcher``. When a kernel is loaded, its parameters are compared with the driver's.
 """
 
 import copy
@@ -30,7 +29,7 @@ class NumbaCuda:
     def __init__(self):
         from numba import cuda
 
-        if not hasattr(cuda, "HAS_NUMBA"):  # numba-cuda says so of its numba.cuda
+        if not hasattr(cuda, "HAS_NUMBA"):  # numba-cuda's own numba.cuda has it
             raise TypeError(
                 "fast_args(): this @cuda.jit is the one in Numba itself, which is no longer developed; install numba-cuda, which "
                 "replaces numba.cuda, or numba-cuda-mlir, and write `from numba_cuda_mlir import cuda`"
@@ -127,15 +126,15 @@ class CompiledKernel:
 
 
 def _renew(library) -> None:
-    """See to it that the package loads a kernel anew that it has loaded before a reset: it would not by itself."""
+    """Make the package load a kernel again that it has loaded before a reset: otherwise it uses the old one."""
     if resets.is_stale(library):
         library._cufunc_cache.clear()
         for capability, code in list(library._cubin_cache.items()):
-            library._cubin_cache[capability] = copy.copy(code)  # which is not loaded
+            library._cubin_cache[capability] = copy.copy(code)  # the copy is not loaded yet
 
 
 def _add(numba_type, word: int, found: list[Parameter]) -> int:
-    """Add the parameters of one argument, whose words begin at `word`. Returns where the next ones begin."""
+    """Add the parameters of an argument whose words begin at `word`. Returns where the next argument's begin."""
     if isinstance(numba_type, types.Array):
         words = ARRAY_HEAD_WORDS + 2 * numba_type.ndim
         found += [Parameter(structs.parameter(structs.ZERO), 8)] * 2
@@ -156,5 +155,5 @@ def _add(numba_type, word: int, found: list[Parameter]) -> int:
 
 @functools.cache
 def target() -> NumbaCuda:
-    """The one of this process."""
+    """The process's only object."""
     return NumbaCuda()

@@ -3,8 +3,8 @@
 A kernel's parameters are 8 bytes each for an array (pointer, pointer, offset, extents, strides in elements), scalars
 have their own size, a complex number is one of two floats, tuples are their items.
 
-Source: numba-cuda-mlir 0.6, ``numba_cuda_mlir.descriptor``; held against the driver's own account of the parameters
-when a kernel is loaded.
+Source: numba-cuda-mlir 0.6, ``numba_cuda_mlir.descriptor``. When a kernel is loaded, its parameters are compared with the
+driver's.
 """
 
 import functools
@@ -80,8 +80,8 @@ class NumbaCudaMlir:
     def _declared(self, dispatcher, given: tuple) -> tuple | None:
         """The signature for arguments of these types, rated as the package does.
 
-        But it would take arrays of any layout, and readonly ones, for those that a signature declares, and booleans for
-        nothing else.
+        Unlike the package, this refuses arrays of another layout than declared, and readonly ones for writable ones, and converts
+        booleans.
         """
         rated = []
         for taken in dispatcher.overloads:
@@ -107,7 +107,7 @@ class NumbaCudaMlir:
 
 
 def _stream(handle: int | None) -> int:
-    return expressly(default_stream() if handle is None else handle)  # its launcher takes 0 for the legacy stream
+    return expressly(default_stream() if handle is None else handle)  # the package's launcher takes 0 for the legacy stream
 
 
 def _is_flag(own_type) -> bool:
@@ -115,7 +115,7 @@ def _is_flag(own_type) -> bool:
 
 
 def _fits(taken: Any, given: Any) -> bool:
-    """Whether arrays, of an argument or among its items, have the layout that is declared, and may be written if so declared."""
+    """Whether arrays, also in tuples, have the declared layout, and are writable if declared so."""
     if type(taken).__name__ == type(given).__name__ == "Array":
         return taken.layout in ("A", given.layout) and (given.mutable or not taken.mutable)
     if hasattr(taken, "types") and hasattr(given, "types"):
@@ -136,11 +136,11 @@ class CompiledKernel:
             return "its code depends on the launch configuration, or on the value of an argument"
         if self._result.metadata.get("required_dynamic_shared_memory", 0):
             return "its code asks for dynamic shared memory of its own"
-        return NumbaCudaMlir.why_not(target(), self._dispatcher)  # a callback may have come with what it links
+        return NumbaCudaMlir.why_not(target(), self._dispatcher)  # what it links may have brought a callback
 
     def function(self) -> int:
         library = self._result._codelibrary
-        if resets.is_stale(library):  # it would not be loaded anew by itself
+        if resets.is_stale(library):  # the package would use the old one
             library._cufunc_cache.clear()
         self._dispatcher._apply_shared_memory_carveout(self._result)
         return int(library.get_cufunc().handle)
@@ -154,10 +154,10 @@ class CompiledKernel:
 
 
 def _add(own_type: Any, word: int, found: list[Parameter]) -> int:
-    """Add the parameters of one argument, whose words begin at `word`. Returns where the next ones begin."""
+    """Add the parameters of an argument whose words begin at `word`. Returns where the next argument's begin."""
     kind = type(own_type).__name__
     if kind == "Array":
-        ndim, size = own_type.ndim, getattr(own_type.dtype, "bitwidth", 8) // 8  # booleans do not say it
+        ndim, size = own_type.ndim, getattr(own_type.dtype, "bitwidth", 8) // 8  # booleans have no bitwidth
         extents = word + ARRAY_HEAD_WORDS
         found += [Parameter(structs.parameter(structs.WORD, word + 4), 8)] * 2
         found.append(Parameter(structs.parameter(structs.ZERO), 8))
@@ -179,5 +179,5 @@ def _add(own_type: Any, word: int, found: list[Parameter]) -> int:
 
 @functools.cache
 def target() -> NumbaCudaMlir:
-    """The one of this process."""
+    """The process's only object."""
     return NumbaCudaMlir()
