@@ -1,8 +1,8 @@
 """Conversions: ``from_dlpack``, ``to_dlpack``, ``convert``. Zero copy wherever memory can be shared.
 
-Each is the same two steps: an owning export through the source's exchange table (``export``), and the target's
-``managed_tensor_to_py_object_no_sync``, which takes it. Positional calls of known types are made by native code
-(``exchange.transfer``); what that leaves comes back to the functions here.
+Each has the same two steps: the source's exchange table makes an owning export (``export``), and the target's
+``managed_tensor_to_py_object_no_sync`` consumes it. Native code (``exchange.transfer``) makes positional calls with known types;
+all other calls come to the functions here.
 
 Source: DLPack 1.3; Python array API standard 2024.12, ``from_dlpack`` and ``__dlpack__``.
 """
@@ -35,7 +35,7 @@ _CPU = (int(DLDeviceType.kDLCPU), 0)
 
 
 class _Transfer(NativeCallable):
-    """A function behind a native vectorcall, which makes most of its calls and leaves the others to it."""
+    """A function with a native vectorcall, which makes most calls and passes the others to the Python function."""
 
     __slots__ = ("__dict__", "__weakref__")
 
@@ -65,7 +65,7 @@ enable_vectorcall(_Transfer)
 
 
 def _native(target: type | None):
-    """Decorator: calls with positional arguments only are native, to tensors of type `target` or of the second argument."""
+    """Decorator: native code makes positional calls. Results are of type `target`, or of the type in the second argument."""
     return lambda function: _Transfer(function, target)
 
 
@@ -74,22 +74,22 @@ def _native(target: type | None):
 
 @_native(np.ndarray)
 def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
-    """A NumPy array that shares the memory of `x`, a tensor of any framework.
+    """Return a NumPy array that shares the memory of `x`, a tensor of any framework.
 
-    The array keeps the memory alive, whatever becomes of `x`. It is readonly if `x` is, or if its producer cannot say
-    (legacy DLPack). The fast way, native from end to end, is the call with `x` alone.
+    The array keeps the memory alive, even if `x` dies. It is readonly if `x` is, or if the producer cannot tell (legacy DLPack).
+    A call with `x` alone is fast: it is native from end to end.
 
     Parameters
     ----------
     x : anything with an exchange table, ``__dlpack__`` or the buffer protocol.
-    dtype : what the elements have to be, for example ``np.float32``; never a cast.
+    dtype : the required dtype, for example ``np.float32``; elements are never cast.
     device : ``"cpu"`` or ``(1, 0)`` to have a tensor on another device copied to the CPU by its framework.
     copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed.
 
     Raises
     ------
     TypeError : `x` cannot be exported, or its elements are not of `dtype`.
-    BufferError : its memory cannot be viewed: another device, no memory, no NumPy dtype, or what its producer says.
+    BufferError : its memory cannot be viewed: another device, no memory, no NumPy dtype, or the producer's reason.
     ValueError : a `device` that NumPy does not have, a `copy` that is neither True, False nor None.
 
     Source: Python array API standard, ``from_dlpack``; DLPack 1.3.
@@ -101,7 +101,7 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
     array([5., 1., 2.])
     """
     what = "from_dlpack()"
-    if hasattr(type(dtype), "__dlpack__"):  # NumPy would read its elements, for a message
+    if hasattr(type(dtype), "__dlpack__"):  # NumPy would read a tensor's elements for its message
         raise TypeError(f"{what}: dtype is what numpy.dtype takes, not {shown(dtype)}")
     wanted = None if dtype is None else np.dtype(dtype)
     _check_copy(what, copy)
@@ -118,19 +118,19 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
 
 
 def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
-    """A DLPack capsule of a tensor of any framework, to be consumed once.
+    """Return a DLPack capsule of a tensor of any framework, which a consumer can consume once.
 
-    The capsule owns an export; if nobody consumes it, it gives the export back when it dies.
+    The capsule owns an export. It releases the export when it dies without having been consumed.
 
     Parameters
     ----------
     max_version : the newest DLPack version (major, minor) that the consumer takes: from ``(1, 0)`` on the capsule is
         ``"dltensor_versioned"``, else, and for None, a legacy ``"dltensor"``, which cannot say that memory is readonly.
-    device : None, or the device on which the tensor has to be, ``"cpu"`` or ``(1, 0)``, copied there if it is not.
+    device : None, or the required device, ``"cpu"`` or ``(1, 0)``; a tensor on another device is copied.
     copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed.
 
-    Raises TypeError for what cannot be exported, BufferError for a readonly tensor in a legacy capsule and for what its
-    producer refuses, ValueError for a bad `max_version`, `device` or `copy`.
+    Raises TypeError if it cannot be exported, BufferError for a readonly tensor in a legacy capsule or if the producer refuses,
+    ValueError for a bad `max_version`, `device` or `copy`.
 
     Source: Python array API standard, ``__dlpack__``; DLPack 1.3.
     """
@@ -151,7 +151,7 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
 
 
 def _capsule(what: str, export: Export, is_versioned: bool, copy):
-    """A capsule of an export, or of a copy of it."""
+    """Make a capsule of an export, or of a copy."""
     _check_sound(what, export.tensor)
     if copy:
         with copy_of(export, what) as copied:
@@ -166,22 +166,21 @@ def _capsule(what: str, export: Export, is_versioned: bool, copy):
 
 @_native(None)
 def convert(x, to: type, /, *, copy=None):
-    """A tensor of the type `to` that shares the memory of `x`, a tensor of any framework.
+    """Return a tensor of the type `to` that shares the memory of `x`, a tensor of any framework.
 
-    Zero copy through the two types' exchange tables; a target without one is made by its framework's ``from_dlpack``; an `x`
-    that is of the type `to` already is returned as it is. The result keeps the memory alive, whatever becomes of `x`, and the
-    other way round.
+    The two types' exchange tables do this without a copy. If `to` has no table, its framework's ``from_dlpack`` makes the tensor.
+    An `x` of the type `to` is returned itself. Each of `x` and the result keeps the memory alive.
 
     Parameters
     ----------
     to : the type of the result, for example ``torch.Tensor``, ``numpy.ndarray``, ``jax.Array``.
-    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed: readonly
-        memory, and negative strides, to a framework that has neither (PyTorch).
+    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed: for readonly
+        memory and negative strides, if the target's framework has neither (PyTorch).
 
     Raises
     ------
     TypeError : `x` cannot be exported, or `to` is not a type of tensors.
-    BufferError : the memory cannot be shared: what the producer refuses, what the target cannot view, a needed copy.
+    BufferError : the memory cannot be shared: the producer refuses, the target cannot view it, or `copy` is False.
     ValueError : a `copy` that is neither True, False nor None.
 
     Source: DLPack 1.3, ``DLPackExchangeAPI``.
@@ -213,7 +212,7 @@ def convert(x, to: type, /, *, copy=None):
                 try:
                     address, is_empty = export.data, export.is_empty
                     made = make(export)
-                except Exception:  # what does not take the memory as it is may take a copy
+                except Exception:  # a framework that refuses the memory may take a copy
                     if is_final:
                         raise
                 else:
@@ -227,18 +226,18 @@ def convert(x, to: type, /, *, copy=None):
 
 
 def is_inexpressible_in_dlpack(array: np.ndarray) -> bool:
-    """Whether DLPack cannot say where an array's elements are: strides off the grid of its items, foreign byte order."""
+    """Whether DLPack cannot describe an array: its strides are no multiples of the item size, or its byte order is foreign."""
     steps = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
     return not array.dtype.isnative or any(stride % array.itemsize for stride in steps)
 
 
 def _has_table(to: type) -> bool:
-    """Whether tensors of the type `to` are made through its exchange table."""
+    """Whether the exchange table of the type `to` makes its tensors."""
     return bool(known(to).get("to_object"))
 
 
 def _why_not_shared(export: Export, to: type) -> str:
-    """Why the type `to` cannot have this export without a copy; nothing if it can, or if its framework is to say so."""
+    """Why the type `to` cannot share this export's memory; "" if it can, or if its framework has to decide."""
     if _has_table(to) and not known(to)["takes_all"]:  # PyTorch
         if export.is_readonly:
             return f"{type_name(to)} has no readonly tensors"
@@ -251,9 +250,9 @@ def _why_not_shared(export: Export, to: type) -> str:
 
 @functools.cache
 def _misreads_strides(to: type) -> bool:
-    """Whether a framework's own ``from_dlpack`` gets the elements of an array in Fortran order wrong, as that of JAX 0.6 does.
+    """Whether a framework's own ``from_dlpack`` misreads arrays in Fortran order, as JAX 0.6 does.
 
-    Found by experiment, with memory aligned so that it is not copied.
+    Found by experiment, with aligned memory, which is not copied.
     """
     memory = np.zeros(128, np.uint8)
     start = -memory.ctypes.data % 64
@@ -263,21 +262,21 @@ def _misreads_strides(to: type) -> bool:
         with export_of(array.T, "convert()") as export:
             made = maker("convert()", to)(export)
         return not np.array_equal(from_dlpack(made), array.T)
-    except Exception:  # it refuses such arrays
+    except Exception:  # the framework refuses such arrays
         return False
 
 
 def _check_shared(what: str, made, address: int) -> None:
-    """Raise BufferError if the first element of the tensor `made` does not lie at `address`: its framework has made a copy."""
+    """Raise BufferError if the tensor `made` does not begin at `address`, because its framework has made a copy."""
     with export_of(made, what) as export:
         if export.data != address:
             raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied this one, which copy=False rules out")
 
 
 def maker(what: str, to: type, is_exact: bool = True):
-    """A function from an export, which it takes, to a tensor of the type `to`. Raises TypeError if there is none.
+    """Return a function that makes a tensor of the type `to` of an export, and consumes it. Raises TypeError if there is none.
 
-    `is_exact`: a tensor that is of another type is a TypeError.
+    `is_exact`: the function raises TypeError for a tensor of another type.
     """
     to_object = known(to).get("to_object", 0)
     own = None if to_object else _own_from_dlpack(what, to)
@@ -291,7 +290,7 @@ def maker(what: str, to: type, is_exact: bool = True):
                 made = to_numpy(export, what)
             else:
                 made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
-        except RuntimeError as error:  # that of PyTorch, JAX and pyarrow for a BufferError
+        except RuntimeError as error:  # PyTorch, JAX and pyarrow raise it in place of BufferError
             reason = str(error).partition("\n")[0]
             raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
         if is_exact and not isinstance(made, to):
@@ -304,9 +303,9 @@ def maker(what: str, to: type, is_exact: bool = True):
 
 
 class _Exported:
-    """An export as an object with ``__dlpack__``, for frameworks whose way in is their own ``from_dlpack``.
+    """An export as an object with ``__dlpack__``, for frameworks that import tensors by their own ``from_dlpack``.
 
-    `is_immutable`: all tensors of the framework are readonly, so it may have a capsule that cannot say so.
+    `is_immutable`: all tensors of the framework are readonly, so it may get readonly memory in a capsule without flags.
     """
 
     def __init__(self, export: Export, is_immutable: bool):
@@ -330,7 +329,7 @@ class _Exported:
 
 
 def has_from_dlpack(to: type) -> bool:
-    """Whether the framework to which the type `to` belongs has a function ``from_dlpack``."""
+    """Whether the framework of the type `to` has a function ``from_dlpack``."""
     try:
         return callable(_own_from_dlpack("a result", to))
     except TypeError:
@@ -338,7 +337,7 @@ def has_from_dlpack(to: type) -> bool:
 
 
 def _own_from_dlpack(what: str, to: type):
-    """The function ``from_dlpack`` of the framework to which the type `to` belongs, or a type that it derives from."""
+    """The function ``from_dlpack`` of the framework of the type `to`, or of a base of that type."""
     own = getattr(to, "from_dlpack", None)
     if callable(own):
         return own
@@ -351,13 +350,13 @@ def _own_from_dlpack(what: str, to: type):
             found = getattr(module, "from_dlpack", None)
             if found is None and module is None and name in _FRAMEWORKS.get(root, ()):
                 found = getattr(importlib.import_module(name), "from_dlpack", None)
-            if callable(found) and _root(found) in (*its_own, ""):  # else one of another framework, imported there
+            if callable(found) and _root(found) in (*its_own, ""):  # otherwise imported from another framework
                 return found
     raise TypeError(f"{what}: {type_name(to)} has no exchange table, and its framework no from_dlpack: it is no type of tensors")
 
 
 def _root(thing) -> str:
-    """The package in which a type or a function is defined, "" if it does not say so."""
+    """The package that defines a type or a function; "" if unknown."""
     name = getattr(thing, "__module__", None)
     return name.partition(".")[0] if isinstance(name, str) else ""
 
@@ -367,7 +366,7 @@ _FRAMEWORKS = {"jax": ("jax.dlpack",), "jaxlib": ("jax.dlpack",)}
 
 
 def _moved(what: str, x, copy):
-    """`x` copied to the CPU by its own framework."""
+    """Let the framework of `x` copy it to the CPU."""
     name = f"a {type_name(type(x))}"
     if copy is False:
         raise BufferError(f"{what}: {name} is not on the CPU, and copy=False rules out a copy")
@@ -393,14 +392,14 @@ class _Given:
 
 
 def _check_sound(what: str, tensor) -> None:
-    """Raise BufferError for a ``DLTensor *`` whose rank, extents, strides or address are not those of memory anywhere."""
+    """Raise BufferError for a ``DLTensor *`` whose rank, extents, strides or address are impossible on any device."""
     status = memory_status_of(tensor)
     if status:
         raise BufferError(f"{what}: {wording(status, tensor)}")
 
 
 def _device(what: str, device) -> tuple[int, int]:
-    """``(device type, device id)`` of what a user may write for a device."""
+    """``(device type, device id)`` of a user's `device`. Raises ValueError."""
     if isinstance(device, str):
         name, _, number = device.partition(":")
         if name == "cpu" and number in ("", "0"):
@@ -413,7 +412,7 @@ def _device(what: str, device) -> tuple[int, int]:
 
 
 def _pair(value) -> tuple[int, int] | None:
-    """A pair of ints, as it is written for a device or a version; None if it is none."""
+    """`value` if it is a pair of ints, for a device or a version; else None."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return None
     try:

@@ -1,7 +1,7 @@
-"""From a type to the way its instances take: found once per type, filed where native code looks it up by address.
+"""Discovery: the path of a type's instances into kernels. It is found once per type and filed in the type table.
 
-What is known of a type: one of the ``PATH_*`` names, the functions of its exchange table, and why it takes no faster way.
-A new producer is one more file in ``producers/`` and one more line in :data:`_RULES`.
+A :class:`Discovery` has the path, one of the ``PATH_*`` names, the functions of the type's exchange table, and why there is no
+faster path. A new producer needs a file in ``producers/`` and a line in :data:`_RULES`.
 
 Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dlpack_c_exchange_api__``.
 """
@@ -31,10 +31,10 @@ __all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
 
 EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
 OLDER_ATTRIBUTE = "__c_dlpack_exchange_api__"
-"""Its name before DLPack 1.3, when the table could also be an integer, its address."""
+"""The attribute's name before DLPack 1.3. Its value could also be the table's address, an int."""
 CAPSULE_NAME = b"dlpack_exchange_api"
 MAJOR = 1
-MAX_TABLES = 64  # how far a chain of older tables is followed
+MAX_TABLES = 64  # in a chain of tables of older versions
 
 PATH_EXCHANGE = "c-exchange"
 PATH_NDARRAY = "ndarray"
@@ -55,9 +55,9 @@ class Discovery:
     entry: dict[str, int]
     """The fields of the type's ``fx_entry``."""
     notes: list[str] = field(default_factory=list)
-    """Why no faster path was taken."""
+    """Why there is no faster path."""
     holder: object = None
-    """What has to stay alive with the type: the capsule."""
+    """The capsule, which has to live as long as the type."""
 
 
 _serial = itertools.count(1)
@@ -107,19 +107,19 @@ def _defining_class(cls: type, name: str) -> int | None:
 
 
 def is_wrapper_type(cls: type) -> bool:
-    """Whether instances of `cls` name another object, the one that they wrap, where a type has its table."""
+    """Whether instances of `cls` wrap a tensor: the attribute in which a type has its table names the wrapped tensor."""
     found = getattr(cls, EXCHANGE_ATTRIBUTE, None)
     return type(found) is not CapsuleType and hasattr(type(found), "__get__")
 
 
 def is_wrapper(thing) -> bool:
-    """Whether `thing` names another object, the one that it wraps, where a type has its table."""
+    """Whether `thing` wraps a tensor: the attribute in which a type has its table names the wrapped tensor."""
     if is_wrapper_type(type(thing)):
         return True
     if getattr(type(thing), EXCHANGE_ATTRIBUTE, None) is not None:
         return False
     try:
-        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # of the instance, or from its __getattr__
+        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # an attribute of the instance, or by __getattr__
     except Exception:
         return False
     return found is not None and type(found) is not CapsuleType
@@ -138,7 +138,7 @@ def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
 
 
 class OwnTable(NamedTuple):
-    """A type's own exchange table, and the capsule that holds it."""
+    """A type's own exchange table and its capsule."""
 
     capsule: Any
     table: Any
@@ -146,7 +146,7 @@ class OwnTable(NamedTuple):
 
 
 def own_table(cls: type, notes: list[str]) -> OwnTable | None:
-    """The exchange table of `cls`, its own or inherited; None, and a note if it has one that cannot be used."""
+    """The exchange table of `cls`, its own or inherited. None: it has none, or an unusable one, which adds a note."""
     capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
     attribute = EXCHANGE_ATTRIBUTE
     if capsule is None:
@@ -177,7 +177,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
-    is_asked = guard and ffi.cast("fx_guard *", guard).asks  # which may run Python code, when no view is borrowed yet
+    is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code: it comes before any view is borrowed
     kind = structs.KIND_EXCHANGE if view and not is_asked else structs.KIND_MANAGED
     fields = {
         "kind": kind, "borrow": view, "managed": managed, "guard": guard, "is_own_memory": int(bool(view)),
@@ -189,7 +189,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _guard(cls: type, notes: list[str]) -> int:
-    """The address of the ``fx_guard`` for tensors of this type; 0 for a framework whose exports need none."""
+    """The address of the ``fx_guard`` for tensors of this type; 0 if the framework's exports need no guard."""
     if not torch.is_tensor_type(cls):
         return 0
     guard = torch_offsets.guard()
@@ -199,7 +199,7 @@ def _guard(cls: type, notes: list[str]) -> int:
 
 
 def _dunder(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with the array API's two methods."""
+    """A type with ``__dlpack__`` and ``__dlpack_device__``."""
     if not hasattr(cls, "__dlpack__"):
         return None
     if not hasattr(cls, "__dlpack_device__"):
@@ -213,7 +213,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         }, notes)  # fmt: skip
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
-    # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.
+    # PyTorch's __dlpack__ refuses tensors that require grad. The guard refuses them instead, only in grad mode.
     producer = forwarded if torch.is_tensor_type(cls) else dunder
     managed = producer.managed_tensor_from_py_object_no_sync.address
     fields = {"kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "asks_python": 1}
@@ -224,7 +224,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _typed(cls: type, notes: list[str]) -> Discovery | None:
-    """Types to which an extension of Numba gives a Numba type: that is what ``@njit`` reads them as, tensors or not."""
+    """Types with a Numba type by an extension of Numba: kernels read them as that type, as ``@njit`` does."""
     if not is_typed_by_extension(cls):
         return None
     notes.append("an extension of Numba gives it a type of its own")
@@ -232,7 +232,7 @@ def _typed(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
-    """``numpy.ndarray`` and its subclasses, which Numba treats as it does their base."""
+    """``numpy.ndarray`` and its subclasses, which Numba treats as ndarrays."""
     if not issubclass(cls, np.ndarray):
         return None
     if issubclass(cls, np.ma.MaskedArray) or hasattr(cls, "__numba_array_subtype_dispatch__"):
@@ -253,11 +253,11 @@ _PYTHON_SCALARS = (
     (Omitted, structs.KIND_OMITTED),
 )
 _NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
-"""NumPy's scalar types by ``id``: of a type it is not known whether it can be asked for its hash."""
+"""NumPy's scalar types by ``id``, because hashing an unknown type may raise."""
 
 
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
-    """Python's and NumPy's own scalar types, exactly: a subclass may mean something else by its value."""
+    """Python's and NumPy's own scalar types, but not their subclasses, whose value may mean something else."""
     kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
     if kind is not None and cls.__name__ in runtime().unverified:
         return None
@@ -276,7 +276,7 @@ def _scalar(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
-    """Whether a NumPy scalar's value follows the object's head: looked at in one whose bytes are all different."""
+    """Whether a NumPy scalar's value follows the object's head. Tests a scalar whose bytes all differ."""
     expected = bytes([1]) if dtype.kind == "b" else bytes(range(1, dtype.itemsize + 1))
     if dtype.itemsize > 16 or dtype.type.__basicsize__ < 16 + max(8, dtype.itemsize):
         return False
@@ -285,7 +285,7 @@ def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
 
 
 def _tuple(cls: type, notes: list[str]) -> Discovery | None:
-    """Tuples and named tuples, whose items are leaves of their own."""
+    """Tuples and named tuples, whose items are read one by one."""
     if not issubclass(cls, tuple) or (cls is not tuple and not hasattr(cls, "_asdict")):
         return None
     if cls is tuple:
@@ -298,21 +298,21 @@ def _tuple(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _list(cls: type, notes: list[str]) -> Discovery | None:
-    """Lists, exactly. Those of tensors are read natively, others are left to Numba at each call."""
+    """Lists, but not subclasses. Native code reads lists of tensors, Numba all others in each call."""
     if cls is not list or "list" in runtime().unverified:
         return None
     return Discovery(PATH_LIST, {"kind": structs.KIND_LIST})
 
 
 def _constant(cls: type, notes: list[str]) -> Discovery | None:
-    """Jitted functions: each is a type of its own to Numba."""
+    """Jitted functions, each of which has a Numba type of its own."""
     if not any(base is Dispatcher for base in cls.__mro__):
         return None
     return Discovery(PATH_SCALAR, {"kind": structs.KIND_CONSTANT})
 
 
 def _buffer(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with the buffer protocol and nothing better."""
+    """A type with the buffer protocol and no faster path."""
     if not buffer.is_buffer_type(cls) or not buffer.prepare():
         return None
     managed = buffer.managed_tensor_from_py_object_no_sync.address
@@ -323,7 +323,7 @@ def _buffer(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _numba(cls: type, notes: list[str]) -> Discovery:
-    """All else is for Numba's own dispatcher to accept or refuse."""
+    """Any other type: Numba's own dispatcher takes or refuses it."""
     notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher unboxes it, and with it the whole call")
     return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
 
@@ -332,7 +332,7 @@ _RULES = (_scalar, _typed, _ndarray, _tuple, _list, _constant, _exchange, _forwa
 
 
 def discover(cls: type, instance=None) -> Discovery:
-    """The way that instances of `cls` take, of which `instance` is one. Nothing is filed."""
+    """Find the path of instances of `cls`, of which `instance` is one. Files nothing."""
     notes: list[str] = []
     for rule in _RULES:
         found = rule(cls, notes) if rule is not _forwarded else _forwarded(cls, notes, instance)
@@ -345,7 +345,7 @@ def discover(cls: type, instance=None) -> Discovery:
 
 
 def learn_type(cls: type, instance=None) -> bool:
-    """File how instances of `cls` are read, as discovered by the first, `instance`. True if that was news."""
+    """Discover `cls` by an `instance` of it, and file the result. Returns whether the type was unknown."""
     entries = runtime().entries
     if cls in entries:
         entries.find_again(cls)
@@ -356,14 +356,14 @@ def learn_type(cls: type, instance=None) -> bool:
 
 
 def learn(value) -> bool:
-    """File what native code has to know to read `value`: its type, a tuple's items, a dtype. True if that was news."""
+    """File everything that native code needs to read `value`: its type, items, dtype. Returns whether anything was unknown."""
     entries = runtime().entries
     cls = type(value)
     news = learn_type(cls, value)
     if entries.fields(cls)["kind"] in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
-        return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
+        return sum(learn(item) for item in value) > 0 or news  # not any(), which would stop at the first
     if entries.fields(cls)["kind"] == structs.KIND_LIST:
-        return sum(learn(item) for item in value[:1]) > 0 or news  # others when they are met
+        return sum(learn(item) for item in value[:1]) > 0 or news  # further items when native code meets them
     if issubclass(cls, np.ndarray):
         return _learn_dtype(dtype_of(value)) or news
     if entries.fields(cls)["kind"] == structs.KIND_CONSTANT:

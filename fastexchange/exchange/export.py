@@ -1,6 +1,6 @@
-"""Owning exports, as Python code takes them through a type's exchange table, and NumPy arrays made of them.
+"""Owning exports by a type's exchange table, for Python code, and NumPy arrays made of them.
 
-An export is given back exactly once, or passed on to whoever takes it; :class:`Export` sees to that.
+:class:`Export` calls the deleter of an export exactly once, or passes the export on to a new owner.
 """
 
 import ctypes
@@ -30,16 +30,16 @@ __all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
 COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
 PADDED = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
 
-# With the GIL, which ctypes' PYFUNCTYPE keeps; an exception that the function sets is raised.
+# ctypes' PYFUNCTYPE keeps the GIL and raises an exception that the function has set.
 _FROM_OR_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _AS_WATCHED = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Export:
-    """A ``DLManagedTensorVersioned *`` that is given back exactly once, or passed on.
+    """Owns a ``DLManagedTensorVersioned *``: calls its deleter exactly once, or passes it on.
 
-    Raises what the producer raises, and BufferError for an export of another major version.
+    Raises the producer's exceptions, and BufferError for an export of another major version.
     """
 
     def __init__(self, tensor, managed_tensor_from_py_object_no_sync: int):
@@ -47,7 +47,7 @@ class Export:
         out = ffi.new("DLManagedTensorVersioned **")
         try:
             failed = _FROM_OR_TO_OBJECT(managed_tensor_from_py_object_no_sync)(id(tensor), address_of(out))
-        except BaseException as error:  # perhaps with success returned, and an export made
+        except BaseException as error:  # the producer may have made an export all the same
             if out[0] != ffi.NULL:
                 self.managed = out[0]
                 self.release()
@@ -62,7 +62,7 @@ class Export:
             raise BufferError(wording(structs.STATUS_VERSION, None))
         if self.managed.flags & int(READONLY_IS_ASSUMED):
             self.managed.flags &= ~int(READONLY_IS_ASSUMED)
-            if torch.is_tensor_type(type(tensor)):  # all of them are mutable
+            if torch.is_tensor_type(type(tensor)):  # all PyTorch tensors are mutable
                 self.managed.flags &= ~READONLY
 
     def __enter__(self):
@@ -73,12 +73,12 @@ class Export:
 
     @property
     def tensor(self):
-        """Its ``DLTensor``."""
+        """The ``DLTensor``."""
         return self.managed.dl_tensor
 
     @property
     def data(self) -> int:
-        """The address of its first element."""
+        """The address of the first element."""
         return address_of(self.tensor.data) + self.tensor.byte_offset
 
     @property
@@ -88,22 +88,22 @@ class Export:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether a CPU can read its memory."""
+        """Whether the CPU can read the memory."""
         return is_readable_by_cpu(self.device[0])
 
     @property
     def is_readonly(self) -> bool:
-        """Whether its memory must not be written to."""
+        """Whether the memory is readonly."""
         return bool(self.managed.flags & READONLY)
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no elements."""
+        """Whether there are no elements."""
         return any(self.tensor.shape[i] == 0 for i in range(self.tensor.ndim))
 
     @property
     def is_in_c_order(self) -> bool:
-        """Whether its elements lie one after the other, the last index running fastest."""
+        """Whether the elements are contiguous in C order."""
         tensor, expected = self.tensor, 1
         for i in reversed(range(tensor.ndim)):
             if tensor.shape[i] > 1 and tensor.strides != ffi.NULL and tensor.strides[i] != expected:
@@ -113,20 +113,20 @@ class Export:
 
     @property
     def runs_backwards(self) -> bool:
-        """Whether it has a negative stride."""
+        """Whether a stride is negative."""
         tensor = self.tensor
         return tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim))
 
     def into(self, to_object: int):
-        """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it.
+        """Make a tensor by a ``managed_tensor_to_py_object_no_sync``. The tensor then owns the export.
 
-        After a failure the export has been given back, by that function (PyTorch's does it when it fails late) or here.
+        After a failure the export has been released, by that function (PyTorch's releases it if it fails late) or here.
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
         watched = self._watch(address_of(told))
         try:
             failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
-        finally:  # also with an exception set and an object made
+        finally:  # a consumer may have made an object and set an exception
             made = _take(out[0]) if out[0] else None
             if told[0] or made is not None:
                 self.managed = None
@@ -137,7 +137,7 @@ class Export:
         return made
 
     def _watch(self, told: int):
-        """Let an ``fx_watched`` stand for it, which is returned: its deleter sets the word at `told`, if that is not 0, to 1."""
+        """Wrap the export in an ``fx_watched`` and return that. Its deleter sets the word at `told` to 1, unless that is 0."""
         make = _AS_WATCHED(capsules.as_watched.address)
         at = make(address_of(self.managed), capsules.delete_watched.address, told)
         if not at:
@@ -147,43 +147,43 @@ class Export:
         return watched
 
     def retype(self, code: int, bits: int, lanes: int = 1) -> None:
-        """Let it say that its elements are of another type of the same width. The producer's own is left as it is."""
+        """Change the dtype to another one of the same width. The producer's own struct stays as it is."""
         self._watch(0)
         dtype = self.tensor.dtype
         dtype.code, dtype.bits, dtype.lanes = code, bits, lanes
 
     def capsule(self, is_versioned: bool):
-        """A capsule that then owns it."""
-        if self.managed.deleter == ffi.NULL:  # which DLPack allows, and not every consumer expects
+        """Make a capsule, which then owns the export."""
+        if self.managed.deleter == ffi.NULL:  # DLPack allows this, but not every consumer expects it
             self._watch(0)
         made = capsules.capsule_of(address_of(self.managed), is_versioned)
         self.managed = None
         return made
 
     def passed_on(self) -> "Export":
-        """The same export, owned by another object."""
+        """Pass the export on to a new ``Export``."""
         other = Export.__new__(Export)
         other.managed, self.managed = self.managed, None
         return other
 
     def release(self) -> None:
-        """Give it back, if it has not been passed on."""
+        """Call the deleter, unless the export has been passed on."""
         managed, self.managed = self.managed, None
         if managed is not None and managed.deleter != ffi.NULL and not sys.is_finalizing():
             _DELETER(address_of(managed.deleter))(address_of(managed))
 
 
 def _take(address: int):
-    """The object to which `address` is a new reference."""
+    """Return the object at `address`; takes over the reference."""
     made = ctypes.cast(address, ctypes.py_object).value
     Py_DecRef(made)
     return made
 
 
 def export_of(tensor, what: str) -> Export:
-    """An owning export of any producer's tensor, after the checks that its own export may leave out.
+    """Export any producer's tensor, after checks that the producer's own export may leave out.
 
-    Raises TypeError for what is no tensor, in the name of the function `what`, BufferError, and what the producer raises.
+    Raises TypeError, with the function's name `what`, if it is no tensor; BufferError; and the producer's exceptions.
     """
     cls = type(tensor)
     try:
@@ -196,7 +196,7 @@ def export_of(tensor, what: str) -> Export:
     if managed:
         try:
             if torch.is_tensor_type(cls) and known(cls).get("borrow"):
-                tensor = tensor.detach()  # which nobody else knows, and so does not change while it is asked about and exported
+                tensor = tensor.detach()  # a tensor of our own, which no other code changes during checks and export
                 torch.check(tensor)
             return Export(tensor, managed)
         except Exception as error:
@@ -207,7 +207,7 @@ def export_of(tensor, what: str) -> Export:
 
 
 def exporter_of(tensor) -> int:
-    """The address of the function that exports `tensor`, after the checks that it leaves out; 0 if there is none."""
+    """Check `tensor`, and return the address of the function that exports it; 0 if there is none."""
     learn_type(type(tensor), tensor)
     managed = known(type(tensor)).get("managed", 0)
     if managed and torch.is_tensor_type(type(tensor)):
@@ -216,7 +216,7 @@ def exporter_of(tensor) -> int:
 
 
 def known(cls: type) -> dict[str, int]:
-    """The fields of the entry of `cls`, with those that only conversions need."""
+    """The fields of the entry of `cls`, including those that only conversions need."""
     learn_type(cls)
     entries = runtime().entries
     fields = entries.fields(cls)
@@ -224,7 +224,7 @@ def known(cls: type) -> dict[str, int]:
         table = numpy_table.exchange_table()
         if table is not None:
             managed = address_of(table.managed_tensor_from_py_object_no_sync)
-            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass that exports itself in its own way
+            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass with a __dlpack__ of its own
                 managed = dunder.managed_tensor_from_py_object_no_sync.address
             made = {
                 "to_object": address_of(table.managed_tensor_to_py_object_no_sync),
@@ -236,9 +236,9 @@ def known(cls: type) -> dict[str, int]:
 
 
 def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) -> np.ndarray:
-    """The NumPy array over an export's memory, which it then owns. Raises BufferError, in the name of `what`.
+    """Make a NumPy array of an export, which the array then owns. Raises BufferError, with the function's name `what`.
 
-    `storage`: the integers as which it shows elements that NumPy has no dtype for.
+    `storage`: return elements without a NumPy dtype as integers of the same size.
     """
     prefix = f"{what}: " if what else ""
     to_object = known(np.ndarray).get("to_object")
@@ -257,9 +257,9 @@ def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) ->
 
 
 def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export:
-    """An export of a copy in the CPU's memory, in C order or in about the same layout (K). The export is taken.
+    """Copy an export to the CPU's memory, in C order or nearly the same layout (K). Returns an export; consumes the given one.
 
-    The copy has the same element type, also one that NumPy has no dtype for: its bits are copied.
+    The copy has the same element type, even if NumPy has no dtype for it.
     """
     if not export.is_on_cpu:
         raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
@@ -276,10 +276,10 @@ def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export
 
 
 def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool) -> np.ndarray:
-    """A NumPy array over the memory of `tensor`, which it keeps alive; readonly if the export says so.
+    """Make a NumPy array over the memory of `tensor` for a kernel. It keeps the memory alive, and is readonly if the export is.
 
-    `storage`: whether a kernel for which it is asks for the bits of what Numba cannot compute with. Raises NoNumbaType for a
-    tensor that no kernel like that gets, BufferError if a CPU cannot read it, and whatever the producer raises.
+    `storage`: the kernel's option of that name. Raises NoNumbaType for elements that the kernel does not take, BufferError if the
+    CPU cannot read the memory, and the producer's exceptions.
     """
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype

@@ -1,4 +1,4 @@
-"""Exchange tables as Python sees them: which one a type has, and lending ours to a type that has none.
+"""Exchange tables in Python: a type's table, and this package's table for types without one.
 
 Source: DLPack 1.3, the Python specification of ``__dlpack_c_exchange_api__``.
 """
@@ -23,7 +23,7 @@ _polyfilled: set[type] = set()
 
 
 def _capsule_of(table):
-    """A capsule ``"dlpack_exchange_api"`` for a table that lives as long as the process."""
+    """Make a capsule ``"dlpack_exchange_api"`` of a table that is never freed."""
     return PyCapsule_New(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
 
 
@@ -39,13 +39,13 @@ def _dunder_capsule():
 
 
 def exchange_api(cls: type, /):
-    """The PyCapsule ``"dlpack_exchange_api"`` that is used for tensors of the type `cls`: its own, or ours.
+    """Return the PyCapsule ``"dlpack_exchange_api"`` for tensors of the type `cls`: its own, or this package's.
 
     It holds a ``DLPackExchangeAPI *`` that lives as long as the process (DLPack 1.3). Types with an exchange table have
     their own; ``numpy.ndarray`` and its subclasses have this package's, all functions native; any other type with
     ``__dlpack__``, a subclass that overrides it included, gets a table whose owning export calls that method.
 
-    Raises TypeError for what is no type, and for types without any of these.
+    Raises TypeError if `cls` is no type, or a type without any of these.
 
     >>> import numpy as np
     >>> type(exchange_api(np.ndarray)).__name__
@@ -74,15 +74,15 @@ def exchange_api(cls: type, /):
 def polyfill(cls: type, /) -> None:
     """Give `cls` this package's exchange table as its ``__dlpack_c_exchange_api__``, for every consumer in the process.
 
-    For ``numpy.ndarray``, which has none of its own yet: libraries that look for the attribute then read arrays through
-    native functions. Does nothing if that has been done; :func:`unpolyfill` takes it back. Consumers may keep what they
-    have found: the table lives as long as the process.
+    Use it for ``numpy.ndarray``, which has no table yet: libraries that look for the attribute then read arrays by native
+    functions. Does nothing if `cls` is polyfilled already; :func:`unpolyfill` undoes it. Consumers may keep the table, which is
+    never freed.
 
-    A borrowed view cannot say that it is readonly, so readonly arrays are refused there (``BufferError``); consumers then
-    take an owning export, or refuse. Whether a consumer heeds the readonly flag of an export is its own affair: apache-tvm-ffi
-    0.1.15 does not. Call this before such a library first meets an array: it may remember that there was no table.
+    A borrowed view has no readonly flag, so readonly arrays are refused there (``BufferError``); consumers then take an owning
+    export, or refuse. Some consumers ignore the readonly flag of an export, for example apache-tvm-ffi 0.1.15. Call this before
+    such a library first meets an array: it may remember that there was no table.
 
-    Raises TypeError for types of which this package has no table, ValueError for a type that has one of its own.
+    Raises TypeError for types for which this package has no table, ValueError for a type with a table of its own.
     """
     if cls is not np.ndarray:
         raise TypeError(f"only numpy.ndarray can be given an exchange table, not {shown(cls)}")
@@ -101,19 +101,19 @@ def polyfill(cls: type, /) -> None:
 
 
 def unpolyfill(cls: type, /) -> None:
-    """Take back what :func:`polyfill` did. Raises ValueError for a type that is not polyfilled."""
+    """Undo :func:`polyfill`. Raises ValueError for a type that is not polyfilled."""
     with _lock:
         if not isinstance(cls, type) or cls not in _polyfilled:
             raise ValueError(f"{shown(cls)} is not polyfilled")
         _polyfilled.remove(cls)
         namespace = _namespace(cls)
-        if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # else somebody has put another one there
+        if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # otherwise another library has set it since
             del namespace[EXCHANGE_ATTRIBUTE]
         PyType_Modified(cls)
 
 
 def _namespace(cls: type) -> dict:
-    """The dict behind ``cls.__dict__``, which for a type made in C is the only way to set an attribute."""
+    """The dict behind ``cls.__dict__``: the only way to set an attribute of a type made in C."""
     found = [thing for thing in gc.get_referents(cls.__dict__) if type(thing) is dict]
     if len(found) != 1 or found[0] != dict(cls.__dict__):
         raise TypeError(f"this interpreter does not show the attributes of {type_name(cls)}")

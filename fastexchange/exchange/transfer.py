@@ -1,7 +1,7 @@
-"""From a tensor of one type to a tensor of another through their exchange tables: the native way of ``from_dlpack``, ``convert``.
+"""Native conversions: ``from_dlpack`` and ``convert`` between types with exchange tables.
 
-What it does not know (a type met for the first time, keywords, a tensor that its framework has to be asked about, a copy)
-it leaves to a Python method, as the shim does.
+Calls that native code cannot make (unknown types, keywords, tensors that need their framework's checks, copies) go to a Python
+method.
 """
 
 from numba import types
@@ -44,18 +44,19 @@ transfer_at = struct_at("fx_transfer")
 
 @native_inline
 def is_subtype(cls, base):
-    """Whether the object at `cls`, a type, is that at `base`, or a type derived from it."""
+    """Whether the type at `cls` is the type at `base`, or derives from it."""
     if cls == base:
         return True
-    # Of what `base` is, only types can be asked.
+    # `base` may be any object: PyType_IsSubtype takes types only.
     return c.PyType_IsSubtype(Py_TYPE(base), global_address("PyType_Type")) != 0 and c.PyType_IsSubtype(cls, base) != 0
 
 
 @native
 def is_final():
-    """Whether the exception that is set ends the call.
+    """Whether the pending exception ends the call.
 
-    A BufferError does not, nor a RuntimeError (PyTorch's for a BufferError): Python finds better words, or another way.
+    After a BufferError or a RuntimeError (PyTorch raises it in place of BufferError) Python tries again, or raises a better
+    message.
     """
     if PyErr_Occurred() == 0:
         return False
@@ -70,7 +71,7 @@ def is_final():
 
 @native
 def is_sound(tensor):
-    """Whether a DLTensor's rank, extents, strides and address are those of memory, on whatever device."""
+    """Whether a DLTensor's rank, extents, strides and address are possible on some device."""
     if tensor.ndim < 0 or tensor.ndim > MAX_NDIM or (tensor.ndim > 0 and tensor.shape == 0):
         return False
     return check_sizes(tensor) == SOUND and not is_lost(tensor)
@@ -78,7 +79,7 @@ def is_sound(tensor):
 
 @native
 def runs_backwards(tensor):
-    """Whether a DLTensor has a negative stride: PyTorch ends the process over one."""
+    """Whether a DLTensor has a negative stride, on which PyTorch aborts the process."""
     if tensor.strides == 0:
         return False
     backwards = False
@@ -89,9 +90,9 @@ def runs_backwards(tensor):
 
 @native_inline
 def transfer(state, ob, to):
-    """A tensor of the type at `to` that shares memory with `ob`.
+    """Make a tensor of the type at `to` that shares memory with `ob`.
 
-    Returns (new reference, or 0 with an exception set; True), or (0, False) where Python has to see to it.
+    Returns: (a new reference, or 0 with an exception set; True), or (0, False) if Python has to make it.
     """
     runtime = structs.runtime_at(state.runtime)
     source = find(runtime, Py_TYPE(ob))
@@ -101,7 +102,7 @@ def transfer(state, ob, to):
     to_object = structs.entry_at(target).to_object
     takes_all = structs.entry_at(target).takes_all
     if structs.entry_at(target).guard == 0 and structs.entry_at(target).kind != structs.KIND_NDARRAY:
-        return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
+        return 0, False  # another function may have consumed the export before it failed: only Python can tell
     guard = structs.entry_at(source).guard
     is_own_memory = structs.entry_at(source).is_own_memory != 0
     if to_object == 0 or is_odd(guard, ob):
@@ -112,7 +113,7 @@ def transfer(state, ob, to):
         return 0, is_final()
     export = load(out)
     managed = managed_at(export)
-    if managed.version.major != 1:  # then it has a deleter there, and nothing else is known of it
+    if managed.version.major != 1:  # of other versions only the deleter's place is known
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
     is_mutable = is_writeable(managed.flags, guard)
@@ -125,7 +126,7 @@ def transfer(state, ob, to):
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
-    if is_odd(guard, ob):  # since it was exported, by a mode's Python code
+    if is_odd(guard, ob):  # a mode's Python code may have changed it during the export
         delete_managed(export)
         return 0, False
     if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
@@ -134,12 +135,12 @@ def transfer(state, ob, to):
     made = stack(1)
     store(made, 0)
     if call_int(to_object, (export, made)) != 0 or load(made) == 0:
-        delete_managed(export)  # it has taken nothing
+        delete_managed(export)  # the function has consumed nothing
         return 0, is_final()
     if PyErr_Occurred() != 0:
         c.Py_DecRef(load(made))
         return 0, True
-    if Py_TYPE(load(made)) != to:  # a subclass of the type that has the table
+    if Py_TYPE(load(made)) != to:  # `to` is a subclass of the type with the table
         c.Py_DecRef(load(made))
         return 0, False
     return load(made), True

@@ -1,4 +1,4 @@
-"""For what an object stands that is exported as another one: see ``producers.forwarded``, whose native code asks here."""
+"""Resolve wrappers to the tensors that they wrap. The native code of ``producers.forwarded`` calls this."""
 
 from ..ground.safe_repr import type_name
 from ..producers import dunder, torch
@@ -6,11 +6,11 @@ from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from .export import exporter_of
 
 MAX_WRAPPERS = 8
-"""How many wrappers may be around one another."""
+"""The most wrappers inside one another."""
 
 
 def resolve(wrapper):
-    """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
+    """Return (the wrapped tensor, the address of the function that exports it), or None to use the wrapper's ``__dlpack__``."""
     if torch.is_tensor_type(type(wrapper)):
         torch.check_storage(wrapper)
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
@@ -28,7 +28,7 @@ def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
     for _ in range(MAX_WRAPPERS):
         try:
             inner = getattr(inner, attribute)
-        except Exception:  # it forwards to nothing: its own __dlpack__ has the word
+        except Exception:  # it wraps no tensor: its own __dlpack__ decides
             return None
         if not is_wrapper(inner):
             found = exporter_of(inner)
@@ -37,7 +37,7 @@ def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
 
 
 def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item is compiled then)."""
+    """``PYTHON_SIDE``: the Python objects that native code needs, made (the last one compiled) on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return resolve, dunder.managed_tensor_from_py_object_no_sync.address
