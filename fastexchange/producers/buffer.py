@@ -1,7 +1,7 @@
-"""Python's buffer protocol (PEP 3118) as a source of tensors: bytes, bytearray, memoryview, array, mmap, ctypes arrays.
+"""Python's buffer protocol (PEP 3118) as a producer: bytes, bytearray, memoryview, array, mmap, ctypes arrays.
 
-The export holds the ``Py_buffer`` and releases it once. Element types are those of one native format character; the
-object's memory is readonly to a consumer if the buffer is.
+The export owns the ``Py_buffer`` and releases it once. A format has one native format character. The export is readonly if the
+buffer is.
 
 Source: CPython's buffer protocol, ``Py_buffer`` (a stable layout since CPython 3.3, part of the limited API since 3.11).
 """
@@ -62,10 +62,10 @@ FOREIGN_ORDER = (ord(">"), ord("!")) if sys.byteorder == "little" else (ord("<")
 
 @native
 def field_of_format(text, itemsize):
-    """Code and bits of a PEP 3118 format of one element; 0 if it is none that DLPack has.
+    """The dtype field of a PEP 3118 format of one element; 0 if DLPack has no such type.
 
-    A long has the item's size: ctypes writes ``<l`` for one of 8 bytes. Any other character has a size of its own, which the
-    item's must be: ctypes writes ``B`` for a union, and for a packed structure.
+    A long has the size of the item, because ctypes writes ``<l`` for one of 8 bytes. For any other character the item must have
+    the character's size, because ctypes writes ``B`` for unions and packed structures.
     """
     if text == 0:
         return UINT | 8 << 8
@@ -108,7 +108,7 @@ def field_of_format(text, itemsize):
 
 @cfunction(types.void, types.intp)
 def delete_buffer(managed):
-    """Deleter of an exported buffer: releases it. Any thread, with or without the GIL, also while Python shuts down."""
+    """Deleter of an exported buffer. GIL: not needed; any thread may call, also at shutdown."""
     if not is_gil_lost():
         state = c.PyGILState_Ensure()
         PyBuffer_Release(managed + BUFFER)
@@ -118,7 +118,7 @@ def delete_buffer(managed):
 
 @native
 def fill(at):
-    """Describe the buffer of the fx_buffer_export at `at` in its DLTensor. Whether DLPack can; if not, BufferError is set."""
+    """Fill the DLTensor of the fx_buffer_export at `at` from its buffer. Returns whether DLPack can; if not, sets BufferError."""
     buffer = buffer_at(at + BUFFER)
     field = field_of_format(buffer.format, buffer.itemsize)
     if field == 0:
@@ -132,7 +132,7 @@ def fill(at):
     for j in range(ndim):
         i = ndim - 1 - j
         extent = load(buffer.shape + 8 * i)
-        stride = load(buffer.strides + 8 * i) if buffer.strides != 0 else compact  # ctypes gives none
+        stride = load(buffer.strides + 8 * i) if buffer.strides != 0 else compact  # ctypes' buffers have no strides
         compact *= extent
         elements = in_elements(stride, buffer.itemsize)
         if extent > 1 and elements * buffer.itemsize != stride and buffer.len != 0:
@@ -147,11 +147,11 @@ def fill(at):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of an object's buffer; the caller calls its deleter, once.
+    """Fill the pointer at `out` with an owning export of an object's buffer.
 
-    The buffer is held until then: a bytearray, for example, cannot be resized. Needs the GIL; runs Python code only where a
-    class written in Python has ``__buffer__``. Returns 0, or -1 with an exception set, BufferError for a buffer that DLPack
-    cannot describe, and nothing to release.
+    Returns: 0; -1 with an exception set, and nothing to release. Raises: BufferError for a buffer that DLPack cannot describe.
+    Owns: the caller calls the deleter once. The buffer is held until then, so a bytearray, for example, cannot be resized.
+    GIL: held; runs Python code only if a class written in Python has ``__buffer__``.
     """
     at = new_managed(0, EXTRA_BYTES)
     if at == 0:
@@ -171,18 +171,18 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 # ---- types ---------------------------------------------------------------------------------------------------------
 
-_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' type of functions, which has a __buffer__ as well
-_CDATA = ctypes.Array.__mro__[1]  # of which all types of ctypes are
+_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' type of functions, which also has the buffer protocol
+_CDATA = ctypes.Array.__mro__[1]  # the base of all ctypes types
 _KNOWN = (bytes, bytearray, memoryview, array.array, mmap.mmap, ctypes.Array, ctypes._SimpleCData, pickle.PickleBuffer)
 
 CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.MemoryView, types.PyArray)
-"""Numba's types of arrays in memory, by the number that keys carry. All are laid out alike."""
+"""Numba's types for buffers, by their numbers in keys. All have the same layout."""
 
 
 def is_buffer_type(cls: type) -> bool:
-    """Whether instances of `cls` have the buffer protocol. NumPy's scalars are no tensors.
+    """Whether instances of `cls` are tensors by the buffer protocol. NumPy's scalars and ctypes' functions are not.
 
-    Neither are functions of ctypes. Before CPython 3.12 only known types are found to have it.
+    Before CPython 3.12 only known types are recognised.
     """
     return issubclass(cls, _KNOWN) or (hasattr(cls, "__buffer__") and not issubclass(cls, (np.generic, _FUNCTION)))
 
@@ -190,24 +190,24 @@ def is_buffer_type(cls: type) -> bool:
 def numba_class(cls: type) -> int:
     """The index in :data:`CLASSES` of the type that ``numba.typeof`` gives instances of `cls`.
 
-    An array where it gives none: it does not read the formats of ctypes.
+    The index of arrays if it gives none, because it cannot read the formats of ctypes.
     """
     return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(class_of_buffer(cls))
 
 
 def memory_of(cls: type) -> int:
-    """Where in instances of `cls` the address of their memory should be if ``ctypes.resize`` can change it; 0 if it cannot."""
+    """The offset in instances of `cls` of their memory's address if ``ctypes.resize`` can change it; else 0."""
     return object.__basicsize__ if issubclass(cls, _CDATA) else 0
 
 
 def is_numba_only(thing) -> bool:
-    """Whether `thing` is a buffer that DLPack cannot describe and Numba can: its strides are no multiple of its item size."""
+    """Whether `thing` is a buffer that only Numba can describe: its strides are no multiples of its item size."""
     if not is_buffer_type(type(thing)):
         return False
     try:
         view = memoryview(thing)
-        typeof(thing)  # Numba does not read all formats
-    except Exception:  # it has to be asked again, for its own words
+        typeof(thing)  # raises for formats that Numba cannot read
+    except Exception:  # Numba's dispatcher raises its own error
         return False
     with view:
         steps = zip(view.shape or (), view.strides or (), strict=True) if view.nbytes else ()
@@ -215,7 +215,7 @@ def is_numba_only(thing) -> bool:
 
 
 def prepare() -> bool:
-    """Compile, or load, what an export needs. False if a ``Py_buffer`` does not lie in memory as declared."""
+    """Compile or load the native functions. Returns False if the layout of ``Py_buffer`` is not as declared."""
     set_delete_buffer(delete_buffer.address)
     return _is_verified()
 

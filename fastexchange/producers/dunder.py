@@ -1,7 +1,7 @@
 """Any type with ``__dlpack__`` (and ``__dlpack_device__``): the array API's protocol, as an exchange table.
 
-``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then take the managed export,
-which calls the method.
+``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then use the owning export, which calls
+the method.
 
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
@@ -33,7 +33,7 @@ def delete_legacy(managed):
 
 @native
 def wrap_legacy(legacy, deleter):
-    """An owning DLManagedTensorVersioned of the DLManagedTensor at `legacy`, whose ownership it takes; 0 without memory."""
+    """Make a DLManagedTensorVersioned that owns the DLManagedTensor at `legacy`. Returns 0 if there is no memory."""
     at = c.PyMem_RawMalloc(MANAGED_BYTES)
     if at == 0:
         return 0
@@ -53,9 +53,9 @@ python_items = python_side("fastexchange.producers.dunder")
 
 @native
 def take(capsule, out):
-    """Fill the pointer at `out` with the owning export in a new capsule, which is renamed to ``used_…`` and dropped.
+    """Consume a new capsule: fill the pointer at `out` with its export, rename it to ``used_…``, and drop it.
 
-    Returns 0, or -1 with an exception set.
+    Returns: 0, or -1 with an exception set.
     """
     side = python_items()
     if side == 0:
@@ -85,12 +85,13 @@ def take(capsule, out):
 
 @native
 def export(py_object, out):
-    """Fill the pointer at `out` with an owning export of `py_object`; the caller calls its deleter, once.
+    """Fill the pointer at `out` with an owning export of `py_object`.
 
-    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. The capsule is consumed:
-    renamed to ``used_…``. The device is that of the exported tensor, which the consumer looks at; ``__dlpack_device__`` is
-    not asked first, because a consumer on the CPU has no stream to pass (and PyTorch's takes 1.3 µs). Needs the GIL, runs
-    Python code. Returns 0, or -1 with an exception set.
+    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``, and consumes the capsule. Does not
+    call ``__dlpack_device__`` first: the consumer reads the device in the tensor, and on the CPU it has no stream to pass
+    (PyTorch's ``__dlpack_device__`` takes 1.3 µs).
+
+    Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; runs Python code.
     """
     side = python_items()
     if side == 0:
@@ -111,13 +112,13 @@ def export(py_object, out):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """:data:`export`, for this package: with the flag READONLY_IS_ASSUMED, where it is so."""
+    """:data:`export` for this package, with the flag READONLY_IS_ASSUMED where it applies."""
     return export(py_object, out)
 
 
 @cfunction(types.int32, types.intp, types.intp)
 def lent_managed_tensor_from_py_object_no_sync(py_object, out):
-    """:data:`export`, for others: with no flag that DLPack does not have."""
+    """:data:`export` for other consumers, with DLPack's own flags only."""
     failed = export(py_object, out)
     if failed == 0:
         managed_at(load(out)).flags &= ~READONLY_IS_ASSUMED
@@ -125,13 +126,13 @@ def lent_managed_tensor_from_py_object_no_sync(py_object, out):
 
 
 def _refuse_capsule(result):
-    """Raise for what ``__dlpack__`` returned instead of an unconsumed DLPack capsule."""
+    """Raise BufferError for a result of ``__dlpack__`` that is no unconsumed DLPack capsule."""
     detail = repr(result) if type(result) is c.CapsuleType else f"an object of type {type(result).__name__}"
     raise BufferError(f"__dlpack__ returned {detail}, not an unconsumed capsule named 'dltensor_versioned' or 'dltensor'")
 
 
 def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item compiles a deleter)."""
+    """``PYTHON_SIDE``: the Python objects that native code needs, made (the last one compiled) on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return "__dlpack__", VERSION, ("max_version",), _refuse_capsule, delete_legacy.address
@@ -139,7 +140,7 @@ def __getattr__(name):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
-    """Refuse with BufferError: which type the tensor should become, a table for all types cannot know. Returns -1."""
+    """Set BufferError and return -1: a table for all types cannot know the type of the new tensor."""
     c.PyErr_SetString(
         global_address("PyExc_BufferError"),
         cstring("a type without an exchange table makes tensors with its framework's from_dlpack only"),
@@ -149,7 +150,7 @@ def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
 
 @once
 def exchange_table():
-    """The ``DLPackExchangeAPI *`` for every type that has ``__dlpack__`` and no table, alive as long as the process."""
+    """The ``DLPackExchangeAPI *`` for all types with ``__dlpack__`` and without a table. It is never freed."""
     from . import numpy_table
 
     table = ffi.new("DLPackExchangeAPI *")

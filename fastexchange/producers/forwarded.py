@@ -1,8 +1,8 @@
-"""Objects that are exported as another object.
+"""Objects that are exported as another object: wrappers, and PyTorch tensors without a usable table.
 
-Wrappers, whose attribute ``__dlpack_c_exchange_api__`` is no capsule but another object, the one they wrap: the export is that
-object's, through its own type's table. A wrapper that forwards to nothing usable is exported by its ``__dlpack__``, if it has
-one. And PyTorch tensors without a usable table: their ``__dlpack__`` is that of the detached tensor.
+A wrapper's attribute ``__dlpack_c_exchange_api__`` is no capsule but the wrapped tensor, which its own type's table exports. If
+that is not usable, the wrapper's ``__dlpack__``, if any, makes the export. For PyTorch tensors without a usable table the
+``__dlpack__`` of the detached tensor makes it.
 """
 
 from numba import types
@@ -13,14 +13,14 @@ from ..ground.cpython import OB_ITEM
 from ..ground.native import call_int, global_address, load, native
 from .python_side import python_side
 
-python_items = python_side("fastexchange.exchange.wrappers")  # imported when the first such object is met
+python_items = python_side("fastexchange.exchange.wrappers")  # imported with the first such object
 
 
 @native
 def export(py_object, out):
-    """Fill the pointer at `out` with an owning export of what `py_object` stands for; the caller calls its deleter, once.
+    """Fill the pointer at `out` with an owning export of the object for which `py_object` stands.
 
-    Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
+    Returns: 0, or -1 with an exception set. Owns: the caller calls the deleter once. GIL: held; runs Python code.
     """
     side = python_items()
     if side == 0:

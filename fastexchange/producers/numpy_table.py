@@ -1,8 +1,8 @@
 """NumPy's exchange table: all five functions of DLPack's C exchange API, for a NumPy that has none.
 
-Arrays are made through NumPy's C API, whose function table is public (``numpy.core.multiarray._ARRAY_API``) and whose
-indices have not changed since NumPy 1.7. Native code finds what it needs in one static struct, by the name of its symbol,
-so that its machine code can be kept on disk.
+NumPy's C API makes the arrays. Its function table is public (``numpy.core.multiarray._ARRAY_API``), and its indices have not
+changed since NumPy 1.7. Native code reads the addresses in a static struct, which it finds by its symbol's name, so that its
+machine code can be cached on disk.
 
 Source: DLPack 1.3, ``DLPackExchangeAPI``; NumPy's C API, ``numpy/__multiarray_api.h``.
 """
@@ -74,12 +74,12 @@ typedef struct {
 """
 
 _NEW_FROM_DESCR, _DESCR_FROM_TYPE, _SET_BASE_OBJECT, _ARRAY_TYPE = 94, 45, 282, 2  # numpy/__multiarray_api.h
-DATA_ALIGNMENT = 256  # bytes; DLPack asks for it where memory is allocated
+DATA_ALIGNMENT = 256  # bytes; required by DLPack for allocated memory
 MAX_BYTES = 1 << 56
 
 
 FIELDS = np.array(plain_fields_by_type_number(), np.int64)
-"""By NumPy's type number: code and bits of a plain dtype."""
+"""By NumPy's type number: the dtype field of a plain dtype."""
 TYPE_NUMBERS = np.full(8 * 32, -1, np.int64)
 """By ``code << 5 | item size``: NumPy's type number."""
 for _number, _field in reversed(list(enumerate(FIELDS))):
@@ -91,7 +91,7 @@ _numpy_at = struct_at("fx_numpy")
 
 @native_inline
 def numpy_state():
-    """The process's ``fx_numpy``, found by the name of its symbol."""
+    """The process's ``fx_numpy``, found by its symbol's name."""
     return _numpy_at(global_address("fastexchange_numpy"))
 
 
@@ -107,7 +107,7 @@ def buffer_error(message):
 
 @native
 def field_of(array):
-    """Code and bits of an ndarray's elements; 0 if DLPack has no name for them, or with an exception set."""
+    """The dtype field of an ndarray; 0 if DLPack has no such type, or with an exception set."""
     type_num = types.intp(descr_at(array.descr).type_num)
     if 0 <= type_num < 64 and FIELDS[type_num] != 0:
         return FIELDS[type_num]
@@ -128,7 +128,7 @@ def _registered_field(dtype: np.dtype) -> int:
 
 @native
 def descr_of(field):
-    """A new reference to the dtype object of this code and bits; 0 with an exception set if there is none."""
+    """Return a new reference to the dtype object of this field; 0 with an exception set if there is none."""
     code, size = field & 0xFF, field >> 11
     if code < 8 and field >> 8 == 8 * size and size < 32:
         number = TYPE_NUMBERS[code << 5 | size]
@@ -153,7 +153,7 @@ def _registered_dtype(field: int) -> np.dtype:
 
 
 PYTHON_SIDE = _registered_field, _registered_dtype
-"""Asked about dtypes that are not NumPy's own."""
+"""Native code calls these for dtypes that are not NumPy's own."""
 python_items = python_side("fastexchange.producers.numpy_table")
 
 
@@ -162,14 +162,14 @@ python_items = python_side("fastexchange.producers.numpy_table")
 
 @native
 def is_gil_lost():
-    """Whether the interpreter is on its way out: no thread can take the GIL any more."""
+    """Whether the interpreter shuts down, so that no thread can take the GIL any more."""
     return c.Py_IsInitialized() == 0
 
 
 @cfunction(types.void, types.intp)
 def delete_export(managed):
-    """Deleter of an exported array: drops the array. Any thread, with or without the GIL, also while Python shuts down."""
-    if not is_gil_lost():  # else the array is leaked: nobody can drop it any more
+    """Deleter of an exported array: drops the array. GIL: not needed; any thread may call, also at shutdown."""
+    if not is_gil_lost():  # at shutdown the array is leaked
         state = c.PyGILState_Ensure()
         c.decref(managed_at(managed).manager_ctx)
         c.PyGILState_Release(state)
@@ -178,7 +178,7 @@ def delete_export(managed):
 
 @native_inline
 def put_strides(array, ndim, itemsize, strides):
-    """Write an ndarray's strides in elements. Whether they are whole; those that no element is behind do not count."""
+    """Write an ndarray's strides in elements. Returns whether they are whole numbers; unused strides do not count."""
     rest = 0
     count = 1
     for i in range(ndim):
@@ -206,11 +206,13 @@ def exportable_field(array):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of the ndarray `py_object`; the caller calls its deleter, once.
+    """Fill the pointer at `out` with an owning export of the ndarray `py_object`.
 
-    Data is the array's own, never a copy; a readonly array's export says so in its flags. Refused with BufferError: dtypes
-    without a DLPack name, swapped byte order, strides that are no multiple of the item size. Needs the GIL, runs
-    Python code for dtypes beyond NumPy's own. Returns 0, or -1 with an exception set and nothing to release.
+    The export shares the array's memory, and has the readonly flag if the array is readonly.
+
+    Returns: 0, or -1 with an exception set and nothing to release.
+    Raises: BufferError for dtypes unknown to DLPack, foreign byte order, and strides that are no multiple of the item size.
+    Owns: the caller calls the deleter once. GIL: held; runs Python code for dtypes that are not NumPy's own.
     """
     array = ndarray_at(py_object)
     field = exportable_field(array)
@@ -238,12 +240,12 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     return types.int32(0)
 
 
-_RING_WORDS = 1 << 17  # 1 MiB: the strides of at least 2048 arrays, exported one after the other, stay valid
+_RING_WORDS = 1 << 17  # 1 MiB: the strides of the last 2048 or more arrays stay valid
 
 
 @native
 def strides_ring(words):
-    """The address of `words` words of static memory, good until about 1 MiB more has been asked for."""
+    """The address of `words` words of static memory. They are reused after about 1 MiB of further requests."""
     ring = static_array("strides_ring", _RING_WORDS)
     cursor = static_array("strides_cursor", 1)
     at = load(cursor)
@@ -257,9 +259,11 @@ def strides_ring(words):
 def dltensor_from_py_object_no_sync(py_object, out):
     """Fill the DLTensor at `out` with a borrowed view of the ndarray `py_object`.
 
-    Data and shape belong to the array. Strides, which DLPack counts in elements and NumPy in bytes, lie in static memory
-    that is used again after some thousand more exports. A readonly array is refused: a borrowed view cannot say it.
-    Needs the GIL, runs Python code for dtypes beyond NumPy's own. Returns 0, or -1 with an exception set.
+    Data and shape are the array's. Strides, which DLPack counts in elements and NumPy in bytes, are in static memory, which is
+    reused after some thousand further exports.
+
+    Returns: 0, or -1 with an exception set. Raises: BufferError, also for a readonly array, because a borrowed view has no flags.
+    GIL: held; runs Python code for dtypes that are not NumPy's own.
     """
     array = ndarray_at(py_object)
     if array.flags & FLAG_WRITEABLE == 0:
@@ -282,7 +286,7 @@ def dltensor_from_py_object_no_sync(py_object, out):
 def drop_owner(capsule):
     """Destructor of the capsule that owns a managed tensor for an array.
 
-    While Python shuts down the tensor is leaked: a deleter that was made in Python (a cffi callback, say) may be gone.
+    At shutdown the tensor is leaked, because a deleter that was made in Python, such as a cffi callback, may be gone.
     """
     managed = c.PyCapsule_GetPointer(capsule, numpy_state().owner_name)
     if managed != 0 and c.is_finalizing() == 0:
@@ -291,7 +295,7 @@ def drop_owner(capsule):
 
 @native
 def raise_unsound(status):
-    """Set BufferError for what ``ground.dltensor.examine`` found."""
+    """Set BufferError for a status of ``ground.dltensor.examine``."""
     if status == DEVICE:
         buffer_error(cstring("the tensor's memory is on a device that the CPU cannot read; copy it to the CPU first"))
     elif status == DTYPE:
@@ -310,7 +314,7 @@ def raise_unsound(status):
 
 @native
 def array_over(at):
-    """A new ndarray over a managed tensor's memory, which does not own it yet; 0 with an exception set."""
+    """Make an ndarray over a managed tensor's memory, which it does not own yet. Returns 0 with an exception set."""
     managed = managed_at(at)
     tensor = dl_tensor_at(at + DL_TENSOR)
     if managed.version.major != 1:
@@ -320,7 +324,7 @@ def array_over(at):
     descr = descr_of(field)
     if descr == 0:
         return 0
-    status = examine(tensor)  # only now: nothing from here on runs Python code
+    status = examine(tensor)  # here, because no Python code runs after this
     if status != SOUND:
         c.Py_DecRef(descr)
         raise_unsound(status)
@@ -332,7 +336,7 @@ def array_over(at):
         strides = stack(MAX_NDIM)
         for i in range(ndim):
             store(strides + 8 * i, load(tensor.strides + 8 * i) * (field >> 11))
-    flags = FLAG_WRITEABLE if data != 0 else 0  # for memory that NumPy allocates itself they would mean the order
+    flags = FLAG_WRITEABLE if data != 0 else 0  # if NumPy allocates the memory, these flags would mean the order
     state = numpy_state()
     array = call_word(state.new_from_descr, (state.array_type, descr, ndim, tensor.shape, strides, data, flags, 0))
     if array != 0 and managed.flags & READONLY != 0:
@@ -344,16 +348,18 @@ def array_over(at):
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
     """Fill the pointer at `out_py_object` with a new ndarray over the memory of the DLManagedTensorVersioned at `tensor`.
 
-    On success the tensor is stolen: its deleter is called once, when the last view of the array is gone. On failure it is
-    still the caller's, as with PyTorch's function. An export that is readonly, or cannot say so (a legacy one), makes a
-    readonly array. Needs the GIL. Returns 0, or -1 with an exception set, BufferError for what NumPy cannot view.
+    The array is readonly if the export is, or if it is a legacy export, which has no flags.
+
+    Returns: 0, or -1 with an exception set. Raises: BufferError for memory that NumPy cannot view.
+    Owns: on success the array owns the tensor, and its deleter is called once, when the last view has died. On failure the caller
+    still owns it, as with PyTorch's function. GIL: held.
     """
     array = array_over(tensor)
     if array == 0:
         return types.int32(-1)
     state = numpy_state()
     owner = c.PyCapsule_New(tensor, state.owner_name, 0)
-    if owner == 0 or call_word(state.set_base_object, (array, owner)) & 0xFFFFFFFF != 0:  # which steals the owner
+    if owner == 0 or call_word(state.set_base_object, (array, owner)) & 0xFFFFFFFF != 0:  # steals the reference to the owner
         c.Py_DecRef(array)
         return types.int32(-1)
     c.PyCapsule_SetDestructor(owner, state.drop_owner)
@@ -366,13 +372,13 @@ def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
 
 @cfunction(types.void, types.intp)
 def delete_block(managed):
-    """Deleter of a tensor whose memory is all one block. Any thread, no GIL."""
+    """Deleter of a tensor in one memory block. GIL: not needed; any thread may call."""
     c.PyMem_RawFree(managed)
 
 
 @native
 def say(error_ctx, set_error, kind, message):
-    """Tell the caller of the allocator what is wrong, if it wants to know. Returns -1."""
+    """Call the allocator's `set_error`, unless it is NULL. Returns -1."""
     if set_error != 0:
         call_word(set_error, (error_ctx, kind, message))
     return types.int32(-1)
@@ -382,8 +388,10 @@ def say(error_ctx, set_error, kind, message):
 def managed_tensor_allocator(prototype, out, error_ctx, set_error):
     """Fill the pointer at `out` with a new managed tensor: device, dtype and shape of the DLTensor at `prototype`, row-major.
 
-    Memory is uninitialised and aligned to 256 bytes. Needs no GIL. Returns 0, or -1 after a call of `set_error`, unless
-    that is NULL: ``BufferError`` for a prototype of which there can be no such memory, ``MemoryError``.
+    Memory is uninitialised and aligned to 256 bytes.
+
+    Returns: 0, or -1 after a call of `set_error`, unless that is NULL, with ``BufferError`` for an impossible prototype, or
+    ``MemoryError``. GIL: not needed.
     """
     wanted = dl_tensor_at(prototype)
     invalid = cstring("BufferError")
@@ -431,7 +439,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
 
 @cfunction(types.int32, types.int32, types.int32, types.intp)
 def current_work_stream(device_type, device_id, out_current_stream):
-    """Set the pointer at `out_current_stream` to NULL: work on the CPU has no stream. Returns 0, or -1 for other devices."""
+    """Set the pointer at `out_current_stream` to NULL, because the CPU has no streams. Returns 0, or -1 for other devices."""
     store(out_current_stream, 0)
     if device_type != 1:
         return buffer_error(cstring("NumPy's arrays are on the CPU (kDLCPU): it has no stream for another device"))
@@ -454,7 +462,7 @@ llvmlite.binding.add_symbol("fastexchange_numpy", address_of(_state))
 
 @once
 def exchange_table():
-    """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if NumPy or CPython is not as expected."""
+    """NumPy's ``DLPackExchangeAPI *``, which is never freed; None if a layout of NumPy or CPython is not as expected."""
     if not c.verify()["object"] or not _find_numpy_api():
         return None
     _state.owner_name = address_of(_owner_name)
@@ -469,7 +477,7 @@ def exchange_table():
 
 
 def _find_numpy_api() -> bool:
-    """Take the three functions from NumPy's C API."""
+    """Read the addresses of three functions of NumPy's C API."""
     try:
         from numpy._core import multiarray
     except ImportError:
@@ -485,7 +493,7 @@ def _find_numpy_api() -> bool:
 
 
 def _makes_arrays(table) -> bool:
-    """Whether an array that goes out and comes back is the array that it was."""
+    """Whether an array that is exported and imported again is equal to the original."""
     for array in (np.arange(6.0).reshape(2, 3).T, np.zeros((0, 2), np.int8), np.array(3, np.complex64)):
         managed, made = ffi.new("DLManagedTensorVersioned **"), ffi.new("intptr_t *")
         if _call(table.managed_tensor_from_py_object_no_sync, id(array), address_of(managed)):
@@ -500,10 +508,10 @@ def _makes_arrays(table) -> bool:
 
 
 def _call(function, *arguments: int) -> int:
-    """Call a function of a table with the GIL held, which cffi would release."""
+    """Call a function of a table with the GIL, which cffi would release."""
     return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(address_of(function))(*arguments)
 
 
 def set_delete_buffer(address: int) -> None:
-    """Let native code know ``buffer.delete_buffer``."""
+    """Give native code the address of ``buffer.delete_buffer``."""
     _state.delete_buffer = address

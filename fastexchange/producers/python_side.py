@@ -1,4 +1,4 @@
-"""What native code of a producer needs of Python: names, functions, addresses, looked up once a process."""
+"""The Python objects that a producer's native code needs (names, functions, addresses), looked up once per process."""
 
 from ..ground import cpython as c
 from ..ground.cpython import OB_ITEM
@@ -6,9 +6,9 @@ from ..ground.native import cstring, load, native, static_array, store
 
 
 def python_side(module: str):
-    """A native function without arguments: the address of the items of the tuple ``PYTHON_SIDE`` of `module`, a full name.
+    """Make a native function that returns the address of the items of the tuple ``PYTHON_SIDE`` of `module`, a full name.
 
-    The module is imported, and the tuple kept for ever, on the first call. 0 with an exception set if that fails.
+    Its first call imports the module and keeps the tuple for ever. It returns 0 with an exception set if that fails.
     """
     slot_name = f"{module}.PYTHON_SIDE"
 

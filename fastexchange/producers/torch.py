@@ -1,8 +1,8 @@
-"""PyTorch: what its exchange functions do not check, and its ``__dlpack__`` does not always check either.
+"""PyTorch: checks that its exchange functions, and sometimes its ``__dlpack__``, leave out.
 
-PyTorch 2.13's ``dltensor_from_py_object_no_sync`` hands out tensors whose memory is not their value (lazily conjugated or
-negated), that have no memory (fake, zero, wrapper tensors) or that autograd watches. Native code tells those from plain ones
-(``producers.torch_offsets``); here is what happens to a tensor that is not plain, in words.
+PyTorch 2.13's ``dltensor_from_py_object_no_sync`` also exports tensors whose memory is not their value (lazily conjugated or
+negated), without memory (fake, zero, wrapper tensors), or tracked by autograd. Native code finds these odd tensors
+(``producers.torch_offsets``). This module checks them again and raises the errors.
 """
 
 import sys
@@ -19,7 +19,7 @@ __all__ = [
 
 
 def is_tensor_type(cls: type) -> bool:
-    """Whether `cls` is a PyTorch tensor type. PyTorch is not imported for it."""
+    """Whether `cls` is a PyTorch tensor type. Does not import PyTorch."""
     torch = sys.modules.get("torch")
     base = getattr(torch, "Tensor", None)
     return isinstance(base, type) and issubclass(cls, base)
@@ -46,9 +46,9 @@ def narrow_elements(tensor) -> str | None:
 
 
 def with_elements_of(made, origin):
-    """What was made of a view of `origin`, with that one's elements, if both are PyTorch's and NumPy has no dtype for them.
+    """Give a result that shares the memory of `origin` the dtype of `origin`, if both are PyTorch's and NumPy lacks the dtype.
 
-    A view of integers of less than a byte is one of bytes: native code knows no more of those.
+    Native code views integers of less than a byte as bytes.
     """
     if not is_tensor_type(type(made)) or not is_tensor_type(type(origin)) or narrow_elements(origin) is not None:
         return made
@@ -56,10 +56,10 @@ def with_elements_of(made, origin):
 
 
 def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
-    """Raise BufferError for a tensor whose memory is not its value, or that autograd watches while grad mode is on.
+    """Raise BufferError for a tensor whose memory is not its value, or that autograd tracks while grad mode is on.
 
-    `allows_grad`: autograd has no say. `allows_bits`: integers of less than a byte pass. What else is unusual is left to the
-    tensor's own ``__dlpack__``, which raises what it finds right.
+    `allows_grad`: do not check for autograd. `allows_bits`: allow integers of less than a byte. The tensor's own ``__dlpack__``
+    checks everything else, and raises its own errors.
     """
     try:
         _check(tensor, allows_grad, allows_bits)
@@ -75,7 +75,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     import torch
 
     found = guard()
-    with torch._C.DisableTorchFunctionSubclass():  # what a subclass says of itself in Python need not be so
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's Python code may answer otherwise
         of: Any = torch.Tensor
         requires_grad, tensor_layout = of.requires_grad.__get__(tensor), of.layout.__get__(tensor)
         is_conjugated, is_negated = of.is_conj(tensor), of.is_neg(tensor)
@@ -101,7 +101,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     if is_negated:
         raise BufferError("it is lazily negated, its memory holds the negative; pass its resolve_neg()")
     if is_watched:
-        tensor.detach()  # a subclass may have words of its own
+        tensor.detach()  # a subclass may raise its own error
         raise BufferError(
             "it requires grad, and autograd would not see what is done with its memory; pass its detach(), or call within "
             "torch.no_grad()"
@@ -113,7 +113,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
 
 
 def check_storage(tensor) -> None:
-    """Raise BufferError for a tensor that goes on where its storage has ended, after a ``resize_()`` of that."""
+    """Raise BufferError for a tensor that is longer than its storage, after a ``resize_()`` of the storage."""
     import torch
 
     try:
@@ -122,31 +122,31 @@ def check_storage(tensor) -> None:
             last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
             end = (tensor.storage_offset() + last + 1) * tensor.element_size()
             is_empty = not tensor.numel()
-    except Exception:  # sparse, nested, fake …: their own __dlpack__ has the word
+    except Exception:  # sparse, nested, fake …: their own __dlpack__ decides
         return
     if end > size and not is_empty:
-        (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # it may have words of its own
+        (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # it may raise its own error
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )
 
 
 def _has_tangent(tensor) -> bool:
-    """Whether it is a dual number of forward-mode differentiation, at the level that is open."""
+    """Whether a tensor is a dual number of forward-mode differentiation at the current level."""
     from torch.autograd import forward_ad
 
     if getattr(forward_ad, "_current_level", 0) < 0:
         return False
     try:
         return forward_ad.unpack_dual(tensor).tangent is not None
-    except Exception:  # fake, functorch's …: their own __dlpack__ has the word
+    except Exception:  # fake, functorch's …: their own __dlpack__ decides
         return False
 
 
 def as_dlpack_raises(tensor, error: Exception) -> Exception:
-    """What the ``__dlpack__`` of `tensor` raises, of which a function of its exchange table has raised `error`.
+    """Return the error that ``__dlpack__`` of `tensor` would raise in place of `error`, which its exchange table has raised.
 
-    Those raise RuntimeError, with a trace of C++ calls, where that raises BufferError: for element types without a DLPack name.
+    For dtypes unknown to DLPack the table's functions raise RuntimeError with a C++ trace, and ``__dlpack__`` raises BufferError.
     """
     if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
         return error

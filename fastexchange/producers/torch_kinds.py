@@ -1,6 +1,6 @@
-"""PyTorch's tensors that have no memory with a value for each element, in words: what they are, and what to pass instead.
+"""Messages for PyTorch's tensors without memory for each element: their kind, and what to pass instead.
 
-Asked when a tensor has been refused. What PyTorch itself says of them speaks of its own insides, if at all.
+They are used after a refusal, because PyTorch's own messages describe its internals.
 """
 
 import sys
@@ -11,10 +11,10 @@ __all__ = ["why_no_memory"]
 
 
 def why_no_memory(tensor) -> str | None:
-    """Why the memory of a PyTorch tensor is not there, or not its value, and what to do; None where its kind does not tell."""
+    """Why a PyTorch tensor has no memory, or other memory than its value, with advice; None for any other kind."""
     torch: Any = sys.modules["torch"]
     functorch = torch._C._functorch
-    with torch._C.DisableTorchFunctionSubclass():  # what a subclass says of itself in Python need not be so
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's Python code may answer otherwise
         for is_kind, why in (
             (lambda t: _asked(functorch, "is_batchedtensor", t), _BATCHED),
             (lambda t: _asked(functorch, "is_functorch_wrapped_tensor", t), _TRANSFORMED),
@@ -31,14 +31,14 @@ def why_no_memory(tensor) -> str | None:
 
 
 def _asked(module: Any, name: str, tensor) -> bool:
-    """What a function of PyTorch's says, if this version has it."""
+    """Call a predicate of PyTorch; False if this version lacks it."""
     return hasattr(module, name) and getattr(module, name)(tensor)
 
 
 def _holds(is_kind: Callable[[Any], bool], tensor) -> bool:
     try:
         return bool(is_kind(tensor))
-    except Exception:  # a kind of tensor that cannot be asked
+    except Exception:  # a kind of tensor for which it raises
         return False
 
 

@@ -1,4 +1,4 @@
-"""PyTorch: that a storage keeps its memory while something else reads it."""
+"""PyTorch: prevent a storage from freeing memory that is in use."""
 
 import contextlib
 
@@ -6,10 +6,9 @@ __all__ = ["forbid_resizing", "forbid_resizing_of"]
 
 
 def forbid_resizing(tensor) -> None:
-    """From now on ``resize_()`` of the tensor's storage is a RuntimeError, as it is after ``tensor.numpy()``.
+    """Make ``resize_()`` of the tensor's storage raise RuntimeError, as after ``tensor.numpy()``.
 
-    Otherwise it could free, from another thread, what a kernel reads that runs without the GIL. PyTorch's exports share the
-    storage and do not prevent it.
+    Otherwise another thread could free memory that a kernel reads without the GIL. PyTorch's exports do not prevent that.
     """
     import torch
 
@@ -34,14 +33,14 @@ def forbid_resizing_of(storage) -> None:
 
 
 def _view_nothing_of(storage) -> None:
-    """NumPy's view of any tensor in a storage forbids that it is resized, also of one without elements."""
+    """Make a NumPy view of an empty tensor in the storage: that also forbids resizing."""
     import torch
 
     torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (0,), (1,)).numpy()
 
 
 def _no_modes(torch_c) -> bool:
-    """Whether this thread is in no mode that would see calls of PyTorch's functions. False where that cannot be told."""
+    """Whether no mode of this thread intercepts PyTorch's functions. False if that is unknown."""
     try:
         return not torch_c._len_torch_function_stack() and not torch_c._len_torch_dispatch_stack()
     except AttributeError:
@@ -50,7 +49,7 @@ def _no_modes(torch_c) -> bool:
 
 @contextlib.contextmanager
 def _without_modes():
-    """Modes of the user's (fake tensors, a default device, functions that see all calls) are none of our business meanwhile."""
+    """Context manager: disable the user's modes (fake tensors, a default device, function modes)."""
     import torch
 
     with contextlib.ExitStack() as stack:
