@@ -1,8 +1,11 @@
 """How the package is built: which of its rooms may import which."""
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import fastexchange
 
@@ -68,3 +71,12 @@ def test_the_imports_that_are_looked_for_are_found():
     assert "dispatch.frame" in found["dispatch.vectorcall"]
     assert "calls.bound_launch" in found["calls.kernel"]  # in a function
     assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_files_that_documents_name_exist(document):
+    folders = "tests|perf|fastexchange|notebooks|kernels|examples"
+    text = (ROOT.parent / document).read_text("utf-8")
+    named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/]+\.\w+)", text)
+    assert [path for path in named if not (ROOT.parent / path).exists()] == []
+    assert named, "files that are named are no longer found"
