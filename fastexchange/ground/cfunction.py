@@ -1,8 +1,8 @@
-"""Native functions as C functions, compiled once per machine: the cache in which their machine code lives.
+"""C functions of native code, and the cache of their machine code, which is compiled once per machine.
 
-An entry's key says all that its machine code depends on: the sources of the module that makes it and of all that this module
-imports, because helpers are inlined across files; the versions and the build of Python, Numba, llvmlite and NumPy; and the
-processor. A function's address is asked for when it is needed: importing this package compiles and loads nothing.
+An entry's key has everything on which its machine code depends: the sources of its module and of all modules that this imports,
+because helpers are inlined across files; the versions and builds of Python, Numba, llvmlite and NumPy; and the processor. A
+function is compiled or loaded when its address is first read: importing this package does neither.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ _IMPORT = re.compile(r"^from (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTIL
 
 @functools.cache
 def _file_of(module: str) -> Path | None:
-    """The source file of a module of this package, None if there is none by that name."""
+    """The source file of a module of this package, or None."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 @functools.cache
 def _imports_of(module: str) -> frozenset[str]:
-    """The modules of this package that a module of it imports when it is imported itself."""
+    """The modules of this package that a module imports at its own import."""
     file = _file_of(module)
     assert file is not None
     package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
@@ -54,7 +54,7 @@ def _imports_of(module: str) -> frozenset[str]:
 
 @functools.cache
 def source_stamp(module: str) -> str:
-    """A digest of the sources on which machine code depends that a module of this package makes."""
+    """A digest of the sources on which the machine code of a module of this package depends."""
     pending, modules = [module], {module}
     while pending:
         new = _imports_of(pending.pop()) - modules
@@ -71,7 +71,7 @@ def source_stamp(module: str) -> str:
 
 @contextlib.contextmanager
 def _jit_enabled():
-    """``NUMBA_DISABLE_JIT`` is about users' functions; Numba, which needs its own compiled for ours, asks it each time."""
+    """Context manager: enable compilation under ``NUMBA_DISABLE_JIT``, which is for users' functions."""
     settings: Any = config
     before, settings.DISABLE_JIT = settings.DISABLE_JIT, 0
     try:
@@ -81,24 +81,24 @@ def _jit_enabled():
 
 
 class CodeUnit:
-    """One LLVM function under construction, in a code library of its own. Its symbol is unique, also across processes."""
+    """An LLVM function under construction, in a code library of its own. Its symbol is unique in all processes."""
 
     def __init__(self, context, name: str, function_type):
         self.symbol = f"fastexchange.{name}.{uuid.uuid4().hex}"
         self.library, self.module = numba_internals.new_library(context, self.symbol)
         self.function = ir.Function(self.module, function_type, self.symbol)
-        # No vector registers for integer work: a wide load of words that were stored one by one waits for all of those
-        # stores to leave the pipeline, 5 ns for each argument.
+        # No vector registers for integers: a wide load of words that were stored one by one waits until these stores have left
+        # the pipeline, 5 ns for each argument.
         self.function.attributes.add("noimplicitfloat")
         self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
         self.linked: list = []
-        """Libraries whose functions it calls, to be inlined from."""
+        """Libraries to link, whose functions may be inlined."""
 
     def stack_slot(self, llvm_type):
-        """Uninitialised memory on the stack, a pointer to `llvm_type`.
+        """Reserve uninitialised memory on the stack. Returns a pointer to `llvm_type`.
 
-        At the very start: whatever stands behind a call in the first block is no longer in it once the call is inlined, and
-        the stack pointer moves while the function runs.
+        The instruction is placed at the very start of the function: after an inlined call it would no longer be in the first
+        block, and the stack pointer would move at run time.
         """
         entry = self.builder.function.entry_basic_block
         with self.builder.goto_block(entry):
@@ -106,15 +106,15 @@ class CodeUnit:
             return self.builder.alloca(llvm_type)
 
     def finish(self, extra=None):
-        """Compile it. Returns ``(library, symbol, extra)``, what :meth:`CodeCache.get` stores."""
+        """Compile the function. Returns ``(library, symbol, extra)`` for :meth:`CodeCache.get`."""
         numba_internals.finish_library(self.library, self.module, self.linked, self.symbol)
         return self.library, self.symbol, extra
 
 
 class CodeCache:
-    """Machine code by key, on disk where a folder can be written, else in memory only.
+    """Machine code by key: on disk if a folder is writable, else in memory only.
 
-    An entry is a symbol's name and its code library. Code is never freed while the process lives.
+    An entry is a symbol's name and its code library. Code is never freed.
     """
 
     def __init__(self):
@@ -124,10 +124,10 @@ class CodeCache:
 
     @functools.cached_property
     def folders(self) -> list[CacheFolder]:
-        """Where machine code is looked for, in this order; it is kept in the last one, if that can be written.
+        """The folders from which machine code is loaded, in this order. The last one, if writable, gets new code.
 
-        They are ``NUMBA_CACHE_DIR``, beside the package, and in the user's cache, up to the first that can be written: those
-        before it may hold what another, root say, has compiled for all.
+        They are ``NUMBA_CACHE_DIR``, a folder beside the package, and one in the user's cache, up to the first writable one.
+        Those before it may have code that another user, such as root, has compiled for all.
         """
         wanted = getattr(config, "CACHE_DIR", "")
         found = []
@@ -139,17 +139,17 @@ class CodeCache:
 
     @property
     def directory(self) -> str | None:
-        """Where new machine code is kept, None where no folder can be written."""
+        """The folder for new machine code; None if no folder is writable."""
         return str(self.folders[-1].path) if self.folders[-1].is_writable else None
 
     @global_compiler_lock
     def get(self, key: tuple, build, module: str, persist: bool = True):
-        """The address of the function `key`, and the extra data stored with it.
+        """Return the address of the function `key`, and the extra data stored with it.
 
-        `build` is called without arguments when no machine code for the key is known; it returns
-        ``(library, symbol, extra)``, the library finalised with its object code kept. `module`: the module of this package
-        whose sources, with those of all that it imports, say what is built. With ``persist=False`` the code is for this
-        process only: what the key's ``repr`` says does not identify it in another.
+        `build`: called without arguments if there is no machine code for the key; returns ``(library, symbol, extra)``, with a
+        finalised library that has kept its object code. `module`: the module of this package whose sources, with those of its
+        imports, determine the code. ``persist=False``: do not cache on disk, because the key's ``repr`` does not identify the
+        code in another process.
         """
         known = self._libraries.get(key)
         if known is None:
@@ -159,12 +159,12 @@ class CodeCache:
         return known[1:]
 
     def proved(self, name: str, module: str, test) -> str:
-        """Why `test` says that native code is wrong, nothing if it says nothing: asked once per installation, as `module` is."""
+        """Run `test` once per installation and version of `module`. Returns its message if native code is wrong, else ""."""
         key = self._full_key((name,), module)
         if not any(folder.load(name, key) == "right" for folder in self.folders):
             try:
                 why = test()
-            except Exception as error:  # whatever a changed Numba raises
+            except Exception as error:  # a changed Numba may raise any exception
                 why = f"{type(error).__name__}: {error}"
             if why:
                 return why
@@ -188,13 +188,13 @@ class CodeCache:
         with _jit_enabled():
             library, symbol, extra = build()
         self.misses += 1
-        if full_key:  # where it cannot be kept, the code works all the same, in this process
+        if full_key:  # code that cannot be saved still works in this process
             self.folders[-1].save(_name_of(key), full_key, (numba_internals.serialized(library), symbol, extra))
         return library, library.get_pointer_to_function(symbol), extra
 
 
 def _name_of(key: tuple) -> str:
-    """What people see of a key in the name of its entry's file."""
+    """A readable name for a key, for the name of its entry's file."""
     return f"{key[1].rpartition('.')[2]}.{key[2]}" if key[0] == "function" else key[0]
 
 
@@ -202,7 +202,7 @@ code_cache = CodeCache()
 
 
 class Part:
-    """A native function to be compiled into functions that are put together at run time (``fast_entry.fast_entry``)."""
+    """A native function that is inlined into functions generated at run time (``fast_entry.fast_entry``)."""
 
     def __init__(self, python_function, signature):
         self._python_function = python_function
@@ -217,7 +217,7 @@ class Part:
         return body.overloads[self._signature.args]
 
     def call(self, unit: CodeUnit, values: list):
-        """Emit a call of it, with LLVM values, into `unit`. Returns the result, an LLVM value."""
+        """Emit a call with LLVM values into `unit`. Returns the result, an LLVM value."""
         convention = numba_internals.target_context().call_conv
         name = self._compiled.fndesc.llvm_func_name
         callee = unit.module.globals.get(name)
@@ -225,7 +225,7 @@ class Part:
             unit.linked.append(self._compiled.library)
             callee_type = convention.get_function_type(self._signature.return_type, self._signature.args)
             callee = ir.Function(unit.module, callee_type, name)
-        # As convention.call_function does it, but with the stack slots where they cost nothing.
+        # As convention.call_function, but with stack slots at the function's start.
         slots = [unit.stack_slot(pointer.pointee) for pointer in callee.function_type.args[:2]]
         unit.builder.call(callee, [*slots, *values])
         return None if self._signature.return_type == types.void else unit.builder.load(slots[0])
@@ -237,10 +237,10 @@ def part(signature):
 
 
 class CFunction:
-    """A C function written in this package's dialect: compiled, or loaded from the cache, when its address is asked for.
+    """A C function in this package's dialect. It is compiled, or loaded from the cache, when its address is first read.
 
-    Numba compiles the body. The C entry point around it is made here and not by ``numba.cfunc``, whose wrapper keeps the
-    body from being inlined into it (1.5 ns a call) and prints exceptions that these functions never raise.
+    Numba compiles the body. The C entry point is made here, not by ``numba.cfunc``, whose wrapper prevents inlining of the body
+    (1.5 ns a call) and prints exceptions, which these functions never raise.
     """
 
     def __init__(self, python_function, result, arguments):
@@ -252,8 +252,8 @@ class CFunction:
 
     @property
     def address(self) -> int:
-        """The address of the C function in this process. It holds for the life of the process."""
-        # No cached_property: before Python 3.12 that has a lock of its own, which a fork may leave held in the child.
+        """The address of the C function in this process. It never changes."""
+        # Not a cached_property, which before Python 3.12 has a lock that a fork may leave held in the child.
         if not self._address:
             if numba_internals.failures():
                 signature = self._result(*self._arguments)

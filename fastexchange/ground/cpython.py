@@ -1,7 +1,7 @@
-"""What native code needs of CPython: reference counts, errors, object layouts, and the vectorcall type.
+"""CPython for native code: reference counts, errors, object layouts, and types with a vectorcall slot.
 
-Every offset used here is either asked of the interpreter (``__basicsize__``, ``__flags__``) or checked against it at
-import by :func:`verify`; what fails the check is listed in ``Runtime.unverified``, and its user takes a safer way.
+Every offset is either read from the interpreter (``__basicsize__``, ``__flags__``) or checked at import by :func:`verify`. A
+failed check is listed in ``Runtime.unverified``, and the code that needs the offset takes a safer path.
 """
 
 import ctypes
@@ -92,7 +92,7 @@ NARGS_MASK = 2**63 - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
 # ---- references ----------------------------------------------------------------------------------------------------
 
 COUNTS_IN_TOTAL = hasattr(sys, "gettotalrefcount")
-"""A debug build also counts all references there are, so it has to be called for each."""
+"""A debug build also counts all references in total, so CPython has to be called for each one."""
 
 
 @native_inline
@@ -103,7 +103,7 @@ def Py_TYPE(ob):
 
 @native_inline
 def incref(ob):
-    """``Py_INCREF``. An immortal object, whose count as 32 bits is negative (from 3.12 on), is CPython's to see to."""
+    """``Py_INCREF``. Calls CPython for immortal objects, whose count as 32 bits is negative (from 3.12 on)."""
     count = load(ob)
     if COUNTS_IN_TOTAL or types.int32(count) < 0:
         Py_IncRef(ob)
@@ -113,7 +113,7 @@ def incref(ob):
 
 @native_inline
 def decref(ob):
-    """``Py_DECREF``. The last reference is CPython's to drop."""
+    """``Py_DECREF``. Calls CPython to drop the last reference."""
     count = load(ob)
     if COUNTS_IN_TOTAL or types.int32(count) <= 1:
         Py_DecRef(ob)
@@ -127,10 +127,10 @@ METH_NOARGS = 4
 
 
 def function_of(descriptor) -> int:
-    """The address of ``PyObject *(PyObject *self, void *)``, which a method without arguments, or an attribute, is in C.
+    """The address of a descriptor's C function ``PyObject *(PyObject *self, void *)``: a method without arguments, or a getter.
 
-    To be called with NULL as its second argument, and with a `self` of the right type: it does not look. 0 if there is no such
-    function, or the descriptor does not lie in memory as declared.
+    Call it with a `self` of the right type, which it does not check, and with NULL. 0 if there is no such function, or the layout
+    of the descriptor is not as declared.
     """
     if not isinstance(descriptor, (python_types.MethodDescriptorType, python_types.GetSetDescriptorType)):
         return 0
@@ -159,7 +159,7 @@ def _double(address: int) -> float:
 
 
 def _counts_references() -> bool:
-    """Whether the word at the start of an object is the number of its references, and negative as 32 bits if it is immortal."""
+    """Whether the first word of an object is its reference count, and as 32 bits negative for immortal objects."""
     thing = object()
     counts = [_word(id(thing))]
     holders = [thing, thing, thing]
@@ -171,7 +171,7 @@ def _counts_references() -> bool:
 
 
 def verify() -> dict[str, bool]:
-    """Compare each layout that native code relies on with objects of this interpreter."""
+    """Compare each layout that native code uses with objects of this interpreter. Returns the results by name."""
     pair = (object(), object())
     z = complex(1.5, -2.5)
     float_value = 1234.5678
@@ -220,11 +220,11 @@ _native_types: list[type] = []
 
 
 def _make_callable_type(name: str, base: type):
-    """A subclass of the C type `base`, with two words more, ``_vectorcall`` and ``_context``, and a vectorcall slot.
+    """Make a subclass of the C type `base` with two further words, ``_vectorcall`` and ``_context``, and a vectorcall slot.
 
-    It has no dict and no weakrefs: a Python subclass adds those, so that CPython's own code frees them. Members are set by plain
-    attribute assignment; native code reads them behind what `base` has. Objects whose ``_vectorcall`` is 0 are called through
-    ``type(self).__call__``, if a subclass has that.
+    It has no dict and no weakrefs: a Python subclass adds these, and CPython's own code frees them. Python sets the two words by
+    attribute assignment; native code reads them behind the fields of `base`. Objects whose ``_vectorcall`` is 0 are called by
+    ``type(self).__call__``, if a subclass has it.
     """
     at = base.__basicsize__
     members = (_Member * 4)(
@@ -241,7 +241,7 @@ def _make_callable_type(name: str, base: type):
     spec = _Spec(name.encode(), at + 2 * _WORD, 0, flags, slots)
     made = prototype("PyType_FromSpecWithBases", ctypes.py_object, ctypes.POINTER(_Spec), ctypes.py_object)(spec, (base,))
     _native_types.append(made)
-    return made, (members, slots, spec)  # CPython keeps pointers into them
+    return made, (members, slots, spec)  # CPython keeps pointers to them
 
 
 def address_of_call(cls: type) -> int:
@@ -251,18 +251,18 @@ def address_of_call(cls: type) -> int:
 
 NativeCallable, _kept = _make_callable_type("fastexchange.NativeCallable", object)
 KERNEL_CONTEXT = DispatcherBase.__basicsize__ + _WORD
-"""Where a kernel, which is one of Numba's dispatchers, has its ``_context``."""
+"""The offset of a kernel's ``_context``."""
 NativeDispatcher: Any
 try:
     NativeDispatcher, _kept_too = _make_callable_type("fastexchange.NativeDispatcher", DispatcherBase)
     type("Tried", (NativeDispatcher, CPUDispatcher), {})
-except Exception as error:  # a Numba whose dispatchers cannot be extended: they make the calls themselves
+except Exception as error:  # this Numba's dispatchers cannot be extended: they make all calls
     NativeDispatcher = type("NativeDispatcher", (), {"_vectorcall": 0, "_context": 0})
     note_failure("a subclass of Numba's dispatcher", error)
 
 
 def _is_dispatcher_laid_out() -> bool:
-    """Whether native code finds the two words of a :data:`NativeDispatcher`."""
+    """Whether the two words of a :data:`NativeDispatcher` are at the expected offsets."""
     tried = type("Tried", (NativeDispatcher, CPUDispatcher), {})(lambda: None)
     tried._vectorcall, tried._context = 4711, 4712
     return (_word(id(tried) + KERNEL_CONTEXT - _WORD), _word(id(tried) + KERNEL_CONTEXT)) == (4711, 4712)
@@ -280,11 +280,11 @@ _FLAGS_OFFSET = _find_flags_offset()
 
 
 def enable_vectorcall(cls: type, call: Any = NativeCallable.__call__) -> bool:
-    """Set the vectorcall flag of a subclass of a native type; True if calls of it go straight to its native function.
+    """Set the vectorcall flag of a subclass of a native type. Returns whether CPython calls its native function directly.
 
-    From CPython 3.12 on classes inherit the flag, and lose it with another ``__call__``. Else its one bit is set here, in a type
-    that nobody has called yet; and cleared if its ``__call__`` is another one than `call`, which is for objects without a
-    native function. Without the bit calls take ``tp_call``, slower and just as right.
+    From CPython 3.12 on classes inherit the flag, and lose it with another ``__call__``. Before, this function sets its bit in a
+    type that has not been called yet. It clears the bit if the type's ``__call__`` is not `call`, the one for objects without a
+    native function. Without the bit calls go by ``tp_call``, which is slower and equally right.
     """
     is_native = cls.__call__ is call and any(base in _native_types for base in cls.__mro__)
     if bool(cls.__flags__ & _TPFLAGS_HAVE_VECTORCALL) != is_native and _FLAGS_OFFSET is not None:

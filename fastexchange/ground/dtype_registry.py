@@ -1,11 +1,10 @@
-"""DLPack's ``(code, bits)`` and NumPy's dtypes, each way: what NumPy has itself, and what has been registered.
+"""The map between DLPack's ``(code, bits)`` and NumPy's dtypes: NumPy's own types, and registered ones.
 
-Export asks by equality, :func:`key_of`; import gives back the very object that was registered, :func:`dtype_of`; the two are
-established one by one, as in NumPy 2.5, whose rules hold here on every NumPy. NumPy's own types come first in both directions
-and are answered without a look at anything else.
+Export looks dtypes up by equality (:func:`key_of`). Import returns the registered object itself (:func:`dtype_of`). The two
+directions are registered separately, by the rules of NumPy 2.5, with any NumPy. NumPy's own types come first in both directions.
 
-Three sources fill the tables, the last two when a question has no answer yet: :func:`register_dlpack_dtype`; ml_dtypes, once
-somebody has imported it; and NumPy's own registry (2.5), which has no way to be read, but exports and imports empty arrays.
+Three sources fill the tables, the last two when a lookup fails: :func:`register_dlpack_dtype`; ml_dtypes, once it has been
+imported; and NumPy's own registry (2.5), which cannot be read but by exporting and importing empty arrays.
 
 ml_dtypes keeps its types of less than a byte (int4, float6_e2m3fn, float4_e2m1fn and their like) one in a byte. They are not
 in these tables: ``(code, 8)`` would be another type, and ``(code, 4)`` says *packed* unless the tensor carries
@@ -60,26 +59,26 @@ _BUILT_IN_KEYS: dict[int, Key | None] = {
     dtype.num: _key(dtype) if _key(dtype) in BUILT_IN_DTYPES else None for dtype in map(np.dtype, "?bBhHiIlLqQefdgFDG")
 }
 
-_lock = forkable_lock()  # held to change the tables below; a lookup that hits does without
+_lock = forkable_lock()  # held to change the tables below; a successful lookup needs no lock
 _exports: dict[np.dtype, Key] = {}
 _imports: dict[Key, np.dtype] = {}
 
 
 def register_dlpack_dtype(key: tuple[int, int], dtype: np.dtype, /) -> None:
-    """Let arrays of `dtype` be exported as, and tensors of type `key` be imported to, one another.
+    """Register `dtype` for export as the type `key`, and for import of tensors of that type.
 
     `key` is DLPack's ``(code, bits)`` of one lane. The rules are those of ``numpy.dtypes.register_dlpack_dtype`` (NumPy 2.5),
-    which is told where it exists, so that ``np.from_dlpack`` knows the type, too:
+    which is called if it exists, so that ``np.from_dlpack`` knows the type, too:
 
     - the code is in 0..255 and the bits are 8 times the item size, at most 255;
     - NumPy's own types keep their meaning in both directions, whatever is registered for them;
     - an export is found by equality and stays: another key for an equal dtype raises ValueError, and changes nothing;
-    - an import gives the very object back and stays: another dtype for the same key, be it equal, raises ValueError. The
-      *export* of the new dtype holds nevertheless, so a package may ignore that error if the two mean the same;
-    - doing the same again is allowed. Any thread may.
+    - an import returns that very object and stays: another dtype for the same key, even an equal one, raises ValueError. The
+      *export* of the new dtype is registered all the same, so a package may ignore that error if the two mean the same;
+    - the same registration may be repeated. Any thread may register.
 
-    Whether the bits mean what the key says is the caller's business. Only a dtype without size, which NumPy takes (and whose
-    arrays it cannot export without crashing), is refused here. ml_dtypes' types need no registration.
+    The caller is responsible for the meaning of the bits. A dtype without size, which NumPy accepts (and then crashes on export),
+    is refused here. ml_dtypes' types need no registration.
 
     >>> register_dlpack_dtype((200, 24), np.dtype("V3"))
     """
@@ -92,7 +91,7 @@ def register_dlpack_dtype(key: tuple[int, int], dtype: np.dtype, /) -> None:
 
 
 def key_of(dtype: np.dtype) -> Key | None:
-    """The ``(code, bits)`` with which an array of `dtype` is exported, or None: not registered, or in foreign byte order.
+    """The ``(code, bits)`` for the export of `dtype`, or None: not registered, or in foreign byte order.
 
     The bits are always 8 times the item size.
     """
@@ -110,7 +109,7 @@ def key_of(dtype: np.dtype) -> Key | None:
 
 
 def dtype_of(code: int, bits: int) -> np.dtype | None:
-    """The dtype of an imported tensor of this type and one lane, or None if nobody registered one.
+    """The dtype for the import of this type with one lane, or None if none is registered.
 
     Its item size is always ``bits / 8``. A type of less than a byte has none: its elements are packed.
     """
@@ -149,14 +148,14 @@ def _checked(key: tuple[int, int], dtype: np.dtype) -> Key:
 
 
 def _register(key: Key, dtype: np.dtype) -> str | None:
-    """Establish what can be established, here and in NumPy. Why it was not all of it, in words, or None."""
+    """Register both directions, here and in NumPy, as far as possible. Returns why not all of it was possible, or None."""
     exported = _known_key(dtype)
     if exported is not None and exported != key:
         return f"{dtype!r} is exported as {exported} already, so not as {key}; an export cannot be changed"
     imported = _known_dtype(key)
     accepted = _register_with_numpy(key, dtype)
     if not accepted and (imported is None or imported is dtype):
-        # Only where one of NumPy's own types hides what its registry holds, and an answer could not show it.
+        # Only where one of NumPy's own types hides its registry's content, so that a lookup could not show it.
         return f"NumPy's own registry holds something else for {key} or for {dtype!r}"
     _exports.setdefault(dtype, key)
     _imports.setdefault(key, dtype)
@@ -167,7 +166,7 @@ def _register(key: Key, dtype: np.dtype) -> str | None:
 
 
 def _known_key(dtype: np.dtype) -> Key | None:
-    """What an export was registered as, here or in NumPy."""
+    """The registered key of a dtype, here or in NumPy."""
     key = _exports.get(dtype)
     if key is None and (key := _ask_numpy_for_key(dtype)) is not None:
         _exports[dtype] = key
@@ -175,7 +174,7 @@ def _known_key(dtype: np.dtype) -> Key | None:
 
 
 def _known_dtype(key: Key) -> np.dtype | None:
-    """What an import was registered as, here or in NumPy."""
+    """The registered dtype of a key, here or in NumPy."""
     dtype = _imports.get(key)
     if dtype is None and (dtype := _ask_numpy_for_dtype(key)) is not None:
         _imports[key] = dtype
@@ -208,7 +207,7 @@ _to_learn = dict(ML_DTYPES)
 
 
 def _ml_dtype(name: str) -> np.dtype | None:
-    """ml_dtypes' dtype of that name; None if nobody has imported ml_dtypes, or not to its end, or it is too old."""
+    """ml_dtypes' dtype of that name; None if ml_dtypes has not been imported, not completely, or is too old."""
     scalar = getattr(sys.modules.get("ml_dtypes"), name, None)
     if not (isinstance(scalar, type) and issubclass(scalar, np.generic)):
         return None
@@ -217,7 +216,7 @@ def _ml_dtype(name: str) -> np.dtype | None:
 
 
 def _learn_ml_dtypes() -> None:
-    """Register what ml_dtypes has by now. Where somebody was first with a key or a dtype, that holds."""
+    """Register the dtypes of ml_dtypes. Earlier registrations of a key or a dtype take precedence."""
     if _to_learn and "ml_dtypes" in sys.modules:
         for name, key in list(_to_learn.items()):
             dtype = _ml_dtype(name)
@@ -241,7 +240,7 @@ _VERSIONED = b"dltensor_versioned"
 
 
 def _register_with_numpy(key: Key, dtype: np.dtype) -> bool:
-    """Whether NumPy holds both directions now, or has no registry."""
+    """Whether NumPy has both directions after this, or has no registry."""
     if _numpy_register is not None:
         try:
             _numpy_register(key, dtype)
@@ -251,12 +250,12 @@ def _register_with_numpy(key: Key, dtype: np.dtype) -> bool:
 
 
 def _ask_numpy_for_key(dtype: np.dtype) -> Key | None:
-    """How NumPy exports an array of a dtype that is not its own; None if it does not."""
-    # NumPy divides by the item size without a look at it.
+    """The key by which NumPy exports a registered dtype, or None."""
+    # NumPy would divide by an item size of 0.
     if _numpy_register is None or dtype.num in _BUILT_IN_KEYS or not 0 < 8 * dtype.itemsize <= MAX_BITS:
         return None
     array = np.empty(0, dtype)
-    if array.dtype != dtype:  # a sub-array dtype has become dimensions
+    if array.dtype != dtype:  # NumPy turns a sub-array dtype into dimensions
         return None
     try:
         capsule = array.__dlpack__(max_version=VERSION)
@@ -267,7 +266,7 @@ def _ask_numpy_for_key(dtype: np.dtype) -> Key | None:
 
 
 def dtype_in(capsule):
-    """The ``DLDataType`` in a capsule that nobody has consumed, as long as that lives; None for anything else."""
+    """The ``DLDataType`` in an unconsumed capsule, valid while that lives; None for any other object."""
     for name, struct in ((_VERSIONED, "DLManagedTensorVersioned *"), (b"dltensor", "DLManagedTensor *")):
         if type(capsule).__name__ == "PyCapsule" and PyCapsule_IsValid(capsule, name):
             return ffi.cast(struct, PyCapsule_GetPointer(capsule, name)).dl_tensor.dtype
@@ -275,7 +274,7 @@ def dtype_in(capsule):
 
 
 def _ask_numpy_for_dtype(key: Key) -> np.dtype | None:
-    """What NumPy imports a tensor of a type that is not its own as; None if it does not."""
+    """The dtype as which NumPy imports a registered type, or None."""
     code, bits = key
     if _numpy_register is None or key in BUILT_IN_DTYPES or not (0 <= code <= 255 and 0 < bits <= MAX_BITS and bits % 8 == 0):
         return None
@@ -286,10 +285,10 @@ def _ask_numpy_for_dtype(key: Key) -> np.dtype | None:
 
 
 class _Empty:
-    """A producer of a tensor without elements; what NumPy makes of it must not outlive it."""
+    """A producer of an empty tensor. It has to outlive the array that NumPy makes of it."""
 
     def __init__(self, code: int, bits: int):
-        self._extents = extents = ffi.new("int64_t[2]", [0, 1])  # the shape, the strides
+        self._extents = extents = ffi.new("int64_t[2]", [0, 1])  # shape and strides
         self._managed = managed = ffi.new("DLManagedTensorVersioned *")
         managed.version.major, managed.version.minor = VERSION
         tensor = managed.dl_tensor

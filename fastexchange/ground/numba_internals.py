@@ -1,8 +1,8 @@
-"""What this package uses of Numba and llvmlite that they do not promise, and whether the installed ones have it.
+"""The private parts of Numba and llvmlite that this package uses, and checks of the installed versions.
 
-Each private name, layout and convention of theirs stands here, behind a name of ours. :func:`failures` tries them without
-compiling anything; ``dispatch.self_test`` then makes calls, once per installation. What fails turns native calls off: kernels
-are called by Numba's dispatcher, C functions are made by ``numba.cfunc``, and ``doctor`` says why.
+Each private name, layout and convention of theirs has a public name here. :func:`failures` checks them without compiling
+anything, and ``dispatch.self_test`` makes calls, once per installation. A failure turns native calls off: Numba's dispatcher
+calls the kernels, ``numba.cfunc`` makes C functions, and ``doctor`` gives the reason.
 
 Read in Numba 0.68 and llvmlite 0.50.
 """
@@ -47,7 +47,7 @@ class _NoLock(contextlib.nullcontext):
 
 
 def note_failure(what: str, error: Exception) -> None:
-    """Note something that this package cannot do with this Numba, before it is asked for :func:`failures`."""
+    """Note a failure that other code has found, for :func:`failures`."""
     _missing[what] = f"{type(error).__name__}: {error}"
 
 
@@ -57,9 +57,9 @@ EnvironmentManager: Any = _imported("numba.core.pythonapi", "EnvironmentManager"
 FunctionCache: Any = _imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = _imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
 DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__flags__ & _HEAP_TYPE)
-"""The C struct that a dispatcher is."""
+"""The C base type of dispatchers."""
 numbas_call: Any = DispatcherBase.__call__
-"""What a call of a dispatcher is to Numba, whatever its class makes of it."""
+"""Numba's own call of a dispatcher, even if its class overrides ``__call__``."""
 OmittedArg: Any = _imported("numba.core.dispatcher", "OmittedArg")
 """What a dispatcher gives its function for an argument that is omitted: a default."""
 register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
@@ -79,12 +79,12 @@ _excinfo_ptr_t: Any = _imported("numba.core.callconv", "excinfo_ptr_t")
 
 @functools.cache
 def failures() -> dict[str, str]:
-    """What of Numba and llvmlite is not as this package expects it, and how it is instead. Empty if all is."""
+    """By name, how the installed Numba and llvmlite differ from what this package expects. Empty if they do not."""
     found = dict(_missing)
     for check in (_check_arrays, _check_arguments, _check_units, _check_boxing, _check_dispatchers):
         try:
             check()
-        except Exception as error:  # whatever the changed thing raises
+        except Exception as error:  # a changed Numba may raise any exception
             found[check.__name__.removeprefix("_check_")] = f"{type(error).__name__}: {error}"
     return found
 
@@ -98,12 +98,12 @@ def _expect(what: str, found: Any, expected: Any) -> None:
 
 
 def target_context() -> Any:
-    """The context of code for the processor."""
+    """Numba's target context for the CPU."""
     return _cpu_target.target_context
 
 
 def target_context_with_references() -> Any:
-    """The same with reference counting, which a context taken from a cache-loaded kernel has not."""
+    """The same with reference counting, which a cache-loaded kernel's context lacks."""
     target = _cpu_target.target_context
     target.refresh()
     _rtsys.initialize(target)
@@ -111,12 +111,12 @@ def target_context_with_references() -> Any:
 
 
 def initialize_runtime() -> None:
-    """Make Numba's runtime (its memory blocks) ready."""
+    """Initialize Numba's runtime (NRT)."""
     _rtsys.initialize(_cpu_target.target_context)
 
 
 def runtime_library() -> Any:
-    """The library with the functions of Numba's runtime, to be linked."""
+    """The library of Numba's runtime, for linking."""
     return _rtsys.library
 
 
@@ -133,7 +133,7 @@ def size_of(numba_type) -> int:
 
 
 def has_representation(numba_type) -> bool:
-    """Whether code for the CPU has values of this type."""
+    """Whether values of this type have a representation on the CPU."""
     try:
         _cpu_target.target_context.data_model_manager.lookup(numba_type)
     except (NotImplementedError, KeyError):  # KeyError: another target's type
@@ -142,12 +142,12 @@ def has_representation(numba_type) -> bool:
 
 
 def load_representations() -> None:
-    """Have Numba load what it loads before it compiles first: until then :func:`has_representation` denies strings and others."""
+    """Load the types that Numba loads before its first compilation, for example strings, for :func:`has_representation`."""
     _cpu_target.target_context.refresh()
 
 
 def _check_arrays() -> None:
-    """As ``dispatch.pack`` writes them: five words, then shape and strides, in bytes."""
+    """Check the layout of arrays as ``dispatch.pack`` writes it: five words, then shape and strides in bytes."""
     array = types.Array(types.float64, 2, "A")
     names = [name for name, _ in fields_of(array)]
     _expect("Numba's array struct", names, ["meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"])
@@ -160,7 +160,7 @@ def _check_arrays() -> None:
 
 
 def argument_packer(context, numba_types) -> Any:
-    """What flattens arguments of these types to the leaves that a kernel takes, and makes them of leaves again."""
+    """Numba's packer, which flattens arguments of these types to a kernel's leaves, and back."""
     return context.call_conv._get_arg_packer(numba_types)
 
 
@@ -183,13 +183,13 @@ def _check_arguments() -> None:
     _expect("what kernels return", [code.constant for code in codes], [0, -2, -1])
 
 
-@global_compiler_lock  # as wherever LLVM is called: no fork in the middle
+@global_compiler_lock  # as for all calls of LLVM: prevents a fork in the middle
 def address_of_kernel(compiled) -> int:
-    """The address of a compile result's native function; 0 if its name leads to another one.
+    """The address of a compile result's native function; 0 if its name belongs to another function.
 
-    LLVM finds functions by name. Numba's names are unique in one process only, so that two kernels from the disk cache may share
-    one: it leads to the kernel that was loaded last. The wrapper that Numba's own calls use was looked up when its kernel was
-    loaded. Whoever has the wrapper's name has the function's, too.
+    LLVM finds functions by name, and Numba's names are unique in one process only. Two kernels from the disk cache may have the
+    same name, which then belongs to the last one loaded. The address of the wrapper that Numba calls was found when its kernel
+    was loaded. If the wrapper's name still leads to that address, the function's name leads to this kernel, too.
     """
     wrapper = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cpython_wrapper_name)
     if wrapper != (_c_function(compiled.entry_point) or 0):
@@ -204,16 +204,16 @@ _c_function = prototype("PyCFunction_GetFunction", ctypes.c_void_p, ctypes.py_ob
 
 
 def new_library(context, name: str) -> tuple[Any, Any]:
-    """A library of machine code, and the IR module for what comes into it."""
+    """Make a code library and an IR module for it."""
     library = context.codegen().create_library(name)
     library.enable_object_caching()  # before it is finalised
     return library, library.create_ir_module(name)
 
 
 def finish_library(library, module, linked: list, symbol: str) -> None:
-    """Compile a module, with the libraries `linked` to be inlined from. Only `symbol` can be seen from outside.
+    """Compile a module, linked with the libraries `linked`. Only `symbol` is visible from outside.
 
-    Else the linker would take, for any other name, whatever has it: of another unit, or of a kernel from another process.
+    Otherwise the linker would resolve any other name to another unit's function, or to a kernel's from another process.
     """
     library.add_ir_module(module)
     for each in dict.fromkeys(linked):
@@ -223,10 +223,10 @@ def finish_library(library, module, linked: list, symbol: str) -> None:
 
 
 def _hide(module, shown: set[str]) -> None:
-    """Let nobody outside call the functions of a module, but for `shown`; then LLVM may change what they take.
+    """Make a module's functions local, except for `shown`, so that LLVM may change their signatures.
 
-    They get other names: the linker knows local functions by name, too, and takes one for whatever has that name later. Those of
-    Numba's runtime are the same everywhere, and LLVM's passes of Numba know them by name.
+    They also get other names, because the linker resolves later references to local functions, too. The functions of Numba's
+    runtime keep theirs: they are the same everywhere, and Numba's LLVM passes know them by name.
     """
     suffix = f".{uuid.uuid4().hex}"
     for function in list(module.functions):
@@ -236,10 +236,10 @@ def _hide(module, shown: set[str]) -> None:
 
 
 def sealed_library(context, name: str) -> Any:
-    """A library for a function to be kept on disk: only what the function itself defines can be seen from outside.
+    """Make a library for a function that is cached on disk: only the function's own symbols are visible from outside.
 
-    What is linked into it, other functions and their environments (Numba's tables of Python objects), has symbols that are
-    unique in this process only. Where the library is loaded, they would lead to other functions' code and objects.
+    Functions linked into it and their environments (Numba's tables of Python objects) have symbols that are unique in this
+    process only. In a process that loads the library, they could lead to other functions' code and objects.
     """
     made = context.codegen().create_library(name)
     kind: Any = type(made)
@@ -255,7 +255,7 @@ def _sealing(kind: Any):
             module = self._final_module
             defined = [each for each in (*module.functions, *module.global_variables) if not each.is_declaration]
             self._own = {each.name for each in defined if each.linkage in (_Linkage.external, _Linkage.common)}
-            self._environments = []  # which Numba does not keep alive
+            self._environments = []  # Numba does not keep them alive
             super().finalize()
             for environment in self._environments:
                 self.codegen.set_env(environment.env_name, environment)
@@ -281,22 +281,22 @@ def _sealing(kind: Any):
 
 
 def calls_itself_through_another(library) -> bool:
-    """Whether code has a name in it that only the compiler, and not whoever loads the code, finds an address for."""
+    """Whether code refers to a name whose address is known to its compiler, but not to a process that loads it."""
     return any(variable.name.startswith(".numba.unresolved$") for variable in library._final_module.global_variables)
 
 
 def serialized(library) -> Any:
-    """What can be pickled of a library, machine code and all."""
+    """A library with its machine code as an object that can be pickled."""
     return library.serialize_using_object_code()
 
 
 def restored(state) -> Any:
-    """The library again, in another process."""
+    """Make the library of :func:`serialized`, possibly in another process."""
     return _cpu_target.target_context.codegen().unserialize_library(state)
 
 
 def code_depends_on() -> tuple:
-    """What machine code depends on beside its sources: builds and versions, the processor, Numba's settings."""
+    """Everything that machine code depends on beside its sources: builds and versions, the processor, Numba's settings."""
     settings: Any = config
     processor = _cpu_target.target_context.codegen().magic_tuple()
     builds = sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize, numba.__version__, llvmlite.__version__, np.__version__
@@ -304,13 +304,13 @@ def code_depends_on() -> tuple:
 
 
 FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
-"""Of the packages whose versions that names."""
+"""The folders of the packages whose versions :func:`code_depends_on` has."""
 _LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # they may lie inside the library's
+_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be inside those of _LIBRARY
 
 
 def is_known_file(file: str) -> bool:
-    """Whether a source file belongs to Python, NumPy or Numba, whose versions say what it is."""
+    """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it."""
     return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
 
 
@@ -318,11 +318,11 @@ _SETTINGS = (
     "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
     "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
 )  # fmt: skip
-"""Those of Numba's that may make other code of the same function."""
+"""Numba's settings that affect the code of a function."""
 
 
 def compiler_locks() -> list[Any]:
-    """Numba's, and llvmlite's, which finalizers take without the other."""
+    """Numba's compiler lock, and llvmlite's, which finalizers take alone."""
     found = []
     with contextlib.suppress(AttributeError):
         found.append(global_compiler_lock._lock)
@@ -355,9 +355,9 @@ _KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
 
 
 def _called_by(library) -> Iterator[str | None]:
-    """The names of what a kernel, and what is compiled into it, calls; None for a call through a pointer.
+    """The names of all functions that a kernel's code calls; None for a call through a pointer.
 
-    Without Numba's wrappers around kernels, which run before and after them, and without what counts references.
+    Leaves out Numba's wrappers around kernels, which run before and after them, and the functions that count references.
     """
     for function in library._get_module_for_linking().functions:
         if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
@@ -367,11 +367,10 @@ def _called_by(library) -> Iterator[str | None]:
 
 
 def may_run_python(library) -> bool:
-    """Whether Python code may run while the machine code of a kernel, and of what it calls, does.
+    """Whether Python code may run during a kernel.
 
-    It runs some itself (an ``objmode`` block, ``print``, a callback), or lets other threads do so: a parallel loop gives up the
-    GIL for as long as it takes. Where the code cannot be looked at, it may; and so may a function behind a pointer (ctypes, cffi,
-    Numba's first-class functions).
+    The kernel may run some itself (an ``objmode`` block, ``print``, a callback), or let other threads run it: a parallel loop
+    releases the GIL. True if the code cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions).
     """
     try:
         return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
@@ -380,7 +379,7 @@ def may_run_python(library) -> bool:
 
 
 def can_be_linked(library) -> bool:
-    """Whether a kernel can be made part of other code: it was not loaded from a cache, and no Python code runs with it."""
+    """Whether a kernel can be linked into other code: it was not loaded from a cache, and runs no Python code."""
     try:
         library._get_module_for_linking()
     except Exception:
@@ -389,7 +388,7 @@ def can_be_linked(library) -> bool:
 
 
 def may_keep_arguments(library) -> bool:
-    """Whether a kernel may still hold arrays of its arguments when it has returned: it takes references, or calls the unknown."""
+    """Whether a kernel may keep arrays of its arguments: it takes references, or calls unknown functions."""
     return any(name is None or name.startswith(_KEEP) for name in _called_by(library))
 
 
@@ -397,7 +396,7 @@ def may_keep_arguments(library) -> bool:
 
 
 def set_exception(context, builder, code, excinfo) -> None:
-    """Emit what sets the Python exception that a kernel's return `code`, not RETCODE_OK, and its `excinfo` stand for."""
+    """Emit the code that sets the Python exception of a kernel's return `code`, which is not RETCODE_OK, and `excinfo`."""
     convention = context.call_conv
     status = convention._get_return_status(builder, builder.trunc(code, ir.IntType(32)), builder.bitcast(excinfo, _excinfo_ptr_t))
     convention.raise_error(builder, context.get_python_api(builder), status)
@@ -423,33 +422,33 @@ def _check_boxing() -> None:
 
 
 def can_compile(dispatcher) -> bool:
-    """Whether a dispatcher compiles for new types; if not, it has declared signatures alone."""
+    """Whether a dispatcher compiles for new types; if not, it only has declared signatures."""
     return dispatcher._can_compile
 
 
 def compiles_as_numba(dispatcher) -> bool:
-    """Whether what a dispatcher does with types that are new to it is still what Numba has it do, and nothing in its place."""
+    """Whether a dispatcher's ``_compile_for_args`` is Numba's, not a replacement by a program."""
     return getattr(dispatcher._compile_for_args, "__globals__", None) is vars(sys.modules["numba.core.dispatcher"])
 
 
 def fails_to_compile(error: BaseException) -> bool:
-    """Whether a call of a dispatcher raised `error`, which has been caught around it, because it could not compile."""
+    """Whether a dispatcher raised `error`, caught around its call, because it could not compile."""
     return _raised_in(error, CPUDispatcher._compile_for_args)
 
 
 def fails_to_match(error: BaseException) -> bool:
-    """Whether a call of a dispatcher raised `error`, which has been caught around it, because no declared signature fits."""
+    """Whether a dispatcher raised `error`, caught around its call, because no declared signature fits."""
     return _raised_in(error, CPUDispatcher._explain_matching_error)
 
 
 def _raised_in(error: BaseException, function) -> bool:
-    """Whether `function` is what the function that caught `error` has called, by way of native code."""
+    """Whether `error` comes from `function`, called through native code by the function that caught it."""
     first = error.__traceback__
     return first is not None and first.tb_next is not None and first.tb_next.tb_frame.f_code is function.__code__
 
 
 def declared_signature(dispatcher, given: tuple) -> tuple | None:
-    """Which of the declared signatures Numba's overload resolution picks for these types; None if none or several fit."""
+    """The declared signature that Numba's overload resolution picks for these types; None if none or several fit."""
     cases = [compiled.signature for compiled in dispatcher.overloads.values()]
     try:
         chosen = dispatcher.typingctx.resolve_overload(
@@ -461,17 +460,17 @@ def declared_signature(dispatcher, given: tuple) -> tuple | None:
 
 
 def use_cache(dispatcher, cache) -> None:
-    """Have a dispatcher look for machine code in `cache`, a :data:`FunctionCache`, and keep it there."""
+    """Let a dispatcher load and save its machine code by `cache`, a :data:`FunctionCache`."""
     dispatcher._cache = cache
 
 
 def compile_with(dispatcher, pipeline: type) -> None:
-    """Have a dispatcher's functions compiled by `pipeline`."""
+    """Set the compiler of a dispatcher's functions."""
     dispatcher._compiler.pipeline_class = pipeline
 
 
 def is_object_mode(dispatcher) -> bool:
-    """Whether a dispatcher compiles functions that work on Python's objects (``forceobj=True``)."""
+    """Whether a dispatcher compiles in object mode (``forceobj=True``)."""
     return bool(dispatcher.targetoptions.get("forceobj"))
 
 
@@ -484,20 +483,20 @@ def add_class_of_dispatchers(cls: type) -> None:
 
 
 def class_of_dispatchers() -> Any:
-    """The class of what ``numba.jit`` makes for the CPU."""
+    """The class of the dispatchers that ``numba.jit`` makes for the CPU."""
     return _dispatchers[_CPU]
 
 
 def set_class_of_dispatchers(cls: Any) -> None:
-    """Let ``numba.jit`` make objects of `cls` from now on, and give it to who asks for the ``CPUDispatcher``.
+    """Let ``numba.jit`` make objects of `cls`, and put `cls` in the place of ``CPUDispatcher``.
 
-    What ``numba.jit`` asks for is an entry of a registry. Dispatchers are pickled with the name of their class, so Numba's own
-    gets the other name that it has in any process.
+    ``numba.jit`` reads the class in a registry. Dispatchers are pickled with the name of their class, so Numba's own class gets
+    its other name, which it has in every process.
     """
     where, also = map(importlib.import_module, ("numba.core.registry", "numba.core.target_extension"))
     if also.CPUDispatcher is not CPUDispatcher:
         raise RuntimeError(f"{also.__name__} has another CPUDispatcher")
-    dict.__setitem__(_dispatchers, _CPU, cls)  # its own __setitem__ refuses a second value
+    dict.__setitem__(_dispatchers, _CPU, cls)  # the registry's own __setitem__ refuses a second value
     where.CPUDispatcher = cls  # type: ignore[attr-defined]
     CPUDispatcher.__module__ = (where if cls is CPUDispatcher else also).__name__
 
@@ -517,7 +516,7 @@ def njit_as(cls: Any, function: FunctionType, options: dict) -> Any:
 
 
 def plain_dispatcher(kernel) -> Any:
-    """What ``numba.njit`` makes of a kernel's function, with its options."""
+    """Make ``numba.njit``'s dispatcher of a kernel's function, with the kernel's options."""
     return CPUDispatcher(kernel.py_func, dict(kernel.locals), dict(kernel.targetoptions), pipeline_of(kernel))
 
 
@@ -527,17 +526,17 @@ def pipeline_of(dispatcher) -> type:
 
 
 def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
-    """The Python functions that say what a function is in compiled code, as ``numba.extending`` was told, and how they do.
+    """The Python functions that define a function in compiled code by ``numba.extending``, each with the kind of definition.
 
-    The function is None where it is said in another way.
+    The function is None for other kinds of definition.
     """
     typing_context = _cpu_target.typing_context
     try:
         typing_context.refresh()
         templates = getattr(typing_context.resolve_value_type(value), "templates", ())
-    except Exception as error:  # whatever typing raises for what has no type
+    except Exception as error:  # typing may raise any exception for a value without a type
         raised: BaseException | None = error
-        while raised is not None:  # typing keeps it in a frame that it keeps, and all around it until the next collection
+        while raised is not None:  # typing stores it in a frame: a cycle with all frames
             raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
         return []
     return list(_registered(templates))
@@ -556,7 +555,7 @@ _extensions_seen: list[int] = [0, 0, 0]
 
 
 def extensions() -> dict[str, list[Any]]:
-    """The modules, but for Numba's and ours, whose functions have been registered with Numba, and the functions."""
+    """The modules other than Numba's and this package's that have registered functions with Numba, and the functions."""
     registries = _typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions
     for number, registry in enumerate(registries):
         for item in registry[_extensions_seen[number] :]:
@@ -571,43 +570,43 @@ def _add_extension(value: Any) -> None:
     function = getattr(function, "__wrapped__", function)
     if not isinstance(function, FunctionType):
         return
-    if function.__module__ == "numba.core.extending":  # it calls the one that was registered
+    if function.__module__ == "numba.core.extending":  # a wrapper around the registered function
         for cell in function.__closure__ or ():
             _add_extension(cell.cell_contents)
-    elif not is_known_file(function.__code__.co_filename):  # as those are that Numba has of NumPy, some hundred
+    elif not is_known_file(function.__code__.co_filename):  # Numba's own hundreds of functions for NumPy are in known files
         module = str(function.__module__)
         if not module.startswith(("numba.", "fastexchange.")):
             _extensions.setdefault(module, []).append(function)
 
 
 def locals_of(dispatcher) -> dict[str, Any]:
-    """The types of variables that a dispatcher was given. Numba adds those of their versions, ``x.1``, when it compiles."""
+    """The variables' types that a dispatcher was given, without those that Numba adds when it compiles (``x.1``)."""
     return {name: numba_type for name, numba_type in dispatcher.locals.items() if name.isidentifier()}
 
 
 def type_of_argument(value) -> Any:
-    """The Numba type of a value as an argument, None if it has none. Raises what whoever knows its type raises."""
+    """The Numba type of a value as an argument, or None. Raises the exceptions of the function that types it."""
     typeof = importlib.import_module("numba.core.typing.typeof")
     return typeof.typeof_impl(value, typeof._TypeofContext(typeof.Purpose.argument))  # numba.typeof raises ValueError for None
 
 
 def is_typed_by_extension(cls: type) -> bool:
-    """Whether somebody has told ``numba.extending.typeof_impl`` what objects of `cls` are, and not Numba itself."""
+    """Whether an extension, not Numba itself, has registered a type for objects of `cls` by ``numba.extending.typeof_impl``."""
     try:
         asked = importlib.import_module("numba.extending").typeof_impl.dispatch(cls)
-    except Exception:  # whatever the metaclass raises when it is asked for a hash or for its bases
+    except Exception:  # a metaclass may raise for a hash or for the bases
         return False
     return not re.match(r"numba\.(?!tests\b)", getattr(asked, "__module__", None) or "")
 
 
 def names_of_target_options() -> set[str]:
-    """The options that functions for the CPU can be compiled with."""
+    """The names of the CPU target's options."""
     registered, kind = CPUDispatcher.targetdescr.options, importlib.import_module("numba.core.options").TargetOptions.Mapping
     return {name for name in dir(registered) if isinstance(getattr(registered, name), kind)}
 
 
 def class_of_buffer(cls: type) -> Any:
-    """The class of Numba types that Numba gives objects of `cls`, a type with the buffer protocol."""
+    """The class of Numba's types for objects of `cls`, a type with the buffer protocol."""
     return _get_type_class(cls)
 
 
