@@ -1,11 +1,11 @@
-"""A call's working memory: frames, and giving back what a call took.
+"""Frames: the working memory of calls, and the release of everything that a call holds.
 
-A frame belongs to one call at a time. Free frames form a list in the runtime; a call takes the first and gives it back,
-so that calls may nest (a kernel that calls Python that calls a kernel) and run side by side (kernels without the GIL).
+A frame belongs to one call at a time. Free frames form a list in the runtime: a call takes the first one and gives it back. So
+calls may nest (a kernel calls Python code that calls a kernel) and run in parallel (kernels without the GIL).
 
-Every array of a call gets one of the frame's memory blocks (``NRT_MemInfo``), so that Numba's reference counting works on
-it as on any array. After the call the count tells whether the kernel kept the array; then the block is handed an owner
-(:func:`let_escape`) and the frame gets a new one. An array that nobody kept costs a load and a compare.
+Each array of a call has one of the frame's memory blocks (``NRT_MemInfo``), on which Numba's reference counting works as for any
+array. After the call the block's count tells whether the kernel has kept the array. If so, the block gets an owner
+(:func:`let_escape`), and the frame a new block. An array that was not kept costs a load and a comparison.
 """
 
 from numba import types
@@ -19,7 +19,7 @@ from . import structs
 from .torch_queries import storage_of
 from .type_table import find
 
-NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # bytes of data behind it: none here
+NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # argument: bytes of data behind the block, here 0
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
 MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified at set-up (state)
 
@@ -29,16 +29,15 @@ EXPORT_BYTES = sizeof("fx_export")
 LIST_BYTES = sizeof("fx_list")
 TUPLE_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 DEFAULT_KEYS = 64
-MAX_KEPT_KEYS = 8192  # of a frame that is kept for further calls: some 2 MB
+MAX_KEPT_KEYS = 8192  # of a frame that is kept for later calls: about 2 MB
 ARRAY_WORDS_PER_KEY = 12
 
 
 @native
 def new_frame(keys):
-    """A frame for calls of up to `keys` leaves; 0 when memory is out.
+    """Make a frame for calls with up to `keys` leaves. Returns 0 if there is no memory.
 
-    Behind ``words_limit``, which arrays respect, there is room for two words of every leaf: what is no array needs no
-    check of its own.
+    Only arrays check ``words_limit``. Behind it there is room for two words of every leaf, so that other leaves need no check.
     """
     words = keys * ARRAY_WORDS_PER_KEY
     size = FRAME_BYTES + structs.RESULT_BYTES + 8 * words + keys * (16 + 8 + ARRAY_BYTES + EXPORT_BYTES + LIST_BYTES + 8) + 64
@@ -81,7 +80,7 @@ def new_frame(keys):
 
 @native_inline
 def take_frame(runtime):
-    """A free frame, or a new one; 0 with MemoryError set."""
+    """Take a free frame, or make one. Returns 0 with MemoryError set."""
     at = runtime.frames
     if at != 0:
         runtime.frames = structs.frame_at(at).next
@@ -94,14 +93,14 @@ def take_frame(runtime):
 
 @native_inline
 def put_back(runtime, at):
-    """Let the next call have a frame that this call has not changed."""
+    """Give back a frame that the call has not changed."""
     structs.frame_at(at).next = runtime.frames
     runtime.frames = at
 
 
 @native
 def give_frame(runtime, at):
-    """Let the next call have the frame, unless it lacks a memory block (:func:`let_escape`), or is of an unusual size."""
+    """Give back a frame. Frees it instead if it lacks a memory block (:func:`let_escape`), or is unusually large."""
     frame = structs.frame_at(at)
     if frame.key_capacity != 0 and frame.key_capacity <= MAX_KEPT_KEYS:
         put_back(runtime, at)
@@ -115,7 +114,7 @@ def give_frame(runtime, at):
 
 @native
 def grow_frame(runtime, at, keys):
-    """A larger frame with exports, looks at lists and bound arguments of the one at `at`, which is free again; 0: MemoryError."""
+    """Move exports, list snapshots and bound arguments to a larger frame, and give back the one at `at`. 0: MemoryError is set."""
     old = structs.frame_at(at)
     larger = new_frame(max(2 * old.key_capacity, keys))
     if larger == 0:
@@ -137,7 +136,7 @@ def grow_frame(runtime, at, keys):
 
 @native
 def export_of_array(frame, i):
-    """The address of the ``fx_export`` of the i-th array: the exports of a call are used in their order, each by one array."""
+    """The address of the ``fx_export`` of the i-th array. Arrays use a call's exports in order, one each."""
     index = 0
     for j in range(i):
         index += structs.array_at(frame.arrays + ARRAY_BYTES * j).origin & structs.ORIGIN_EXPORT
@@ -146,7 +145,7 @@ def export_of_array(frame, i):
 
 @native
 def note_origins(frame, overload, args):
-    """Note whose arrays the call of a fast entry has passed, which has not done so."""
+    """Fill in ``fx_array.origin`` after a call of a fast entry, which does not."""
     arrays = 0
     pending = stack(TUPLE_WORDS)
     depth = 0
@@ -157,7 +156,7 @@ def note_origins(frame, overload, args):
             depth -= 1
             items = load(pending + 16 * depth)
             left = load(pending + 16 * depth + 8)
-        if left == 0:  # the rest is omitted
+        if left == 0:  # the remaining arguments are omitted
             break
         plan = structs.plan_at(overload.plan + structs.PLAN_SIZE * i)
         ob = load(items)
@@ -177,9 +176,10 @@ def note_origins(frame, overload, args):
 
 @native
 def own_storage_of(runtime, ob):
-    """A new reference to the storage of a PyTorch tensor, 0 for any other object, and where exports may show other memory.
+    """Return a new reference to a PyTorch tensor's storage; 0 for other objects, and if exports may have other memory.
 
-    An export does not keep the memory if the tensor is set to other memory. A pending exception stays.
+    The storage has to be held because an export does not keep the memory if the tensor is set to other memory. A pending
+    exception stays.
     """
     entry = find(runtime, Py_TYPE(ob))
     if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).is_own_memory == 0:
@@ -193,9 +193,9 @@ def own_storage_of(runtime, ob):
 
 @native
 def give_owner(runtime, frame, i):
-    """Give the memory block of the i-th array an owner, if it has none: the kernel, or what it called, has kept the array.
+    """Give the memory block of the i-th array, which the kernel has kept, an owner, unless it has one.
 
-    The block stays the frame's until :func:`let_escape`.
+    The frame keeps the block until :func:`let_escape`.
     """
     array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
     meminfo = array.meminfo
@@ -204,7 +204,7 @@ def give_owner(runtime, frame, i):
     ob = array.origin & -4
     origin = array.origin & 3
     managed = 0
-    held = 0  # what has to live as long as the managed tensor
+    held = 0  # an object that has to live as long as the managed tensor
     storage = 0  # a new reference
     if frame.holder != 0:
         ob = frame.holder
@@ -219,7 +219,7 @@ def give_owner(runtime, frame, i):
             managed = export.managed
             export.is_given = 1
     elif origin == structs.ORIGIN_VIEW:
-        # A borrowed view: only an export of its own keeps the memory if the tensor is resized or freed.
+        # A borrowed view: an owning export has to keep the memory if the tensor is resized or freed.
         out = stack(1)
         error = stack(3)
         store(out, 0)
@@ -230,7 +230,7 @@ def give_owner(runtime, frame, i):
             ob = storage
         elif entry != 0 and call_int(structs.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
-            held = ob  # the export of a view may hold other memory than the view showed
+            held = ob  # the export may have other memory than the view had
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
     release, owner = runtime.release_owner, ob
     if managed != 0:
@@ -250,18 +250,18 @@ def give_owner(runtime, frame, i):
 
 @native
 def let_escape(runtime, frame, i):
-    """Let go of the memory block of the i-th array, which has an owner then, and take a new one."""
+    """Give the memory block of the i-th array an owner, drop it, and take a new one."""
     give_owner(runtime, frame, i)
     array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
     meminfo = array.meminfo
     NRT_MemInfo_release(meminfo)
     array.meminfo = NRT_MemInfo_alloc(0)
     if array.meminfo == 0:
-        frame.key_capacity = 0  # out of memory: no other call can have this frame
+        frame.key_capacity = 0  # out of memory: no other call can use this frame
     elif frame.holder != 0:
         if array.held == 1:
             store(array.words, array.meminfo)
-        elif frame.lists_changed == 0:  # else the words may have moved, and the frame will not be used again
+        elif frame.lists_changed == 0:  # otherwise the words may have moved, and the frame is not used again
             store(array.words, array.meminfo)
             store(array.meminfo + MEMINFO_REFCOUNT, array.held)
             NRT_MemInfo_release(meminfo)
@@ -269,7 +269,7 @@ def let_escape(runtime, frame, i):
 
 @native
 def let_owned_escape(runtime, frame):
-    """:func:`let_escape` of all arrays whose blocks have been given an owner."""
+    """:func:`let_escape` for all arrays whose blocks have an owner."""
     for i in range(frame.array_count):
         if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_DTOR) != 0:
             let_escape(runtime, frame, i)
@@ -277,7 +277,7 @@ def let_owned_escape(runtime, frame):
 
 @native_inline
 def is_anything_kept(frame, count):
-    """Whether somebody still holds one of the first `count` arrays of the call: the kernel returned it, or stored it."""
+    """Whether the kernel has kept one of the first `count` arrays of the call: returned or stored it."""
     arrays = frame.arrays
     changed = 0
     for i in range(count):
@@ -287,8 +287,8 @@ def is_anything_kept(frame, count):
 
 @native
 def drop(ob):
-    """Give a storage or a snapshot back. What that sets free, perhaps by code in Python, must not see the pending exception."""
-    if load(ob) > 1:  # nearly always, of a storage: the tensor holds it too
+    """Drop a storage or a snapshot. Python code that this may run does not see the pending exception."""
+    if load(ob) > 1:  # nearly always for a storage, because the tensor holds it too
         c.decref(ob)
         return
     error = stack(3)
@@ -299,7 +299,7 @@ def drop(ob):
 
 @native
 def drop_lists(frame):
-    """Give the lists back that the kernel got: their arrays' blocks have the references then that they had without."""
+    """Drop the kernel's lists, and with them their references to the arrays' blocks."""
     count = frame.list_count
     frame.list_count = 0
     for i in range(count):
@@ -310,7 +310,7 @@ def drop_lists(frame):
 
 @native
 def release(runtime, frame):
-    """Give back everything that the call took: escaped arrays get their owners, managed tensors their deleters' call."""
+    """Release everything that the call holds: escaped arrays get owners, and all deleters are called."""
     if frame.list_count != 0:
         drop_lists(frame)
     for i in range(frame.array_count):
@@ -334,7 +334,7 @@ def release(runtime, frame):
 
 @cfunction(types.void, types.intp, types.intp, types.intp)
 def release_owner(data, size, owner):
-    """NRT destructor: drop the Python reference that kept an escaped array's memory. Any thread, GIL or not."""
+    """NRT destructor: drop the Python object that owns an escaped array's memory. GIL: not needed; any thread."""
     if c.Py_IsInitialized() != 0:
         state = c.PyGILState_Ensure()
         c.Py_DecRef(owner)
@@ -343,8 +343,8 @@ def release_owner(data, size, owner):
 
 @cfunction(types.void, types.intp, types.intp, types.intp)
 def release_managed(data, size, managed):
-    """NRT destructor: call the deleter of an escaped array's managed tensor. Any thread, GIL or not."""
-    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:  # later a deleter made in Python may be gone
+    """NRT destructor: call the deleter of an escaped array's managed tensor. GIL: not needed; any thread."""
+    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:  # at shutdown a deleter made in Python may be gone
         state = c.PyGILState_Ensure()
         delete_managed(managed)
         c.PyGILState_Release(state)
@@ -353,7 +353,7 @@ def release_managed(data, size, managed):
 @cfunction(types.void, types.intp, types.intp, types.intp)
 def release_both(data, size, pair):
     """NRT destructor: :data:`release_managed` and :data:`release_owner` of the two words at `pair`."""
-    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:  # later a deleter made in Python may be gone
+    if c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:  # at shutdown a deleter made in Python may be gone
         state = c.PyGILState_Ensure()
         delete_managed(load(pair))
         c.Py_DecRef(load(pair + 8))

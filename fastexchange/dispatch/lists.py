@@ -1,12 +1,13 @@
-"""Lists of arrays as arguments: Numba's reflected lists, made for a call of the words of their items.
+"""Lists of arrays as arguments: for a call they become Numba's reflected lists.
 
-The walk reads a list as it does a tuple, item by item, from a *snapshot*, a tuple of what was in it when the call began: foreign
-code may change a list while its items are read. Then :func:`fold` makes of the items' words the memory block that a kernel
-gets, with one key for all of them, so that a list's length is no part of a call's shape. Items of one element type and rank that
-differ in layout, alignment or writeability get the type that all of them are.
-
-After the call lists that the kernel has not changed are dropped. One that has been changed (``append``, ``x[0] = …``) is
-changed in the same way in Python, as under ``@njit``, new arrays as tensors of the caller's framework: :data:`reflect_changes`.
+1. Make a *snapshot*, a tuple of the list's items: foreign code may change the list while its items are read.
+2. Read the snapshot as a tuple, item by item.
+3. :func:`fold` makes the kernel's list, a memory block, of the items' words. All items share one key, so the length is no part of
+the
+   signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
+4. After the call, drop lists that the kernel has not changed. Changes (``append``, ``x[0] = …``) are applied to the list in
+Python,
+   as under ``@njit``, with new arrays as tensors of the caller's framework: :data:`reflect_changes`.
 
 The block's layout is that of ``numba.core.datamodel.models.ListPayloadModel``; :func:`verify` compares.
 """
@@ -25,13 +26,13 @@ from .type_table import find
 NRT_MemInfo_new_varsize_dtor = external("NRT_MemInfo_new_varsize_dtor", types.intp, types.intp, types.intp)
 NRT_MemInfo_data = external("NRT_MemInfo_data", types.intp, types.intp)
 
-SIZE, ALLOCATED, DIRTY, ITEMS = 0, 8, 16, 24  # of a list's payload, in bytes
-ITEM_BYTES_SHIFT = 32  # what an item takes is kept beside DIRTY, a byte, in the padding behind it: realloc() copies that, too
-_TYPE_OF_ITEMS = ~(structs.KEY_FLAGS << structs.FLAGS_SHIFT)  # what the keys of all items of a list have in common
+SIZE, ALLOCATED, DIRTY, ITEMS = 0, 8, 16, 24  # offsets in a list's payload
+ITEM_BYTES_SHIFT = 32  # an item's size is stored in the padding behind DIRTY, a byte: realloc() copies the padding
+_TYPE_OF_ITEMS = ~(structs.KEY_FLAGS << structs.FLAGS_SHIFT)  # the bits that are equal in all items' keys
 
 
 def verify() -> bool:
-    """Whether Numba's lists are laid out as declared here."""
+    """Whether Numba's lists have the layout declared here."""
     array = types.Array(types.float32, 2, "C")
     listed = types.List(array, reflected=True)
     payload = types.ListPayload(listed)
@@ -44,7 +45,7 @@ def verify() -> bool:
 
 @native
 def may_hold_arrays(runtime, ob):
-    """Whether a list begins with a tensor, or with what has not been met yet; others are Numba's to unbox."""
+    """Whether a list's first item is a tensor, or of an unknown type. Numba unboxes all other lists."""
     if c.PyList_Size(ob) <= 0:
         return False
     entry = find(runtime, Py_TYPE(c.PyList_GetItem(ob, 0)))
@@ -54,16 +55,16 @@ def may_hold_arrays(runtime, ob):
 
 @native
 def snapshot_of(frame, index, ob):
-    """The snapshot of the list `ob`, the call's `index`-th, which has been made. 0: of another list."""
+    """The snapshot of the list `ob`, the call's `index`-th; 0 if the snapshot is of another list."""
     record = structs.list_at(frame.lists + LIST_BYTES * index)
     return record.snapshot if record.object == ob else 0
 
 
 @native
 def open_list(frame, index, ob):
-    """The snapshot of the list `ob`, the call's `index`-th. 0: there was another list here, or an exception is set.
+    """Make the snapshot of the list `ob`, the call's `index`-th. Returns 0 if there is another list, or with an exception set.
 
-    To make one may set off a garbage collection, which runs Python code.
+    GIL: held; the allocation may start a garbage collection, which runs Python code.
     """
     if index < frame.snapshot_count:
         return snapshot_of(frame, index, ob)
@@ -78,7 +79,7 @@ def open_list(frame, index, ob):
 
 @native
 def is_same_list(one, other):
-    """Whether two records are of one list, with the same items when it was looked at."""
+    """Whether two records are of one list with the same snapshot."""
     if one.object != other.object or load(one.snapshot + c.OB_SIZE) != load(other.snapshot + c.OB_SIZE):
         return False
     difference = 0
@@ -89,9 +90,9 @@ def is_same_list(one, other):
 
 @native
 def fold(runtime, frame, first_key, end_key, words, first_array):
-    """Make a list of the items that have been read last: their keys, their words, their ``fx_array``.
+    """Make a list of the items that have been read last, with their keys, words and ``fx_array``.
 
-    The two words of the list and its two keys take the place of the items'. Returns a STATUS_*, and the object that is meant.
+    The list's two words and two keys replace those of the items. Returns: a STATUS_*, and the object to blame.
     """
     record = structs.list_at(frame.lists + LIST_BYTES * frame.list_count)
     count = load(record.snapshot + c.OB_SIZE)
@@ -109,7 +110,7 @@ def fold(runtime, frame, first_key, end_key, words, first_array):
     record.meminfo = 0
     for i in range(frame.list_count):
         known = structs.list_at(frame.lists + LIST_BYTES * i)
-        if record.meminfo == 0 and is_same_list(known, record):  # passed twice: it is one list in the kernel, too
+        if record.meminfo == 0 and is_same_list(known, record):  # a list passed twice is one list in the kernel
             record.meminfo = known.meminfo
             store(known.meminfo + MEMINFO_REFCOUNT, load(known.meminfo + MEMINFO_REFCOUNT) + 1)
     if record.meminfo == 0:
@@ -139,7 +140,7 @@ def fold(runtime, frame, first_key, end_key, words, first_array):
 
 @cfunction(types.void, types.intp)
 def release_items(payload):
-    """Destructor of a list's items, whatever the list holds when it dies."""
+    """Destructor of a list's payload: drops the items that the list has then."""
     item_bytes = load(payload + DIRTY) >> ITEM_BYTES_SHIFT
     for i in range(load(payload + SIZE)):
         meminfo = load(payload + ITEMS + item_bytes * i)
@@ -149,13 +150,13 @@ def release_items(payload):
 
 @native
 def is_changed(frame, i):
-    """Whether the kernel has changed the i-th list itself."""
+    """Whether the kernel has changed the i-th list, not only its arrays' elements."""
     return load(NRT_MemInfo_data(structs.list_at(frame.lists + LIST_BYTES * i).meminfo) + DIRTY) & 0xFF != 0
 
 
 @native
 def drop_unchanged(frame):
-    """Drop the lists of a call that has been made, if all are as they were. Those of a bound launch stay."""
+    """Drop the lists after a call if none has changed. A bound launch keeps its lists."""
     if frame.holder == 0:
         changed = False
         for i in range(frame.list_count):
@@ -166,7 +167,7 @@ def drop_unchanged(frame):
 
 @native
 def word_object(arguments, position, word):
-    """Put the int object of a word into an array of arguments. Returns whether there is one."""
+    """Store an int object with the value `word` in an array of arguments. Returns whether there was memory."""
     ob = c.PyLong_FromSsize_t(word)
     store(arguments + 8 * position, ob)
     return ob != 0
@@ -174,9 +175,9 @@ def word_object(arguments, position, word):
 
 @native
 def reflect_changes(context_address, overload_address, frame_address, args, result):
-    """Change the lists in Python that the kernel has changed, after a call that ended with `result`.
+    """Apply the kernel's changes to the lists in Python, after a call with `result`.
 
-    Returns `result`; or, if that cannot be done, 0 with an exception set, unless the kernel itself had raised one.
+    Returns: `result`; 0 with an exception set after a failure. The kernel's own exception takes precedence.
     """
     frame = structs.frame_at(frame_address)
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
@@ -209,7 +210,7 @@ def reflect_changes(context_address, overload_address, frame_address, args, resu
             c.Py_DecRef(made)
             c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
         elif load(error) != 0:
-            c.PyErr_Restore(load(error), load(error + 8), load(error + 16))  # the kernel's exception says more
+            c.PyErr_Restore(load(error), load(error + 8), load(error + 16))  # keep the kernel's exception
         elif result != 0:
             c.Py_DecRef(result)
             result = 0

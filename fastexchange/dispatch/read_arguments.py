@@ -1,9 +1,12 @@
-"""The walk over a call's arguments: each leaf read once, its words and its key appended to the frame.
+"""The reading of a call's arguments: each leaf is read once, and its words and key are appended to the frame.
 
-The order inside a call keeps borrowed views safe, and what a guard has said true: what may run Python code (owning exports,
-snapshots of lists, which a garbage collection may precede) goes first, in ``take_exports.export_managed``; then :func:`walk` asks
-the guards and takes all borrowed views, and no Python code runs until the kernel has returned. So no answer is older than the
-last line of Python; none is kept for a later look at the same call.
+The order of steps in a call keeps borrowed views and the guards' answers valid:
+
+1. Steps that may run Python code come first, in ``take_exports.export_managed``: owning exports, and snapshots of lists, whose
+   allocation may start a garbage collection.
+2. :func:`walk` asks the guards and borrows all views. No Python code runs from here until the kernel has returned.
+
+So every answer is newer than the last Python code. No answer is kept for another reading of the same call.
 """
 
 from ..ground import cpython as c
@@ -19,13 +22,13 @@ from .readers import FLAG_OWN
 from .type_table import find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
-PENDING_BYTES = 40  # of one level: the items left of the parent; of a list also where its keys, words and arrays begin
+PENDING_BYTES = 40  # for each level: the parent's remaining items; for a list also where its keys, words and arrays begin
 PENDING_WORDS = PENDING_BYTES // 8 * structs.MAX_TUPLE_DEPTH
 
 
 @native
 def kind_on_device(entry):
-    """By which KIND_* a launch on a device reads what an ``fx_entry`` is about; KIND_NUMBA: not without Python."""
+    """The KIND_* by which a launch on a device reads objects of an ``fx_entry``; KIND_NUMBA: only Python can."""
     kind = entry.kind
     if entry.is_by_object != 0:
         return structs.KIND_VIEW
@@ -41,7 +44,7 @@ def kind_on_device(entry):
 
 @native_inline
 def note_array(array_address, origin, word):
-    """Note of an array argument who has its memory, and where its words begin; the first of them is its memory block."""
+    """Note an array argument's origin, which owns its memory, and its first word, which gets the memory block."""
     array = structs.array_at(array_address)
     array.origin = origin
     array.words = word
@@ -50,21 +53,21 @@ def note_array(array_address, origin, word):
 
 @native
 def walk(context, runtime, frame, args, nargs, flags):
-    """Read all arguments of a kernel for the CPU into `frame`: words, keys, arrays. Returns a STATUS_*."""
+    """Read all arguments of a CPU kernel into `frame`: words, keys, arrays. Returns a STATUS_*."""
     return read_arguments(context, runtime, frame, args, nargs, flags, False)
 
 
 @native
 def walk_for_device(context, runtime, frame, args, nargs, flags):
-    """:func:`walk` of a kernel for CUDA: where the tensors are is noted, too."""
+    """:func:`walk` for CUDA kernels. Also notes the tensors' devices."""
     return read_arguments(context, runtime, frame, args, nargs, flags, True)
 
 
 @native_inline
 def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
-    """:func:`walk` and :func:`walk_for_device`, which are compiled apart: what one of them needs costs the other nothing.
+    """:func:`walk` and :func:`walk_for_device`, which are compiled separately, so that neither pays for the other.
 
-    One loop for everything: a tuple pushes what remains of its parent and goes on with its own items.
+    One loop reads all leaves. A tuple or list pushes its parent's remaining items, and the loop goes on with its own items.
     """
     word = frame.words
     array_address = frame.arrays
@@ -102,12 +105,12 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
                 items = load(level)
                 left = load(level + 8)
                 first_key = load(level + 16)
-                if first_key != 0:  # a list, whose items' words and keys become one
+                if first_key != 0:  # the end of a list: its items' words and keys become one
                     first_word = load(level + 24)
                     status, ob = fold(runtime, frame, first_key, key_at, first_word, load(level + 32))
                     if status != structs.STATUS_OK:
                         break
-                    key_end -= key_at - first_key - 16  # there is as much room for arrays, which have not become fewer
+                    key_end -= key_at - first_key - 16  # the room for arrays is the same, and their number has not changed
                     key_at = first_key + 16
                     word = first_word + 16
                 continue
@@ -158,7 +161,7 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
         elif kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED or kind == structs.KIND_VIEW:
             status, key, size, origin = readers.read_tensor(reading, kind, ob, entry_address, view, word)
             exports += kind == structs.KIND_MANAGED or (needs_owning_exports and kind == structs.KIND_EXCHANGE)
-            last_type = 0  # foreign code ran: should it have changed the table of types, look again
+            last_type = 0  # foreign code may have changed the type table
             last_descr = 0
             if status != structs.STATUS_OK:
                 break
@@ -219,7 +222,7 @@ def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
             key = structs.KIND_LIST
         else:
             is_there = not is_cuda and context.device_kernel != 0 and structs.entry_at(entry_address).is_by_object != 0
-            status = structs.STATUS_DEVICE if is_there else structs.STATUS_NUMBA  # numba's device arrays are on a device
+            status = structs.STATUS_DEVICE if is_there else structs.STATUS_NUMBA  # the packages' device arrays are on a device
             break
         if status != structs.STATUS_OK:
             break

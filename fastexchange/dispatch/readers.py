@@ -1,7 +1,7 @@
-"""How an argument is read: one reader for each kind, all called alike.
+"""The readers of arguments: one for each kind, all with one signature.
 
-A reader gets what of the call it may need, the object, the address of its type's ``fx_entry``, and the address of its first
-word. It writes the words, and returns a STATUS_*, the key, the bytes of the words, and of an array the origin, else 0.
+A reader gets the call's :data:`Reading`, the object, the address of its type's ``fx_entry``, and the address of its first word.
+It writes the words. It returns a STATUS_*, the key, the number of bytes written, and for an array its origin, else 0.
 
 Readers are inlined into the loop over the arguments, ``read_arguments.read_arguments``, once for the CPU and once for devices.
 """
@@ -46,15 +46,16 @@ SCALAR_UINT64 = structs.KIND_SCALAR | (UINT | 64 << 8) << structs.DTYPE_SHIFT
 SCALAR_BOOL = structs.KIND_SCALAR | (BOOL | 8 << 8) << structs.DTYPE_SHIFT
 SCALAR_COMPLEX128 = structs.KIND_SCALAR | (COMPLEX | 128 << 8) << structs.DTYPE_SHIFT
 
-FLAG_ASKED = 1  # the slow path has asked the frameworks about all tensors: what they say of one that is odd still is final
-DRY_RUN = 2  # stop before the kernel: only the keys are wanted
+FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a tensor that is still odd is refused
+DRY_RUN = 2  # stop before the kernel: only read the keys
 FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
 
 
 Reading = namedtuple("Reading", "context runtime frame flags is_cuda limit exports scratch")  # for Numba
-"""What of a call its readers may need.
+"""The call's data for its readers.
 
-``limit``: the end of the frame's words. ``exports``: how many owning exports have been met. ``scratch``: a word for C functions.
+``limit``: the end of the frame's words. ``exports``: the number of owning exports used so far. ``scratch``: a word for C
+functions.
 """
 
 
@@ -70,7 +71,7 @@ def read_float(reading, ob, entry, word):
 
 @native_inline
 def read_int(reading, ob, entry, word):
-    """A Python int: an int64, or what only a uint64 holds."""
+    """A Python int: an int64, or a uint64 if it is too large."""
     scratch = reading.scratch
     value = c.PyLong_AsLongLongAndOverflow(ob, scratch)
     key = SCALAR_INT64
@@ -102,7 +103,7 @@ def read_complex(reading, ob, entry, word):
 
 @native_inline
 def read_numpy_scalar(reading, ob, entry, word):
-    """A scalar of NumPy's of at most 8 bytes: the rest of its word means nothing."""
+    """A NumPy scalar of at most 8 bytes. The rest of its word is undefined."""
     store(word, load(ob + SCALAR_VALUE))
     return structs.STATUS_OK, structs.entry_at(entry).key, 8, 0
 
@@ -126,20 +127,20 @@ def read_numpy_complex128(reading, ob, entry, word):
 
 @native_inline
 def read_none(reading, ob, entry, word):
-    """``None``, which Numba passes as its address."""
+    """``None``, for which Numba passes its address."""
     store(word, ob)
     return structs.STATUS_OK, structs.KIND_NONE, 8, 0
 
 
 @native_inline
 def read_omitted(reading, ob, entry, word):
-    """An argument that has been omitted: its default is compiled in."""
+    """An omitted argument, whose default is compiled into the kernel."""
     return structs.STATUS_OK, structs.KIND_OMITTED, 0, 0
 
 
 @native_inline
 def read_constant(reading, ob, entry, word):
-    """A jitted function: a type of its own to Numba, so the object has an entry, not its type."""
+    """A jitted function. It has a Numba type of its own, so the object, not its type, has an entry."""
     known = find(reading.runtime, ob)
     if known == 0:
         return structs.STATUS_UNKNOWN_TYPE, 0, 0, 0
@@ -152,7 +153,7 @@ def read_constant(reading, ob, entry, word):
 
 @native_inline
 def read_ndarray(reading, ob, dtype_key, itemsize, word):
-    """An ndarray with a dtype of this key, read in place."""
+    """An ndarray, read in its C struct. `dtype_key`: of its dtype."""
     ndim = types.intp(ndarray_at(ob).nd)
     size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
     if word + size > reading.limit:
@@ -165,7 +166,7 @@ def read_ndarray(reading, ob, dtype_key, itemsize, word):
 
 @native_inline
 def find_shown(reading, ob, entry, view):
-    """The export that a device array's entry shows. Returns a STATUS_*, and as :func:`read_tensor` has them, the other four."""
+    """Find the export of a device array in its entry. Returns a STATUS_* and the four values that :func:`read_tensor` needs."""
     known = find(reading.runtime, ob)
     if known == 0:
         return structs.STATUS_STREAM, 0, True, 0, ob + structs.ORIGIN_VIEW
@@ -177,7 +178,7 @@ def find_shown(reading, ob, entry, view):
 
 @native_inline
 def take_export(reading, ob, entry, view):
-    """The owning export that ``take_exports.export_managed`` has made of the object. Returns as :func:`find_shown`."""
+    """Find the owning export that ``take_exports.export_managed`` has made. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_EXPORT
     if reading.exports == reading.frame.export_count:
         return structs.STATUS_EXPORT, 0, True, 0, origin
@@ -188,7 +189,7 @@ def take_export(reading, ob, entry, view):
     if managed == 0:
         return structs.STATUS_EXPORT, 0, True, 0, origin
     guard = guard_of(reading.context, structs.entry_at(entry))
-    # Since it was exported; where PyTorch is asked, the guard always says so.
+    # The tensor may have become odd since its export. If PyTorch has to be asked, the guard always says odd.
     if structs.entry_at(entry).is_own_memory != 0 and is_odd(guard, ob) and structs.guard_at(guard).asks == 0:
         return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
     if managed_at(managed).version.major != 1:
@@ -200,18 +201,18 @@ def take_export(reading, ob, entry, view):
 
 @native_inline
 def borrow_view(reading, ob, entry, view):
-    """A view of the object, borrowed by its type's exchange table. Returns as :func:`find_shown`."""
+    """Borrow a view by the type's exchange table. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_VIEW
     guard = guard_of(reading.context, structs.entry_at(entry))
     if is_odd(guard, ob):
         return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
-    dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
+    dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
     if failed or PyErr_Occurred() != 0:
         if PyErr_Occurred() == 0:
             return structs.STATUS_NO_ERROR_SET, 0, True, 0, origin
         if guard != 0 and reading.flags & FLAG_ASKED == 0:
-            c.PyErr_Clear()  # the tensor's own __dlpack__ has better words
+            c.PyErr_Clear()  # the tensor's own __dlpack__ raises a better error
             return structs.STATUS_CHECK, 0, True, 0, origin
         return structs.STATUS_ERROR, 0, True, 0, origin
     return structs.STATUS_OK, view, True, 0, origin
@@ -222,9 +223,9 @@ def borrow_view(reading, ob, entry, view):
 
 @native
 def place(frame, tensor, stream):
-    """Note where a tensor is that a launch on a device reads, and by which function its producer tells of its stream.
+    """Note the device of a tensor of a launch, and its producer's function ``current_work_stream``.
 
-    Returns a STATUS_*. Pinned memory is read by every device, managed memory by every device that has to.
+    Every device reads pinned and managed memory. Returns: a STATUS_*.
     """
     if types.intp(tensor.dtype.lanes) != 1:
         return structs.STATUS_DTYPE
@@ -253,7 +254,7 @@ def place(frame, tensor, stream):
 
 @native
 def note_stream(frame, stream):
-    """Note the stream, or 0, that an array's ``__cuda_array_interface__`` names."""
+    """Note the stream in an array's ``__cuda_array_interface__``, or 0."""
     if stream != 0:
         if frame.own_stream == 0:
             frame.own_stream = stream
@@ -269,12 +270,12 @@ def is_writeable(flags, guard):
 
 @native_inline
 def read_tensor(reading, kind, ob, entry, view, word):
-    """A tensor: a device array's entry shows it, an owning export has been made of it, or it lends a view, written at `view`.
+    """A tensor: from a device array's entry, from an owning export made before, or from a view borrowed at `view`.
 
-    Passes: find the tensor; see that it is sound, and on a device that the kernel reads; pack its words; see that its memory has
-    not been freed since, and will not be during the call.
+    1. Find the tensor. 2. Check that it is sound, and on a device that the kernel reads. 3. Pack its words. 4. Check that its
+    memory has not been freed, and cannot be freed during the call.
     """
-    # 1. What its entry says, before foreign code runs, which may move the entry. Then the tensor.
+    # 1. Read the entry before foreign code runs, which may move the entry. Then find the tensor.
     class_key = structs.entry_at(entry).key
     is_own_memory = structs.entry_at(entry).is_own_memory != 0
     guard = guard_of(reading.context, structs.entry_at(entry))
@@ -288,7 +289,7 @@ def read_tensor(reading, kind, ob, entry, view, word):
         status, tensor, writeable, storage, origin = borrow_view(reading, ob, entry, view)
     if status != structs.STATUS_OK:
         return status, 0, 0, 0
-    # 2. Whether it is sound.
+    # 2. Check that it is sound.
     dl_tensor = dl_tensor_at(tensor)
     if reading.is_cuda:
         status = place(reading.frame, dl_tensor, stream)
@@ -302,9 +303,9 @@ def read_tensor(reading, kind, ob, entry, view, word):
     size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
     if word + size > reading.limit:
         return structs.STATUS_GROW, 0, 0, 0
-    # 3. Its words.
+    # 3. Pack its words.
     key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
-    # 4. Whether its memory is there, and stays.
+    # 4. Check its memory.
     if status == structs.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
         end = end_of(dl_tensor) if is_own_memory else 0
         if storage == 0:
@@ -317,9 +318,9 @@ def read_tensor(reading, kind, ob, entry, view, word):
             if reading.flags & FLAG_ASKED == 0:
                 status = structs.STATUS_CHECK
         elif reading.is_cuda:
-            pass  # `cuda.bound_launch` sees to it that a launch finds the memory where it was
+            pass  # `cuda.bound_launch` checks before each launch that the memory has not moved
         elif needs_owning_exports and storage == 0:
-            status = structs.STATUS_NUMBA  # whose dispatcher gets a view of a tensor that nobody else has
+            status = structs.STATUS_NUMBA  # its dispatcher gets a view of a tensor that no other code has
         elif needs_owning_exports and reading.flags & DRY_RUN == 0 and is_movable(structs.guard_at(guard), storage):
             status = structs.STATUS_MOVABLE
     if status == structs.STATUS_OK and reading.is_cuda and key_flags & structs.ALIGNED == 0:

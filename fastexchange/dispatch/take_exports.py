@@ -1,6 +1,6 @@
-"""The owning exports of a call, and snapshots of its lists, which come before the walk: to make them may run Python code.
+"""The owning exports of a call and the snapshots of its lists. They come before the reading, because they may run Python code.
 
-Then :func:`read_arguments.walk` finds them in the frame, in the order in which it meets their objects.
+:func:`read_arguments.walk` then finds them in the frame, in the order of their objects.
 """
 
 from numba import types
@@ -22,16 +22,20 @@ OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
 PENDING_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 
 
-BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the turns
+BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the passes
 
 
 @native
 def export_managed(context, runtime, frame, args, nargs, flags):
-    """Make every owning export of the call, in the order in which :func:`walk` will ask for them. Returns a STATUS_*.
+    """Make every owning export of the call, in the order in which :func:`walk` uses them. Returns a STATUS_*.
 
-    In three turns: exports that Python makes, and snapshots of lists; the storages of PyTorch's tensors, which are forbidden to
-    move; then the exports of those, of which each is asked about as it is exported. The last comes after all that could run
-    Python code (a garbage collection runs some, too), and so change a tensor behind the answer.
+    Three passes over the arguments:
+
+    1. BY_PYTHON: exports by Python code, and snapshots of lists.
+    2. STORAGES: hold the storages of PyTorch's tensors, and forbid resizing.
+    3. BY_PYTORCH: export these tensors, and check each at once. This comes last, because Python code of the other passes (also by
+    a
+       garbage collection) could change a tensor after its check.
     """
     pending = stack(PENDING_WORDS)
     status = structs.STATUS_OK
@@ -46,7 +50,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
         depth = 0
         made = 0
         lists = 0
-        is_waiting = False  # for a later turn
+        is_waiting = False  # for a later pass
         while status == structs.STATUS_OK:
             if left == 0:
                 if depth == 0:
@@ -69,10 +73,10 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                 kind = kind_on_device(entry)
                 is_interface = kind == structs.KIND_MANAGED and entry.interface != 0
                 if kind == structs.KIND_NUMBA and entry.asks_python != 0:
-                    status = structs.STATUS_STREAM  # before its Python code exports it: that has to be told of the stream
+                    status = structs.STATUS_STREAM  # its Python code has to be told the stream
                     break
             if kind == structs.KIND_MANAGED or (kind == structs.KIND_EXCHANGE and is_owning(context, flags)):
-                if made == frame.export_count:  # not met by an earlier round, in a frame that was too small
+                if made == frame.export_count:  # not made in an earlier round with a frame that was too small
                     if made == frame.export_capacity:
                         status = structs.STATUS_GROW
                         break
@@ -86,7 +90,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
                     if export.object != ob:
                         status = structs.STATUS_CHANGED
                         break
-                    # With a table, or without one: then Python code runs only for what is odd.
+                    # With or without a table: Python code runs only for odd tensors.
                     is_of_pytorch = entry.guard != 0 and (entry.asks_python == 0 or entry.is_own_memory != 0)
                     if turn == (BY_PYTORCH if is_of_pytorch else BY_PYTHON):
                         status = make_export(context, entry, export, flags)
@@ -123,7 +127,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
         if status != structs.STATUS_OK or not is_waiting:
             break
     if status == structs.STATUS_OK and exported == 0 and frame.snapshot_count == before:
-        status = structs.STATUS_CHANGED  # what the walk has asked for is no longer there
+        status = structs.STATUS_CHANGED  # an object that the reading has asked for is gone
     if status != structs.STATUS_OK:
         outer = load(pending) if depth > 0 else items
         frame.position = ((outer - args) >> 3) - 1
@@ -133,17 +137,17 @@ def export_managed(context, runtime, frame, args, nargs, flags):
 
 @native_inline
 def is_owning(context, flags):
-    """Whether a call holds owning exports of all its tensors."""
+    """Whether a call needs owning exports of all its tensors."""
     return context.needs_owning_exports != 0 or flags & FLAG_OWN != 0
 
 
 @native
 def hold_storage(context, entry, export, flags):
-    """Hold the storage of a tensor of PyTorch's, if its export is to have it; forbid that it is resized if it is read later."""
+    """Hold the storage of a PyTorch tensor if its export needs it, and forbid resizing if the memory is read later."""
     guard = structs.guard_at(guard_of(context, entry))
-    if entry.is_own_memory == 0:  # PyTorch's exports do not hold it
+    if entry.is_own_memory == 0:  # PyTorch's exports do not hold the storage
         return
-    if guard.asks == 0 and entry.asks_python == 0 and not is_owning(context, flags):  # nor is it exported
+    if guard.asks == 0 and entry.asks_python == 0 and not is_owning(context, flags):  # no export is made
         return
     is_read_later = is_owning(context, flags) and flags & DRY_RUN == 0 and context.device_type == CPU
     before = export.storage
@@ -156,7 +160,7 @@ def hold_storage(context, entry, export, flags):
 
 @native_inline
 def is_of(guard, storage, ob):
-    """Whether a storage, the Python object of it, is that of the tensor `ob` still; True where memory does not tell."""
+    """Whether a storage object is still the storage of the tensor `ob`; True if that cannot be read in memory."""
     if storage == 0 or guard.storage_object == 0:
         return True
     return load(load(ob + guard.object) + guard.storage) == load(storage + guard.storage_object)
@@ -164,10 +168,10 @@ def is_of(guard, storage, ob):
 
 @native
 def make_export(context, entry, export, flags):
-    """Make an owning export, and if it is of a tensor of PyTorch's ask about that. Returns a STATUS_*."""
+    """Make an owning export; check the tensor if it is PyTorch's. Returns a STATUS_*."""
     ob = export.object
     out = stack(1)
-    # the entry may move while Python code runs
+    # copies: the entry may move while Python code runs
     export_function = entry.interface if export.is_interface != 0 else entry.managed
     guard = guard_of(context, entry)
     is_buffer = entry.key != 0
@@ -185,12 +189,12 @@ def make_export(context, entry, export, flags):
             delete_managed(load(out))
         status = structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_NO_ERROR_SET
         if export.is_interface != 0:
-            if status == structs.STATUS_NO_ERROR_SET:  # it is not as usual: Python has to look at it
+            if status == structs.STATUS_NO_ERROR_SET:  # an unusual array, which Python has to read
                 status = structs.STATUS_STREAM
         elif status == structs.STATUS_ERROR and flags & FLAG_ASKED == 0:
             if is_own_memory:
-                is_final = guard == 0  # the tensor's own __dlpack__ has better words
-            else:  # Numba may take what DLPack cannot describe
+                is_final = guard == 0  # the tensor's own __dlpack__ raises a better error
+            else:  # Numba may be able to read what DLPack cannot describe
                 is_final = not is_buffer or c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) == 0
             if not is_final:
                 c.PyErr_Clear()

@@ -1,10 +1,15 @@
-"""The dispatch shim: from CPython's vectorcall to a compiled kernel, without Python in between.
+"""The native dispatcher: from CPython's vectorcall to a compiled kernel, without Python in between.
 
-:data:`vectorcall` takes a frame, walks over the arguments, finds the overload whose keys are equal, calls it through its
-trampoline and releases what was taken. Whatever it does not know, it leaves to one Python method of the kernel, the *slow
-path*; it never learns by itself. The slow path uses :data:`attempt`, the same call with a report of what stopped it.
+:func:`call_any` makes a call in these steps. :data:`vectorcall` tries the fast entry of the last planned call first.
 
-Ownership: a frame holds every export of its call; ``frame.release`` gives each back exactly once, on every exit.
+1. Take a frame. 2. Read the arguments into it: words and keys. 3. Find the overload with equal keys. 4. Call it by its
+trampoline.
+5. Box the result. 6. Release everything that the call holds.
+
+It never learns by itself: calls that it does not know go to a Python method of the kernel, the *slow path*. That uses
+:data:`attempt`, the same call with a report.
+
+Ownership: a frame holds every export of its call; ``frame.release`` releases each exactly once, on every exit.
 """
 
 from numba import types
@@ -32,7 +37,7 @@ KERNEL_CONTEXT = c.KERNEL_CONTEXT
 
 @native
 def look_up(context, keys, count):
-    """The address of the first overload for these keys, 0 if none is compiled."""
+    """The address of the first overload with these keys; 0 if there is none."""
     hash_ = 0
     for i in range(count):
         hash_ = (hash_ << 5) ^ (hash_ >> 59) ^ load(keys + 8 * i)
@@ -55,7 +60,7 @@ FOLLOWS, IS_OTHER, IS_DEAD = 0, 1, 2
 
 @native
 def follows_plan(overload, args):
-    """Whether arguments have the types that an overload is planned for; IS_DEAD if one of those is."""
+    """Whether arguments have the types of an overload's plan; IS_DEAD if one of these types has died."""
     pending = stack(TUPLE_WORDS)
     depth = 0
     items = args
@@ -84,9 +89,9 @@ def follows_plan(overload, args):
 
 @native
 def choose_variant(context, first, args):
-    """The variant of the overload `first` that is planned for arguments of these types, made the context's last.
+    """Find the variant of the overload `first` whose plan has these arguments' types, and make it the context's last.
 
-    `first` itself if there is none; 0 if it is time to make one (``KernelContext.add_plan``).
+    Returns: the variant; `first` if there is none; 0 if one should be made now (``KernelContext.add_plan``).
     """
     if context.variadic != 0:
         return first
@@ -136,17 +141,17 @@ def launch(context_address, frame_address, overload_address, args):
 
 @native
 def read(context, runtime, frame_address, args, nargs, flags):
-    """:func:`read_by` of a kernel for the CPU."""
+    """:func:`read_by` for CPU kernels."""
     return read_by(walk, context, runtime, frame_address, args, nargs, flags)
 
 
 @native_inline
 def read_by(walk, context, runtime, frame_address, args, nargs, flags):
-    """Read a call's arguments into a frame, which is replaced if it is too small. Returns (STATUS_*, frame, arguments)."""
+    """Read a call's arguments into a frame, or a larger one if necessary. Returns (STATUS_*, frame, arguments)."""
     frame = structs.frame_at(frame_address)
     status = walk(context, runtime, frame, args, nargs, flags)
     while status == structs.STATUS_EXPORT or status == structs.STATUS_GROW:
-        drop_lists(frame)  # they will be made again
+        drop_lists(frame)  # the next round makes them again
         if status == structs.STATUS_EXPORT:
             status = export_managed(context, runtime, frame, args, nargs, flags)
         if status == structs.STATUS_GROW:
@@ -168,11 +173,13 @@ def read_by(walk, context, runtime, frame_address, args, nargs, flags):
 
 @native_inline
 def run_by(read, launch, context_address, args, nargs, flags, state):
-    """Make a call with arguments in parameter order. Returns a STATUS_*.
+    """Make a call with arguments in parameter order.
 
-    `state`: four words, the frame, which is replaced if it is too small; the result; whether it is time to plan such
-    calls; the ``fx_launcher`` of a kernel for CUDA. What the call took is released, whatever happened. If the status is
-    STATUS_OK the result is a new reference, or 0 with an exception set.
+    `state`: four words: the frame, which a larger one may replace; the result; whether such calls should be planned now; the
+    ``fx_launcher`` of a CUDA kernel.
+
+    Returns: a STATUS_*. With STATUS_OK the result is a new reference, or 0 with an exception set.
+    Owns: everything that the call holds is released in any case.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
@@ -199,21 +206,21 @@ def run_by(read, launch, context_address, args, nargs, flags, state):
 
 @native
 def launch_here(context_address, frame_address, overload_address, args, launcher):
-    """:func:`launch`, as :func:`run_by` has it."""
+    """:func:`launch` with the signature that :func:`run_by` needs."""
     return structs.STATUS_OK, launch(context_address, frame_address, overload_address, args)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def run(context_address, args, nargs, flags, state):
-    """:func:`run_by` of a kernel for the CPU: ``fx_context.run``."""
+    """:func:`run_by` for CPU kernels: ``fx_context.run``."""
     return run_by(read, launch_here, context_address, args, nargs, flags, state)
 
 
 @native
 def call_method(name, callable_, args, nargsf, kwnames):
-    """Call the kernel's method `name` with the call's arguments: a new reference, or 0 with an exception set."""
+    """Call the kernel's method `name` with the call's arguments. Returns a new reference, or 0 with an exception set."""
     nargs = nargsf & c.NARGS_MASK
-    if nargsf < 0:  # PY_VECTORCALL_ARGUMENTS_OFFSET: the word before the arguments is ours for the time of the call
+    if nargsf < 0:  # PY_VECTORCALL_ARGUMENTS_OFFSET: the word before the arguments may be used during the call
         saved = load(args - 8)
         store(args - 8, callable_)
         result = c.PyObject_VectorcallMethod(name, args - 8, nargs + 1, kwnames)
@@ -234,13 +241,13 @@ def call_method(name, callable_, args, nargsf, kwnames):
 
 @native
 def call_object(callable_, args, nargsf, kwnames):
-    """Call an object of this package with the call's arguments, through its vectorcall: a new reference, or 0."""
+    """Call an object of this package by its vectorcall with the call's arguments. Returns a new reference, or 0."""
     return call_word(load(callable_ + c.CALLABLE_VECTORCALL), (callable_, args, nargsf, kwnames))
 
 
 @native
 def refuse_launch(context, callable_, code):
-    """CUDA's driver has refused a launch: let Python say so. Returns 0."""
+    """Let Python raise the error of CUDA's driver for a launch. Returns 0."""
     arguments = stack(2)
     number = c.PyLong_FromSsize_t(code)
     if number == 0:
@@ -256,7 +263,7 @@ def refuse_launch(context, callable_, code):
 
 @native
 def take_error(error):
-    """Put the pending exception's type, value and traceback, new references, at `error`, three words."""
+    """Move the pending exception to the three words at `error`: type, value and traceback. Owns: the caller owns them."""
     c.PyErr_Fetch(error, error + 8, error + 16)
     c.PyErr_NormalizeException(error, error + 8, error + 16)
     if load(error + 16) != 0:
@@ -265,7 +272,7 @@ def take_error(error):
 
 @native
 def drop_error(error):
-    """Drop what :func:`take_error` has put at `error`."""
+    """Drop the references that :func:`take_error` has stored at `error`."""
     for i in range(3):
         if load(error + 8 * i) != 0:
             c.Py_DecRef(load(error + 8 * i))
@@ -273,7 +280,7 @@ def drop_error(error):
 
 @native
 def refuse(context, callable_, position):
-    """A producer set an exception: let Python name the argument (``kernel._refused(position, exception)``). Returns 0."""
+    """Let Python raise a producer's exception with the argument's name (``kernel._refused(position, exception)``). Returns 0."""
     error = stack(3)
     arguments = stack(3)
     take_error(error)
@@ -292,10 +299,10 @@ def refuse(context, callable_, position):
 
 @native
 def is_numbas(context, runtime, args, nargs):
-    """Whether Numba's dispatcher takes these arguments as they are, and what it returns is the result."""
+    """Whether Numba's dispatcher can make the call itself: it takes the arguments as they are, and its result is the result."""
     if context.returns_type != 0 or context.returns_position >= 0 or context.device_kernel != 0:
         return False
-    if context.positional_count != context.parameter_count:  # it has others in mind for defaults of keyword-only parameters
+    if context.positional_count != context.parameter_count:  # Numba assigns the defaults of keyword-only parameters otherwise
         return False
     for i in range(nargs):
         ob = load(args + 8 * i)
@@ -318,7 +325,7 @@ def is_numbas(context, runtime, args, nargs):
 
 @native
 def call_numbas(context, runtime, callable_, args, nargs):
-    """Let Numba's dispatcher make a call; an exception is worded by ``kernel._failed(exception, arguments)``."""
+    """Make a call by Numba's dispatcher. ``kernel._failed(exception, arguments)`` raises its exceptions."""
     given = c.PyTuple_New(nargs)
     if given == 0:
         return 0
@@ -342,7 +349,7 @@ def call_numbas(context, runtime, callable_, args, nargs):
 
 @native
 def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
-    """Any call, with keywords, with defaults, with ``*args``, of arguments that have never been seen: the general way."""
+    """The general path: make any call, also with keywords, defaults, ``*args`` and unknown types."""
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
     frame_address = take_frame(runtime)
@@ -391,19 +398,19 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
-    """:func:`call_any` of a kernel for the CPU."""
+    """:func:`call_any` for CPU kernels."""
     return call_any(load(callable_ + KERNEL_CONTEXT), 0, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def refuse_argument(context_address, callable_, position):
-    """End a call by the exception that the producer of the argument at `position` set. Returns 0."""
+    """End a call by the exception of the producer of the argument at `position`. Returns 0."""
     return refuse(structs.context_at(context_address), callable_, position)
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
 def release_planned(runtime_address, frame_address, args, overload_address):
-    """``frame.release`` after a fast entry's call, which has not noted whose arrays it passed; and the frame goes back."""
+    """Release a fast entry's frame and give it back. The fast entry has not filled in ``fx_array.origin``: this does."""
     runtime = structs.runtime_at(runtime_address)
     frame = structs.frame_at(frame_address)
     note_origins(frame, structs.overload_at(overload_address), args)
@@ -415,8 +422,8 @@ def release_planned(runtime_address, frame_address, args, overload_address):
 def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
-    Straight into the fast entry of the last planned call: most calls look like the one before. It leaves to
-    :data:`vectorcall_any` what does not, which is what stands in its place before there is one.
+    Calls the fast entry of the last planned call, because most calls have the types of the call before. The fast entry leaves
+    other calls to :data:`vectorcall_any`, which is also the entry before there is a plan.
     """
     context_address = load(callable_ + KERNEL_CONTEXT)
     last = structs.context_at(context_address).last
@@ -425,7 +432,7 @@ def vectorcall(callable_, args, nargsf, kwnames):
 
 @native
 def fill_report(report, frame, status):
-    """Note in an fx_report what is in a frame after it was read with this status, which is returned, or STATUS_NUMBA."""
+    """Fill an fx_report from a frame that was read with this status. Returns the status, or STATUS_NUMBA."""
     report.position = frame.position
     report.object = frame.object
     report.key_count = frame.key_count
@@ -444,9 +451,10 @@ def fill_report(report, frame, status):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def attempt(context_address, args, nargs, flags, report_address):
-    """The same call for the slow path: what stopped it goes into the fx_report, a STATUS_* among it.
+    """Attempt a call for the slow path, and fill in the fx_report.
 
-    Returns a new reference. STATUS_OK: the result, or 0 and an exception is set. STATUS_ERROR: 0, an exception is set. Else None.
+    Returns: by the status in the report: STATUS_OK: a new reference to the result, or 0 with an exception set. STATUS_ERROR: 0
+    with an exception set. Else: a new reference to None.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
