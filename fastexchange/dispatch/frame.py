@@ -114,7 +114,7 @@ def give_frame(runtime, at):
 
 @native
 def grow_frame(runtime, at, keys):
-    """Move exports, list snapshots and bound arguments to a larger frame, and give back the one at `at`. 0: MemoryError is set."""
+    """Move exports, list snapshots and bound arguments to a larger frame, and give back the one at `at`. 0: MemoryError."""
     old = structs.frame_at(at)
     larger = new_frame(max(2 * old.key_capacity, keys))
     if larger == 0:

@@ -3,11 +3,9 @@
 1. Make a *snapshot*, a tuple of the list's items: foreign code may change the list while its items are read.
 2. Read the snapshot as a tuple, item by item.
 3. :func:`fold` makes the kernel's list, a memory block, of the items' words. All items share one key, so the length is no part of
-the
-   signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
+   the signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
 4. After the call, drop lists that the kernel has not changed. Changes (``append``, ``x[0] = …``) are applied to the list in
-Python,
-   as under ``@njit``, with new arrays as tensors of the caller's framework: :data:`reflect_changes`.
+   Python, as under ``@njit``, with new arrays as tensors of the caller's framework: :data:`reflect_changes`.
 
 The block's layout is that of ``numba.core.datamodel.models.ListPayloadModel``; :func:`verify` compares.
 """

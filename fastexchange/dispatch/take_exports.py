@@ -33,9 +33,8 @@ def export_managed(context, runtime, frame, args, nargs, flags):
 
     1. BY_PYTHON: exports by Python code, and snapshots of lists.
     2. STORAGES: hold the storages of PyTorch's tensors, and forbid resizing.
-    3. BY_PYTORCH: export these tensors, and check each at once. This comes last, because Python code of the other passes (also by
-    a
-       garbage collection) could change a tensor after its check.
+    3. BY_PYTORCH: export these tensors, and check each at once. This comes last, because Python code of the other passes (also
+       by a garbage collection) could change a tensor after its check.
     """
     pending = stack(PENDING_WORDS)
     status = structs.STATUS_OK

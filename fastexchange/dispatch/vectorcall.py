@@ -2,9 +2,11 @@
 
 :func:`call_any` makes a call in these steps. :data:`vectorcall` tries the fast entry of the last planned call first.
 
-1. Take a frame. 2. Read the arguments into it: words and keys. 3. Find the overload with equal keys. 4. Call it by its
-trampoline.
-5. Box the result. 6. Release everything that the call holds.
+1. Take a frame.
+2. Read the arguments into it: words and keys.
+3. Find the overload with equal keys, and call it by its trampoline.
+4. Box the result.
+5. Release everything that the call holds.
 
 It never learns by itself: calls that it does not know go to a Python method of the kernel, the *slow path*. That uses
 :data:`attempt`, the same call with a report.
