@@ -1,11 +1,11 @@
-"""The machine code into a compiled kernel: trampolines, the fast entries of planned calls, the entries of bound launches.
+"""Generated machine code that calls kernels: trampolines, fast entries of planned calls, entries of bound launches.
 
-A *trampoline* loads a kernel's arguments from 8-byte words, one per leaf of Numba's argument list, and calls the kernel
-through its address. It knows types only as LLVM sees them, so one trampoline serves every kernel with the same list. It is
-cached on disk. What comes out of a kernel is for ``boxing``.
+A *trampoline* loads a kernel's arguments from 8-byte words, one per leaf of Numba's argument list, and calls the kernel by its
+address. It has LLVM types only, so one trampoline serves all kernels with the same list. It is cached on disk. ``boxing``
+converts the results.
 
-The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``): its function type, its argument order, its
-return codes and its error values are taken from it, not restated here.
+The calling convention is Numba's own (``numba.core.callconv.CPUCallConv``), from which the function type, the order of arguments,
+the return codes and the error values are read.
 """
 
 import functools
@@ -35,7 +35,7 @@ _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 
 
 def _as_word_sized(llvm_type):
-    """The type as a trampoline loads it: all pointers alike, so that more signatures share one trampoline."""
+    """The LLVM type that a trampoline loads: one type for all pointers, so that more signatures share a trampoline."""
     if isinstance(llvm_type, ir.PointerType):
         return _VOID_POINTER
     if isinstance(llvm_type, (ir.FloatType, ir.DoubleType, ir.HalfType)):
@@ -47,10 +47,10 @@ def _as_word_sized(llvm_type):
 
 @global_compiler_lock
 def trampoline(given: tuple, taken: tuple) -> int:
-    """The address of ``int (*)(kernel, result, excinfo, words)`` for a kernel with argument types `taken`.
+    """Return the address of ``int (*)(kernel, result, excinfo, words)`` for a kernel with argument types `taken`.
 
-    `given` are the Numba types of the words. Where they differ (an explicit signature that takes float64 and is given
-    an int), the value is cast as Numba's dispatcher casts it. The result is Numba's return code.
+    `given`: the Numba types of the words. Values of other types than `taken` (an int for an explicit signature with float64) are
+    cast as by Numba's dispatcher. The function returns Numba's return code.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
@@ -74,7 +74,7 @@ def _build_trampoline(context, leaves, given, taken):
 
 
 def _call_kernel(context, unit, kernel, pointers, words, leaves, given, taken):
-    """Emit the call of the kernel with `leaves` from `words`, cast where `given` and `taken` differ. Returns its code.
+    """Emit the call of the kernel with `leaves` from `words`, cast where `given` and `taken` differ. Returns its return code.
 
     `pointers`: to the result, and to a word for the ``excinfo *``, which :func:`_clear_excinfo` has cleared.
     """
@@ -97,11 +97,11 @@ def _call_kernel(context, unit, kernel, pointers, words, leaves, given, taken):
 
 
 def _clear_excinfo(unit, excinfo):
-    """Emit the store of NULL to the word at the pointer `excinfo`, which it returns.
+    """Emit a store of NULL to the word at the pointer `excinfo`. Returns the pointer.
 
-    The code of a ``try`` takes anything else for an exception that has been raised. Emit it in a block before that of the call:
-    LLVM moves no load of an argument over a store beside it to where the call needs it, and would keep all words of all
-    arguments on the stack once more (32 arrays: 1.4 times the time of the call).
+    The code of a ``try`` takes any other value for a raised exception. Emit the store in a block before the call's: LLVM does not
+    move the loads of arguments over a store in the same block, and would copy all words to the stack (32 arrays: 1.4 times the
+    time).
     """
     unit.builder.store(_WORD(0), unit.builder.bitcast(excinfo, _WORD.as_pointer()))
     return excinfo
@@ -117,31 +117,31 @@ def _load_leaves(builder, words, leaves):
 
 
 MAX_INLINED_VIEWS = 6
-"""Beyond so many, one function reads all views of a rank: a copy for each would no longer fit the instruction cache."""
+"""With more views, one function reads all views of a rank: more inlined copies would not fit the instruction cache."""
 
 READER_CONVENTION = "preserve_nonecc" if platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64") else "fastcc"
-"""LLVM's calling convention of that function: saving registers that its caller does not use would cost time with each view."""
+"""That function's LLVM calling convention: saving registers that its caller does not use would cost time for each view."""
 
 
 class Node(NamedTuple):
-    """What a fast entry reads: an argument, or an item of a tuple. The items of a tuple follow it."""
+    """One value that a fast entry reads: an argument or an item of a tuple. A tuple's items follow it."""
 
     numba_type: Any
     kind: int
-    """That of the entry of its type. All have parts in ``fast_parts.PARTS``."""
+    """The kind of its type's entry, one of ``fast_parts.PARTS``."""
     guard: tuple[int, ...]
     """The offsets ``fast_parts.GUARD_OFFSETS`` of its type's guard, or ()."""
     items: int
-    """How many items a tuple has; -1 for anything else."""
+    """A tuple's number of items; -1 for any other value."""
 
     @property
     def rank(self) -> int:
-        """What the part that reads it is told: the rank of an array, the number of items of a tuple."""
+        """The argument `ndim` of its part: an array's rank, a tuple's number of items."""
         return self.items if self.items >= 0 else getattr(self.numba_type, "ndim", 0)
 
 
 def with_items(numba_types) -> list:
-    """Numba types, each tuple followed by those of its items."""
+    """Numba types, with a tuple's item types after the tuple type."""
     found: list = []
     for numba_type in numba_types:
         found.append(numba_type)
@@ -152,11 +152,10 @@ def with_items(numba_types) -> list:
 
 @global_compiler_lock
 def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int) -> int:
-    """The address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
+    """Return the address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
-    It makes the calls that follow the plan, all in one function, and leaves others to ``vectorcall.vectorcall_any``. `nodes`:
-    what it reads, in the order of the plan. `count`: how many positional arguments it gets. `boxing`: one of
-    ``fast_parts.BOXES_*``.
+    The function makes calls that agree with the plan, and leaves others to ``vectorcall.vectorcall_any``. `nodes`: the values
+    that it reads, in the order of the plan. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
@@ -202,11 +201,11 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
 
 @global_compiler_lock
 def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: bool) -> int:
-    """The address of the vectorcall of a launch that is bound to arguments of these types, which are in its frame's words.
+    """Return the address of the vectorcall of a launch that is bound to arguments of these types. Its frame has their words.
 
-    The kernel's own code goes into it, where it is at hand, so that only those words are loaded that it uses.
+    If possible, the kernel is linked into it, so that only the words that it uses are loaded.
     """
-    # By identity: another process, whose kernel was loaded from the disk cache, may have used the same symbols.
+    # The library by identity: symbols of a kernel from the disk cache may belong to another process's kernel.
     key = ("bound-entry", compiled.library, boxing, has_outputs, () if given == taken else (given, taken))
     build = functools.partial(_build_bound_entry, given, taken, compiled, boxing, has_outputs)
     return code_cache.get(key, build, __name__, persist=False)[0]
@@ -221,7 +220,7 @@ def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     own_result, excinfo = unit.stack_slot(_WORD), _clear_excinfo(unit, unit.stack_slot(_WORD))
     is_linked = can_be_linked(compiled.library)
     may_keep = not is_linked or may_keep_arguments(compiled.library)
-    # Then no Python code runs between entering and leaving: the kernel runs none, and no result is boxed, no array given away.
+    # If so, no Python code runs between enter and leave: not in the kernel, and no result is boxed, no array escapes.
     is_alone = _WORD(int(is_linked and not may_keep and boxing == fast_parts.BOXES_NONE))
     bound = bound_launch.enter.call(unit, [callable_, nargsf, kwnames, is_alone])
     with builder.if_then(builder.icmp_signed("==", bound, _WORD(0)), likely=False):
@@ -244,29 +243,29 @@ def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
 
 
 class Leaf(NamedTuple):
-    """Where a fast entry finds what it reads next, and where it has to write it, LLVM values."""
+    """The next value that a fast entry reads, and where it writes the words: LLVM values."""
 
     node: Node
     position: int
-    """Of the argument."""
+    """The argument's position."""
     ob: Any
     record: Any
     """The ``fx_plan``."""
     word: Any
-    """Its first word."""
+    """The pointer to its first word."""
     first_word: int
-    """Which one that is."""
+    """The index of that word."""
 
 
 def _words_of(numba_type) -> int:
-    """How many words a leaf of this type has."""
+    """The number of words of a leaf of this type."""
     return len(argument_leaves(target_context(), (numba_type,)))
 
 
 class EntryBuilder:
     """Emits a fast entry: a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
 
-    It reads the arguments one after the other, and goes to the block ``differs`` where one is not as the plan has it.
+    It reads the arguments one by one, and branches to the block ``differs`` at the first that does not agree with the plan.
     """
 
     def __init__(self, name: str, nodes: tuple[Node, ...]):
@@ -291,14 +290,14 @@ class EntryBuilder:
             self.go_on_if(self.unit.builder.icmp_signed("==", was_set, _WORD(0)))
 
     def leaves(self, args, records, first, count: int, words_of: Callable[[Any], int] = _words_of):
-        """Emit the loads of what a call with `count` arguments gives, in the order of the nodes, items of tuples among it.
+        """Emit loads of the arguments of a call with `count` arguments and of tuples' items, in the order of the nodes.
 
-        Each leaf has to be read before the next one is asked for. `words_of`: how many words a leaf of a type has.
+        Emit the reading of each leaf before asking for the next one. `words_of`: the number of words of a leaf of a type.
         """
         builder = self.unit.builder
         used_words = 0
         position = -1
-        pending = [(args, 0, count)]  # where the items of a tuple are, how many have been read, and how many there are
+        pending = [(args, 0, count)]  # address of a tuple's items, how many have been read, how many there are
         for index, node in enumerate(self.nodes):
             while pending[-1][1] == pending[-1][2]:
                 pending.pop()
@@ -316,8 +315,8 @@ class EntryBuilder:
     def read(self, node: Node, values: list, emit: Callable[[list], Any], variant: str = ""):
         """Emit the reading of a leaf by ``emit(values)``. Returns its result.
 
-        Of many views, one function reads all of a rank, guard and `variant`. What `emit` needs beside `values` has to be the same
-        for these.
+        With many views, one function reads all views with the same rank, guard and `variant`. Beside `values`, `emit` may depend
+        on these only.
         """
         if node.kind != structs.KIND_EXCHANGE or self._views <= MAX_INLINED_VIEWS:
             return emit(values)
@@ -336,7 +335,7 @@ class EntryBuilder:
 
 
 def _read(unit, node: Node, values: list):
-    """Emit the part that reads what a node stands for. Returns its result."""
+    """Emit the part that reads a node's value. Returns its result."""
     if node.guard:
         return fast_parts.read_guarded_view.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
     return fast_parts.PARTS[node.kind].call(unit, [*values, _WORD(node.rank)])

@@ -1,13 +1,14 @@
-"""The parts of a fast entry: opening a planned call, reading one argument that looks as it did then, closing the call.
+"""The parts of a fast entry: enter a planned call, read one argument, leave the call.
 
-An overload that is called often gets plans, one for each combination of argument types: a record for each argument, and for
-each item of a tuple, of what it was then, its type, its dtype, its flags. An argument that agrees with its record has the
-record's key, so nothing is looked up and no key is made.
-``fast_entry.fast_entry`` strings the parts together, :func:`enter`, one for each argument, the kernel's call and :func:`leave`,
-and compiles that into one function: the words between them become registers.
+An overload that is called often gets plans, one for each combination of argument types: its inline cache. A plan has a record for
+each argument and each item of a tuple: its type, dtype and flags. An argument that agrees with its record has the record's key,
+so nothing is looked up.
 
-Addresses in a plan are those of living objects: the overload holds the dtypes, and a type that dies clears its records
-(``type_table.TypeTable``). A part reads what it needs from the record; only the rank is compiled in.
+``fast_entry.fast_entry`` compiles the parts into one function: :func:`enter`, a part for each argument, the kernel's call, and
+:func:`leave`. The words between them become registers.
+
+The addresses in a plan stay valid: the overload holds the dtypes, and a type that dies clears its records
+(``type_table.TypeTable``). A part reads its data in the record; only the rank is compiled in.
 """
 
 import sys
@@ -31,16 +32,16 @@ CPU = int(DLDeviceType.kDLCPU)
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
 NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
-BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2  # what a kernel's result is, or holds
+BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2  # what boxing a kernel's result needs
 _WORD = types.intp
 
 PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.intp)
-"""``part(ob, plan, array, words, ndim)``: read `ob`, write its words; an array takes the memory block at `array`."""
+"""``part(ob, plan, array, words, ndim)``: read `ob` and write its words; an array uses the memory block at `array`."""
 
 
 @native_inline
 def finish(context, overload, code, result, excinfo, is_boxed):
-    """What a kernel's return code means: a new reference to its boxed result, or 0 with an exception set."""
+    """Box the result of a kernel by its return code. Returns a new reference, or 0 with the kernel's exception set."""
     if code == 0 and is_boxed:
         return call_word(overload.box, (result, overload.box_constants, 0))
     if code == 0 or code == -2:  # RETCODE_OK, RETCODE_NONE
@@ -54,7 +55,7 @@ def finish(context, overload, code, result, excinfo, is_boxed):
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD))
 def enter(context_address, nargsf, kwnames, count):
-    """A free frame for a call with `count` positional arguments; 0 if this call is another, or no frame is free."""
+    """Take a free frame for a call with `count` positional arguments. Returns 0 for any other call, or if no frame is free."""
     if kwnames != 0 or nargsf & c.NARGS_MASK != count:
         return 0
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
@@ -72,7 +73,7 @@ def arrays_of(frame_address):
 
 @part(_WORD(_WORD))
 def result_of(frame_address):
-    """Where the kernel of a call with this frame puts its result."""
+    """The address to which the kernel writes its result."""
     return structs.frame_at(frame_address).result
 
 
@@ -90,7 +91,7 @@ def kernel_of(overload_address):
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
 def leave(context_address, overload_address, frame_address, args, code, result, excinfo, boxing, array_count):
-    """The end of a call whose kernel has returned `code`: what vectorcall returns."""
+    """End a call whose kernel has returned `code`. Returns the result of vectorcall."""
     context = structs.context_at(context_address)
     overload = structs.overload_at(overload_address)
     runtime = structs.runtime_at(context.runtime)
@@ -108,7 +109,7 @@ def leave(context_address, overload_address, frame_address, args, code, result, 
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
 def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
-    """The call is not the planned one: leave it to the general way. Without a frame, none had been taken."""
+    """Make a call that differs from the plan by the general path. `frame_address`: 0 if no frame has been taken."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     if frame_address != 0:
         put_back(runtime, frame_address)
@@ -119,7 +120,7 @@ def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD))
 def fail(context_address, frame_address, callable_, position):
-    """The producer of the argument at `position` has set an exception: the call ends."""
+    """End the call: the producer of the argument at `position` has set an exception."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     put_back(runtime, frame_address)
     return call_word(runtime.refuse, (context_address, callable_, position))
@@ -127,7 +128,7 @@ def fail(context_address, frame_address, callable_, position):
 
 @part(PART_SIGNATURE)
 def read_ndarray(ob, plan_address, array_address, words, ndim):
-    """An ndarray, its struct read in place."""
+    """An ndarray, read in its C struct."""
     plan = structs.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
@@ -145,26 +146,26 @@ def read_ndarray(ob, plan_address, array_address, words, ndim):
 
 @native_inline
 def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_elements):
-    """The borrowed view of a tensor on a device of this type that has passed its guard, if there is one.
+    """Borrow the view of a tensor that has passed its guard, if any, and write its words but for the first.
 
-    Returns AGREES plus the device's number; or DIFFERS, or FAILED. The first word is the caller's to fill.
-    `is_contiguous`: whether the plan is for a tensor that is C-contiguous, aligned and writable; its strides then are
-    in elements if `in_elements` says so.
+    `device_type`: the required one. `is_contiguous`: whether the plan requires a C-contiguous, aligned, writable tensor.
+    `in_elements`: whether to write such a tensor's strides in elements. `is_known`: whether the producer is known to set no
+    exception when it returns success. Its exceptions are checked once a call (:data:`was_error_set`), those of others at once, so
+    that the next producer is not called with one set.
 
-    A producer that returns success may have set an exception all the same. After one that is known not to (`is_known`), that
-    is looked at once a call (:data:`was_error_set`); after any other at once, so that the next is not entered with it.
+    Returns: AGREES plus the device's number, DIFFERS or FAILED.
     """
     view = stack(DL_TENSOR_WORDS)
-    dl_tensor_at(view).device.device_type = 0  # of no device, should the producer write nothing
+    dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
     failed = call_int(plan.borrow, (ob, view)) != 0
     if not is_known and PyErr_Occurred() != 0:
         return FAILED
     if failed:
-        return DIFFERS  # a known producer fails once more on the general way, which has the words
+        return DIFFERS  # a known producer fails again on the general path, which raises the error
     tensor = dl_tensor_at(view)
     if tensor.device.device_type != device_type or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
-        return DIFFERS  # is_plain(), for the rank that is compiled in
-    # One by one, as they were stored: a load of both bytes would wait for both stores to leave the pipeline.
+        return DIFFERS  # is_plain() for a known rank
+    # Load the bytes one by one, as they were stored: a load of both would wait until both stores have left the pipeline.
     if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
         return DIFFERS
     if is_contiguous:
@@ -185,7 +186,7 @@ def borrow_guarded(
     ob, plan, words, ndim, device_type, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
     storage, storage_data, storage_size,
 ):
-    """:func:`borrow` of a tensor whose type has a guard, with offsets that the compiler knows: loading them takes time."""
+    """:func:`borrow` for a type with a guard, whose offsets are compile-time constants: loading them takes time."""
     if is_odd_there(plan.guard, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
         return DIFFERS
     outcome = borrow(ob, plan, words, ndim, True, device_type, is_contiguous, in_elements)
@@ -198,7 +199,7 @@ def borrow_guarded(
 
 @part(PART_SIGNATURE)
 def read_view(ob, plan_address, array_address, words, ndim):
-    """A tensor, a borrowed view of it taken through its type's exchange table."""
+    """A tensor, by a view borrowed from its type's exchange table."""
     plan = structs.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
@@ -208,7 +209,7 @@ def read_view(ob, plan_address, array_address, words, ndim):
 
 @native_inline
 def end_of_array(words, ndim):
-    """The address behind the last element of the array with elements, and without negative strides, in `words`."""
+    """The address behind the last element of the array in `words`, which is not empty and has no negative strides."""
     end = words[4] + words[3]
     for i in range(ndim):
         end += (words[structs.ARRAY_HEAD_WORDS + i] - 1) * words[structs.ARRAY_HEAD_WORDS + ndim + i]
@@ -218,7 +219,7 @@ def end_of_array(words, ndim):
 GUARD_OFFSETS = (
     "object", "keys", "odd_keys", "element_type", "odd_types", "autograd", "storage", "storage_data", "storage_size",
 )  # fmt: skip
-"""The fields of an ``fx_guard`` that are compiled into a fast entry, as arguments of :data:`read_guarded_view`."""
+"""The fields of an ``fx_guard`` that :data:`read_guarded_view` gets as constants."""
 
 
 @part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(GUARD_OFFSETS)))
@@ -226,7 +227,7 @@ def read_guarded_view(
     ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
     storage_data, storage_size,
 ):  # fmt: skip
-    """:data:`read_view` of a tensor whose type has a guard. Its offsets are constants: loading them takes time."""
+    """:data:`read_view` for a type with a guard."""
     plan = structs.plan_at(plan_address)
     if Py_TYPE(ob) != plan.type:
         return DIFFERS
@@ -239,7 +240,7 @@ def read_guarded_view(
 
 @part(types.intp())
 def was_error_set():
-    """Whether a producer that returned success has set an exception. It is cleared: the general way finds it again."""
+    """Whether a producer that returned success has set an exception. Clears it: the general path raises it again."""
     if PyErr_Occurred() == 0:
         return 0
     c.PyErr_Clear()
@@ -289,7 +290,7 @@ def read_none(ob, plan_address, array_address, words, ndim):
 
 @part(PART_SIGNATURE)
 def read_tuple(ob, plan_address, array_address, words, items):
-    """A tuple or a named tuple of so many items, which parts of their own read."""
+    """A tuple or a named tuple with this number of items. Further parts read the items."""
     return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type and load(ob + c.OB_SIZE) == items)
 
 
@@ -304,4 +305,4 @@ PARTS = {
     structs.KIND_TUPLE: read_tuple,
     structs.KIND_NAMED_TUPLE: read_tuple,
 }
-"""By kind of entry. A parameter of any other kind has no part, and its overload no fast entry."""
+"""By the entry's kind. An overload with a parameter of any other kind has no fast entry."""
