@@ -1,7 +1,7 @@
-"""Outputs of a kernel that declares them, ``fast_args(out=…)``, where native code (``dispatch.outputs``) leaves them to Python.
+"""Declared outputs, ``fast_args(out=…)``, that native code (``dispatch.outputs``) leaves to Python.
 
-It has the words for inputs that do not fit together, reads tensors of any kind, and serves frameworks that cannot allocate: their
-outputs are made of NumPy's memory when the kernel has filled it, as results are (``results.as_target``).
+This module raises the errors for inputs that do not fit, reads tensors of any kind, and makes outputs for frameworks that cannot
+allocate: the kernel gets a NumPy array, which becomes a tensor after the call, as results do (``results.as_target``).
 """
 
 import ctypes
@@ -30,7 +30,7 @@ __all__ = ["Outputs", "shape_and_dtype"]
 
 
 class Outputs:
-    """What a kernel declares of its outputs, by :func:`~fastexchange.ground.shape_notation.pattern_of`. `name`: the kernel's."""
+    """A kernel's declared outputs. `pattern`: of :func:`~fastexchange.ground.shape_notation.pattern_of`. `name`: the kernel's."""
 
     def __init__(self, pattern: Pattern, parameters: Parameters, name: str):
         self.pattern, self._parameters, self._name = pattern, parameters, name
@@ -38,7 +38,7 @@ class Outputs:
         """The position of the first output."""
         self.program = native.words_of(self.pattern)
         if runtime().is_native:
-            known(np.ndarray)  # its allocator
+            known(np.ndarray)  # files its allocator
 
     def __len__(self) -> int:
         return len(self.pattern.outputs)
@@ -49,7 +49,7 @@ class Outputs:
         return found[0] if len(found) == 1 else found
 
     def call(self, arguments: tuple, returns: "type | str | None", make_call) -> Any:
-        """Make a call with `arguments`, in parameter order: ``make_call`` gets them complete, and returns None."""
+        """Make a call with `arguments`, in parameter order. ``make_call`` gets all arguments, and returns None."""
         completed, borrowed = self._complete(arguments, returns)
         result = make_call(completed)
         if result is not None:
@@ -66,14 +66,14 @@ class Outputs:
         return self.of(completed)
 
     def complete(self, arguments: tuple, returns: "type | str | None") -> tuple:
-        """`arguments` with the outputs that are omitted, tensors or NumPy's arrays."""
+        """`arguments` with the omitted outputs, tensors or NumPy arrays."""
         return self._complete(arguments, returns)[0]
 
     def _complete(self, arguments: tuple, returns) -> tuple[tuple, set[int]]:
-        """The complete arguments, and the positions of arrays that are to become tensors after the call.
+        """Return all arguments, and the positions of arrays that become tensors after the call.
 
-        Raises ValueError for inputs that do not fit the notation, TypeError for what is no tensor or no int, and what allocating
-        raises.
+        Raises ValueError for inputs that do not fit the notation, TypeError for an argument that is no tensor or no int, and the
+        allocator's exceptions.
         """
         shapes, dtypes = self._read(arguments)
         target = tensor_type(self._target(arguments, returns))
@@ -100,7 +100,7 @@ class Outputs:
         return tuple(completed), borrowed
 
     def _check(self, output: Output, value, shape: tuple[int, ...]) -> None:
-        """Raise ValueError for an output of another shape than the inputs ask for."""
+        """Raise ValueError for an output with a wrong shape."""
         given, _ = shape_and_dtype(value, self._argument(output.position))
         if given != shape:
             raise ValueError(f"{self._argument(output.position)}: its shape is {given}, and must be {shape} ({self.pattern})")
@@ -136,10 +136,10 @@ class Outputs:
     # ---- allocating --------------------------------------------------------------------------------------------------
 
     def _allocated(self, output: Output, target: type, shape: tuple[int, ...], dtype: DLDataType):
-        """A new tensor by the allocator in the exchange table of `target`; None if there is none."""
+        """Make a tensor by the allocator in the exchange table of `target`. Returns None if there is none."""
         if not runtime().is_native:
             return None
-        fields = known(target)  # NumPy's allocator too: from the next call on native code has it
+        fields = known(target)  # also files NumPy's allocator for native code
         if target is np.ndarray or not fields.get("allocator") or not fields.get("to_object"):
             return None
         extents = ffi.new("int64_t[]", shape or (0,))
@@ -175,9 +175,9 @@ _ALLOCATE = ctypes.PYFUNCTYPE(ctypes.py_object, *[ctypes.c_void_p] * 5)
 
 
 def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | None]:
-    """A tensor's shape and element type, None for one that DLPack has no name for.
+    """A tensor's shape and element type; None for a type that DLPack lacks.
 
-    Raises TypeError for what is no tensor, and what its framework raises.
+    Raises TypeError if it is no tensor, and its framework's exceptions.
     """
     if torch.is_tensor_type(type(value)):
         learn(value)

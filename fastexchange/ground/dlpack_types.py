@@ -1,8 +1,8 @@
 """DLPack's small structs as Python values: a device, an element type, a version.
 
-Each is a tuple that knows its fields' names: immutable, hashable, ordered, and equal to the plain tuple of its fields, so that
-it goes wherever ``__dlpack_device__``, ``dl_device=`` or ``max_version=`` meet a tuple. What cannot stand in the C struct is
-refused when the value is made; device types and type codes that DLPack 1.3 does not name are kept as plain ints.
+Each is a tuple with named fields: immutable, hashable, ordered, and equal to the plain tuple of its fields. So it can be used as
+the tuple of ``__dlpack_device__``, ``dl_device=`` or ``max_version=``. Values that do not fit the C struct are refused. Device
+types and type codes without a name in DLPack 1.3 stay plain ints.
 
 Source: https://dmlc.github.io/dlpack/latest/c_api.html, version 1.3, ``DLDevice``, ``DLDataType``, ``DLPackVersion``.
 """
@@ -22,7 +22,7 @@ __all__ = ["DLDataType", "DLDevice", "DLPackVersion"]
 
 
 class _Value(tuple[int, ...]):
-    """A tuple of ints whose fields have names, ``__match_args__``."""
+    """A tuple of ints with named fields, ``__match_args__``."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()
@@ -37,7 +37,7 @@ class _Value(tuple[int, ...]):
 
 
 def _integer(cls: type, name: str, value: SupportsIndex, smallest: int, largest: int) -> int:
-    """`value` as an int that its field of the C struct can hold."""
+    """Return `value` as an int that fits its field of the C struct. Raises TypeError or ValueError otherwise."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -75,7 +75,7 @@ class DLDevice(_Value):
 
     @property
     def device_id(self) -> int:
-        """Which of the devices of that type; 0 for memory that is not bound to one."""
+        """The device's index; 0 for memory that is not bound to a device."""
         return self[1]
 
     def __str__(self) -> str:
@@ -114,13 +114,13 @@ class DLDataType(_Value):
 
     @property
     def lanes(self) -> int:
-        """How many values one element holds; 1 except for vector types."""
+        """The number of values in one element: 1, except for vector types."""
         return self[2]
 
     def __str__(self) -> str:
         """``float32``, ``bool``, ``bfloat16``, ``float8_e4m3fn``, ``float32x4``; otherwise ``code100:16``.
 
-        Every type has a text of its own, which :meth:`from_str` reads back.
+        Each type has a different text, which :meth:`from_str` reads.
         """
         code, bits, lanes = self
         name = _NAMES.get((code, bits))
@@ -130,7 +130,7 @@ class DLDataType(_Value):
 
     @classmethod
     def from_str(cls, text: str) -> "DLDataType":
-        """The type that ``str`` writes as `text`. Raises ValueError for anything else."""
+        """The type whose ``str`` is `text`. Raises ValueError for any other text."""
         if not isinstance(text, str):
             raise TypeError(f"DLDataType.from_str: text must be a str, not {type(text).__name__}")
         match = re.fullmatch(_SPELLING, text)
@@ -146,10 +146,10 @@ class DLDataType(_Value):
 
     @classmethod
     def from_dtype(cls, dtype: npt.DTypeLike) -> "DLDataType":
-        """The type with which an array of this dtype is exported; `dtype` is anything that ``np.dtype`` takes.
+        """The type by which an array of this dtype is exported. `dtype`: any argument of ``np.dtype``.
 
-        ml_dtypes' types and registered ones included (:func:`~fastexchange.register_dlpack_dtype`). Raises TypeError for a
-        dtype that DLPack cannot name.
+        Knows ml_dtypes' types and registered ones (:func:`~fastexchange.register_dlpack_dtype`). Raises TypeError for a dtype
+        without a DLPack type.
         """
         asked = np.dtype(dtype)
         key = dtype_registry.key_of(asked)
@@ -160,7 +160,7 @@ class DLDataType(_Value):
     def to_dtype(self) -> np.dtype:
         """The NumPy dtype of such elements, in this machine's byte order.
 
-        Raises ValueError where NumPy has none: vector types, packed types of less than a byte, types that nobody registered.
+        Raises ValueError if NumPy has none: vector types, packed types of less than a byte, unregistered types.
         """
         dtype = dtype_registry.dtype_of(self.code, self.bits) if self.lanes == 1 else None
         if dtype is None:
@@ -168,7 +168,7 @@ class DLDataType(_Value):
         return dtype
 
     def _why_not_imported(self) -> str:
-        """What is in the way of a NumPy dtype, and what to do."""
+        """Why there is no NumPy dtype, with advice."""
         code, bits, lanes = self
         if lanes != 1:
             one = DLDataType(code, bits)
@@ -198,12 +198,12 @@ class DLPackVersion(_Value):
 
     @property
     def major(self) -> int:
-        """Structs of another major version are laid out in another way."""
+        """Structs of another major version have another layout."""
         return self[0]
 
     @property
     def minor(self) -> int:
-        """A newer minor version has more names, in structs of the same layout."""
+        """A newer minor version has more names, with the same layout."""
         return self[1]
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ class DLPackVersion(_Value):
 
 
 def why_not_exported(dtype: np.dtype) -> str:
-    """What is in the way of a DLPack type, and what to do."""
+    """Why a dtype has no DLPack type, with advice."""
     if dtype.subdtype is not None:
         return f"it is a sub-array, whose dimensions belong into the tensor's shape; ask for {dtype.base!r}"
     if not dtype.isnative:
@@ -250,7 +250,7 @@ _KEYS = {"bool": (int(DLDataTypeCode.kDLBool), 8)} | {
 }
 _NAMES = {key: name for name, key in _KEYS.items()}
 
-_SPELLING = (  # compiled when first used
+_SPELLING = (  # compiled on first use
     rf"(?:(?P<name>{'|'.join(_KEYS)})|(?:(?P<kind>{'|'.join(_CODES)})|code(?P<code>0|[1-9][0-9]*):)(?P<bits>[1-9][0-9]*))"
     r"(?:x(?P<lanes>[1-9][0-9]*))?"
 )

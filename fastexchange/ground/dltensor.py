@@ -1,4 +1,4 @@
-"""DLTensors: is one sound? What a producer says is looked at before anybody follows a pointer. Making one, giving one back."""
+"""DLTensors: checks, before any pointer of a producer is followed; making managed tensors, and calling their deleters."""
 
 import numpy as np
 from numba import types
@@ -15,24 +15,24 @@ DL_TENSOR = offset_of("DLManagedTensorVersioned", "dl_tensor")
 MANAGED_BYTES = sizeof("DLManagedTensorVersioned")
 DL_TENSOR_WORDS = sizeof("DLTensor") // 8
 INTERFACE_STREAM = MANAGED_BYTES
-"""Where an export of an array with ``__cuda_array_interface__`` has the stream that this names: see ``cuda.array_interface``."""
+"""The offset of the stream in an export of an array with ``__cuda_array_interface__``: see ``cuda.array_interface``."""
 MAX_NDIM = 64  # NumPy's
-MAX_ELEMENTS = 1 << 55  # with 32 bytes an element, still within 64 bits
+MAX_ELEMENTS = 1 << 55  # times 32 bytes an element still fits into 64 bits
 MAX_OFFSET = 1 << 60
 
 READONLY = np.uint64(1)
 """``DLPACK_FLAG_BITMASK_READ_ONLY``."""
 READONLY_IS_ASSUMED = np.uint64(1 << 63)
-"""A flag of this package's own beside READONLY, for exports whose producer gave a legacy capsule: those have no flags.
+"""A flag of this package beside READONLY, for exports of legacy capsules, which have no flags.
 
-Their memory is taken for readonly, as ``np.from_dlpack`` does (JAX's immutable arrays come so), unless the type is known to be
-mutable. No export leaves the package with it.
+Their memory is taken for readonly, as by ``np.from_dlpack`` (JAX's immutable arrays have such capsules), unless the type is known
+to be mutable. No export leaves the package with this flag.
 """
 
 SHIFTS = np.array([size.bit_length() - 1 if size & (size - 1) == 0 else -1 for size in range(33)], np.int64)
-"""By item size: its binary logarithm, -1 if that is not whole."""
+"""By item size: its binary logarithm; -1 if it is no power of two."""
 
-# What is wrong with a tensor. ``exchange.errors.wording`` has the words.
+# What is wrong with a tensor. ``exchange.errors.wording`` has the messages.
 SOUND = 0
 NULL_DATA = 32
 DEVICE = 33
@@ -45,9 +45,9 @@ VERSION = 38
 
 @native
 def check_sizes(tensor):
-    """Whether a DLTensor's extents, number of elements, strides and offset are sound. The exact test, for any numbers.
+    """Check a DLTensor's extents, number of elements, strides and offset, for any numbers. Returns SOUND or what is wrong.
 
-    No element is farther than MAX_ELEMENTS from the first; strides that lead to no element mean nothing.
+    No element may be farther than MAX_ELEMENTS from the first one. Unused strides are ignored.
     """
     if types.intp(tensor.byte_offset) < 0 or types.intp(tensor.byte_offset) > MAX_OFFSET:
         return OVERFLOW
@@ -57,7 +57,7 @@ def check_sizes(tensor):
         extent = load(tensor.shape + 8 * i)
         if extent < 0:
             return SHAPE
-        if extent > 1:  # also beside an extent of 0: NumPy has no such arrays either
+        if extent > 1:  # even if another extent is 0: NumPy refuses such arrays, too
             if count > MAX_ELEMENTS // extent:
                 return OVERFLOW
             count *= extent
@@ -71,7 +71,7 @@ def check_sizes(tensor):
 
 @native
 def refusal(tensor):
-    """What is wrong with a DLTensor's device, element type or rank; SOUND if nothing is."""
+    """Check a DLTensor's device, dtype and rank. Returns SOUND or what is wrong."""
     device = types.intp(tensor.device.device_type)
     if device < 0 or device > 62 or (CPU_READABLE_MASK >> device) & 1 == 0:
         return DEVICE
@@ -82,7 +82,7 @@ def refusal(tensor):
 
 @native
 def check_rank(tensor):
-    """What is wrong with a DLTensor's rank; SOUND if nothing is."""
+    """Check a DLTensor's rank. Returns SOUND or what is wrong."""
     if tensor.ndim < 0 or tensor.ndim > MAX_NDIM:
         return NDIM
     if tensor.ndim > 0 and tensor.shape == 0:
@@ -92,7 +92,7 @@ def check_rank(tensor):
 
 @native_inline
 def is_plain(tensor):
-    """Whether device, lanes and rank are those of nearly all tensors. If not, :func:`refusal` tells what is wrong, if so."""
+    """Whether device, lanes and rank are sound and usual. If not, :func:`refusal` tells whether something is wrong."""
     return (
         tensor.device.device_type == 1
         and tensor.dtype.lanes == 1
@@ -103,13 +103,13 @@ def is_plain(tensor):
 
 @native_inline
 def element_field(tensor):
-    """Code and bits of a DLTensor's elements: ``code | bits << 8``."""
+    """The dtype field of a DLTensor: ``code | bits << 8``."""
     return types.intp(tensor.dtype.code) | types.intp(tensor.dtype.bits) << 8
 
 
 @native
 def is_empty(tensor):
-    """Whether a tensor of sound sizes has no elements."""
+    """Whether a tensor with sound sizes has no elements."""
     is_zero = False
     for i in range(tensor.ndim):
         is_zero |= load(tensor.shape + 8 * i) == 0
@@ -118,16 +118,16 @@ def is_empty(tensor):
 
 @native_inline
 def is_nowhere(tensor):
-    """Whether a tensor's memory is NULL, or NULL and an offset, which a producer may have added itself or subtracted.
+    """Whether a tensor's memory is NULL, or NULL plus an offset that the producer has added or subtracted.
 
-    Below 4 MiB no program has memory: on Linux executables that are not relocatable begin there.
+    No program has memory below 4 MiB: on Linux, executables that are not relocatable begin there.
     """
     return (tensor.data >> 22 == 0) | ((tensor.data + types.intp(tensor.byte_offset)) >> 22 == 0)
 
 
 @native
 def end_of(tensor):
-    """The address behind the last element of a tensor of sound sizes with elements and without negative strides."""
+    """The address behind the last element of a tensor with sound sizes, which is not empty and has no negative strides."""
     itemsize = (types.intp(tensor.dtype.bits) * types.intp(tensor.dtype.lanes) + 7) >> 3
     last = 0
     compact = 1
@@ -141,7 +141,7 @@ def end_of(tensor):
 
 @native
 def is_lost(tensor):
-    """Whether a tensor of sound sizes, on whatever device, has elements and no memory."""
+    """Whether a tensor with sound sizes, on any device, has elements but no memory."""
     if tensor.device.device_type == 1:
         lost = is_nowhere(tensor)
     else:
@@ -151,7 +151,7 @@ def is_lost(tensor):
 
 @native
 def examine(tensor):
-    """All of it: SOUND, or what is wrong with the DLTensor."""
+    """Check everything in a DLTensor. Returns SOUND or what is wrong."""
     status = SOUND if is_plain(tensor) else refusal(tensor)
     if status == SOUND:
         status = check_sizes(tensor)
@@ -168,7 +168,7 @@ def status_at(address):
 
 @cfunction(types.intp, types.intp)
 def memory_status_at(address):
-    """What is wrong with rank, sizes or memory of the DLTensor at an address, on whatever device; for Python."""
+    """Check rank, sizes and memory of the DLTensor at an address, on any device, for Python. Returns SOUND or what is wrong."""
     tensor = dl_tensor_at(address)
     status = check_rank(tensor)
     if status == SOUND:
@@ -178,14 +178,14 @@ def memory_status_at(address):
 
 @native_inline
 def in_elements(stride, itemsize):
-    """A stride in bytes as one in elements, rounded down."""
+    """Convert a stride from bytes to elements, rounded down."""
     shift = SHIFTS[itemsize] if itemsize < 33 else -1
     return stride >> shift if shift >= 0 else stride // itemsize
 
 
 @native_inline
 def describe(tensor, data, ndim, field, shape, strides):
-    """Fill a DLTensor for memory of the CPU."""
+    """Fill a DLTensor for the CPU's memory."""
     tensor.data = data
     tensor.device.device_type = 1
     tensor.device.device_id = 0
@@ -200,7 +200,7 @@ def describe(tensor, data, ndim, field, shape, strides):
 
 @native
 def new_managed(ndim, extra):
-    """The address of a managed tensor of version 1.3 with room for `ndim` extents and strides and `extra` bytes; or 0."""
+    """Allocate a managed tensor (version 1.3) with room for `ndim` extents and strides and `extra` bytes. Returns 0 if it fails."""
     at = c.PyMem_RawMalloc(MANAGED_BYTES + 16 * ndim + extra)
     if at != 0:
         managed = managed_at(at)
@@ -213,7 +213,7 @@ def new_managed(ndim, extra):
 
 @native
 def delete_managed(managed):
-    """Call the deleter of a managed tensor, keeping the pending exception, if any, out of its way. Needs the GIL."""
+    """Call the deleter of a managed tensor with the pending exception, if any, put aside. GIL: held."""
     deleter = managed_at(managed).deleter
     if deleter == 0:
         return

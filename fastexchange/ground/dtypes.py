@@ -1,11 +1,11 @@
 """Element types: DLPack's ``(code, bits)``, NumPy's dtype and Numba's type, and the 24-bit *field* that keys carry.
 
-A plain dtype's field is ``code | bits << 8``, and so is that of a registered one (``dtype_registry``) for which Numba has no
-type. Any other dtype (structured, datetime64, fixed-width text; bits that have no DLPack name) gets a number above those, one
-per distinct dtype, kept for the life of the process like the code compiled for it.
+The field of a plain dtype, and of a registered one (``dtype_registry``) without a Numba type, is ``code | bits << 8``. Any other
+dtype (structured, datetime64, fixed-width text, bits without a DLPack type) gets a number above those, which is kept for the life
+of the process, like the code compiled for it.
 
-What a kernel computes with for a field is decided here, in :func:`element_of` and nowhere else: Numba's type for it; where it
-has none, the *storage integer*, if the kernel asks for that (``fast_args(storage=True)``); else the tensor is refused.
+Only :func:`element_of` decides the type of a field's elements in a kernel: Numba's type; if there is none, the *storage integer*,
+an unsigned integer of the same size, for kernels with ``fast_args(storage=True)``; otherwise the tensor is refused.
 """
 
 import functools
@@ -35,7 +35,7 @@ __all__ = [
 FIRST_PARAMETRIC = 1 << 16
 """Fields below are DLPack's code and bits."""
 _FIRST_STORABLE = 1 << 23
-"""From here on: dtypes that have neither a DLPack name nor a Numba type, but a storage integer. Native code looks at the bit."""
+"""Fields from here on: dtypes without a DLPack or Numba type, but with a storage integer. Native code tests the bit."""
 _FIELD_LIMIT = 1 << 24
 
 _FIELDS: dict[np.dtype, int] = {dtype: code | bits << 8 for (code, bits), dtype in dtype_registry.BUILT_IN_DTYPES.items()}
@@ -45,7 +45,7 @@ _next_storable = itertools.count()
 
 
 class NoNumbaType(Exception):
-    """Elements of this field are not for a kernel: Numba has no type for them, and they are not asked for as they are stored."""
+    """A kernel cannot take elements of this field: Numba has no type for them, and the kernel has not ``storage=True``."""
 
     def __init__(self, field: int):
         super().__init__(field)
@@ -53,17 +53,17 @@ class NoNumbaType(Exception):
 
 
 def is_native_order(dtype: np.dtype) -> bool:
-    """Whether every element, also of a structured dtype's fields, is stored in this machine's byte order."""
+    """Whether a dtype, with all fields of a structured one, has this machine's byte order."""
     if dtype.fields is not None:
         return all(is_native_order(field[0]) for field in dtype.fields.values())
     return dtype.byteorder in ("=", "|", "<" if sys.byteorder == "little" else ">")
 
 
 def dtype_field(dtype: np.dtype) -> int | None:
-    """The field of `dtype`; None if it is not in native byte order, or neither Numba nor a storage integer is of any use for it.
+    """The field of `dtype`; None for a foreign byte order, and if there is neither a Numba type nor a storage integer.
 
-    Equal dtypes have equal fields, whichever objects they are. Types of less than a byte that are kept one in a byte
-    (ml_dtypes) have no field of DLPack's: those of that name mean packed elements.
+    Equal dtypes have equal fields. Types of less than a byte that are stored one in a byte (ml_dtypes) do not have the fields of
+    DLPack's types of that name, which are packed.
     """
     known = _FIELDS.get(dtype)
     if known is not None or not is_native_order(dtype):
@@ -87,18 +87,18 @@ def dtype_field(dtype: np.dtype) -> int | None:
 def _has_numba_type(dtype: np.dtype) -> bool:
     try:
         numba.from_dtype(dtype)
-    except Exception:  # Numba's several ways to say that it has no such type
+    except Exception:  # Numba raises several exceptions for dtypes without a type
         return False
     return True
 
 
 def _is_storable(dtype: np.dtype) -> bool:
-    """Whether elements of `dtype` are bits and nothing else, of which there is an unsigned integer of the same width."""
+    """Whether there is an unsigned integer of the width of `dtype`, and its elements are plain bits."""
     return not dtype.hasobject and dtype.subdtype is None and dtype.itemsize in (1, 2, 4, 8) and is_native_order(dtype)
 
 
 def field_to_dtype(field: int) -> np.dtype:
-    """The NumPy dtype of a field that :func:`dtype_field` gave, or of DLPack's code and bits. Raises KeyError."""
+    """The NumPy dtype of a field. Raises KeyError."""
     known = _DTYPES.get(field)
     if known is None and field < FIRST_PARAMETRIC:
         known = dtype_registry.dtype_of(field & 0xFF, field >> 8)
@@ -110,18 +110,18 @@ def field_to_dtype(field: int) -> np.dtype:
 # ---- what a kernel computes with -----------------------------------------------------------------------------------
 
 
-@functools.cache  # of what is found: an exception is not kept, and a type may be registered later
+@functools.cache  # exceptions are not cached: a type may be registered later
 def field_to_numba(field: int):
-    """Numba's type for elements of this field, which need not be one for the CPU. Raises NoNumbaType."""
+    """Numba's type for elements of this field, even if the CPU target lacks it. Raises NoNumbaType."""
     try:
         return numba.from_dtype(field_to_dtype(field))
-    except Exception:  # Numba's several ways to say that it has no such type
+    except Exception:  # Numba raises several exceptions for dtypes without a type
         raise NoNumbaType(field) from None
 
 
 @functools.cache
 def field_to_computed(field: int):
-    """Numba's type for elements of this field with which it computes on the CPU: there it has no float16. Raises NoNumbaType."""
+    """Numba's type for elements of this field on the CPU, which has no float16. Raises NoNumbaType."""
     found = field_to_numba(field)
     if not has_representation(found):
         raise NoNumbaType(field)
@@ -129,15 +129,15 @@ def field_to_computed(field: int):
 
 
 def storage_of(field: int) -> np.dtype | None:
-    """The storage integer of elements of this field: the unsigned one of the same width; None if there is none."""
+    """The storage integer of this field, or None."""
     bits = 8 * (field >> 16 & 0x7F) if field >= _FIRST_STORABLE else field >> 8
     return np.dtype(f"u{bits // 8}") if bits in (8, 16, 32, 64) else None
 
 
 def element_of(field: int, storage: bool, type_of=field_to_computed):
-    """The Numba type as which a kernel sees elements of this field. Raises NoNumbaType: a tensor of them is refused.
+    """The Numba type of elements of this field in a kernel. Raises NoNumbaType if the kernel does not take them.
 
-    `storage`: whether the kernel asks for the bits of what Numba has no type for. `type_of`: which types there are.
+    `storage`: the kernel's option. `type_of`: from a field to a type; raises NoNumbaType.
     """
     try:
         return type_of(field)
@@ -149,9 +149,9 @@ def element_of(field: int, storage: bool, type_of=field_to_computed):
 
 
 def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
-    """The dtype as which a kernel sees an array of `dtype`, as :func:`element_of` decides. Raises NoNumbaType.
+    """The dtype of an array of `dtype` in a kernel, by :func:`element_of`. Raises NoNumbaType.
 
-    Itself also where no kernel has a place for it, and Numba the words.
+    Returns `dtype` also for arrays that Numba's dispatcher refuses with an error of its own.
     """
     field = dtype_field(dtype)
     if field is None:
@@ -175,7 +175,7 @@ def field_itemsize(field: int) -> int:
 
 
 def dtype_of_dl(code: int, bits: int) -> np.dtype | None:
-    """The NumPy dtype of a DLPack type of one lane, None if NumPy has none and none is registered."""
+    """The NumPy dtype of a DLPack type with one lane, NumPy's own or registered; or None."""
     if not (0 <= code < 256 and 0 < bits < 256):
         return None
     try:
@@ -185,7 +185,7 @@ def dtype_of_dl(code: int, bits: int) -> np.dtype | None:
 
 
 def plain_fields_by_type_number(limit: int = 64) -> list[int]:
-    """Indexed by NumPy's type number (``dtype.num``): the field of that plain dtype, 0 where it is parametric or unknown."""
+    """By NumPy's type number (``dtype.num``): the field of the plain dtype; 0 for parametric or unknown ones."""
     fields = [0] * limit
     for character in "?bBhHiIlLqQefdFD":
         dtype = np.dtype(character)

@@ -28,16 +28,16 @@ __all__ = [
 
 
 def native(function, **options) -> CPUDispatcher:
-    """Decorator of a helper that native functions call: a function of its own in their machine code, for what is rare.
+    """Decorator of a helper of native functions. It stays a function in their machine code: use it for rare steps.
 
-    As ``numba.njit`` makes it; under ``NUMBA_DISABLE_JIT``, too, which is for users' functions: addresses are nothing to Python.
+    It works as ``numba.njit``, but also under ``NUMBA_DISABLE_JIT``, which is for users' functions.
     """
     own = {"error_model": "numpy", "boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return CPUDispatcher(py_func=function, targetoptions={"nopython": True, **own, **options})
 
 
 native_inline = functools.partial(native, forceinline=True)
-"""Decorator of a helper that becomes part of the native function that calls it, for what every call runs."""
+"""Decorator of a helper that is inlined into the native functions that call it: use it for the steps of every call."""
 
 
 # ---- C structs -----------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def store(typingctx, address, value):
 
 @intrinsic
 def atomic_add(typingctx, address, value):
-    """Add to the 8-byte word at `address`, whatever other threads do."""
+    """Add to the 8-byte word at `address` atomically."""
 
     def codegen(context, builder, signature, args):
         word = context.get_value_type(types.intp)
@@ -134,7 +134,7 @@ def atomic_add(typingctx, address, value):
 
 
 WORDS = types.CPointer(types.intp)
-"""An array of words, for code whose words the compiler should be able to keep in registers: see :func:`put`."""
+"""An array of words that the compiler can keep in registers: see :func:`put`."""
 
 
 @intrinsic
@@ -174,7 +174,7 @@ def stack(typingctx, words):
 
 @intrinsic(prefer_literal=True)
 def float_of(typingctx, word, bits):
-    """The floating-point number of so many `bits` (a literal, 32 or 64) in the lowest of a word."""
+    """The floating-point number in the lowest `bits` (a literal, 32 or 64) of a word."""
     result = types.float64 if bits.literal_value == 64 else types.float32
 
     def codegen(context, builder, signature, args):
@@ -218,7 +218,7 @@ def call_int(typingctx, function, arguments):
 def call_word(typingctx, function, arguments):
     """Call the C function at address `function`, ``word (*)(word, ...)``, with a tuple of words.
 
-    Also right for ``void`` functions; the result then means nothing.
+    Also for ``void`` functions, whose result is undefined.
     """
 
     def codegen(context, builder, signature, args):

@@ -1,4 +1,4 @@
-"""The object that stands for a parameter left at its default: a source of arguments like the others, of no memory."""
+"""The object that stands for an omitted argument."""
 
 
 class Omitted:
@@ -9,4 +9,4 @@ class Omitted:
 
 
 OMITTED = Omitted()
-"""Stands in an argument list for a parameter left at its default."""
+"""In an argument list: the parameter has its default."""

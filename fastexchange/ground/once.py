@@ -1,7 +1,7 @@
-"""What a process has one of, and the locks under which it changes.
+"""Objects that exist once per process, and the locks for their changes.
 
-What is made once is made when it is first asked for, by whichever thread, and never freed: native code holds pointers into
-it, and may run until the very end: a deleter is called when all modules have been cleared.
+They are made on first access, by any thread, and never freed: native code has pointers to them, and may run until the very end,
+for example in a deleter that is called after all modules have been cleared.
 """
 
 import functools
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 def for_ever(thing: T) -> T:
-    """`thing`, which from now on outlives the interpreter."""
+    """Return `thing`, and let it outlive the interpreter."""
     Py_IncRef(thing)
     return thing
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Decorator: `make` runs once, and every caller gets its result. Others wait; should it raise, the next caller tries."""
+    """Decorator: `make` runs once, and all callers get its result. Other threads wait. After an exception the next caller tries."""
     lock = forkable_lock()
     made: list[T] = []
 
@@ -43,25 +43,25 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
 # ---- locks and forks -------------------------------------------------------------------------------------------------
 
 FORK_WAITS = 30.0
-"""Seconds for which a fork waits for other threads to finish what they are changing or compiling."""
+"""Seconds for which a fork waits until other threads have finished a change or a compilation."""
 
 _locks: dict[int, weakref.ref] = {}
-_forking = threading.local()  # `held`: the locks that a thread has taken in order to fork
+_forking = threading.local()  # `held`: the locks that a thread has taken for a fork
 
 
 def forkable_lock():
-    """A new reentrant lock that a forked child finds free, and what it guards complete.
+    """Make a reentrant lock that is free in a forked child, with no change half done.
 
-    A child has one thread, the one that forked. A lock that another thread held in that moment would be held in the child
-    for ever, in the middle of a change. So a fork takes all of these locks before, and lets go of them on both sides; and
-    the locks of the compiler with them, else no child of a fork could compile again if another thread was compiling. (So forking
-    may take as long as a compilation.)
+    A child has only the thread that forked. A lock that another thread held at the fork would be held in the child for ever, in
+    the middle of a change. So a fork first takes all of these locks, and releases them in parent and child. It also takes the
+    compiler's locks; otherwise the child could not compile if another thread was compiling. (So a fork may take as long as a
+    compilation.)
 
-    Threads take these locks in different orders: one of ours and, to compile, Numba's; or the other way round. So a fork does
-    not wait for a lock while it holds others: it takes what is free, and where one is not, lets go of all and waits for that.
-    Nor does it wait for ever, for who holds a lock may be waiting for the thread that forks: after :data:`FORK_WAITS` it does
-    without. The child then makes our lock anew; each change is made such that it can break off between any two steps. The
-    compiler's are left as they are after a fork without us.
+    Threads take these locks in different orders: one of these and then Numba's to compile, or the reverse. So a fork does not
+    wait for a lock while it holds others: if one is not free, it releases all and waits for that one. It does not wait for ever,
+    because the lock's owner may wait for the forking thread: after :data:`FORK_WAITS` it forks without the lock. The child then
+    makes the lock anew, and each change is safe to break off between any two steps. The compiler's locks stay as after any other
+    fork.
     """
     lock = threading.RLock()
     address = id(lock)
@@ -76,7 +76,7 @@ def _our_locks() -> list[Any]:
 def _before_fork() -> None:
     deadline = time.monotonic() + FORK_WAITS
     held: list[Any] = []
-    _forking.held = held  # now, and filled in place: Ctrl-C may end this at any moment
+    _forking.held = held  # set first and filled in place: Ctrl-C may come at any moment
     given_up: set[int] = set()
     locks = compiler_locks() + _our_locks()
     while True:

@@ -11,13 +11,13 @@ __all__ = ["Item", "Parameters", "find_item", "item_of", "value_at"]
 
 
 class Item(int):
-    """The position of an argument, and the place in it of an item: the indices that lead there, from the outermost on."""
+    """The position of an item in an argument: the argument's position, and the indices from the outermost on."""
 
     place: tuple[int, ...]
 
 
 def item_of(position: int, index: int) -> Item:
-    """The item at `index` of what is at `position`, an argument or an item."""
+    """The position of item `index` of the argument or item at `position`."""
     made = Item(position)
     made.place = (*getattr(position, "place", ()), index)
     return made
@@ -32,7 +32,7 @@ def value_at(bound: tuple, position: int) -> Any:
 
 
 def find_item(position: int, value, part) -> int | None:
-    """Where the object `part` is in `value`, which is at `position`; None if it is not there."""
+    """The position of the object `part` in `value`, which is at `position`; None if it is not in it."""
     if value is part:
         return position
     for index, item in enumerate(value[:] if issubclass(type(value), tuple) or type(value) is list else ()):
@@ -43,10 +43,7 @@ def find_item(position: int, value, part) -> int | None:
 
 
 class Parameters:
-    """What a kernel's context, its slow path and its messages need of its signature.
-
-    `outputs`: how many of the last parameters are outputs, which may be omitted.
-    """
+    """A kernel's parameters. `outputs`: how many of the last ones are outputs, which may be omitted."""
 
     def __init__(self, py_func: Callable, outputs: int = 0):
         parameters = list(inspect.signature(py_func, follow_wrapped=False).parameters.values())
@@ -57,9 +54,9 @@ class Parameters:
         """The name of ``*args``, or None."""
         plain = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
         self.names = [p.name for p in plain]
-        """All others, in order."""
+        """The names of all other parameters, in order."""
         self.defaults: dict[int, Any] = {i: p.default for i, p in enumerate(plain) if p.default is not p.empty}
-        """By index, what an omitted argument stands for."""
+        """By index, the defaults."""
         self._outputs = range(len(plain) - outputs, len(plain))
         self.positional_only = sum(p.kind is p.POSITIONAL_ONLY for p in plain)
         self.positional = sum(p.kind is not p.KEYWORD_ONLY for p in plain)
@@ -70,10 +67,10 @@ class Parameters:
                 f"*{self.variadic}; put them in front of it"
             )
         self.bind = self._make_binder(py_func)
-        """``bind(*args, **kwargs)``: the arguments as a tuple, in order, :data:`OMITTED` for defaults, ``*args`` at the end."""
+        """``bind(*args, **kwargs)``: the arguments as a tuple in order, :data:`OMITTED` for defaults, ``*args`` at the end."""
 
     def _make_binder(self, py_func: Callable) -> Callable[..., tuple]:
-        """A function with the kernel's parameters: Python itself binds, and words the TypeError when they do not fit."""
+        """Make a function with the kernel's parameters: Python itself binds the arguments and raises the TypeErrors."""
         listed = [name + ("=OMITTED" if self.may_be_omitted(i) else "") for i, name in enumerate(self.names)]
         if self.positional < len(self.names):
             listed.insert(self.positional, "*")
@@ -90,7 +87,7 @@ class Parameters:
         return bind
 
     def unfolded(self, position: int) -> int:
-        """A position among arguments of which Numba has folded ``*args`` into a tuple, as one among those that were given."""
+        """Convert a position among Numba's arguments, with ``*args`` folded into a tuple, to one among the given arguments."""
         place = getattr(position, "place", ())
         if self.variadic is None or position < len(self.names) or not place:
             return position
@@ -101,7 +98,7 @@ class Parameters:
         return index in self.defaults or index in self._outputs
 
     def name_of(self, position: int) -> str:
-        """The name of the argument at `position`, ``rest[2]`` behind the named ones."""
+        """The name of the argument at `position`; ``rest[2]`` for one of ``*rest``."""
         if position < len(self.names):
             return self.names[position]
         return f"{self.variadic}[{position - len(self.names)}]"

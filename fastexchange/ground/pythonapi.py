@@ -1,7 +1,7 @@
-"""CPython's C functions as Python calls them.
+"""CPython's C functions for calls from Python.
 
-``ctypes.pythonapi`` is one object for all of a process: whoever sets the argument types of one of its functions sets them for
-everybody. So each function here has a prototype of its own. They keep the GIL, and raise what the C function raises.
+``ctypes.pythonapi`` is shared by the whole process: setting the argument types of a function changes them for all libraries. So
+each function here has a prototype of its own. They keep the GIL, and raise the C function's exceptions.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _OBJECT, _ADDRESS = ctypes.py_object, ctypes.c_void_p
 
 
 def prototype(name: str, result, *arguments):
-    """The C function of this name, which takes and returns these types of ctypes'."""
+    """Return the C function of this name with these ctypes types."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
@@ -32,7 +32,7 @@ Py_DecRef = prototype("Py_DecRef", None, _OBJECT)
 PyType_Modified = prototype("PyType_Modified", None, _OBJECT)
 PyType_GetSlot = prototype("PyType_GetSlot", _ADDRESS, _OBJECT, ctypes.c_int)
 PyMem_RawFree = prototype("PyMem_RawFree", None, _ADDRESS)
-# A capsule's name is bytes or an address, and has to live as long as the capsule; it may be None.
+# A capsule's name is bytes, an address or None. It has to live as long as the capsule.
 PyCapsule_New = prototype("PyCapsule_New", _OBJECT, _ADDRESS, _ADDRESS, _ADDRESS)
 PyCapsule_IsValid = prototype("PyCapsule_IsValid", ctypes.c_int, _OBJECT, _ADDRESS)
 PyCapsule_GetPointer = prototype("PyCapsule_GetPointer", _ADDRESS, _OBJECT, _ADDRESS)

@@ -1,4 +1,4 @@
-"""Names for messages, which run no code of the objects that they name: a message must not be worse than what it is about."""
+"""Names for messages. They run no code of the named objects, which could raise or crash."""
 
 from types import BuiltinFunctionType, FunctionType
 
@@ -6,7 +6,7 @@ import numpy as np
 
 __all__ = ["shown", "type_name"]
 
-# As `type` answers, whatever a metaclass says or raises.
+# By `type` itself: a metaclass may override or raise.
 _own_name = vars(type)["__qualname__"].__get__
 _own_module = vars(type)["__module__"].__get__
 
@@ -15,15 +15,15 @@ _LONGEST = 200
 
 
 def type_name(cls: type) -> str:
-    """A type's name, with its module unless that is obvious."""
+    """A type's name, with its module unless it is a built-in type."""
     name, module = _own_name(cls), _own_module(cls)
     return name if module in ("builtins", "__main__") else f"{module}.{name}"
 
 
 def shown(value, depth: int = 2) -> str:
-    """`value` itself if it is of Python's own plain types, a type or a dtype; of anything else what it is an object of.
+    """The text of `value` if it is of a plain built-in type, a type or a dtype; for any other object only its type.
 
-    To show a tensor means to read its memory, which may be gone.
+    The text of a tensor would read its memory, which may be gone.
     """
     cls = type(value)
     if issubclass(cls, type):
