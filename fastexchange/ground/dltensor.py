@@ -200,7 +200,7 @@ def describe(tensor, data, ndim, field, shape, strides):
 
 @native
 def new_managed(ndim, extra):
-    """Allocate a managed tensor (version 1.3) with room for `ndim` extents and strides and `extra` bytes. Returns 0 if it fails."""
+    """Allocate a managed tensor (version 1.3) with room for `ndim` extents and strides and `extra` bytes. 0: no memory."""
     at = c.PyMem_RawMalloc(MANAGED_BYTES + 16 * ndim + extra)
     if at != 0:
         managed = managed_at(at)

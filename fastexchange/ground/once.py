@@ -25,7 +25,7 @@ def for_ever(thing: T) -> T:
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Decorator: `make` runs once, and all callers get its result. Other threads wait. After an exception the next caller tries."""
+    """Decorator: `make` runs once, and all callers get its result; others wait. After an exception the next caller tries."""
     lock = forkable_lock()
     made: list[T] = []
 
