@@ -1,7 +1,6 @@
-"""What a call costs.
+"""Measuring the cost of a call.
 
-``timing`` is how statements are timed, ``files`` and ``tables`` how runs are kept and shown. ``overhead`` has
-``fastexchange.measure``, with ``null_kernels`` (kernels that do nothing), ``exports`` (the producers' part), ``alternatives``
-(other ways to call), ``restoring`` (of the arguments) and ``progress``; ``report`` is what it returns, ``magic`` what IPython has
-of it.
+``overhead`` has ``fastexchange.measure``. It uses ``timing`` (statements in rounds), ``null_kernels`` (kernels that do nothing),
+``exports`` (the producers' part), ``alternatives`` (other ways to call), ``restoring`` (of arguments) and ``progress``.
+``report`` is its result, ``magic`` its command in IPython. ``files`` and ``tables`` store and show runs.
 """

@@ -1,4 +1,4 @@
-"""The other ways to call a kernel with the same arguments, as statements to time. The kernel does nothing in all of them."""
+"""Alternatives: other ways to call a kernel with the same arguments, as statements to time. All kernels do nothing."""
 
 import functools
 import importlib
@@ -19,7 +19,7 @@ __all__ = ["alternatives"]
 
 
 def _expression(value, name: str, form_of: Callable[[Any], str]) -> str:
-    """The argument `value`, called `name`, with everything in it written as ``form_of(item)`` has it."""
+    """The expression of the argument `value`, named `name`, with each item written by ``form_of(item)``."""
     if isinstance(value, (tuple, list)) and len(value) <= 100 and not hasattr(value, "_fields"):
         items = "".join(_expression(item, f"{name}[{i}]", form_of) + ", " for i, item in enumerate(value))
         return f"({items})" if isinstance(value, tuple) else f"[{items}]"
@@ -43,7 +43,7 @@ def _by_detach_and_numpy(value) -> str:
 
 
 def _tensors(value, name: str) -> Iterator[str]:
-    """The expressions of all in an argument that has ``__dlpack__``."""
+    """The expressions of all objects with ``__dlpack__`` in an argument."""
     if isinstance(value, (tuple, list)):
         for i, item in enumerate(value):
             yield from _tensors(item, f"{name}[{i}]")
@@ -60,7 +60,7 @@ def _has_dlpack(value) -> bool:
 
 
 def _view(value):
-    """A NumPy view, made once."""
+    """Return a NumPy view, made once before the timing."""
     if isinstance(value, tuple):
         items = [_view(item) for item in value]
         return type(value)._make(items) if hasattr(value, "_make") else tuple(items)
@@ -74,11 +74,11 @@ def _view(value):
 def alternatives(
     null_kernel: FastKernel, arguments: dict, call: str, is_complete: bool
 ) -> Iterator[tuple[str, Statement | None, str]]:
-    """(label, statement, why there is none): each tried once.
+    """Return (label, statement, why there is none) of each alternative. Each statement has been tried once.
 
-    `arguments`: the values by the names that the expression `call`, for example ``"a0, a1, out=out"``, has for them.
-    `null_kernel`: a kernel with the same parameters that does nothing. `is_complete`: whether no output is omitted, so that plain
-    ``@njit`` can be called like this.
+    `arguments`: the values by their names in the expression `call`, for example ``"a0, a1, out=out"``. `null_kernel`: a kernel
+    with the same parameters that does nothing. `is_complete`: whether no output is omitted, so that plain ``@njit`` can make the
+    call.
     """
     njit = plain_dispatcher(null_kernel)
 
@@ -124,7 +124,7 @@ def alternatives(
 
 def _nop(arguments: dict, call: str) -> Statement:
     nop = importlib.import_module("tvm_ffi").get_global_func("testing.nop")
-    passed = ", ".join(part.rpartition("=")[2] for part in call.split(", "))  # it takes no keywords
+    passed = ", ".join(part.rpartition("=")[2] for part in call.split(", "))  # this one takes no keywords
     return Statement(f"f({passed})", {"f": nop, **arguments})
 
 

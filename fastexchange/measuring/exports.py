@@ -1,7 +1,7 @@
-"""What a producer takes to export its tensors: the calls that this package makes of it, and nothing else.
+"""The producers' part of a call: the calls that this package makes to export tensors, and nothing else.
 
-They are made by the thousand in one native loop: a type's exchange function and, for owning exports, the deleter; or taking and
-giving back a buffer. A type that has only ``__dlpack__`` is timed by calls of that method from Python.
+A native loop makes thousands of them: calls of a type's exchange function and, for owning exports, of the deleter; or taking and
+releasing a buffer. For types with ``__dlpack__`` only, Python calls that method.
 """
 
 import ctypes
@@ -27,17 +27,17 @@ from .timing import Statement
 __all__ = ["statements_of"]
 
 _BORROW, _OWN, _BUFFER = 0, 1, 2
-_LEAF_BYTES = 24  # three words: what to do, with which object, by which function
+_LEAF_BYTES = 24  # three words: the kind of export, the object, the function
 _BUFFER_WORDS = sizeof("fx_buffer") // 8
 _CALLS = 2_000
-"""Exports in one statement at most: so many that the call of the loop itself, about 0.3 µs, does not count."""
+"""The most exports in one statement: enough that the call of the loop itself, about 0.3 µs, does not matter."""
 _LOOP_NS = 100_000
-"""How long one statement takes, about, where exports are slow."""
+"""The approximate time of a statement with slow exports."""
 
 
 @native
 def _export(leaf):
-    """Export once, and give it back. 0, or 1 with the exception cleared."""
+    """Make and release one export. Returns 0; 1 after an exception, which is cleared."""
     kind = load(leaf)
     if kind == _BORROW:
         failed = call_int(load(leaf + 16), (load(leaf + 8), stack(DL_TENSOR_WORDS)))
@@ -61,7 +61,7 @@ def _export(leaf):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def export_repeatedly(leaves, count, times):
-    """Export the tensors that the `count` records at `leaves` describe, `times` times. How many exports failed."""
+    """Export the tensors of the `count` records at `leaves`, `times` times. Returns the number of failures."""
     failed = 0
     for _ in range(times):
         for i in range(count):
@@ -76,21 +76,21 @@ class _Leaf(NamedTuple):
 
 
 def _tensors_in(value) -> list:
-    """An argument, or what lies in its tuples and lists."""
+    """The argument itself, or the items of its tuples and lists."""
     if isinstance(value, (tuple, list)):
         return [tensor for item in value for tensor in _tensors_in(item)]
     return [value]
 
 
 def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
-    """How `tensor` is exported natively; None for what only ``__dlpack__`` exports."""
+    """The record by which native code exports `tensor`; None if only ``__dlpack__`` can."""
     cls = type(tensor)
     learn_type(cls, tensor)
     fields = runtime().entries.fields(cls)
     if discover(cls, tensor).path == PATH_BUFFER:
         return _Leaf(_BUFFER, tensor, 0)
     function = fields.get("managed", 0)
-    if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # what the wrapper wraps is the producer
+    if function == forwarded.managed_tensor_from_py_object_no_sync.address:  # the producer is the wrapped tensor
         found = wrappers.resolve(tensor)
         return _Leaf(_OWN, *found) if found else None
     if discover(cls, tensor).path == PATH_DUNDER:
@@ -101,13 +101,13 @@ def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
 
 
 def _is_exported(value) -> bool:
-    """Whether `value` is a tensor that its producer exports: arrays of NumPy's are read in place, scalars are no tensors."""
+    """Whether a producer exports `value`. NumPy arrays are read in place, and scalars are no tensors."""
     fields = runtime().entries.get(type(value)) or discover(type(value), value).entry
     return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _dunder_statement(tensors: list) -> Statement:
-    """Calls of ``__dlpack__``, as the exporting function makes them."""
+    """Make a statement that calls ``__dlpack__`` as the exporting function does."""
     calls = []
     for i, tensor in enumerate(tensors):
         try:
@@ -122,7 +122,7 @@ _LOOP = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_ssize_t, c
 
 
 def statements_of(value, needs_owning_exports: bool) -> list[Statement]:
-    """What to time for the part of the producers in reading `value`, per call of the kernel; empty if none has a part.
+    """The statements that time the producers' part of reading `value` in one call. Empty if no producer has a part.
 
     `needs_owning_exports`: whether the kernel holds owning exports. The statements keep `value` alive.
     """
@@ -136,7 +136,7 @@ def statements_of(value, needs_owning_exports: bool) -> list[Statement]:
         function, address = _LOOP(export_repeatedly.address), address_of(records)
         if not function(address, len(native_leaves), 1):
             most = max(1, _CALLS // len(native_leaves))
-            times = 1  # more and more of them, as the first ones are slow, until they take long enough
+            times = 1  # double the number until it takes long enough: the first exports are slow
             while times < most:
                 start = time.perf_counter_ns()
                 function(address, len(native_leaves), times)

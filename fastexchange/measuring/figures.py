@@ -1,4 +1,4 @@
-"""Figures in words, for reports, tables and plots: what is not measurable is not shown as a number."""
+"""Figures as text for reports, tables and plots. Values that are not measurable are not shown as numbers."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,14 @@ __all__ = ["figure", "ratio", "spread", "time", "time_text"]
 
 
 def figure(samples: Samples, form: Callable[[float], str], signed: bool = False) -> str:
-    """The median as `form` writes it; if that means nothing (``timing.is_measurable``), that it is so, and the spread."""
+    """The median as `form` writes it. If it means nothing (``timing.is_measurable``), a text that says so, with the spread."""
     if samples.is_measurable(signed):
         return form(samples.median)
     return f"not measurable here (spread {spread(samples, form)})"
 
 
 def spread(samples: Samples, form: Callable[[float], str] = "{:.1f}".format) -> str:
-    """The interquartile range as `form` writes it; of a single round there is none."""
+    """The interquartile range as `form` writes it; none for a single round."""
     return form(samples.spread) if samples.rounds > 1 else "not measurable"
 
 

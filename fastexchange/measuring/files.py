@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 
 
 def machine() -> dict:
-    """Where and when a run is made: enough to know whether two runs may be compared."""
+    """The machine and the time of a run, by which to judge whether two runs may be compared."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
@@ -54,7 +54,7 @@ def machine() -> dict:
 
 
 def headline(described: dict) -> str:
-    """A line that says what :func:`machine` found."""
+    """:func:`machine`'s result as one line."""
     packages = ", ".join(f"{name} {version}" for name, version in described["packages"].items() if version)
     return f"{described['cpu']}, {described['cores']} cores; Python {described['python']}; {packages}"
 
@@ -67,7 +67,7 @@ def result(
     reference: tuple[str, Samples] | None = None,
     unit: str = "ns",
 ) -> dict:
-    """A row of a document. `reference` is the key and the samples of the row that this one is compared with."""
+    """Make a row of a document. `reference`: the key and the samples of the row with which this one is compared."""
     row: dict = {
         "key": key,
         f"median_{unit}": samples.median,
@@ -84,20 +84,20 @@ def result(
 
 
 def write(path: Path, described: dict, rounds: int, results: list[dict], **more) -> None:
-    """Write a document, and the folders it lies in. `more` is put beside the results."""
+    """Write a document, and make its folders. `more`: further fields beside the results."""
     document = {"machine": described, "rounds": rounds, "results": results, **more}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> dict:
-    """The document in a file that :func:`write` has written. What it has to have, it has, and the keys of its rows differ.
+    """Read a document that :func:`write` has written, and check its fields and that its rows' keys differ.
 
-    Raises OSError for a file that cannot be read; ValueError, in words that begin with `path`, for anything else in it.
+    Raises OSError if the file cannot be read; ValueError, with a message that begins with `path`, for any other content.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
         raise ValueError(f"{path} is not JSON: {error}") from error
     if wrong := _not_a_document(document):
         raise ValueError(f"{path} is no result file of `bench --json` or `perf/run.py --json`: {wrong}")
@@ -110,7 +110,7 @@ def unit_of(row: dict) -> str:
 
 
 def _not_a_document(document) -> str:
-    """What keeps `document` from being one; nothing if it is."""
+    """Why `document` is none; "" if it is one."""
     if not isinstance(document, dict):
         return f"it holds {_kind(document)}, not an object"
     for name, kind in (("machine", dict), ("results", list)):
@@ -143,5 +143,5 @@ def _kind(value) -> str:
 def _is_number(value) -> bool:
     try:
         return type(value) in (int, float) and math.isfinite(value)
-    except OverflowError:  # an int beyond all floats
+    except OverflowError:  # an int larger than any float
         return False

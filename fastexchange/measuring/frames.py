@@ -1,4 +1,4 @@
-"""Tracebacks of what a measured call raises: without the frames of this package."""
+"""Tracebacks of a measured call's exceptions, without this package's frames."""
 
 import types
 
@@ -8,7 +8,7 @@ _PACKAGE = __package__.partition(".")[0]
 
 
 def without_own_frames(error: Exception) -> Exception:
-    """`error`, and what it was raised from, with the frames in their tracebacks that are the caller's, or others'."""
+    """Remove this package's frames from the tracebacks of `error` and of its causes. Returns `error`."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:

@@ -1,4 +1,4 @@
-"""What makes a measurement unfit, and what explains it: a report's warnings and notes."""
+"""A report's warnings, which say that a measurement is unfit, and notes, which explain it."""
 
 import sys
 import warnings
@@ -13,7 +13,7 @@ __all__ = ["Notes", "explained", "judge", "name_what_is_lost"]
 
 
 class Notes:
-    """What a report warns of; said at once, too."""
+    """A report's warnings. Each is also issued at once."""
 
     def __init__(self):
         self.said: list[str] = []
@@ -24,7 +24,7 @@ class Notes:
 
 
 def _depth() -> int:
-    """How many frames up the caller of this package's measuring is, for a warning that the caller's caller raises."""
+    """The stack level of the caller of this package's measuring, for a warning that the caller's caller issues."""
     frame, depth = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
         frame, depth = frame.f_back, depth + 1
@@ -32,7 +32,7 @@ def _depth() -> int:
 
 
 def judge(timings: Timings, notes: Notes) -> None:
-    """Warns of what makes the numbers unfit."""
+    """Warn if the numbers are unfit: noise, drift, a coarse clock."""
     empty, control = timings.calls["empty"], timings.calls["control"]
     noise = abs((control / empty).median - 1)
     if not (control / empty).is_measurable():
@@ -53,7 +53,7 @@ def judge(timings: Timings, notes: Notes) -> None:
 
 
 def name_what_is_lost(parts: dict[str, Samples | None], overhead: Samples, notes: Notes) -> None:
-    """Warn of parts whose noise is more than a little beside the whole, and hides them."""
+    """Warn of parts that are hidden in noise which matters beside the whole."""
     lost = [
         name
         for name, samples in parts.items()
@@ -64,7 +64,7 @@ def name_what_is_lost(parts: dict[str, Samples | None], overhead: Samples, notes
 
 
 def explained(call: Call) -> tuple[str, ...]:
-    """Sentences about what makes this kernel's arguments cost more than those of others."""
+    """Sentences that explain why this kernel's arguments cost more than usual."""
     if call.is_for_numba or not call.kernel._native.native.needs_owning_exports:
         return ()
     return (

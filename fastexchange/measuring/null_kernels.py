@@ -1,4 +1,4 @@
-"""Kernels that do nothing, to measure what calls cost: with the parameters of another kernel, and read as that reads them."""
+"""Kernels that do nothing, to measure calls. They have another kernel's parameters and options."""
 
 import functools
 import inspect
@@ -17,9 +17,9 @@ __all__ = ["empty_kernel", "null_kernel", "returning_null_kernel"]
 
 
 def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
-    """A kernel with the parameters and the options of `kernel`, and this body, over its parameters and `names`.
+    """Make a kernel with the parameters and options of `kernel`. `body`: may use the parameters and `names`.
 
-    `declares_outputs`: whether it declares the outputs that `kernel` does, if any.
+    `declares_outputs`: whether to declare the outputs of `kernel`, if any.
     """
     listed: list[str] = []
     namespace: dict = dict(names)
@@ -41,9 +41,9 @@ def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool =
 
 
 def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
-    """A kernel that does nothing but return something like `result`: numbers, empty arrays, arguments, and tuples of them.
+    """Make a kernel that only returns a value like `result`: numbers, empty arrays, arguments, and tuples of them.
 
-    None if `result` is something else. `arguments`: by parameter.
+    Returns None for any other `result`. `arguments`: by parameter.
     """
     taken = {*inspect.signature(kernel.py_func, follow_wrapped=False).parameters}
     numpy_name = next(name for name in ("np", "numpy", *(f"np_{i}" for i in range(len(taken) + 1))) if name not in taken)
@@ -53,7 +53,7 @@ def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKe
 
 
 def _like(result, arguments: dict, np_: str) -> str | None:
-    """An expression for something like `result`."""
+    """An expression for a value like `result`."""
     for name, value in arguments.items():
         if value is result and not isinstance(value, (int, float, complex, str, type(None))):
             return name
@@ -74,9 +74,9 @@ def _like(result, arguments: dict, np_: str) -> str | None:
 
 
 def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
-    """A kernel that does nothing, for positional arguments of these types, and with the options of `kernel` but for its outputs.
+    """Return a kernel that does nothing, for positional arguments of these types, with the options of `kernel` but no outputs.
 
-    The same one for the same types, as names: Numba never frees what it has compiled.
+    Kernels are cached by types, because Numba never frees compiled code.
     """
     return _empty_kernel(given, _state_of(kernel))
 
@@ -87,7 +87,7 @@ def _empty_kernel(given: tuple[str, ...], state: tuple[bool, bool, bool]) -> Fas
 
 
 def _state_of(kernel: FastKernel) -> tuple[bool, bool, bool]:
-    """Whether it gives up the GIL, takes tensors that require grad, and holds owning exports."""
+    """The options that affect calls: whether it releases the GIL, takes tensors that require grad, holds owning exports."""
     return bool(kernel.targetoptions.get("nogil")), kernel.allows_grad, bool(kernel._native.native.needs_owning_exports)
 
 

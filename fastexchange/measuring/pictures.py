@@ -1,6 +1,6 @@
-"""An ``OverheadReport`` as a notebook shows it: HTML with bars, and a plot.
+"""An ``OverheadReport`` in notebooks: HTML with bars, and a plot.
 
-A bar is divided into who takes the time; a legend names those that the bars have, and no others. What is not measurable
+A bar is divided by who takes the time; the legend names only those in the bars. A part that is not measurable
 (``timing.is_measurable``) has no bar.
 """
 
@@ -19,11 +19,11 @@ __all__ = ["bars", "draw", "html"]
 PRODUCER, OWN, NUMBA, UNDIVIDED = "the producer's export", "fastexchange", "Numba's dispatcher", "producer and fastexchange"
 COLOURS = {PRODUCER: "#8aa4bf", OWN: "#d1632a", NUMBA: "#6b6b6b", UNDIVIDED: "#c79a77"}
 OTHER_COLOUR = "#b8b8b8"
-"""Of the alternatives."""
+"""The colour of alternatives."""
 
 
 def bars(report: "OverheadReport") -> list[list[tuple[str, float]]]:
-    """Of each part of the call, in its order: who takes how many nanoseconds. None of them, if that is not measurable."""
+    """For each part of the call, in order: who takes how many nanoseconds. Empty for a part that is not measurable."""
     is_numba = any(argument.path == PATH_NUMBA for argument in report.arguments)
     return [_divided(part, is_numba) for part in report.parts]
 
@@ -42,7 +42,7 @@ def _divided(part: "Part", is_numba: bool) -> list[tuple[str, float]]:
 
 
 def _legend(divided: list[list[tuple[str, float]]]) -> list[str]:
-    """Who is in the bars, in the order of the colours. The call itself is the interpreter's, too."""
+    """The names in the bars, in the order of the colours. The interpreter has a part in the call itself."""
     found = {who for bar in divided for who, _ in bar}
     return [who for who in COLOURS if who in found]
 
@@ -73,7 +73,7 @@ def draw(report: "OverheadReport", ax: Any) -> Any:
         ax.annotate(f" {text}", (sum(ns for _, ns in bar), place), va="center", fontsize="small")
     labels = [f"{row.label}  ({row.path})" if row.path else row.label for row in rows]
     ax.set_yticks(range(len(rows)), [label.replace("$", r"\$") for label in labels])
-    ax.set_ylim(len(rows) - 0.5, -0.5)  # the first part on top, and room for those without a bar
+    ax.set_ylim(len(rows) - 0.5, -0.5)  # first part on top, with room for parts without a bar
     ax.margins(x=0.12)
     ax.set_xlim(left=0)
     ax.set_xlabel("ns per call")
@@ -101,7 +101,7 @@ _WAY = f"<tr><td {_CELL}>{{label}}</td><td>{{note}}</td><td {_BAR_CELL}>{{bar}}<
 
 
 def html(report: "OverheadReport") -> str:
-    """Tables with bars."""
+    """Make tables with bars."""
     divided = bars(report)
     most = max([sum(ns for _, ns in bar) for bar in divided] + [1e-9])
     found = [f"<p><b>{_escaped(report.headline)}</b></p>", "<table>", _HEADS]

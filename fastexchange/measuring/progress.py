@@ -1,4 +1,4 @@
-"""A progress bar on standard error, by tqdm where it is installed; silent for what is quick, and where nobody looks."""
+"""A progress bar on standard error, by tqdm if it is installed. None for quick measurements, and without a terminal."""
 
 import importlib
 import importlib.util
@@ -15,11 +15,11 @@ class _Silent:
     """No progress bar."""
 
     def step(self, done: int, of: int) -> None:
-        """`done` of so many rounds are done."""
+        """Show that `done` of `of` rounds are done."""
 
 
 class _Bar(_Silent):
-    """One that begins with the first round, and is drawn when that has taken a while."""
+    """A bar that is drawn when the first round has taken a while."""
 
     def __init__(self, tqdm, title: str):
         self._tqdm, self._title = tqdm, title
@@ -39,13 +39,13 @@ def _is_in_notebook() -> bool:
 def _is_seen() -> bool:
     try:
         return _is_in_notebook() or sys.stderr.isatty()
-    except Exception:  # none, closed, or something else that is written to
+    except Exception:  # no standard error, or a closed or replaced one
         return False
 
 
 @contextmanager
 def progress_bar(title: str):
-    """Something with ``step(done, of)``."""
+    """Context manager: an object with ``step(done, of)``."""
     if not _is_seen() or importlib.util.find_spec("tqdm") is None:
         yield _Silent()
         return

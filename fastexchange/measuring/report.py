@@ -1,4 +1,4 @@
-"""What ``measure`` returns: tables for the shell, and plain data. What a notebook shows is drawn in ``pictures``."""
+"""The result of ``measure``: tables for the shell, and plain data. ``pictures`` draws it for notebooks."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["Alternative", "ArgumentCost", "OverheadReport", "Part"]
 
 
 class ArgumentCost(NamedTuple):
-    """What one argument adds to a call, in nanoseconds."""
+    """The cost of one argument in a call, in nanoseconds."""
 
     name: str
     position: int
@@ -25,11 +25,11 @@ class ArgumentCost(NamedTuple):
     """Why it takes no faster path."""
     total: Samples
     producer: Samples | None
-    """Of it: the producer's export. None if the producer has no part: memory and values that are read in place."""
+    """The producer's part, its export. None if memory or values are read in place."""
 
     @property
     def own(self) -> Samples:
-        """Of it: what this package adds (Numba, where that makes the call)."""
+        """This package's part (Numba's, if that makes the call)."""
         return self.total if self.producer is None else self.total - self.producer
 
 
@@ -53,13 +53,13 @@ class Part(NamedTuple):
 
     @property
     def own(self) -> Samples:
-        """What its producer has no part in."""
+        """The part without the producer's."""
         return self.time if self.producer is None else self.time - self.producer
 
 
 @dataclass(frozen=True, eq=False)
 class OverheadReport:
-    """What a call costs, in nanoseconds: medians and interquartile ranges over rounds. Made by :func:`~fastexchange.measure`.
+    """The cost of a call, in nanoseconds: medians and interquartile ranges over rounds. Made by :func:`~fastexchange.measure`.
 
     ``overhead = passing + result`` and ``passing = call + arguments + keywords`` in every round, and ``total = overhead + alone``
     but for slow kernels, which are not timed in rounds: there it is the overhead's median.
@@ -73,14 +73,14 @@ class OverheadReport:
     call: Samples
     """The call itself: CPython's part, and what the arguments share."""
     keywords: Samples | None
-    """What the call takes longer than one by position; None if it is one."""
+    """The additional time of keywords; None without keywords."""
     result: Samples | None
-    """Handing over the result; None if the kernel returns nothing, or this cannot be told from its own time."""
+    """The time for the result; None if the kernel returns None, or it cannot be separated from the kernel's own time."""
     result_type: str | None
     passing: Samples
-    """The overhead without the result, which is what alternatives are compared with."""
+    """The overhead without the result: alternatives are compared with this."""
     overhead: Samples
-    """Of the call without the kernel's own time."""
+    """The time of the call without the kernel's own."""
     alone: Samples
     """The kernel's own time."""
     total: Samples
@@ -88,21 +88,21 @@ class OverheadReport:
     """The ratio of two measurements of the same call, ideally 1."""
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
-    """What makes the numbers unfit, if anything."""
+    """Why the numbers are unfit, if they are."""
     machine: dict
     notes: tuple[str, ...] = ()
-    """What explains the numbers: what of the kernel makes arguments cost more than others'."""
+    """Explanations: why this kernel's arguments cost more than usual."""
 
     @property
     def rounds(self) -> int:
-        """How many rounds were made."""
+        """The number of rounds."""
         return self.overhead.rounds
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
     @cached_property
     def parts(self) -> list[Part]:
-        """What the overhead consists of."""
+        """The parts of the overhead."""
         parts = [Part(a.name, a.type, a.path, a.total, a.producer) for a in self.arguments]
         parts.append(Part("the call itself", "", "", self.call, None))
         if self.keywords is not None:
@@ -117,12 +117,12 @@ class OverheadReport:
 
     @property
     def this_call(self) -> str:
-        """What the alternatives are compared with."""
+        """The label of the call with which alternatives are compared."""
         return "this call" if self.result is None else "this call, without its result"
 
     @property
     def headline(self) -> str:
-        """The whole in one line."""
+        """The report in one line."""
         share = ""
         if self.overhead.is_measurable() and self.total.is_measurable():
             share = f" ({min(1.0, self.overhead.median / (self.total.median or 1.0)):.0%})"
@@ -133,7 +133,7 @@ class OverheadReport:
 
     @property
     def footing(self) -> str:
-        """What the figures are, and how far they can be trusted."""
+        """The meaning of the figures, and how far to trust them."""
         twice = f"the ratio of the same call measured twice is {figures.ratio(self.noise)}"
         if self.noise.is_measurable():
             twice = f"the same call measured twice differs by {abs(self.noise.median - 1):.1%}"
