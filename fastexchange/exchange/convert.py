@@ -1,8 +1,11 @@
 """Conversions: ``from_dlpack``, ``to_dlpack``, ``convert``. Zero copy wherever memory can be shared.
 
-Each is the same two steps: an owning export through the source's exchange table (``export``), and the target's
-``managed_tensor_to_py_object_no_sync``, which takes it. Positional calls of known types are made by native code
-(``exchange.transfer``); what that leaves comes back to the functions here.
+Each conversion has two steps:
+
+1. Make an owning export through the source's exchange table (``export``).
+2. Pass the export to the target's ``managed_tensor_to_py_object_no_sync``, which then owns it.
+
+Native code (``exchange.transfer``) makes the calls that have positional arguments of known types; the functions here make others.
 
 Source: DLPack 1.3; Python array API standard 2024.12, ``from_dlpack`` and ``__dlpack__``.
 """
@@ -35,7 +38,7 @@ _CPU = (int(DLDeviceType.kDLCPU), 0)
 
 
 class _Transfer(NativeCallable):
-    """A function behind a native vectorcall, which makes most of its calls and leaves the others to it."""
+    """A callable whose native vectorcall is the fast path, and `function` the fallback."""
 
     __slots__ = ("__dict__", "__weakref__")
 
@@ -65,7 +68,7 @@ enable_vectorcall(_Transfer)
 
 
 def _native(target: type | None):
-    """Decorator: calls with positional arguments only are native, to tensors of type `target` or of the second argument."""
+    """Decorator: native code makes positional calls. `target`: the result's type; None: the call's second argument."""
     return lambda function: _Transfer(function, target)
 
 
@@ -74,22 +77,22 @@ def _native(target: type | None):
 
 @_native(np.ndarray)
 def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
-    """A NumPy array that shares the memory of `x`, a tensor of any framework.
+    """Return a NumPy array that shares the memory of `x`, a tensor of any framework.
 
-    The array keeps the memory alive, whatever becomes of `x`. It is readonly if `x` is, or if its producer cannot say
-    (legacy DLPack). The fast way, native from end to end, is the call with `x` alone.
+    The array keeps the memory alive, also after `x` is freed. It is readonly if `x` is, or if the producer's legacy capsule
+    cannot say. A call with `x` alone takes the fast path, which is all native.
 
     Parameters
     ----------
-    x : anything with an exchange table, ``__dlpack__`` or the buffer protocol.
-    dtype : what the elements have to be, for example ``np.float32``; never a cast.
-    device : ``"cpu"`` or ``(1, 0)`` to have a tensor on another device copied to the CPU by its framework.
-    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed.
+    x : an object with an exchange table, ``__dlpack__`` or the buffer protocol.
+    dtype : the dtype that the elements must have, for example ``np.float32``; never a cast.
+    device : ``"cpu"`` or ``(1, 0)``: `x`'s framework copies a tensor on another device to the CPU.
+    copy : True: copy; False: raise an error if a copy is needed; None: copy only if needed.
 
     Raises
     ------
     TypeError : `x` cannot be exported, or its elements are not of `dtype`.
-    BufferError : its memory cannot be viewed: another device, no memory, no NumPy dtype, or what its producer says.
+    BufferError : its memory cannot be viewed: another device, no memory, no NumPy dtype, or its producer refuses.
     ValueError : a `device` that NumPy does not have, a `copy` that is neither True, False nor None.
 
     Source: Python array API standard, ``from_dlpack``; DLPack 1.3.
@@ -101,8 +104,8 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
     array([5., 1., 2.])
     """
     what = "from_dlpack()"
-    if hasattr(type(dtype), "__dlpack__"):  # NumPy would read its elements, for a message
-        raise TypeError(f"{what}: dtype is what numpy.dtype takes, not {shown(dtype)}")
+    if hasattr(type(dtype), "__dlpack__"):  # np.dtype() of a tensor reads its elements, for an error message
+        raise TypeError(f"{what}: dtype must be an argument of numpy.dtype(), not {shown(dtype)}")
     wanted = None if dtype is None else np.dtype(dtype)
     _check_copy(what, copy)
     if device is not None and _device(what, device) != _CPU:
@@ -113,24 +116,27 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
             return from_dlpack(_moved(what, x, copy), dtype=dtype)
         array = to_numpy(export, what)
     if wanted is not None and array.dtype != wanted:
-        raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= is no cast: use .astype()")
+        raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= does not cast: use .astype()")
     return array.copy(order="K") if copy else array
 
 
 def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
-    """A DLPack capsule of a tensor of any framework, to be consumed once.
+    """Return a DLPack capsule of a tensor of any framework. A capsule can be consumed once.
 
-    The capsule owns an export; if nobody consumes it, it gives the export back when it dies.
+    The capsule owns an export. A capsule that is freed without having been consumed calls the export's deleter.
 
     Parameters
     ----------
-    max_version : the newest DLPack version (major, minor) that the consumer takes: from ``(1, 0)`` on the capsule is
-        ``"dltensor_versioned"``, else, and for None, a legacy ``"dltensor"``, which cannot say that memory is readonly.
-    device : None, or the device on which the tensor has to be, ``"cpu"`` or ``(1, 0)``, copied there if it is not.
-    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed.
+    max_version : the newest DLPack version (major, minor) that the consumer takes. From ``(1, 0)`` on the capsule is
+        a ``"dltensor_versioned"``; below, and for None, a legacy ``"dltensor"``, which cannot say that memory is readonly.
+    device : None, or the device that the tensor must be on, ``"cpu"`` or ``(1, 0)``; a tensor on another one is copied.
+    copy : True: copy; False: raise an error if a copy is needed; None: copy only if needed.
 
-    Raises TypeError for what cannot be exported, BufferError for a readonly tensor in a legacy capsule and for what its
-    producer refuses, ValueError for a bad `max_version`, `device` or `copy`.
+    Raises
+    ------
+    TypeError : `x` cannot be exported.
+    BufferError : a readonly tensor in a legacy capsule, or the producer refuses.
+    ValueError : a bad `max_version`, `device` or `copy`.
 
     Source: Python array API standard, ``__dlpack__``; DLPack 1.3.
     """
@@ -146,12 +152,12 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     with export_of(_moved(what, x, copy), what) as moved:
         if moved.device != _CPU:
             place = device_name(moved.tensor.device)
-            raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, and left it on {place}")
+            raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, but left it on {place}")
         return _capsule(what, moved, is_versioned, copy)
 
 
 def _capsule(what: str, export: Export, is_versioned: bool, copy):
-    """A capsule of an export, or of a copy of it."""
+    """Return a capsule that owns an export, or a copy of it."""
     _check_sound(what, export.tensor)
     if copy:
         with copy_of(export, what) as copied:
@@ -166,22 +172,21 @@ def _capsule(what: str, export: Export, is_versioned: bool, copy):
 
 @_native(None)
 def convert(x, to: type, /, *, copy=None):
-    """A tensor of the type `to` that shares the memory of `x`, a tensor of any framework.
+    """Return a tensor of the type `to` that shares the memory of `x`, a tensor of any framework.
 
-    Zero copy through the two types' exchange tables; a target without one is made by its framework's ``from_dlpack``; an `x`
-    that is of the type `to` already is returned as it is. The result keeps the memory alive, whatever becomes of `x`, and the
-    other way round.
+    Zero copy through the two types' exchange tables. If `to` has no exchange table, its framework's ``from_dlpack`` makes the
+    tensor. If `x` is of the type `to` already, `x` itself is returned. Both tensors keep the memory alive.
 
     Parameters
     ----------
     to : the type of the result, for example ``torch.Tensor``, ``numpy.ndarray``, ``jax.Array``.
-    copy : True for a copy, False for an error where one would be needed, None for a copy only where it is needed: readonly
-        memory, and negative strides, to a framework that has neither (PyTorch).
+    copy : True: copy; False: raise an error if a copy is needed; None: copy only if needed. PyTorch needs copies of
+        readonly memory and of negative strides.
 
     Raises
     ------
     TypeError : `x` cannot be exported, or `to` is not a type of tensors.
-    BufferError : the memory cannot be shared: what the producer refuses, what the target cannot view, a needed copy.
+    BufferError : the memory cannot be shared: the producer refuses, the target cannot view it, or `copy` is False.
     ValueError : a `copy` that is neither True, False nor None.
 
     Source: DLPack 1.3, ``DLPackExchangeAPI``.
@@ -206,14 +211,14 @@ def convert(x, to: type, /, *, copy=None):
             _check_sound(what, export.tensor)
             why = _why_not_shared(export, to)
             if why and copy is False:
-                raise BufferError(f"{what}: {why}, and copy=False rules out a copy of this one")
+                raise BufferError(f"{what}: {why}, so a copy is needed, but copy is False")
             is_on_cpu = export.is_on_cpu
             is_final = copy is False or not is_on_cpu or _has_table(to)
             if not why:
                 try:
                     address, is_empty = export.data, export.is_empty
                     made = make(export)
-                except Exception:  # what does not take the memory as it is may take a copy
+                except Exception:  # the target may accept a copy
                     if is_final:
                         raise
                 else:
@@ -227,33 +232,33 @@ def convert(x, to: type, /, *, copy=None):
 
 
 def is_inexpressible_in_dlpack(array: np.ndarray) -> bool:
-    """Whether DLPack cannot say where an array's elements are: strides off the grid of its items, foreign byte order."""
+    """Whether DLPack cannot describe an array: its strides are not multiples of the item size, or its byte order is foreign."""
     steps = [stride for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1]
     return not array.dtype.isnative or any(stride % array.itemsize for stride in steps)
 
 
 def _has_table(to: type) -> bool:
-    """Whether tensors of the type `to` are made through its exchange table."""
+    """Whether the type `to` has an exchange table that makes tensors."""
     return bool(known(to).get("to_object"))
 
 
 def _why_not_shared(export: Export, to: type) -> str:
-    """Why the type `to` cannot have this export without a copy; nothing if it can, or if its framework is to say so."""
+    """Return why the type `to` needs a copy of this export; "" if it does not, or if only its framework can tell."""
     if _has_table(to) and not known(to)["takes_all"]:  # PyTorch
         if export.is_readonly:
             return f"{type_name(to)} has no readonly tensors"
         if export.runs_backwards:
             return f"{type_name(to)} has no negative strides"
     if not _has_table(to) and not export.is_in_c_order and _misreads_strides(to):
-        return f"the from_dlpack of this version of {type_name(to)} overlooks strides"
+        return f"the from_dlpack of this version of {type_name(to)} ignores strides"
     return ""
 
 
 @functools.cache
 def _misreads_strides(to: type) -> bool:
-    """Whether a framework's own ``from_dlpack`` gets the elements of an array in Fortran order wrong, as that of JAX 0.6 does.
+    """Whether a framework's own ``from_dlpack`` reads an array in Fortran order wrongly, as JAX 0.6 does.
 
-    Found by experiment, with memory aligned so that it is not copied.
+    Found by experiment. The memory is aligned to 64 bytes, so that the framework does not copy it.
     """
     memory = np.zeros(128, np.uint8)
     start = -memory.ctypes.data % 64
@@ -263,21 +268,22 @@ def _misreads_strides(to: type) -> bool:
         with export_of(array.T, "convert()") as export:
             made = maker("convert()", to)(export)
         return not np.array_equal(from_dlpack(made), array.T)
-    except Exception:  # it refuses such arrays
+    except Exception:  # the framework refuses Fortran order
         return False
 
 
 def _check_shared(what: str, made, address: int) -> None:
-    """Raise BufferError if the first element of the tensor `made` does not lie at `address`: its framework has made a copy."""
+    """Raise BufferError if the first element of the tensor `made` is not at `address`: then its framework has copied."""
     with export_of(made, what) as export:
         if export.data != address:
-            raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied this one, which copy=False rules out")
+            raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied the tensor, but copy is False")
 
 
 def maker(what: str, to: type, is_exact: bool = True):
-    """A function from an export, which it takes, to a tensor of the type `to`. Raises TypeError if there is none.
+    """Return a function that makes a tensor of the type `to` of an export, which the tensor then owns.
 
-    `is_exact`: a tensor that is of another type is a TypeError.
+    `is_exact`: the function raises TypeError if its tensor is of another type.
+    Raises: TypeError if `to` has neither an exchange table nor a ``from_dlpack``.
     """
     to_object = known(to).get("to_object", 0)
     own = None if to_object else _own_from_dlpack(what, to)
@@ -291,9 +297,9 @@ def maker(what: str, to: type, is_exact: bool = True):
                 made = to_numpy(export, what)
             else:
                 made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
-        except RuntimeError as error:  # that of PyTorch, JAX and pyarrow for a BufferError
+        except RuntimeError as error:  # PyTorch, JAX and pyarrow raise it instead of BufferError
             reason = str(error).partition("\n")[0]
-            raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
+            raise BufferError(f"{what}: no {type_name(to)} can be made of {kind}: {reason}") from error
         if is_exact and not isinstance(made, to):
             raise TypeError(
                 f"{what}: no {type_name(to)} can be made: its framework makes a {type_name(type(made))}; convert to that type"
@@ -304,9 +310,9 @@ def maker(what: str, to: type, is_exact: bool = True):
 
 
 class _Exported:
-    """An export as an object with ``__dlpack__``, for frameworks whose way in is their own ``from_dlpack``.
+    """An export as an object with ``__dlpack__``, for a framework's own ``from_dlpack``.
 
-    `is_immutable`: all tensors of the framework are readonly, so it may have a capsule that cannot say so.
+    `is_immutable`: all tensors of the framework are readonly, so a legacy capsule, which cannot say so, is safe.
     """
 
     def __init__(self, export: Export, is_immutable: bool):
@@ -330,7 +336,7 @@ class _Exported:
 
 
 def has_from_dlpack(to: type) -> bool:
-    """Whether the framework to which the type `to` belongs has a function ``from_dlpack``."""
+    """Whether the framework of the type `to` has a function ``from_dlpack``."""
     try:
         return callable(_own_from_dlpack("a result", to))
     except TypeError:
@@ -338,7 +344,7 @@ def has_from_dlpack(to: type) -> bool:
 
 
 def _own_from_dlpack(what: str, to: type):
-    """The function ``from_dlpack`` of the framework to which the type `to` belongs, or a type that it derives from."""
+    """Find a function ``from_dlpack``: of the type `to`, or of the frameworks of `to` and its base classes."""
     own = getattr(to, "from_dlpack", None)
     if callable(own):
         return own
@@ -351,13 +357,13 @@ def _own_from_dlpack(what: str, to: type):
             found = getattr(module, "from_dlpack", None)
             if found is None and module is None and name in _FRAMEWORKS.get(root, ()):
                 found = getattr(importlib.import_module(name), "from_dlpack", None)
-            if callable(found) and _root(found) in (*its_own, ""):  # else one of another framework, imported there
+            if callable(found) and _root(found) in (*its_own, ""):  # not another framework's function, imported into this module
                 return found
-    raise TypeError(f"{what}: {type_name(to)} has no exchange table, and its framework no from_dlpack: it is no type of tensors")
+    raise TypeError(f"{what}: {type_name(to)} is no tensor type: it has no exchange table, and its framework has no from_dlpack")
 
 
 def _root(thing) -> str:
-    """The package in which a type or a function is defined, "" if it does not say so."""
+    """Return the package that defines a type or a function, by its ``__module__``; "" if it has none."""
     name = getattr(thing, "__module__", None)
     return name.partition(".")[0] if isinstance(name, str) else ""
 
@@ -367,10 +373,10 @@ _FRAMEWORKS = {"jax": ("jax.dlpack",), "jaxlib": ("jax.dlpack",)}
 
 
 def _moved(what: str, x, copy):
-    """`x` copied to the CPU by its own framework."""
+    """Let `x`'s framework copy it to the CPU. Return an object with ``__dlpack__``."""
     name = f"a {type_name(type(x))}"
     if copy is False:
-        raise BufferError(f"{what}: {name} is not on the CPU, and copy=False rules out a copy")
+        raise BufferError(f"{what}: {name} is not on the CPU, so a copy is needed, but copy is False")
     try:
         capsule = x.__dlpack__(max_version=VERSION, dl_device=_CPU, copy=copy)
     except (AttributeError, TypeError) as error:
@@ -393,14 +399,14 @@ class _Given:
 
 
 def _check_sound(what: str, tensor) -> None:
-    """Raise BufferError for a ``DLTensor *`` whose rank, extents, strides or address are not those of memory anywhere."""
+    """Raise BufferError for a ``DLTensor *`` whose rank, extents, strides or address are invalid on its device."""
     status = memory_status_of(tensor)
     if status:
         raise BufferError(f"{what}: {wording(status, tensor)}")
 
 
 def _device(what: str, device) -> tuple[int, int]:
-    """``(device type, device id)`` of what a user may write for a device."""
+    """Return ``(device type, device id)`` for a user's `device`. Raise ValueError for any other value."""
     if isinstance(device, str):
         name, _, number = device.partition(":")
         if name == "cpu" and number in ("", "0"):
@@ -408,12 +414,12 @@ def _device(what: str, device) -> tuple[int, int]:
         raise ValueError(f"{what}: device {shown(device)} is not known; pass 'cpu' or a pair (device type, device id)")
     found = _pair(device)
     if found is None:
-        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {shown(device)}")
+        raise ValueError(f"{what}: device must be 'cpu' or a pair (device type, device id), not {shown(device)}")
     return found
 
 
 def _pair(value) -> tuple[int, int] | None:
-    """A pair of ints, as it is written for a device or a version; None if it is none."""
+    """Return a tuple or list of two ints, a device or a version, as a tuple. None for any other value."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return None
     try:
@@ -424,7 +430,7 @@ def _pair(value) -> tuple[int, int] | None:
 
 def _check_copy(what: str, copy) -> None:
     if copy is not None and copy is not True and copy is not False:
-        raise ValueError(f"{what}: copy is True, False or None, not {shown(copy)}")
+        raise ValueError(f"{what}: copy must be True, False or None, not {shown(copy)}")
 
 
 def _is_versioned(what: str, max_version: Any) -> bool:
@@ -432,5 +438,5 @@ def _is_versioned(what: str, max_version: Any) -> bool:
         return False
     version = _pair(max_version)
     if version is None:
-        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {shown(max_version)}")
+        raise ValueError(f"{what}: max_version must be None or a pair (major, minor), not {shown(max_version)}")
     return version >= (1, 0)

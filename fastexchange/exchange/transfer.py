@@ -1,7 +1,6 @@
-"""From a tensor of one type to a tensor of another through their exchange tables: the native way of ``from_dlpack``, ``convert``.
+"""The fast path of ``from_dlpack`` and ``convert``: from tensor to tensor through two exchange tables.
 
-What it does not know (a type met for the first time, keywords, a tensor that its framework has to be asked about, a copy)
-it leaves to a Python method, as the shim does.
+A Python method is the fallback: for a type that is met for the first time, keywords, an odd tensor, a copy.
 """
 
 from numba import types
@@ -31,11 +30,11 @@ from ..ground.dltensor import (
 from ..ground.native import call_int, global_address, load, native, native_inline, stack, store, struct_at
 
 CDEF = """
-/* Of from_dlpack and convert. */
+/* The context of from_dlpack or convert. */
 typedef struct {
     int64_t runtime;
-    int64_t slow_name;          /* PyObject *, name of the method that makes the calls that native code leaves to it */
-    int64_t target;             /* the type of the result; 0: it is the call's second argument */
+    int64_t slow_name;          /* PyObject *, the name of the fallback, a method */
+    int64_t target;             /* the type of the result; 0: the call's second argument */
 } fx_transfer;
 """
 
@@ -44,18 +43,19 @@ transfer_at = struct_at("fx_transfer")
 
 @native_inline
 def is_subtype(cls, base):
-    """Whether the object at `cls`, a type, is that at `base`, or a type derived from it."""
+    """Whether the type `cls` is `base`, or derived from it. False if `base` is not a type."""
     if cls == base:
         return True
-    # Of what `base` is, only types can be asked.
+    # `base` may be any object, but PyType_IsSubtype() takes only types.
     return c.PyType_IsSubtype(Py_TYPE(base), global_address("PyType_Type")) != 0 and c.PyType_IsSubtype(cls, base) != 0
 
 
 @native
 def is_final():
-    """Whether the exception that is set ends the call.
+    """Whether the pending exception is the call's result.
 
-    A BufferError does not, nor a RuntimeError (PyTorch's for a BufferError): Python finds better words, or another way.
+    A BufferError is not, nor a RuntimeError (PyTorch raises it instead). Such an exception is cleared: the fallback finds a
+    clearer message, or another way.
     """
     if PyErr_Occurred() == 0:
         return False
@@ -70,7 +70,7 @@ def is_final():
 
 @native
 def is_sound(tensor):
-    """Whether a DLTensor's rank, extents, strides and address are those of memory, on whatever device."""
+    """Whether a DLTensor's rank, extents, strides and address are valid on its device."""
     if tensor.ndim < 0 or tensor.ndim > MAX_NDIM or (tensor.ndim > 0 and tensor.shape == 0):
         return False
     return check_sizes(tensor) == SOUND and not is_lost(tensor)
@@ -78,7 +78,7 @@ def is_sound(tensor):
 
 @native
 def runs_backwards(tensor):
-    """Whether a DLTensor has a negative stride: PyTorch ends the process over one."""
+    """Whether a DLTensor has a negative stride. PyTorch would end the process."""
     if tensor.strides == 0:
         return False
     backwards = False
@@ -89,10 +89,15 @@ def runs_backwards(tensor):
 
 @native_inline
 def transfer(state, ob, to):
-    """A tensor of the type at `to` that shares memory with `ob`.
+    """Make a tensor of the type `to` that shares memory with `ob`.
 
-    Returns (new reference, or 0 with an exception set; True), or (0, False) where Python has to see to it.
+    1. Find both types. 2. Check the tensor. 3. Make an owning export. 4. Check the export. 5. Check the tensor again.
+    6. Make the target's tensor.
+
+    Returns: (a new reference, or 0 with an exception set; True); or (0, False), no exception: the fallback makes the call.
+    GIL: held; the exchange functions may run Python code.
     """
+    # 1.
     runtime = structs.runtime_at(state.runtime)
     source = find(runtime, Py_TYPE(ob))
     target = find(runtime, to)
@@ -101,18 +106,21 @@ def transfer(state, ob, to):
     to_object = structs.entry_at(target).to_object
     takes_all = structs.entry_at(target).takes_all
     if structs.entry_at(target).guard == 0 and structs.entry_at(target).kind != structs.KIND_NDARRAY:
-        return 0, False  # of another function it is not known whether it takes a tensor before it fails: Python finds out
+        return 0, False  # after a failure, another function may or may not own the tensor: the fallback finds out
+    # 2.
     guard = structs.entry_at(source).guard
     is_own_memory = structs.entry_at(source).is_own_memory != 0
     if to_object == 0 or is_odd(guard, ob):
         return 0, False
+    # 3.
     out = stack(1)
     store(out, 0)
     if call_int(structs.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
         return 0, is_final()
     export = load(out)
     managed = managed_at(export)
-    if managed.version.major != 1:  # then it has a deleter there, and nothing else is known of it
+    # 4.
+    if managed.version.major != 1:  # of another major version, only the deleter's place is known
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
     is_mutable = is_writeable(managed.flags, guard)
@@ -125,21 +133,23 @@ def transfer(state, ob, to):
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
-    if is_odd(guard, ob):  # since it was exported, by a mode's Python code
+    # 5.
+    if is_odd(guard, ob):  # the export may have run Python code that changed the tensor
         delete_managed(export)
         return 0, False
     if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
         delete_managed(export)
         return 0, False
+    # 6.
     made = stack(1)
     store(made, 0)
     if call_int(to_object, (export, made)) != 0 or load(made) == 0:
-        delete_managed(export)  # it has taken nothing
+        delete_managed(export)  # after a failure the export is still ours
         return 0, is_final()
     if PyErr_Occurred() != 0:
         c.Py_DecRef(load(made))
         return 0, True
-    if Py_TYPE(load(made)) != to:  # a subclass of the type that has the table
+    if Py_TYPE(load(made)) != to:  # `to` is a subclass of the type that has the table
         c.Py_DecRef(load(made))
         return 0, False
     return load(made), True
@@ -147,7 +157,10 @@ def transfer(state, ob, to):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_transfer(callable_, args, nargsf, kwnames):
-    """The vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
+    """Vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two).
+
+    Returns: a new reference, or 0 with an exception set.
+    """
     state = transfer_at(load(callable_ + CALLABLE_CONTEXT))
     nargs = nargsf & c.NARGS_MASK
     if kwnames == 0:
