@@ -1,7 +1,7 @@
-"""From a type to the way its instances take: found once per type, filed where native code looks it up by address.
+"""Discovery: how instances of a type are read. Found once per type, filed in the type table, which native code reads.
 
-What is known of a type: one of the ``PATH_*`` names, the functions of its exchange table, and why it takes no faster way.
-A new producer is one more file in ``producers/`` and one more line in :data:`_RULES`.
+A :class:`Discovery` has one of the ``PATH_*`` names, the functions of the exchange table, and notes: why no path is faster.
+A new producer needs a file in ``producers/`` and a line in :data:`_RULES`.
 
 Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dlpack_c_exchange_api__``.
 """
@@ -31,10 +31,10 @@ __all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
 
 EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
 OLDER_ATTRIBUTE = "__c_dlpack_exchange_api__"
-"""Its name before DLPack 1.3, when the table could also be an integer, its address."""
+"""The attribute's name before DLPack 1.3. Its value could also be the table's address, an integer."""
 CAPSULE_NAME = b"dlpack_exchange_api"
 MAJOR = 1
-MAX_TABLES = 64  # how far a chain of older tables is followed
+MAX_TABLES = 64  # the longest chain of older tables (prev_api) that is followed
 
 PATH_EXCHANGE = "c-exchange"
 PATH_NDARRAY = "ndarray"
@@ -51,13 +51,13 @@ class Discovery:
     """How instances of a type become kernel arguments."""
 
     path: str
-    """One of ``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``numba``."""
+    """One of the ``PATH_*`` names."""
     entry: dict[str, int]
     """The fields of the type's ``fx_entry``."""
     notes: list[str] = field(default_factory=list)
-    """Why no faster path was taken."""
+    """Why a faster path is not taken."""
     holder: object = None
-    """What has to stay alive with the type: the capsule."""
+    """The table's capsule, kept alive with the type."""
 
 
 _serial = itertools.count(1)
@@ -74,7 +74,7 @@ _REQUIRED = (
 
 
 def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
-    """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
+    """Return the ``DLPackExchangeAPI *`` of our major version in `capsule`. If there is none, return None and add a note."""
     if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
         header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
     elif type(capsule) is CapsuleType and PyCapsule_IsValid(capsule, CAPSULE_NAME):
@@ -94,12 +94,12 @@ def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
         if header.prev_api == ffi.NULL:
             break
         header = header.prev_api
-    notes.append(f"its exchange table is of DLPack version {newest}, with none of major version {MAJOR} behind it")
+    notes.append(f"its exchange table is of DLPack version {newest}, and no older one (prev_api) is of major version {MAJOR}")
     return None
 
 
 def _defining_class(cls: type, name: str) -> int | None:
-    """The index in the MRO of the class that defines `name`."""
+    """Return the index in the MRO of the class that defines `name`; None if no class does."""
     for index, base in enumerate(cls.__mro__):
         if name in vars(base):
             return index
@@ -107,31 +107,31 @@ def _defining_class(cls: type, name: str) -> int | None:
 
 
 def is_wrapper_type(cls: type) -> bool:
-    """Whether instances of `cls` name another object, the one that they wrap, where a type has its table."""
+    """Whether `cls` is a wrapper type: ``__dlpack_c_exchange_api__`` is a descriptor that gives the wrapped object."""
     found = getattr(cls, EXCHANGE_ATTRIBUTE, None)
     return type(found) is not CapsuleType and hasattr(type(found), "__get__")
 
 
 def is_wrapper(thing) -> bool:
-    """Whether `thing` names another object, the one that it wraps, where a type has its table."""
+    """Whether `thing` is a wrapper: its ``__dlpack_c_exchange_api__`` is the wrapped object, not a capsule."""
     if is_wrapper_type(type(thing)):
         return True
     if getattr(type(thing), EXCHANGE_ATTRIBUTE, None) is not None:
         return False
     try:
-        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # of the instance, or from its __getattr__
+        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # an attribute of the instance, or from its __getattr__
     except Exception:
         return False
     return found is not None and type(found) is not CapsuleType
 
 
 def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
-    """A wrapper around a tensor of a type with an exchange table."""
+    """Rule for a wrapper around a tensor whose type has an exchange table."""
     if not is_wrapper_type(cls) and (instance is None or not is_wrapper(instance)):
         return None
     notes.append(
-        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but leads to another object: each call "
-        "exports that, or calls __dlpack__ if that has no exchange table"
+        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but another object: each call exports that "
+        "object, or calls __dlpack__ if that object has no exchange table"
     )
     managed = forwarded.managed_tensor_from_py_object_no_sync.address
     return Discovery(PATH_EXCHANGE, {"kind": structs.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
@@ -146,7 +146,7 @@ class OwnTable(NamedTuple):
 
 
 def own_table(cls: type, notes: list[str]) -> OwnTable | None:
-    """The exchange table of `cls`, its own or inherited; None, and a note if it has one that cannot be used."""
+    """Return the exchange table of `cls`, own or inherited. Return None if there is none; add a note if it cannot be used."""
     capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
     attribute = EXCHANGE_ATTRIBUTE
     if capsule is None:
@@ -155,7 +155,7 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
     if capsule is None or is_wrapper_type(cls):
         return None
     if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
-        notes.append("its __torch_function__ sees calls of __dlpack__: each call makes one")
+        notes.append("its __torch_function__ intercepts __dlpack__: each call calls __dlpack__")
         return None
     capsule_at, dunder_at = _defining_class(cls, attribute), _defining_class(cls, "__dlpack__")
     if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
@@ -166,7 +166,7 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
 
 
 def _exchange(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with an exchange table of its own or inherited."""
+    """Rule for a type with an exchange table, own or inherited."""
     found = own_table(cls, notes)
     if found is None:
         return None
@@ -177,7 +177,7 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
-    is_asked = guard and ffi.cast("fx_guard *", guard).asks  # which may run Python code, when no view is borrowed yet
+    is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code, so the tensor is not borrowed
     kind = structs.KIND_EXCHANGE if view and not is_asked else structs.KIND_MANAGED
     fields = {
         "kind": kind, "borrow": view, "managed": managed, "guard": guard, "is_own_memory": int(bool(view)),
@@ -189,31 +189,31 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _guard(cls: type, notes: list[str]) -> int:
-    """The address of the ``fx_guard`` for tensors of this type; 0 for a framework whose exports need none."""
+    """Return the address of the ``fx_guard`` for tensors of this type; 0 if the framework's exports need no guard."""
     if not torch.is_tensor_type(cls):
         return 0
     guard = torch_offsets.guard()
     if not guard.knows_all:
-        notes.append("this PyTorch's tensors are not laid out as expected: PyTorch is asked about each, and it is exported")
+        notes.append("this PyTorch's tensors do not have the expected layout: PyTorch is asked about each, and each is exported")
     return guard.address_for(cls)
 
 
 def _dunder(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with the array API's two methods."""
+    """Rule for a type with the array API's two methods."""
     if not hasattr(cls, "__dlpack__"):
         return None
     if not hasattr(cls, "__dlpack_device__"):
         notes.append("it has __dlpack__ but no __dlpack_device__")
         return None
     if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
-        notes.append(f"it has no {EXCHANGE_ATTRIBUTE} to be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
+        notes.append(f"it has no usable {EXCHANGE_ATTRIBUTE}: each call takes a capsule of torch.utils.dlpack.to_dlpack")
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
         return Discovery(PATH_DUNDER, {
             "kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,
         }, notes)  # fmt: skip
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
-    # PyTorch's __dlpack__ refuses what requires grad; that is for the guard to do, which knows when.
+    # PyTorch's __dlpack__ refuses every tensor that requires grad. `forwarded` detaches it; the guard decides when to refuse.
     producer = forwarded if torch.is_tensor_type(cls) else dunder
     managed = producer.managed_tensor_from_py_object_no_sync.address
     fields = {"kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "asks_python": 1}
@@ -224,7 +224,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _typed(cls: type, notes: list[str]) -> Discovery | None:
-    """Types to which an extension of Numba gives a Numba type: that is what ``@njit`` reads them as, tensors or not."""
+    """Rule for a type that has its own Numba type from an extension of Numba: ``@njit`` reads even a tensor as that type."""
     if not is_typed_by_extension(cls):
         return None
     notes.append("an extension of Numba gives it a type of its own")
@@ -232,7 +232,7 @@ def _typed(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
-    """``numpy.ndarray`` and its subclasses, which Numba treats as it does their base."""
+    """Rule for ``numpy.ndarray`` and its subclasses; Numba treats most subclasses as ``ndarray``."""
     if not issubclass(cls, np.ndarray):
         return None
     if issubclass(cls, np.ma.MaskedArray) or hasattr(cls, "__numba_array_subtype_dispatch__"):
@@ -253,11 +253,11 @@ _PYTHON_SCALARS = (
     (Omitted, structs.KIND_OMITTED),
 )
 _NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]}
-"""NumPy's scalar types by ``id``: of a type it is not known whether it can be asked for its hash."""
+"""NumPy's scalar types by ``id``: a type's metaclass may make it unhashable."""
 
 
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
-    """Python's and NumPy's own scalar types, exactly: a subclass may mean something else by its value."""
+    """Rule for Python's and NumPy's scalar types, but no subclasses: those may give the value another meaning."""
     kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
     if kind is not None and cls.__name__ in runtime().unverified:
         return None
@@ -276,7 +276,7 @@ def _scalar(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
-    """Whether a NumPy scalar's value follows the object's head: looked at in one whose bytes are all different."""
+    """Whether a NumPy scalar's value follows the object's head. Tested with a value whose bytes are all different."""
     expected = bytes([1]) if dtype.kind == "b" else bytes(range(1, dtype.itemsize + 1))
     if dtype.itemsize > 16 or dtype.type.__basicsize__ < 16 + max(8, dtype.itemsize):
         return False
@@ -285,7 +285,7 @@ def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
 
 
 def _tuple(cls: type, notes: list[str]) -> Discovery | None:
-    """Tuples and named tuples, whose items are leaves of their own."""
+    """Rule for tuples and named tuples. Their items are discovered one by one."""
     if not issubclass(cls, tuple) or (cls is not tuple and not hasattr(cls, "_asdict")):
         return None
     if cls is tuple:
@@ -298,21 +298,21 @@ def _tuple(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _list(cls: type, notes: list[str]) -> Discovery | None:
-    """Lists, exactly. Those of tensors are read natively, others are left to Numba at each call."""
+    """Rule for lists, but no subclasses. Native code reads lists of tensors; each call leaves other lists to Numba."""
     if cls is not list or "list" in runtime().unverified:
         return None
     return Discovery(PATH_LIST, {"kind": structs.KIND_LIST})
 
 
 def _constant(cls: type, notes: list[str]) -> Discovery | None:
-    """Jitted functions: each is a type of its own to Numba."""
+    """Rule for jitted functions. Each has its own Numba type."""
     if not any(base is Dispatcher for base in cls.__mro__):
         return None
     return Discovery(PATH_SCALAR, {"kind": structs.KIND_CONSTANT})
 
 
 def _buffer(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with the buffer protocol and nothing better."""
+    """Rule for a type with only the buffer protocol."""
     if not buffer.is_buffer_type(cls) or not buffer.prepare():
         return None
     managed = buffer.managed_tensor_from_py_object_no_sync.address
@@ -323,8 +323,8 @@ def _buffer(cls: type, notes: list[str]) -> Discovery | None:
 
 
 def _numba(cls: type, notes: list[str]) -> Discovery:
-    """All else is for Numba's own dispatcher to accept or refuse."""
-    notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher unboxes it, and with it the whole call")
+    """Rule for all other types: Numba's own dispatcher accepts or refuses them."""
+    notes.append("it is no tensor, scalar or tuple: Numba's own dispatcher makes the whole call")
     return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
 
 
@@ -332,7 +332,7 @@ _RULES = (_scalar, _typed, _ndarray, _tuple, _list, _constant, _exchange, _forwa
 
 
 def discover(cls: type, instance=None) -> Discovery:
-    """The way that instances of `cls` take, of which `instance` is one. Nothing is filed."""
+    """Return how instances of `cls` are read. `instance`: one of them. Files nothing."""
     notes: list[str] = []
     for rule in _RULES:
         found = rule(cls, notes) if rule is not _forwarded else _forwarded(cls, notes, instance)
@@ -345,7 +345,7 @@ def discover(cls: type, instance=None) -> Discovery:
 
 
 def learn_type(cls: type, instance=None) -> bool:
-    """File how instances of `cls` are read, as discovered by the first, `instance`. True if that was news."""
+    """File how instances of `cls` are read, if it is not filed. `instance`: one of them. Return True if it was new."""
     entries = runtime().entries
     if cls in entries:
         entries.find_again(cls)
@@ -356,14 +356,14 @@ def learn_type(cls: type, instance=None) -> bool:
 
 
 def learn(value) -> bool:
-    """File what native code has to know to read `value`: its type, a tuple's items, a dtype. True if that was news."""
+    """File how native code reads `value`: its type, a tuple's items, a dtype. Return True if any of it was new."""
     entries = runtime().entries
     cls = type(value)
     news = learn_type(cls, value)
     if entries.fields(cls)["kind"] in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
-        return sum(learn(item) for item in value) > 0 or news  # all of them: any() would stop at the first
+        return sum(learn(item) for item in value) > 0 or news  # sum(), because any() would stop at the first new item
     if entries.fields(cls)["kind"] == structs.KIND_LIST:
-        return sum(learn(item) for item in value[:1]) > 0 or news  # others when they are met
+        return sum(learn(item) for item in value[:1]) > 0 or news  # items of other types are learnt when a call meets them
     if issubclass(cls, np.ndarray):
         return _learn_dtype(dtype_of(value)) or news
     if entries.fields(cls)["kind"] == structs.KIND_CONSTANT:

@@ -1,4 +1,4 @@
-"""What is wrong with a tensor, or a call's argument, in words: the messages for the ways in which the walk refuses it."""
+"""Error messages for refused tensors and arguments."""
 
 import sys
 from typing import NoReturn
@@ -18,7 +18,7 @@ _OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
 
 
 def device_name(device) -> str:
-    """A ``DLDevice`` as ``kDLCUDA:0``."""
+    """Return the name of a ``DLDevice``, for example ``kDLCUDA:0``."""
     try:
         return f"{DLDeviceType(int(device.device_type)).name}:{device.device_id}"
     except ValueError:
@@ -26,14 +26,14 @@ def device_name(device) -> str:
 
 
 def dtype_name(code: int, bits: int, lanes: int = 1) -> str:
-    """A DLPack data type in words, for example ``kDLBfloat of 16 bits``."""
+    """Return the name of a DLPack data type, for example ``kDLBfloat of 16 bits``."""
     known = code in DLDataTypeCode._value2member_map_
     name = DLDataTypeCode(code).name if known else f"code {code} (unknown to DLPack 1.3)"
     return f"{name} of {bits} bits" + (f" in {lanes} lanes" if lanes != 1 else "")
 
 
 def elements_named(field: int) -> str:
-    """The name of elements of this field: ``bfloat16``, ``int4``, ``code 200 (unknown to DLPack 1.3) of 16 bits``."""
+    """Return the name of elements of this field: ``bfloat16``, ``int4``, ``code 200 (unknown to DLPack 1.3) of 16 bits``."""
     if field >= FIRST_PARAMETRIC:
         return field_to_dtype(field).name
     key = field & 0xFF, field >> 8
@@ -43,7 +43,7 @@ def elements_named(field: int) -> str:
 
 
 def why_not_computed(field: int, value) -> str:
-    """Why a tensor with elements of this field, in or as `value`, is refused: Numba has no type for them. And what to do."""
+    """Return why Numba refuses elements of this field, and what to do. `value`: the argument that is, or contains, the tensor."""
     name, stored = elements_named(field), storage_of(field)
     is_of_ml_dtypes = name in dtype_registry.ML_DTYPES and field < FIRST_PARAMETRIC
     in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if is_of_ml_dtypes else ""
@@ -59,7 +59,10 @@ def why_not_computed(field: int, value) -> str:
 
 
 def why_narrow(tensor) -> str | None:
-    """:func:`why_not_computed` of PyTorch's integers of less than a byte, which it exports as bytes; None for another object."""
+    """:func:`why_not_computed` for a PyTorch tensor with integers of less than a byte; None for any other object.
+
+    PyTorch exports these integers as bytes, so their field does not tell.
+    """
     name = torch.narrow_elements(tensor)
     whole = f"{name[:-1]}8" if name else None
     return name and (
@@ -71,7 +74,7 @@ def why_narrow(tensor) -> str | None:
 _WIDER = {
     "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
 }  # fmt: skip
-"""By how the name of an element type begins: to what it is converted."""
+"""Prefixes of element types' names, and the dtype to convert such elements to."""
 
 
 def _holds_torch(value) -> bool:
@@ -81,26 +84,26 @@ def _holds_torch(value) -> bool:
 
 
 def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn:
-    """Raise BufferError for the argument at `position`, whose elements, of the dtype `field`, are none that the kernel gets."""
+    """Raise BufferError for the argument at `position`: the kernel takes no elements of the dtype `field`."""
     position = kernel._parameters.unfolded(position)
     refuse(kernel, position, bound, why_not_computed(field, value_at(bound, position)))
 
 
 def advice(code: int, bits: int) -> str:
-    """What to do with a tensor of an element type that has no NumPy dtype, of which there has to be an array."""
+    """Return what to do with a tensor whose element type has no NumPy dtype, if an array is needed."""
     if (code, bits) in dtype_registry.ML_DTYPES.values():
         return "import ml_dtypes, which has it, or convert it first"
     return "convert it first"
 
 
 def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
-    """Why a ``DLTensor *`` was refused with this ``STATUS_*``, and what to do. The tensor's shape is not looked at."""
+    """Return why native code refused a ``DLTensor *`` with this ``STATUS_*``, and what to do. Does not read its shape."""
     if status == structs.STATUS_DEVICE and is_for_cuda and int(tensor.device.device_type) in _OF_CUDA:
         return f"its memory is on device {device_name(tensor.device)}, which does not exist"
     if status == structs.STATUS_DEVICE and is_for_cuda:
         return f"its memory is on device {device_name(tensor.device)}, which a CUDA kernel cannot read; copy it to the GPU first"
     if status == structs.STATUS_MISALIGNED:
-        return "its elements do not lie at multiples of their size, where a GPU could read them; pass a copy of it"
+        return "its elements are not aligned to their size, so a GPU cannot read them; pass a copy of it"
     if status == structs.STATUS_DEVICE:
         return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
     if status == structs.STATUS_NULL_DATA:
@@ -117,7 +120,7 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     if status == structs.STATUS_SHAPE:
         return "its shape is missing or has a negative extent"
     if status == structs.STATUS_OVERFLOW:
-        return "its number of elements, its strides or its offset lead out of 64 bits"
+        return "its number of elements, its strides or its offset overflow 64 bits"
     if status == structs.STATUS_VERSION:
         return "it was exported with a DLPack ABI of another major version than 1"
     if status == structs.STATUS_CHANGED:
@@ -128,12 +131,12 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
 
 
 def status_of(tensor) -> int:
-    """The status with which native code refuses a ``DLTensor`` that Python is about to view; 0 if it does not."""
+    """Return the status with which native code refuses to view a ``DLTensor``; 0 if it does not."""
     return _status(dltensor.status_at, tensor)
 
 
 def memory_status_of(tensor) -> int:
-    """The status of a ``DLTensor`` whose rank, extents, strides or address are not those of memory, wherever; else 0."""
+    """Return a status if a ``DLTensor``'s rank, extents, strides or address are invalid on its device; else 0."""
     return _status(dltensor.memory_status_at, tensor)
 
 
@@ -143,14 +146,14 @@ def _status(function, tensor) -> int:
 
 # ---- a call's argument ----------------------------------------------------------------------------------------------
 
-# Exceptions that are nothing but a message: these can be raised again with the argument's name in it.
+# Exceptions that have only a message. They can be raised again with the argument's name in it.
 _REWORDED = (BufferError, TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError)
 
 
 def _is_nothing_but_words(error: BaseException) -> bool:
-    """Whether another exception of its type with another text is as good: it has one, and its class adds nothing to that."""
+    """Whether a new exception of the same type with another message loses nothing: the class adds no state to its message."""
     cls = type(error)
-    if cls.__module__ == "builtins":  # a RecursionError, which is a RuntimeError, arrives as it is
+    if cls.__module__ == "builtins":  # not a subclass: a RecursionError is raised again unchanged
         return cls in _REWORDED
     return (
         issubclass(cls, _REWORDED)
@@ -162,12 +165,12 @@ def _is_nothing_but_words(error: BaseException) -> bool:
 
 
 def _own_bases(cls: type) -> list[type]:
-    """The classes of an exception that are not Python's own."""
+    """Return the base classes of an exception that are not built in."""
     return [base for base in cls.__mro__ if base.__module__ != "builtins"]
 
 
 def argument(kernel, position: int) -> str:
-    """The argument at `position`, or the item, for a message; at -1 is the stream of a launch on a device."""
+    """Return how a message names the argument or item at `position`; -1 is the stream of a CUDA launch."""
     if position < 0:
         return f"{kernel.__qualname__}(): the stream on which the tensors' producer works (its current_work_stream)"
     place = "".join(f"[{index}]" for index in getattr(position, "place", ()))
@@ -176,7 +179,7 @@ def argument(kernel, position: int) -> str:
 
 
 def check_tensors(kernel, position: int, value) -> None:
-    """Ask PyTorch whether its tensors in `value` are plain, or may be taken for plain; raise what it says if not."""
+    """Ask PyTorch whether the kernel may take its tensors in `value`. If not, raise what it raises, with the argument's name."""
     if issubclass(type(value), tuple) or type(value) is list:
         for index, item in enumerate(value[:]):
             check_tensors(kernel, item_of(position, index), item)
@@ -200,29 +203,29 @@ def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
 
 
 def refuse_value(kernel, position: int, value, why: str) -> NoReturn:
-    """Raise BufferError for `value`, all or part of the argument at `position`."""
+    """Raise BufferError for `value`, which is, or is in, the argument at `position`."""
     raise BufferError(f"{argument(kernel, position)}, a {type_name(type(value))}, cannot be passed to the kernel: {why}")
 
 
 def refuse_device(kernel, position: int, value, device: int, other: int) -> NoReturn:
-    """Raise BufferError for `value`, which is on another CUDA device than what is before it."""
+    """Raise BufferError for `value`, on CUDA device `device`: an earlier argument is on CUDA device `other`."""
     refuse_value(
         kernel, position, value,
-        f"its memory is on device kDLCUDA:{device}, that of an argument before it on kDLCUDA:{other}; copy one of them",
+        f"its memory is on device kDLCUDA:{device}, but an earlier argument is on kDLCUDA:{other}; copy one of them",
     )  # fmt: skip
 
 
 def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
-    """Raise TypeError for a list in the argument at `position`, of which `item` is not like the first one."""
+    """Raise TypeError for a list in the argument at `position`: `item` differs from item 0 in element type or rank."""
     found = _list_with(bound[position], item)
-    if found is None:  # it has been changed since
+    if found is None:  # the list has been changed since
         raise TypeError(mixed(kernel, position, "its items differ in element type or number of dimensions"))
     index = next(i for i, each in enumerate(found) if each is item)
     raise TypeError(mixed(kernel, position, f"item 0 is {_elements(found[0])}, item {index} {_elements(item)}"))
 
 
 def mixed(kernel, position: int, why: str) -> str:
-    """The message for a list whose items differ."""
+    """Return the message for a list whose items differ; `why`: how."""
     return (
         f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; pass a "
         "tuple, or convert them"
@@ -244,7 +247,7 @@ def _elements(tensor) -> str:
 
 
 def refused(kernel, position: int, error: BaseException) -> NoReturn:
-    """Raise a producer's exception again, the argument named; an exception that is more than a message with a note of it."""
+    """Raise a producer's exception again with the argument's name, in its message or, if it has other state, in a note."""
     try:
         if not _is_nothing_but_words(error):
             if isinstance(error, Exception):
@@ -257,7 +260,7 @@ def refused(kernel, position: int, error: BaseException) -> NoReturn:
 
 
 def add_note(error: Exception, note: str) -> None:
-    """Give an exception a note, once; before Python 3.11 there are none. Runs no code of the exception's class."""
+    """Add a note to an exception, unless it has that note. Before Python 3.11, do nothing. Runs no code of the class."""
     if sys.version_info >= (3, 11):
         known = object.__getattribute__(error, "__dict__").get("__notes__")
         if known is None or (type(known) is list and not any(type(each) is str and each == note for each in known)):

@@ -1,6 +1,6 @@
-"""Owning exports, as Python code takes them through a type's exchange table, and NumPy arrays made of them.
+"""Owning exports, which Python code makes through a type's exchange table, and NumPy arrays made of them.
 
-An export is given back exactly once, or passed on to whoever takes it; :class:`Export` sees to that.
+An :class:`Export` calls its deleter exactly once, or passes the ownership on.
 """
 
 import ctypes
@@ -30,16 +30,16 @@ __all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
 COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
 PADDED = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
 
-# With the GIL, which ctypes' PYFUNCTYPE keeps; an exception that the function sets is raised.
+# ctypes' PYFUNCTYPE keeps the GIL, and raises the exception that the function sets.
 _FROM_OR_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _AS_WATCHED = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Export:
-    """A ``DLManagedTensorVersioned *`` that is given back exactly once, or passed on.
+    """Owner of a ``DLManagedTensorVersioned *``. Calls its deleter exactly once, or passes the ownership on.
 
-    Raises what the producer raises, and BufferError for an export of another major version.
+    Raises: the producer's exception; BufferError for an export of another major version.
     """
 
     def __init__(self, tensor, managed_tensor_from_py_object_no_sync: int):
@@ -47,7 +47,7 @@ class Export:
         out = ffi.new("DLManagedTensorVersioned **")
         try:
             failed = _FROM_OR_TO_OBJECT(managed_tensor_from_py_object_no_sync)(id(tensor), address_of(out))
-        except BaseException as error:  # perhaps with success returned, and an export made
+        except BaseException as error:  # the function may have made an export nevertheless
             if out[0] != ffi.NULL:
                 self.managed = out[0]
                 self.release()
@@ -62,7 +62,7 @@ class Export:
             raise BufferError(wording(structs.STATUS_VERSION, None))
         if self.managed.flags & int(READONLY_IS_ASSUMED):
             self.managed.flags &= ~int(READONLY_IS_ASSUMED)
-            if torch.is_tensor_type(type(tensor)):  # all of them are mutable
+            if torch.is_tensor_type(type(tensor)):  # PyTorch's tensors are all mutable
                 self.managed.flags &= ~READONLY
 
     def __enter__(self):
@@ -103,7 +103,7 @@ class Export:
 
     @property
     def is_in_c_order(self) -> bool:
-        """Whether its elements lie one after the other, the last index running fastest."""
+        """Whether its elements are contiguous in C order."""
         tensor, expected = self.tensor, 1
         for i in reversed(range(tensor.ndim)):
             if tensor.shape[i] > 1 and tensor.strides != ffi.NULL and tensor.strides[i] != expected:
@@ -118,15 +118,15 @@ class Export:
         return tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim))
 
     def into(self, to_object: int):
-        """A tensor made of it by a ``managed_tensor_to_py_object_no_sync``, which then owns it.
+        """Make a tensor with `to_object`, a ``managed_tensor_to_py_object_no_sync``. The tensor then owns the export.
 
-        After a failure the export has been given back, by that function (PyTorch's does it when it fails late) or here.
+        After a failure the deleter is called once: by `to_object` (PyTorch's does so if it fails late), or by :meth:`release`.
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
         watched = self._watch(address_of(told))
         try:
             failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
-        finally:  # also with an exception set and an object made
+        finally:  # the function may set an exception and make an object nevertheless
             made = _take(out[0]) if out[0] else None
             if told[0] or made is not None:
                 self.managed = None
@@ -137,7 +137,7 @@ class Export:
         return made
 
     def _watch(self, told: int):
-        """Let an ``fx_watched`` stand for it, which is returned: its deleter sets the word at `told`, if that is not 0, to 1."""
+        """Wrap the export into a new ``fx_watched``. Return it. Its deleter sets the word at `told`, if not 0, to 1."""
         make = _AS_WATCHED(capsules.as_watched.address)
         at = make(address_of(self.managed), capsules.delete_watched.address, told)
         if not at:
@@ -147,48 +147,49 @@ class Export:
         return watched
 
     def retype(self, code: int, bits: int, lanes: int = 1) -> None:
-        """Let it say that its elements are of another type of the same width. The producer's own is left as it is."""
+        """Give the export another element type of the same width. The producer's managed tensor is not changed."""
         self._watch(0)
         dtype = self.tensor.dtype
         dtype.code, dtype.bits, dtype.lanes = code, bits, lanes
 
     def capsule(self, is_versioned: bool):
-        """A capsule that then owns it."""
-        if self.managed.deleter == ffi.NULL:  # which DLPack allows, and not every consumer expects
+        """Return a capsule, which then owns the managed tensor."""
+        if self.managed.deleter == ffi.NULL:  # DLPack allows NULL, but not every consumer expects it
             self._watch(0)
         made = capsules.capsule_of(address_of(self.managed), is_versioned)
         self.managed = None
         return made
 
     def passed_on(self) -> "Export":
-        """The same export, owned by another object."""
+        """Return another object that then owns the managed tensor."""
         other = Export.__new__(Export)
         other.managed, self.managed = self.managed, None
         return other
 
     def release(self) -> None:
-        """Give it back, if it has not been passed on."""
+        """Call the deleter, unless the ownership has been passed on."""
         managed, self.managed = self.managed, None
         if managed is not None and managed.deleter != ffi.NULL and not sys.is_finalizing():
             _DELETER(address_of(managed.deleter))(address_of(managed))
 
 
 def _take(address: int):
-    """The object to which `address` is a new reference."""
+    """Return the object at `address`. Consumes the new reference that `address` is."""
     made = ctypes.cast(address, ctypes.py_object).value
     Py_DecRef(made)
     return made
 
 
 def export_of(tensor, what: str) -> Export:
-    """An owning export of any producer's tensor, after the checks that its own export may leave out.
+    """Make an owning export of any producer's tensor, with the checks that the producer may omit.
 
-    Raises TypeError for what is no tensor, in the name of the function `what`, BufferError, and what the producer raises.
+    `what`: the function that messages name.
+    Raises: TypeError for an object that is no tensor; BufferError; the producer's exception.
     """
     cls = type(tensor)
     try:
         managed = exporter_of(tensor)
-    except BufferError as error:  # of a check
+    except BufferError as error:  # raised by a check
         raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
     if managed and issubclass(cls, np.ndarray) and dtype_registry.key_of(dtype_of(tensor)) is None:
         dtype = dtype_of(tensor)
@@ -196,7 +197,7 @@ def export_of(tensor, what: str) -> Export:
     if managed:
         try:
             if torch.is_tensor_type(cls) and known(cls).get("borrow"):
-                tensor = tensor.detach()  # which nobody else knows, and so does not change while it is asked about and exported
+                tensor = tensor.detach()  # no other code has this new tensor, so it cannot change between check and export
                 torch.check(tensor)
             return Export(tensor, managed)
         except Exception as error:
@@ -207,7 +208,7 @@ def export_of(tensor, what: str) -> Export:
 
 
 def exporter_of(tensor) -> int:
-    """The address of the function that exports `tensor`, after the checks that it leaves out; 0 if there is none."""
+    """Return the address of the function that exports `tensor`; 0 if there is none. Makes the checks that it omits."""
     learn_type(type(tensor), tensor)
     managed = known(type(tensor)).get("managed", 0)
     if managed and torch.is_tensor_type(type(tensor)):
@@ -216,7 +217,7 @@ def exporter_of(tensor) -> int:
 
 
 def known(cls: type) -> dict[str, int]:
-    """The fields of the entry of `cls`, with those that only conversions need."""
+    """Return the fields of the type table's entry of `cls`, including those that only conversions need."""
     learn_type(cls)
     entries = runtime().entries
     fields = entries.fields(cls)
@@ -224,7 +225,7 @@ def known(cls: type) -> dict[str, int]:
         table = numpy_table.exchange_table()
         if table is not None:
             managed = address_of(table.managed_tensor_from_py_object_no_sync)
-            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass that exports itself in its own way
+            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass with its own __dlpack__
                 managed = dunder.managed_tensor_from_py_object_no_sync.address
             made = {
                 "to_object": address_of(table.managed_tensor_to_py_object_no_sync),
@@ -236,9 +237,10 @@ def known(cls: type) -> dict[str, int]:
 
 
 def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) -> np.ndarray:
-    """The NumPy array over an export's memory, which it then owns. Raises BufferError, in the name of `what`.
+    """Return a NumPy array over an export's memory. The array then owns the export.
 
-    `storage`: the integers as which it shows elements that NumPy has no dtype for.
+    `what`: the function that messages name. `storage`: the integer dtype for elements that NumPy has no dtype for.
+    Raises: BufferError if NumPy cannot view the memory.
     """
     prefix = f"{what}: " if what else ""
     to_object = known(np.ndarray).get("to_object")
@@ -257,9 +259,9 @@ def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) ->
 
 
 def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export:
-    """An export of a copy in the CPU's memory, in C order or in about the same layout (K). The export is taken.
+    """Copy a tensor to new memory of the CPU, in C order or in about the same layout (K). Return the copy's export.
 
-    The copy has the same element type, also one that NumPy has no dtype for: its bits are copied.
+    `export` is consumed. Elements without a NumPy dtype are copied by their bits.
     """
     if not export.is_on_cpu:
         raise BufferError(f"{what}: the tensor is on {device_name(export.tensor.device)}; copy it with its own framework")
@@ -276,10 +278,11 @@ def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export
 
 
 def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool) -> np.ndarray:
-    """A NumPy array over the memory of `tensor`, which it keeps alive; readonly if the export says so.
+    """Return a NumPy array over the memory of `tensor`, which the array keeps alive. It is readonly if the export is.
 
-    `storage`: whether a kernel for which it is asks for the bits of what Numba cannot compute with. Raises NoNumbaType for a
-    tensor that no kernel like that gets, BufferError if a CPU cannot read it, and whatever the producer raises.
+    `storage`: whether the array's kernel takes elements that Numba has no type for as integers with the same bits.
+    Raises: NoNumbaType for elements that such a kernel does not take; BufferError if a CPU cannot read the memory; the
+    producer's exception.
     """
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype

@@ -1,4 +1,4 @@
-"""Exchange tables as Python sees them: which one a type has, and lending ours to a type that has none.
+"""Exchange tables in Python: get a type's table, and give ``numpy.ndarray`` this package's table.
 
 Source: DLPack 1.3, the Python specification of ``__dlpack_c_exchange_api__``.
 """
@@ -23,7 +23,7 @@ _polyfilled: set[type] = set()
 
 
 def _capsule_of(table):
-    """A capsule ``"dlpack_exchange_api"`` for a table that lives as long as the process."""
+    """Return a new capsule ``"dlpack_exchange_api"`` for a table that is never freed."""
     return PyCapsule_New(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
 
 
@@ -39,13 +39,15 @@ def _dunder_capsule():
 
 
 def exchange_api(cls: type, /):
-    """The PyCapsule ``"dlpack_exchange_api"`` that is used for tensors of the type `cls`: its own, or ours.
+    """Return the PyCapsule ``"dlpack_exchange_api"`` that this package uses for tensors of the type `cls`.
 
-    It holds a ``DLPackExchangeAPI *`` that lives as long as the process (DLPack 1.3). Types with an exchange table have
-    their own; ``numpy.ndarray`` and its subclasses have this package's, all functions native; any other type with
-    ``__dlpack__``, a subclass that overrides it included, gets a table whose owning export calls that method.
+    The capsule holds a ``DLPackExchangeAPI *`` that is valid as long as the process runs (DLPack 1.3):
 
-    Raises TypeError for what is no type, and for types without any of these.
+    - a type with an exchange table: its own table;
+    - ``numpy.ndarray`` and its subclasses: this package's table, all functions native;
+    - another type with ``__dlpack__``, also a subclass that overrides it: a table whose owning export calls ``__dlpack__``.
+
+    Raises TypeError for an object that is no type, and for a type without any of these.
 
     >>> import numpy as np
     >>> type(exchange_api(np.ndarray)).__name__
@@ -72,17 +74,18 @@ def exchange_api(cls: type, /):
 
 
 def polyfill(cls: type, /) -> None:
-    """Give `cls` this package's exchange table as its ``__dlpack_c_exchange_api__``, for every consumer in the process.
+    """Set the attribute ``__dlpack_c_exchange_api__`` of `cls` to this package's exchange table, for the whole process.
 
-    For ``numpy.ndarray``, which has none of its own yet: libraries that look for the attribute then read arrays through
-    native functions. Does nothing if that has been done; :func:`unpolyfill` takes it back. Consumers may keep what they
-    have found: the table lives as long as the process.
+    `cls` must be ``numpy.ndarray``, which has no table of its own yet. Libraries that look for the attribute then read arrays
+    through native functions. A second call does nothing; :func:`unpolyfill` removes the attribute. Consumers may keep the
+    table: it is valid as long as the process runs.
 
-    A borrowed view cannot say that it is readonly, so readonly arrays are refused there (``BufferError``); consumers then
-    take an owning export, or refuse. Whether a consumer heeds the readonly flag of an export is its own affair: apache-tvm-ffi
-    0.1.15 does not. Call this before such a library first meets an array: it may remember that there was no table.
+    - Call this before such a library first reads an array: it may remember that the type had no table.
+    - A borrowed view cannot say that it is readonly, so the table refuses borrowed views of readonly arrays (``BufferError``).
+      Consumers then take an owning export, or refuse.
+    - An owning export has a readonly flag, but a consumer may ignore it: apache-tvm-ffi 0.1.15 does.
 
-    Raises TypeError for types of which this package has no table, ValueError for a type that has one of its own.
+    Raises TypeError for other types, ValueError for a type that has its own table.
     """
     if cls is not np.ndarray:
         raise TypeError(f"only numpy.ndarray can be given an exchange table, not {shown(cls)}")
@@ -94,26 +97,26 @@ def polyfill(cls: type, /) -> None:
             return
         namespace = _namespace(cls)
         if EXCHANGE_ATTRIBUTE in namespace:
-            raise ValueError(f"{type_name(cls)} has an exchange table of its own, which stays")
+            raise ValueError(f"{type_name(cls)} already has an exchange table of its own")
         namespace[EXCHANGE_ATTRIBUTE] = capsule
         _polyfilled.add(cls)
         PyType_Modified(cls)
 
 
 def unpolyfill(cls: type, /) -> None:
-    """Take back what :func:`polyfill` did. Raises ValueError for a type that is not polyfilled."""
+    """Remove the attribute that :func:`polyfill` has set. Raises ValueError for a type that is not polyfilled."""
     with _lock:
         if not isinstance(cls, type) or cls not in _polyfilled:
             raise ValueError(f"{shown(cls)} is not polyfilled")
         _polyfilled.remove(cls)
         namespace = _namespace(cls)
-        if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # else somebody has put another one there
+        if namespace.get(EXCHANGE_ATTRIBUTE) is _numpy_capsule():  # not a table that other code has set since
             del namespace[EXCHANGE_ATTRIBUTE]
         PyType_Modified(cls)
 
 
 def _namespace(cls: type) -> dict:
-    """The dict behind ``cls.__dict__``, which for a type made in C is the only way to set an attribute."""
+    """Return the dict behind ``cls.__dict__``. For a type made in C, it is the only way to set an attribute."""
     found = [thing for thing in gc.get_referents(cls.__dict__) if type(thing) is dict]
     if len(found) != 1 or found[0] != dict(cls.__dict__):
         raise TypeError(f"this interpreter does not show the attributes of {type_name(cls)}")

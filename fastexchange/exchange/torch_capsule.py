@@ -1,10 +1,12 @@
-"""PyTorch tensors without an exchange table (PyTorch before 2.10): the capsule of PyTorch's C function, without its Python.
+"""PyTorch tensors without an exchange table (PyTorch before 2.10): exports by PyTorch's C function, without its Python code.
 
-``x.__dlpack__()`` is Python code that looks at `x` and then calls ``torch.utils.dlpack.to_dlpack``, a C function. What it looks
-at the guard reads in memory, in a hundredth of the time. So a tensor whose dispatch keys are those of a plain one is exported by
-the C function itself. Any other, and any tensor in a mode that sees PyTorch's functions called, has its ``__dlpack__`` called.
+``x.__dlpack__()`` is Python code: it checks `x`, then calls ``torch.utils.dlpack.to_dlpack``, a C function. The guard makes the
+same checks in memory, in a hundredth of the time.
 
-That a tensor requires grad is for the guard's user to judge, who knows when it matters.
+- If a tensor's dispatch keys are those of a plain tensor, the C function exports it.
+- Otherwise, or if a mode intercepts calls of PyTorch's functions, ``__dlpack__`` is called.
+
+Whether a tensor requires grad is not checked here: the guard's caller knows when it matters.
 """
 
 import sys
@@ -33,14 +35,14 @@ python_items = python_side("fastexchange.exchange.torch_capsule")
 
 @native
 def is_plain(address, ob):
-    """Whether the dispatch keys of the tensor `ob` are those of a plain one, by the ``fx_guard`` at `address`."""
+    """Whether the tensor `ob` is plain by the ``fx_guard`` at `address`, autograd not considered."""
     found = guard_at(address)
     return not is_odd_there(address, ob, found.object, found.keys, found.odd_keys, found.element_type, found.odd_types, 0)
 
 
 @native
 def is_seen(is_mode_enabled):
-    """Whether a mode sees what is called: it is to see ``__dlpack__``."""
+    """Whether a mode intercepts calls of PyTorch's functions, so that ``__dlpack__`` must be called."""
     answer = c.PyObject_CallFunctionObjArgs(is_mode_enabled, 0, 0)
     if answer == 0:
         c.PyErr_Clear()
@@ -51,9 +53,10 @@ def is_seen(is_mode_enabled):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of the tensor `py_object`; the caller calls its deleter, once.
+    """Store an owning export of the tensor `py_object` at `out`.
 
-    Needs the GIL, may run Python code. Returns 0, or -1 with an exception set, that of the tensor's ``__dlpack__``.
+    Returns: 0; -1 with the exception of the tensor's ``__dlpack__`` set. GIL: held; may run Python code.
+    Owns: the caller owns the export, and calls its deleter once.
     """
     side = python_items()
     if side == 0:
@@ -66,7 +69,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         elif dunder.take(capsule, out) == 0:
             tensor = dl_tensor_at(load(out) + DL_TENSOR)
             is_long = examine(tensor) != SOUND or is_empty(tensor) or not is_short(address, py_object, end_of(tensor))
-            if is_long and is_plain(address, py_object):  # still: making a capsule may collect garbage, and that runs Python
+            if is_long and is_plain(address, py_object):  # again: garbage collection may have run Python code
                 return types.int32(0)
             delete_managed(load(out))
         else:
@@ -78,7 +81,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 
 def is_usable(cls: type) -> bool:
-    """Whether tensors of this type are exported here: their ``__dlpack__`` is PyTorch's own, and does as it is known to."""
+    """Whether this module can export tensors of this type: their ``__dlpack__`` is PyTorch's own and behaves as expected."""
     framework: Any = sys.modules["torch"]
     is_own = getattr(cls, "__dlpack__", None) is framework.Tensor.__dlpack__ and not torch.overrides_functions(cls)
     return is_own and _is_verified()
@@ -86,7 +89,7 @@ def is_usable(cls: type) -> bool:
 
 @once
 def _is_verified() -> bool:
-    """Whether the layout of tensors is known, and the C function's capsules say what those of ``__dlpack__`` say."""
+    """Whether all guard offsets are known, and the C function's capsules describe tensors as those of ``__dlpack__`` do."""
     framework: Any = sys.modules["torch"]
     if not guard().knows_all or not all(isinstance(each, python_types.BuiltinFunctionType) for each in _functions()):
         return False
@@ -94,12 +97,12 @@ def _is_verified() -> bool:
     samples = [base, base.t(), base[1:, ::2], base[0, 0], base[2:2], base.to(framework.int16)[3], base.to(framework.complex64)]
     try:
         return all(_said(_functions()[1](each)) == _said(each.__dlpack__()) for each in samples)
-    except Exception:  # a PyTorch with other functions, or a mode that sees them
+    except Exception:  # a PyTorch with other functions, or a mode that intercepts them
         return False
 
 
 def _functions() -> tuple:
-    """Whether a mode sees what is called, and what makes a capsule; None for what this PyTorch does not have."""
+    """Return PyTorch's functions for :func:`is_seen` and for a capsule; None for one that this PyTorch does not have."""
     framework: Any = sys.modules["torch"]
     return tuple(getattr(framework._C, name, None) for name in ("_is_torch_function_mode_enabled", "_to_dlpack"))
 
@@ -114,7 +117,7 @@ def _said(capsule) -> tuple:
 
 
 def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks."""
+    """Make ``PYTHON_SIDE``, the Python objects that native code needs, when native code first reads it."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return address_of(guard().native), *_functions()

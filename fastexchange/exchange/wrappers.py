@@ -1,4 +1,4 @@
-"""For what an object stands that is exported as another one: see ``producers.forwarded``, whose native code asks here."""
+"""Find the object to export in place of a wrapper. ``producers.forwarded`` calls :func:`resolve`."""
 
 from ..ground.safe_repr import type_name
 from ..producers import dunder, torch
@@ -6,11 +6,11 @@ from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from .export import exporter_of
 
 MAX_WRAPPERS = 8
-"""How many wrappers may be around one another."""
+"""The largest number of nested wrappers."""
 
 
 def resolve(wrapper):
-    """(what it stands for, the address of the function that exports that), or None for its own ``__dlpack__``."""
+    """Return (the object to export, the address of its export function); None if the wrapper's ``__dlpack__`` is to be called."""
     if torch.is_tensor_type(type(wrapper)):
         torch.check_storage(wrapper)
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
@@ -28,7 +28,7 @@ def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
     for _ in range(MAX_WRAPPERS):
         try:
             inner = getattr(inner, attribute)
-        except Exception:  # it forwards to nothing: its own __dlpack__ has the word
+        except Exception:  # no wrapped object: the wrapper's own __dlpack__ is called, and raises if it must
             return None
         if not is_wrapper(inner):
             found = exporter_of(inner)
@@ -37,7 +37,7 @@ def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
 
 
 def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item is compiled then)."""
+    """Make ``PYTHON_SIDE``, the Python objects that native code needs, when native code first reads it; compiles the last one."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return resolve, dunder.managed_tensor_from_py_object_no_sync.address

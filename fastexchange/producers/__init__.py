@@ -1,1 +1,1 @@
-"""Where tensors come from: one file per source, each yielding an exchange table (DLPack 1.3, ``DLPackExchangeAPI``)."""
+"""Producers of tensors, with functions of DLPack 1.3's ``DLPackExchangeAPI``."""

@@ -1,7 +1,7 @@
-"""Python's buffer protocol (PEP 3118) as a source of tensors: bytes, bytearray, memoryview, array, mmap, ctypes arrays.
+"""Python's buffer protocol (PEP 3118) as a producer: bytes, bytearray, memoryview, array, mmap, ctypes arrays.
 
-The export holds the ``Py_buffer`` and releases it once. Element types are those of one native format character; the
-object's memory is readonly to a consumer if the buffer is.
+An export holds the ``Py_buffer``; its deleter releases it. Formats of one character in native byte order are supported. The
+export is readonly if the buffer is.
 
 Source: CPython's buffer protocol, ``Py_buffer`` (a stable layout since CPython 3.3, part of the limited API since 3.11).
 """
@@ -39,7 +39,7 @@ typedef struct {
     void *internal;
 } fx_buffer;
 
-/* An export of a buffer, all in one block. */
+/* An owning export of a buffer, one block. */
 typedef struct {
     DLManagedTensorVersioned managed;
     fx_buffer buffer;
@@ -62,10 +62,10 @@ FOREIGN_ORDER = (ord(">"), ord("!")) if sys.byteorder == "little" else (ord("<")
 
 @native
 def field_of_format(text, itemsize):
-    """Code and bits of a PEP 3118 format of one element; 0 if it is none that DLPack has.
+    """Code and bits of a PEP 3118 format of one element; 0 if DLPack has no such element type.
 
-    A long has the item's size: ctypes writes ``<l`` for one of 8 bytes. Any other character has a size of its own, which the
-    item's must be: ctypes writes ``B`` for a union, and for a packed structure.
+    A long may have 4 or 8 bytes: ctypes writes ``<l`` for 8. Any other character has one size, and `itemsize` must be that
+    size: ctypes writes ``B`` also for a union, and for a packed structure.
     """
     if text == 0:
         return UINT | 8 << 8
@@ -108,7 +108,7 @@ def field_of_format(text, itemsize):
 
 @cfunction(types.void, types.intp)
 def delete_buffer(managed):
-    """Deleter of an exported buffer: releases it. Any thread, with or without the GIL, also while Python shuts down."""
+    """Deleter of an exported buffer: releases it. GIL: not needed; any thread may call, also while Python shuts down."""
     if not is_gil_lost():
         state = c.PyGILState_Ensure()
         PyBuffer_Release(managed + BUFFER)
@@ -118,11 +118,11 @@ def delete_buffer(managed):
 
 @native
 def fill(at):
-    """Describe the buffer of the fx_buffer_export at `at` in its DLTensor. Whether DLPack can; if not, BufferError is set."""
+    """Fill the DLTensor of the fx_buffer_export at `at` from its buffer. Returns: False with BufferError set if it cannot."""
     buffer = buffer_at(at + BUFFER)
     field = field_of_format(buffer.format, buffer.itemsize)
     if field == 0:
-        buffer_error(cstring("its buffer's format is none that DLPack has: one bool, integer, float or complex, native order"))
+        buffer_error(cstring("its buffer's format is not one bool, integer, float or complex in native byte order"))
         return False
     ndim = types.intp(buffer.ndim)
     if ndim > MAX_NDIM:
@@ -132,7 +132,7 @@ def fill(at):
     for j in range(ndim):
         i = ndim - 1 - j
         extent = load(buffer.shape + 8 * i)
-        stride = load(buffer.strides + 8 * i) if buffer.strides != 0 else compact  # ctypes gives none
+        stride = load(buffer.strides + 8 * i) if buffer.strides != 0 else compact  # ctypes gives no strides
         compact *= extent
         elements = in_elements(stride, buffer.itemsize)
         if extent > 1 and elements * buffer.itemsize != stride and buffer.len != 0:
@@ -147,11 +147,12 @@ def fill(at):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of an object's buffer; the caller calls its deleter, once.
+    """Store an owning export of an object's buffer at `out`.
 
-    The buffer is held until then: a bytearray, for example, cannot be resized. Needs the GIL; runs Python code only where a
-    class written in Python has ``__buffer__``. Returns 0, or -1 with an exception set, BufferError for a buffer that DLPack
-    cannot describe, and nothing to release.
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code only if a class written in Python has ``__buffer__``.
+    Raises: BufferError for a buffer that DLPack cannot describe.
+    Owns: the caller owns the export, and calls its deleter once. Until then the buffer is held: a bytearray, for example,
+    cannot be resized.
     """
     at = new_managed(0, EXTRA_BYTES)
     if at == 0:
@@ -171,43 +172,43 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 # ---- types ---------------------------------------------------------------------------------------------------------
 
-_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' type of functions, which has a __buffer__ as well
-_CDATA = ctypes.Array.__mro__[1]  # of which all types of ctypes are
+_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # the base of ctypes' functions, which have a __buffer__, too
+_CDATA = ctypes.Array.__mro__[1]  # the base of all ctypes types
 _KNOWN = (bytes, bytearray, memoryview, array.array, mmap.mmap, ctypes.Array, ctypes._SimpleCData, pickle.PickleBuffer)
 
 CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.MemoryView, types.PyArray)
-"""Numba's types of arrays in memory, by the number that keys carry. All are laid out alike."""
+"""Numba's types of arrays in memory; keys have an index of this tuple. All types have the same layout."""
 
 
 def is_buffer_type(cls: type) -> bool:
-    """Whether instances of `cls` have the buffer protocol. NumPy's scalars are no tensors.
+    """Whether instances of `cls` are tensors by the buffer protocol. NumPy's scalars and ctypes' functions are not.
 
-    Neither are functions of ctypes. Before CPython 3.12 only known types are found to have it.
+    Before CPython 3.12 types have no ``__buffer__``, so only known types are found.
     """
     return issubclass(cls, _KNOWN) or (hasattr(cls, "__buffer__") and not issubclass(cls, (np.generic, _FUNCTION)))
 
 
 def numba_class(cls: type) -> int:
-    """The index in :data:`CLASSES` of the type that ``numba.typeof`` gives instances of `cls`.
+    """Return the index in :data:`CLASSES` of the type that ``numba.typeof`` gives instances of `cls`.
 
-    An array where it gives none: it does not read the formats of ctypes.
+    It gives ctypes' types none, because it does not read their formats. They count as arrays.
     """
     return 0 if issubclass(cls, (ctypes.Array, ctypes._SimpleCData)) else CLASSES.index(class_of_buffer(cls))
 
 
 def memory_of(cls: type) -> int:
-    """Where in instances of `cls` the address of their memory should be if ``ctypes.resize`` can change it; 0 if it cannot."""
+    """Return the expected offset of the memory's address in instances of `cls`, if ``ctypes.resize`` can change it; 0 if not."""
     return object.__basicsize__ if issubclass(cls, _CDATA) else 0
 
 
 def is_numba_only(thing) -> bool:
-    """Whether `thing` is a buffer that DLPack cannot describe and Numba can: its strides are no multiple of its item size."""
+    """Whether `thing` is a buffer for Numba but not for DLPack: its strides are no multiples of its item size."""
     if not is_buffer_type(type(thing)):
         return False
     try:
         view = memoryview(thing)
-        typeof(thing)  # Numba does not read all formats
-    except Exception:  # it has to be asked again, for its own words
+        typeof(thing)  # raises for a format that Numba does not read
+    except Exception:  # a caller that asks Numba again gets Numba's message
         return False
     with view:
         steps = zip(view.shape or (), view.strides or (), strict=True) if view.nbytes else ()
@@ -215,7 +216,7 @@ def is_numba_only(thing) -> bool:
 
 
 def prepare() -> bool:
-    """Compile, or load, what an export needs. False if a ``Py_buffer`` does not lie in memory as declared."""
+    """Compile, or load, the code for exports. Return False if the layout of ``Py_buffer`` is not as declared."""
     set_delete_buffer(delete_buffer.address)
     return _is_verified()
 

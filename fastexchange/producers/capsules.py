@@ -1,7 +1,7 @@
-"""DLPack's two kinds of PyCapsule around an owning export, for consumers that take capsules.
+"""DLPack's two kinds of PyCapsule, each the owner of an export.
 
-``"dltensor_versioned"`` holds a DLManagedTensorVersioned, ``"dltensor"`` a DLManagedTensor. A consumer renames the capsule
-it has taken to ``"used_…"``; a capsule that nobody took gives its tensor back when it dies.
+``"dltensor_versioned"`` holds a DLManagedTensorVersioned, ``"dltensor"`` a DLManagedTensor. A consumer renames the capsule to
+``"used_…"``. The destructor of a capsule that has not been consumed calls the deleter.
 
 Source: DLPack 1.3, the Python specification.
 """
@@ -20,11 +20,11 @@ from ..ground.pythonapi import PyCapsule_New, PyMem_RawFree
 from .dunder import LEGACY_DL_TENSOR
 
 CDEF = """
-/* A managed tensor that stands for another one, and tells when its deleter is called. */
+/* A managed tensor that owns another one, and notes the call of its deleter. */
 typedef struct {
     DLManagedTensorVersioned managed;
-    int64_t stands_for;         /* DLManagedTensorVersioned * */
-    int64_t told;               /* int64_t *, or 0 */
+    int64_t stands_for;         /* DLManagedTensorVersioned *, the other one */
+    int64_t told;               /* int64_t *, set to 1 by the deleter; or 0 */
 } fx_watched;
 """
 
@@ -47,14 +47,14 @@ def call_deleter(managed):
 
 @cfunction(types.void, types.intp)
 def delete_wrapped(legacy):
-    """Deleter of a DLManagedTensor whose ``manager_ctx`` is the DLManagedTensorVersioned that it stands for."""
+    """Deleter of a DLManagedTensor that owns a DLManagedTensorVersioned, its ``manager_ctx``."""
     call_deleter(legacy_at(legacy).manager_ctx)
     c.PyMem_RawFree(legacy)
 
 
 @cfunction(types.intp, types.intp, types.intp)
 def as_legacy(managed, deleter):
-    """A DLManagedTensor that owns the DLManagedTensorVersioned at `managed`; 0 without memory.
+    """Make a DLManagedTensor that owns the DLManagedTensorVersioned at `managed`. Returns: 0 if memory is out.
 
     `deleter`: the address of :data:`delete_wrapped`.
     """
@@ -69,26 +69,24 @@ def as_legacy(managed, deleter):
 
 @cfunction(types.void, types.intp)
 def drop_capsule(capsule):
-    """Destructor of both kinds of capsule: gives back a tensor that nobody has taken, unless Python shuts down."""
+    """Destructor of both kinds of capsule: calls the deleter, unless the capsule is consumed or Python is shutting down."""
     if c.is_finalizing() != 0:
         return
     if c.PyCapsule_IsValid(capsule, cstring("dltensor_versioned")) != 0:
         delete_managed(c.PyCapsule_GetPointer(capsule, cstring("dltensor_versioned")))
     elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
         legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
-        error = stack(3)  # the consumer's, which has refused the tensor
+        error = stack(3)  # a consumer that refuses the tensor has set an exception
         c.PyErr_Fetch(error, error + 8, error + 16)
         call_word(legacy_at(legacy).deleter, (legacy,))
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
-
-
 @cfunction(types.void, types.intp)
 def delete_watched(at):
-    """Deleter of the managed tensor in an ``fx_watched``: gives back the one it stands for, and tells who asked to be told.
+    """Deleter of an ``fx_watched``: sets the word at `told`, then calls the deleter of the managed tensor that it owns.
 
-    Any thread, with or without the GIL, as that tensor's own deleter.
+    GIL: not needed; any thread may call, as the other deleter.
     """
     watched = watched_at(at)
     if watched.told != 0:
@@ -99,9 +97,9 @@ def delete_watched(at):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def as_watched(managed, deleter, told):
-    """A new ``fx_watched`` that owns the DLManagedTensorVersioned at `managed`; 0 without memory.
+    """Make an ``fx_watched`` that owns the DLManagedTensorVersioned at `managed`. Returns: 0 if memory is out.
 
-    `deleter`: the address of :data:`delete_watched`. `told`: the address of a word that its deleter sets to 1.
+    `deleter`: the address of :data:`delete_watched`. `told`: the address of a word that its deleter sets to 1, or 0.
     """
     at = c.PyMem_RawMalloc(WATCHED_BYTES)
     if at != 0:
@@ -114,7 +112,7 @@ def as_watched(managed, deleter, told):
 
 
 def capsule_of(managed: int, is_versioned: bool):
-    """A new capsule that owns the DLManagedTensorVersioned at `managed`. Raises MemoryError, and then owns nothing."""
+    """Make a capsule that owns the DLManagedTensorVersioned at `managed`. After a MemoryError, the caller still owns it."""
     pointer, name = managed, VERSIONED_NAME
     if not is_versioned:
         convert = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(as_legacy.address)

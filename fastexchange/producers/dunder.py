@@ -1,7 +1,7 @@
-"""Any type with ``__dlpack__`` (and ``__dlpack_device__``): the array API's protocol, as an exchange table.
+"""An exchange table for any type with ``__dlpack__`` and ``__dlpack_device__``, the array API's protocol.
 
-``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then take the managed export,
-which calls the method.
+``dltensor_from_py_object_no_sync`` of this table is NULL, as DLPack allows: consumers then take the owning export, which calls
+``__dlpack__``.
 
 Source: https://dmlc.github.io/dlpack/latest/python_spec.html, DLPack 1.3.
 """
@@ -33,7 +33,7 @@ def delete_legacy(managed):
 
 @native
 def wrap_legacy(legacy, deleter):
-    """An owning DLManagedTensorVersioned of the DLManagedTensor at `legacy`, whose ownership it takes; 0 without memory."""
+    """Make a DLManagedTensorVersioned that owns the DLManagedTensor at `legacy`. Returns: 0 if memory is out."""
     at = c.PyMem_RawMalloc(MANAGED_BYTES)
     if at == 0:
         return 0
@@ -53,9 +53,9 @@ python_items = python_side("fastexchange.producers.dunder")
 
 @native
 def take(capsule, out):
-    """Fill the pointer at `out` with the owning export in a new capsule, which is renamed to ``used_…`` and dropped.
+    """Consume a capsule: store its owning export at `out`, and rename the capsule to ``used_…``.
 
-    Returns 0, or -1 with an exception set.
+    Returns: 0; -1 with an exception set. Owns: the caller's reference to the capsule, which is dropped in either case.
     """
     side = python_items()
     if side == 0:
@@ -85,12 +85,15 @@ def take(capsule, out):
 
 @native
 def export(py_object, out):
-    """Fill the pointer at `out` with an owning export of `py_object`; the caller calls its deleter, once.
+    """Store an owning export of `py_object` at `out`.
 
-    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. The capsule is consumed:
-    renamed to ``used_…``. The device is that of the exported tensor, which the consumer looks at; ``__dlpack_device__`` is
-    not asked first, because a consumer on the CPU has no stream to pass (and PyTorch's takes 1.3 µs). Needs the GIL, runs
-    Python code. Returns 0, or -1 with an exception set.
+    1. Call ``__dlpack__(max_version=(1, 3))``. 2. If that raises TypeError, call ``__dlpack__()``. 3. Consume the capsule.
+
+    ``__dlpack_device__`` is not called: the export tells its device, and a consumer on the CPU has no stream to pass. (PyTorch's
+    takes 1.3 µs.)
+
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code.
+    Owns: the caller owns the export, and calls its deleter once.
     """
     side = python_items()
     if side == 0:
@@ -111,13 +114,13 @@ def export(py_object, out):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """:data:`export`, for this package: with the flag READONLY_IS_ASSUMED, where it is so."""
+    """:data:`export` for this package: exports from legacy capsules have the flag READONLY_IS_ASSUMED."""
     return export(py_object, out)
 
 
 @cfunction(types.int32, types.intp, types.intp)
 def lent_managed_tensor_from_py_object_no_sync(py_object, out):
-    """:data:`export`, for others: with no flag that DLPack does not have."""
+    """:data:`export` for other consumers: without this package's own flag."""
     failed = export(py_object, out)
     if failed == 0:
         managed_at(load(out)).flags &= ~READONLY_IS_ASSUMED
@@ -125,13 +128,13 @@ def lent_managed_tensor_from_py_object_no_sync(py_object, out):
 
 
 def _refuse_capsule(result):
-    """Raise for what ``__dlpack__`` returned instead of an unconsumed DLPack capsule."""
+    """Raise BufferError: ``__dlpack__`` returned `result`, not an unconsumed DLPack capsule."""
     detail = repr(result) if type(result) is c.CapsuleType else f"an object of type {type(result).__name__}"
     raise BufferError(f"__dlpack__ returned {detail}, not an unconsumed capsule named 'dltensor_versioned' or 'dltensor'")
 
 
 def __getattr__(name):
-    """``PYTHON_SIDE``: what native code needs of Python, made when it first asks (its last item compiles a deleter)."""
+    """Make ``PYTHON_SIDE``, the Python objects that native code needs, when native code first reads it; compiles the deleter."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return "__dlpack__", VERSION, ("max_version",), _refuse_capsule, delete_legacy.address
@@ -139,7 +142,7 @@ def __getattr__(name):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
-    """Refuse with BufferError: which type the tensor should become, a table for all types cannot know. Returns -1."""
+    """Set BufferError and return -1: the table serves many types, so the tensor's type is unknown."""
     c.PyErr_SetString(
         global_address("PyExc_BufferError"),
         cstring("a type without an exchange table makes tensors with its framework's from_dlpack only"),
@@ -149,7 +152,7 @@ def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
 
 @once
 def exchange_table():
-    """The ``DLPackExchangeAPI *`` for every type that has ``__dlpack__`` and no table, alive as long as the process."""
+    """Make the ``DLPackExchangeAPI *`` for all types with ``__dlpack__`` but no table of their own. It is never freed."""
     from . import numpy_table
 
     table = ffi.new("DLPackExchangeAPI *")

@@ -1,8 +1,8 @@
-"""Objects that are exported as another object.
+"""Objects that are exported in place of another object.
 
-Wrappers, whose attribute ``__dlpack_c_exchange_api__`` is no capsule but another object, the one they wrap: the export is that
-object's, through its own type's table. A wrapper that forwards to nothing usable is exported by its ``__dlpack__``, if it has
-one. And PyTorch tensors without a usable table: their ``__dlpack__`` is that of the detached tensor.
+- Wrappers: their attribute ``__dlpack_c_exchange_api__`` is not a capsule but the wrapped object. The wrapped object is exported
+  by the exchange table of its type. If it has none, the wrapper's own ``__dlpack__`` is called.
+- PyTorch tensors without a usable table: if one requires grad, the detached tensor's ``__dlpack__`` is called.
 """
 
 from numba import types
@@ -18,9 +18,10 @@ python_items = python_side("fastexchange.exchange.wrappers")  # imported when th
 
 @native
 def export(py_object, out):
-    """Fill the pointer at `out` with an owning export of what `py_object` stands for; the caller calls its deleter, once.
+    """Store an owning export at `out`, of the object that ``exchange.wrappers`` finds for `py_object`.
 
-    Needs the GIL, runs Python code. Returns 0, or -1 with an exception set.
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code.
+    Owns: the caller owns the export, and calls its deleter once.
     """
     side = python_items()
     if side == 0:
@@ -38,5 +39,5 @@ def export(py_object, out):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """:data:`export`, as a function of an exchange table."""
+    """:data:`export` as a function for an exchange table."""
     return export(py_object, out)

@@ -1,6 +1,6 @@
-"""``numpy.ndarray``: read from its C struct, which NumPy has kept stable since 1.7 and which is verified at import.
+"""The C struct of ``numpy.ndarray``. Its layout has been stable since NumPy 1.7; :func:`verify` checks it.
 
-NumPy has no ``__dlpack_c_exchange_api__`` of its own yet. The shim reads the struct in place; others get ``numpy_table``.
+NumPy has no ``__dlpack_c_exchange_api__`` yet. Native code reads the struct in place; other consumers get ``numpy_table``.
 
 Source: NumPy's C API, ``PyArrayObject_fields`` and ``PyArray_Descr`` (numpy/ndarraytypes.h).
 """
@@ -32,14 +32,14 @@ ndarray_at = struct_at("fx_ndarray")
 descr_at = struct_at("fx_descr")
 
 dtype_of = np.ndarray.dtype.__get__
-"""An array's dtype, whatever a subclass calls by that name."""
+"""Return an array's dtype, even if a subclass overrides the attribute."""
 
 C_CONTIGUOUS, F_CONTIGUOUS, FLAG_ALIGNED, FLAG_WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400
 SWAPPED = ord(">") if sys.byteorder == "little" else ord("<")
 
 
 def verify() -> bool:
-    """Whether arrays and dtypes of this NumPy lie in memory as declared above."""
+    """Whether arrays and dtypes of this NumPy have the layout declared above."""
     base = np.zeros((3, 4, 5), np.float32)
     readonly = np.zeros(7, np.int16)
     readonly.flags.writeable = False
@@ -72,5 +72,5 @@ def _reads_as_declared(array: np.ndarray) -> bool:
 
 @native_inline
 def is_swapped(array):
-    """Whether an ndarray's elements are stored in the other byte order than this machine's."""
+    """Whether an ndarray's elements are not in this machine's byte order."""
     return descr_at(array.descr).byteorder == SWAPPED

@@ -1,8 +1,8 @@
-"""NumPy's exchange table: all five functions of DLPack's C exchange API, for a NumPy that has none.
+"""An exchange table for NumPy, which has none: all five functions of DLPack's C exchange API.
 
-Arrays are made through NumPy's C API, whose function table is public (``numpy.core.multiarray._ARRAY_API``) and whose
-indices have not changed since NumPy 1.7. Native code finds what it needs in one static struct, by the name of its symbol,
-so that its machine code can be kept on disk.
+NumPy's C API makes the arrays. Its function table is public (``numpy.core.multiarray._ARRAY_API``); its indices have not changed
+since NumPy 1.7. Native code finds the functions in a static struct, by a symbol's name, so that machine code can be cached on
+disk.
 
 Source: DLPack 1.3, ``DLPackExchangeAPI``; NumPy's C API, ``numpy/__multiarray_api.h``.
 """
@@ -62,26 +62,26 @@ from .python_side import python_side
 __all__ = ["exchange_table"]
 
 CDEF = """
-/* What the functions of NumPy's table need of NumPy, and of each other. */
+/* Addresses that the functions of NumPy's table need. */
 typedef struct {
     int64_t new_from_descr;     /* PyArray_NewFromDescr */
     int64_t descr_from_type;    /* PyArray_DescrFromType */
     int64_t set_base_object;    /* PyArray_SetBaseObject */
     int64_t array_type;         /* &PyArray_Type */
-    int64_t owner_name;         /* char *, the name of the capsules that own a tensor for an array */
-    int64_t delete_export, delete_block, drop_owner, delete_buffer; /* the functions of these names */
+    int64_t owner_name;         /* char *, the name of a capsule that owns an array's managed tensor */
+    int64_t delete_export, delete_block, drop_owner, delete_buffer; /* functions of this package */
 } fx_numpy;
 """
 
 _NEW_FROM_DESCR, _DESCR_FROM_TYPE, _SET_BASE_OBJECT, _ARRAY_TYPE = 94, 45, 282, 2  # numpy/__multiarray_api.h
-DATA_ALIGNMENT = 256  # bytes; DLPack asks for it where memory is allocated
+DATA_ALIGNMENT = 256  # bytes, as DLPack requires of an allocator
 MAX_BYTES = 1 << 56
 
 
 FIELDS = np.array(plain_fields_by_type_number(), np.int64)
-"""By NumPy's type number: code and bits of a plain dtype."""
+"""Code and bits of a plain dtype, by NumPy's type number. 0: another dtype."""
 TYPE_NUMBERS = np.full(8 * 32, -1, np.int64)
-"""By ``code << 5 | item size``: NumPy's type number."""
+"""NumPy's type number, by ``code << 5 | item size``. -1: none."""
 for _number, _field in reversed(list(enumerate(FIELDS))):
     if _field:
         TYPE_NUMBERS[(_field & 7) << 5 | _field >> 11] = _number
@@ -91,7 +91,7 @@ _numpy_at = struct_at("fx_numpy")
 
 @native_inline
 def numpy_state():
-    """The process's ``fx_numpy``, found by the name of its symbol."""
+    """Return the process's ``fx_numpy``, found by the name of its symbol."""
     return _numpy_at(global_address("fastexchange_numpy"))
 
 
@@ -107,7 +107,11 @@ def buffer_error(message):
 
 @native
 def field_of(array):
-    """Code and bits of an ndarray's elements; 0 if DLPack has no name for them, or with an exception set."""
+    """Code and bits of an ndarray's elements.
+
+    Returns: 0 if DLPack has no name for them, or, with an exception set, if a Python call failed.
+    GIL: held; runs Python code for a dtype that is not in FIELDS.
+    """
     type_num = types.intp(descr_at(array.descr).type_num)
     if 0 <= type_num < 64 and FIELDS[type_num] != 0:
         return FIELDS[type_num]
@@ -128,7 +132,10 @@ def _registered_field(dtype: np.dtype) -> int:
 
 @native
 def descr_of(field):
-    """A new reference to the dtype object of this code and bits; 0 with an exception set if there is none."""
+    """Find the dtype object of this code and bits.
+
+    Returns: a new reference; 0 with an exception set. GIL: held; runs Python code for a dtype that is not in TYPE_NUMBERS.
+    """
     code, size = field & 0xFF, field >> 11
     if code < 8 and field >> 8 == 8 * size and size < 32:
         number = TYPE_NUMBERS[code << 5 | size]
@@ -153,7 +160,7 @@ def _registered_dtype(field: int) -> np.dtype:
 
 
 PYTHON_SIDE = _registered_field, _registered_dtype
-"""Asked about dtypes that are not NumPy's own."""
+"""Functions for dtypes that are not NumPy's own."""
 python_items = python_side("fastexchange.producers.numpy_table")
 
 
@@ -162,14 +169,14 @@ python_items = python_side("fastexchange.producers.numpy_table")
 
 @native
 def is_gil_lost():
-    """Whether the interpreter is on its way out: no thread can take the GIL any more."""
+    """Whether Python is shutting down and no thread can take the GIL any more."""
     return c.Py_IsInitialized() == 0
 
 
 @cfunction(types.void, types.intp)
 def delete_export(managed):
-    """Deleter of an exported array: drops the array. Any thread, with or without the GIL, also while Python shuts down."""
-    if not is_gil_lost():  # else the array is leaked: nobody can drop it any more
+    """Deleter of an exported array: drops the array. GIL: not needed; any thread may call, also while Python shuts down."""
+    if not is_gil_lost():  # otherwise leak the array
         state = c.PyGILState_Ensure()
         c.decref(managed_at(managed).manager_ctx)
         c.PyGILState_Release(state)
@@ -178,7 +185,7 @@ def delete_export(managed):
 
 @native_inline
 def put_strides(array, ndim, itemsize, strides):
-    """Write an ndarray's strides in elements. Whether they are whole; those that no element is behind do not count."""
+    """Write an ndarray's strides in elements. Returns whether they are whole; strides that lead to no element do not count."""
     rest = 0
     count = 1
     for i in range(ndim):
@@ -194,7 +201,7 @@ def put_strides(array, ndim, itemsize, strides):
 
 @native
 def exportable_field(array):
-    """:func:`field_of` an array in native byte order; 0 with BufferError set."""
+    """:func:`field_of` an array, which must be in native byte order. Returns: 0 with an exception set."""
     if is_swapped(array):
         buffer_error(cstring("an array in swapped byte order cannot be exported by DLPack"))
         return 0
@@ -206,11 +213,11 @@ def exportable_field(array):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of the ndarray `py_object`; the caller calls its deleter, once.
+    """Store an owning export of the ndarray `py_object` at `out`. Never a copy; a readonly array's export has the flag.
 
-    Data is the array's own, never a copy; a readonly array's export says so in its flags. Refused with BufferError: dtypes
-    without a DLPack name, swapped byte order, strides that are no multiple of the item size. Needs the GIL, runs
-    Python code for dtypes beyond NumPy's own. Returns 0, or -1 with an exception set and nothing to release.
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code for dtypes that are not NumPy's own.
+    Raises: BufferError for a dtype without a DLPack name, swapped byte order, strides that are no multiple of the item size.
+    Owns: the caller owns the export, and calls its deleter once. The export holds a reference to the array.
     """
     array = ndarray_at(py_object)
     field = exportable_field(array)
@@ -238,12 +245,12 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     return types.int32(0)
 
 
-_RING_WORDS = 1 << 17  # 1 MiB: the strides of at least 2048 arrays, exported one after the other, stay valid
+_RING_WORDS = 1 << 17  # 1 MiB: the strides of the last 2048 borrowed views, or more, stay valid
 
 
 @native
 def strides_ring(words):
-    """The address of `words` words of static memory, good until about 1 MiB more has been asked for."""
+    """Return the address of `words` words of static memory. They are overwritten after about 1 MiB of further requests."""
     ring = static_array("strides_ring", _RING_WORDS)
     cursor = static_array("strides_cursor", 1)
     at = load(cursor)
@@ -257,13 +264,16 @@ def strides_ring(words):
 def dltensor_from_py_object_no_sync(py_object, out):
     """Fill the DLTensor at `out` with a borrowed view of the ndarray `py_object`.
 
-    Data and shape belong to the array. Strides, which DLPack counts in elements and NumPy in bytes, lie in static memory
-    that is used again after some thousand more exports. A readonly array is refused: a borrowed view cannot say it.
-    Needs the GIL, runs Python code for dtypes beyond NumPy's own. Returns 0, or -1 with an exception set.
+    DLPack counts strides in elements, NumPy in bytes. So strides are written to static memory, which is overwritten after
+    some thousand further calls.
+
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code for dtypes that are not NumPy's own.
+    Raises: BufferError for a readonly array, because a borrowed view cannot say so, and as the owning export.
+    Owns: nothing; data and shape belong to the array.
     """
     array = ndarray_at(py_object)
     if array.flags & FLAG_WRITEABLE == 0:
-        return buffer_error(cstring("a readonly array cannot be lent as a DLTensor, which has no readonly flag"))
+        return buffer_error(cstring("a readonly array cannot be borrowed as a DLTensor, which has no readonly flag"))
     field = exportable_field(array)
     if field == 0:
         return types.int32(-1)
@@ -280,9 +290,9 @@ def dltensor_from_py_object_no_sync(py_object, out):
 
 @cfunction(types.void, types.intp)
 def drop_owner(capsule):
-    """Destructor of the capsule that owns a managed tensor for an array.
+    """Destructor of the capsule that owns an array's managed tensor.
 
-    While Python shuts down the tensor is leaked: a deleter that was made in Python (a cffi callback, say) may be gone.
+    While Python shuts down, the managed tensor is leaked: a deleter written in Python (a cffi callback) may be freed already.
     """
     managed = c.PyCapsule_GetPointer(capsule, numpy_state().owner_name)
     if managed != 0 and c.is_finalizing() == 0:
@@ -291,7 +301,7 @@ def drop_owner(capsule):
 
 @native
 def raise_unsound(status):
-    """Set BufferError for what ``ground.dltensor.examine`` found."""
+    """Set BufferError for a status of ``ground.dltensor.examine``."""
     if status == DEVICE:
         buffer_error(cstring("the tensor's memory is on a device that the CPU cannot read; copy it to the CPU first"))
     elif status == DTYPE:
@@ -301,7 +311,7 @@ def raise_unsound(status):
     elif status == SHAPE:
         buffer_error(cstring("the tensor's shape is missing or has a negative extent"))
     elif status == OVERFLOW:
-        buffer_error(cstring("the tensor's number of elements, its strides or its offset lead out of 64 bits"))
+        buffer_error(cstring("the tensor's number of elements, its strides or its offset overflow 64 bits"))
     elif status == NULL_DATA:
         buffer_error(cstring("the tensor's data pointer is NULL although its shape is not empty"))
     else:
@@ -310,7 +320,10 @@ def raise_unsound(status):
 
 @native
 def array_over(at):
-    """A new ndarray over a managed tensor's memory, which does not own it yet; 0 with an exception set."""
+    """Make an ndarray over a managed tensor's memory. Returns: a new reference; 0 with an exception set.
+
+    Owns: the array does not own the managed tensor yet.
+    """
     managed = managed_at(at)
     tensor = dl_tensor_at(at + DL_TENSOR)
     if managed.version.major != 1:
@@ -320,7 +333,7 @@ def array_over(at):
     descr = descr_of(field)
     if descr == 0:
         return 0
-    status = examine(tensor)  # only now: nothing from here on runs Python code
+    status = examine(tensor)  # after descr_of(): that may run Python code, which may change the tensor
     if status != SOUND:
         c.Py_DecRef(descr)
         raise_unsound(status)
@@ -332,7 +345,7 @@ def array_over(at):
         strides = stack(MAX_NDIM)
         for i in range(ndim):
             store(strides + 8 * i, load(tensor.strides + 8 * i) * (field >> 11))
-    flags = FLAG_WRITEABLE if data != 0 else 0  # for memory that NumPy allocates itself they would mean the order
+    flags = FLAG_WRITEABLE if data != 0 else 0  # without data NumPy allocates, and reads flags as the order
     state = numpy_state()
     array = call_word(state.new_from_descr, (state.array_type, descr, ndim, tensor.shape, strides, data, flags, 0))
     if array != 0 and managed.flags & READONLY != 0:
@@ -342,18 +355,20 @@ def array_over(at):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
-    """Fill the pointer at `out_py_object` with a new ndarray over the memory of the DLManagedTensorVersioned at `tensor`.
+    """Store a new ndarray over the memory of the DLManagedTensorVersioned at `tensor` at `out_py_object`.
 
-    On success the tensor is stolen: its deleter is called once, when the last view of the array is gone. On failure it is
-    still the caller's, as with PyTorch's function. An export that is readonly, or cannot say so (a legacy one), makes a
-    readonly array. Needs the GIL. Returns 0, or -1 with an exception set, BufferError for what NumPy cannot view.
+    The array is readonly if the export is, or is a legacy one, which cannot say so.
+
+    Returns: 0; -1 with an exception set. GIL: held. Raises: BufferError if NumPy cannot view the memory.
+    Owns: the array owns the managed tensor; the deleter is called once, when the array's last view is freed. After a failure
+    the caller still owns the managed tensor, as with PyTorch's function.
     """
     array = array_over(tensor)
     if array == 0:
         return types.int32(-1)
     state = numpy_state()
     owner = c.PyCapsule_New(tensor, state.owner_name, 0)
-    if owner == 0 or call_word(state.set_base_object, (array, owner)) & 0xFFFFFFFF != 0:  # which steals the owner
+    if owner == 0 or call_word(state.set_base_object, (array, owner)) & 0xFFFFFFFF != 0:  # steals the reference to the owner
         c.Py_DecRef(array)
         return types.int32(-1)
     c.PyCapsule_SetDestructor(owner, state.drop_owner)
@@ -366,13 +381,13 @@ def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
 
 @cfunction(types.void, types.intp)
 def delete_block(managed):
-    """Deleter of a tensor whose memory is all one block. Any thread, no GIL."""
+    """Deleter of a managed tensor that is one block with its memory. GIL: not needed; any thread may call."""
     c.PyMem_RawFree(managed)
 
 
 @native
 def say(error_ctx, set_error, kind, message):
-    """Tell the caller of the allocator what is wrong, if it wants to know. Returns -1."""
+    """Call the allocator's `set_error` callback, unless it is NULL. Returns -1."""
     if set_error != 0:
         call_word(set_error, (error_ctx, kind, message))
     return types.int32(-1)
@@ -380,10 +395,12 @@ def say(error_ctx, set_error, kind, message):
 
 @cfunction(types.int32, types.intp, types.intp, types.intp, types.intp)
 def managed_tensor_allocator(prototype, out, error_ctx, set_error):
-    """Fill the pointer at `out` with a new managed tensor: device, dtype and shape of the DLTensor at `prototype`, row-major.
+    """Store a new managed tensor at `out`, row-major, with device, dtype and shape of the DLTensor at `prototype`.
 
-    Memory is uninitialised and aligned to 256 bytes. Needs no GIL. Returns 0, or -1 after a call of `set_error`, unless
-    that is NULL: ``BufferError`` for a prototype of which there can be no such memory, ``MemoryError``.
+    The memory is uninitialised and aligned to 256 bytes.
+
+    Returns: 0; -1 after a call of `set_error`, if not NULL: ``BufferError`` for an invalid prototype, or ``MemoryError``.
+    GIL: not needed. Owns: the caller owns the managed tensor.
     """
     wanted = dl_tensor_at(prototype)
     invalid = cstring("BufferError")
@@ -404,7 +421,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
             return say(error_ctx, set_error, invalid, cstring("the prototype has a negative extent"))
         if extent > 0:
             if count > MAX_BYTES // (bits >> 3) // extent:
-                return say(error_ctx, set_error, no_memory, cstring("so many elements fit nowhere"))
+                return say(error_ctx, set_error, no_memory, cstring("the prototype has too many elements for memory"))
             count *= extent
         is_empty |= extent == 0
     size = 0 if is_empty else count * (bits >> 3)
@@ -431,7 +448,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
 
 @cfunction(types.int32, types.int32, types.int32, types.intp)
 def current_work_stream(device_type, device_id, out_current_stream):
-    """Set the pointer at `out_current_stream` to NULL: work on the CPU has no stream. Returns 0, or -1 for other devices."""
+    """Store NULL at `out_current_stream`: the CPU has no stream. Returns: 0; -1 with BufferError set for another device."""
     store(out_current_stream, 0)
     if device_type != 1:
         return buffer_error(cstring("NumPy's arrays are on the CPU (kDLCPU): it has no stream for another device"))
@@ -454,7 +471,7 @@ llvmlite.binding.add_symbol("fastexchange_numpy", address_of(_state))
 
 @once
 def exchange_table():
-    """NumPy's ``DLPackExchangeAPI *``, which lives as long as the process; None if NumPy or CPython is not as expected."""
+    """Make NumPy's ``DLPackExchangeAPI *``, which is never freed. None if NumPy or CPython is not as expected."""
     if not c.verify()["object"] or not _find_numpy_api():
         return None
     _state.owner_name = address_of(_owner_name)
@@ -469,7 +486,7 @@ def exchange_table():
 
 
 def _find_numpy_api() -> bool:
-    """Take the three functions from NumPy's C API."""
+    """Fill in the addresses from NumPy's C API. Return False if the API is not as expected."""
     try:
         from numpy._core import multiarray
     except ImportError:
@@ -485,7 +502,7 @@ def _find_numpy_api() -> bool:
 
 
 def _makes_arrays(table) -> bool:
-    """Whether an array that goes out and comes back is the array that it was."""
+    """Whether arrays that are exported and made again by `table` are equal to the originals."""
     for array in (np.arange(6.0).reshape(2, 3).T, np.zeros((0, 2), np.int8), np.array(3, np.complex64)):
         managed, made = ffi.new("DLManagedTensorVersioned **"), ffi.new("intptr_t *")
         if _call(table.managed_tensor_from_py_object_no_sync, id(array), address_of(managed)):
@@ -500,10 +517,10 @@ def _makes_arrays(table) -> bool:
 
 
 def _call(function, *arguments: int) -> int:
-    """Call a function of a table with the GIL held, which cffi would release."""
+    """Call a function of a table with the GIL held (cffi would release the GIL)."""
     return ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(arguments))(address_of(function))(*arguments)
 
 
 def set_delete_buffer(address: int) -> None:
-    """Let native code know ``buffer.delete_buffer``."""
+    """Fill in the address of ``buffer.delete_buffer``."""
     _state.delete_buffer = address

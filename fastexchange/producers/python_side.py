@@ -1,4 +1,4 @@
-"""What native code of a producer needs of Python: names, functions, addresses, looked up once a process."""
+"""Python objects that a producer's native code needs: names, functions, addresses. Looked up once per process."""
 
 from ..ground import cpython as c
 from ..ground.cpython import OB_ITEM
@@ -6,9 +6,11 @@ from ..ground.native import cstring, load, native, static_array, store
 
 
 def python_side(module: str):
-    """A native function without arguments: the address of the items of the tuple ``PYTHON_SIDE`` of `module`, a full name.
+    """Make a native function without arguments, which returns the address of the items of the tuple ``PYTHON_SIDE`` of `module`.
 
-    The module is imported, and the tuple kept for ever, on the first call. 0 with an exception set if that fails.
+    `module`: a full name. The function's first call imports it, and keeps the tuple for ever.
+
+    Returns (the function): 0 with an exception set if that fails. GIL: held; the first call runs Python code.
     """
     slot_name = f"{module}.PYTHON_SIDE"
 

@@ -1,8 +1,8 @@
-"""PyTorch: what its exchange functions do not check, and its ``__dlpack__`` does not always check either.
+"""PyTorch: checks that its exchange functions omit. Its ``__dlpack__`` omits some of them, too.
 
-PyTorch 2.13's ``dltensor_from_py_object_no_sync`` hands out tensors whose memory is not their value (lazily conjugated or
-negated), that have no memory (fake, zero, wrapper tensors) or that autograd watches. Native code tells those from plain ones
-(``producers.torch_offsets``); here is what happens to a tensor that is not plain, in words.
+PyTorch 2.13's ``dltensor_from_py_object_no_sync`` exports tensors whose memory is not their value (lazily conjugated or
+negated), that have no memory (fake, zero, wrapper tensors) or that autograd tracks. Native code finds these odd tensors
+(``producers.torch_offsets``). This module raises their errors.
 """
 
 import sys
@@ -19,14 +19,14 @@ __all__ = [
 
 
 def is_tensor_type(cls: type) -> bool:
-    """Whether `cls` is a PyTorch tensor type. PyTorch is not imported for it."""
+    """Whether `cls` is a PyTorch tensor type. Does not import PyTorch."""
     torch = sys.modules.get("torch")
     base = getattr(torch, "Tensor", None)
     return isinstance(base, type) and issubclass(cls, base)
 
 
 def overrides_functions(cls: type) -> bool:
-    """Whether a tensor type has a ``__torch_function__`` of its own, which may change what ``__dlpack__`` returns."""
+    """Whether a tensor type overrides ``__torch_function__``, which may change the result of ``__dlpack__``."""
     import torch
 
     own = getattr(cls, "__torch_function__", None)
@@ -35,7 +35,7 @@ def overrides_functions(cls: type) -> bool:
 
 
 def narrow_elements(tensor) -> str | None:
-    """The name of a PyTorch tensor's dtype if that is an integer of less than a byte; None for any other object."""
+    """Return the name of a PyTorch tensor's dtype if it is an integer of less than a byte; None for any other object."""
     if not is_tensor_type(type(tensor)):
         return None
     import torch
@@ -46,9 +46,10 @@ def narrow_elements(tensor) -> str | None:
 
 
 def with_elements_of(made, origin):
-    """What was made of a view of `origin`, with that one's elements, if both are PyTorch's and NumPy has no dtype for them.
+    """Return `made`, a result that views the argument `origin`, with the dtype of `origin`, if both are PyTorch tensors.
 
-    A view of integers of less than a byte is one of bytes: native code knows no more of those.
+    The dtypes differ if NumPy has none for `origin`'s. If `origin` has integers of less than a byte, `made` keeps its bytes:
+    native code does not know more.
     """
     if not is_tensor_type(type(made)) or not is_tensor_type(type(origin)) or narrow_elements(origin) is not None:
         return made
@@ -56,10 +57,10 @@ def with_elements_of(made, origin):
 
 
 def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
-    """Raise BufferError for a tensor whose memory is not its value, or that autograd watches while grad mode is on.
+    """Raise BufferError for a tensor whose memory is not its value, or that autograd tracks while grad mode is on.
 
-    `allows_grad`: autograd has no say. `allows_bits`: integers of less than a byte pass. What else is unusual is left to the
-    tensor's own ``__dlpack__``, which raises what it finds right.
+    For any other odd tensor, raise what its own ``__dlpack__`` raises. `allows_grad`: do not check autograd. `allows_bits`: do
+    not refuse integers of less than a byte.
     """
     try:
         _check(tensor, allows_grad, allows_bits)
@@ -75,7 +76,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     import torch
 
     found = guard()
-    with torch._C.DisableTorchFunctionSubclass():  # what a subclass says of itself in Python need not be so
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's overrides may answer wrongly
         of: Any = torch.Tensor
         requires_grad, tensor_layout = of.requires_grad.__get__(tensor), of.layout.__get__(tensor)
         is_conjugated, is_negated = of.is_conj(tensor), of.is_neg(tensor)
@@ -101,7 +102,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     if is_negated:
         raise BufferError("it is lazily negated, its memory holds the negative; pass its resolve_neg()")
     if is_watched:
-        tensor.detach()  # a subclass may have words of its own
+        tensor.detach()  # a subclass may raise its own error here
         raise BufferError(
             "it requires grad, and autograd would not see what is done with its memory; pass its detach(), or call within "
             "torch.no_grad()"
@@ -113,7 +114,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
 
 
 def check_storage(tensor) -> None:
-    """Raise BufferError for a tensor that goes on where its storage has ended, after a ``resize_()`` of that."""
+    """Raise BufferError for a tensor that ends behind its storage's end, after the storage's ``resize_()``."""
     import torch
 
     try:
@@ -122,31 +123,32 @@ def check_storage(tensor) -> None:
             last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
             end = (tensor.storage_offset() + last + 1) * tensor.element_size()
             is_empty = not tensor.numel()
-    except Exception:  # sparse, nested, fake …: their own __dlpack__ has the word
+    except Exception:  # sparse, nested, fake …: their own __dlpack__ decides
         return
     if end > size and not is_empty:
-        (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # it may have words of its own
+        (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # a subclass may have its own error
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )
 
 
 def _has_tangent(tensor) -> bool:
-    """Whether it is a dual number of forward-mode differentiation, at the level that is open."""
+    """Whether a tensor has a tangent of forward-mode differentiation, at the open level."""
     from torch.autograd import forward_ad
 
     if getattr(forward_ad, "_current_level", 0) < 0:
         return False
     try:
         return forward_ad.unpack_dual(tensor).tangent is not None
-    except Exception:  # fake, functorch's …: their own __dlpack__ has the word
+    except Exception:  # fake, functorch's …: their own __dlpack__ decides
         return False
 
 
 def as_dlpack_raises(tensor, error: Exception) -> Exception:
-    """What the ``__dlpack__`` of `tensor` raises, of which a function of its exchange table has raised `error`.
+    """Return the exception of `tensor`'s ``__dlpack__``, after a function of its exchange table has raised `error`.
 
-    Those raise RuntimeError, with a trace of C++ calls, where that raises BufferError: for element types without a DLPack name.
+    For element types without a DLPack name, ``__dlpack__`` raises BufferError; PyTorch's exchange functions raise RuntimeError,
+    with a C++ stack trace. If ``__dlpack__`` raises nothing, return `error`.
     """
     if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
         return error

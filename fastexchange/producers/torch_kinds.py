@@ -1,6 +1,6 @@
-"""PyTorch's tensors that have no memory with a value for each element, in words: what they are, and what to pass instead.
+"""PyTorch's tensors whose memory does not have a value for each element: what they are, and what to pass instead.
 
-Asked when a tensor has been refused. What PyTorch itself says of them speaks of its own insides, if at all.
+Called after a tensor has been refused. PyTorch's own messages name its internals, if anything.
 """
 
 import sys
@@ -11,10 +11,10 @@ __all__ = ["why_no_memory"]
 
 
 def why_no_memory(tensor) -> str | None:
-    """Why the memory of a PyTorch tensor is not there, or not its value, and what to do; None where its kind does not tell."""
+    """Return why a PyTorch tensor has no memory, or not its value in it, and what to do; None if its kind does not tell."""
     torch: Any = sys.modules["torch"]
     functorch = torch._C._functorch
-    with torch._C.DisableTorchFunctionSubclass():  # what a subclass says of itself in Python need not be so
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's overrides may answer wrongly
         for is_kind, why in (
             (lambda t: _asked(functorch, "is_batchedtensor", t), _BATCHED),
             (lambda t: _asked(functorch, "is_functorch_wrapped_tensor", t), _TRANSFORMED),
@@ -31,14 +31,14 @@ def why_no_memory(tensor) -> str | None:
 
 
 def _asked(module: Any, name: str, tensor) -> bool:
-    """What a function of PyTorch's says, if this version has it."""
+    """Return the answer of PyTorch's function `name`; False if this version does not have it."""
     return hasattr(module, name) and getattr(module, name)(tensor)
 
 
 def _holds(is_kind: Callable[[Any], bool], tensor) -> bool:
     try:
         return bool(is_kind(tensor))
-    except Exception:  # a kind of tensor that cannot be asked
+    except Exception:  # the question fails for this kind of tensor
         return False
 
 
@@ -52,12 +52,12 @@ _BATCHED = (
     "vmap, with the whole batch"
 )
 _TRANSFORMED = (
-    "it is a tensor of a transform of torch.func, which watches what is done with it; call this outside of the transform, "
+    "it is a tensor of a transform of torch.func, which tracks operations on it; call this outside of the transform, "
     "or from a torch.autograd.Function"
 )
 _FAKE = (
-    "it is a FakeTensor, a shape without memory, as torch.compile and torch.export trace with; call this outside of what "
-    "they trace, or from a torch.library.custom_op"
+    "it is a FakeTensor, a shape without memory (torch.compile and torch.export trace with them); call this outside of the "
+    "traced code, or from a torch.library.custom_op"
 )
 _META = (
     "it is on device meta: it has a shape and no memory; make it where the kernel runs, for example by "

@@ -1,4 +1,4 @@
-"""PyTorch: that a storage keeps its memory while something else reads it."""
+"""PyTorch: prevent that ``resize_()`` frees a storage's memory while a kernel reads it."""
 
 import contextlib
 
@@ -6,9 +6,9 @@ __all__ = ["forbid_resizing", "forbid_resizing_of"]
 
 
 def forbid_resizing(tensor) -> None:
-    """From now on ``resize_()`` of the tensor's storage is a RuntimeError, as it is after ``tensor.numpy()``.
+    """Make ``resize_()`` of the tensor's storage raise RuntimeError from now on, as ``tensor.numpy()`` does.
 
-    Otherwise it could free, from another thread, what a kernel reads that runs without the GIL. PyTorch's exports share the
+    Otherwise ``resize_()`` in another thread could free memory that a kernel without the GIL reads. PyTorch's exports share the
     storage and do not prevent it.
     """
     import torch
@@ -23,7 +23,7 @@ def forbid_resizing(tensor) -> None:
 
 
 def forbid_resizing_of(storage) -> None:
-    """:func:`forbid_resizing` of any tensor in a storage."""
+    """:func:`forbid_resizing` for all tensors in a storage."""
     import torch
 
     if _no_modes(torch._C):
@@ -34,14 +34,14 @@ def forbid_resizing_of(storage) -> None:
 
 
 def _view_nothing_of(storage) -> None:
-    """NumPy's view of any tensor in a storage forbids that it is resized, also of one without elements."""
+    """Make a NumPy view of an empty tensor in a storage. Any NumPy view makes PyTorch refuse to resize the storage."""
     import torch
 
     torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, 0, (0,), (1,)).numpy()
 
 
 def _no_modes(torch_c) -> bool:
-    """Whether this thread is in no mode that would see calls of PyTorch's functions. False where that cannot be told."""
+    """Whether no mode in this thread intercepts calls of PyTorch's functions. False if this PyTorch cannot tell."""
     try:
         return not torch_c._len_torch_function_stack() and not torch_c._len_torch_dispatch_stack()
     except AttributeError:
@@ -50,7 +50,7 @@ def _no_modes(torch_c) -> bool:
 
 @contextlib.contextmanager
 def _without_modes():
-    """Modes of the user's (fake tensors, a default device, functions that see all calls) are none of our business meanwhile."""
+    """Disable the user's modes in a ``with`` block: fake tensors, a default device, modes that intercept all calls."""
     import torch
 
     with contextlib.ExitStack() as stack:
