@@ -1,11 +1,8 @@
 """Conversions: ``from_dlpack``, ``to_dlpack``, ``convert``. Zero copy wherever memory can be shared.
 
-Each conversion has two steps:
-
-1. Make an owning export through the source's exchange table (``export``).
-2. Pass the export to the target's ``managed_tensor_to_py_object_no_sync``, which then owns it.
-
-Native code (``exchange.transfer``) makes the calls that have positional arguments of known types; the functions here make others.
+A conversion makes an owning export through the source's exchange table (``export``), and passes it to the target's
+``managed_tensor_to_py_object_no_sync``, which then owns it. Calls with positional arguments of known types take a native fast
+path (``exchange.transfer``); the functions here are its fallback.
 
 Source: DLPack 1.3; Python array API standard 2024.12, ``from_dlpack`` and ``__dlpack__``.
 """
@@ -132,11 +129,8 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     device : None, or the device that the tensor must be on, ``"cpu"`` or ``(1, 0)``; a tensor on another one is copied.
     copy : True: copy; False: raise an error if a copy is needed; None: copy only if needed.
 
-    Raises
-    ------
-    TypeError : `x` cannot be exported.
-    BufferError : a readonly tensor in a legacy capsule, or the producer refuses.
-    ValueError : a bad `max_version`, `device` or `copy`.
+    Raises TypeError if `x` cannot be exported, BufferError for a readonly tensor in a legacy capsule or if the producer refuses,
+    ValueError for a bad `max_version`, `device` or `copy`.
 
     Source: Python array API standard, ``__dlpack__``; DLPack 1.3.
     """

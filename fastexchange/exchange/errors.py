@@ -43,7 +43,7 @@ def elements_named(field: int) -> str:
 
 
 def why_not_computed(field: int, value) -> str:
-    """Return why Numba refuses elements of this field, and what to do. `value`: the argument that is, or contains, the tensor."""
+    """Return why Numba refuses elements of this field, and what to do. `value` is, or contains, the tensor."""
     name, stored = elements_named(field), storage_of(field)
     is_of_ml_dtypes = name in dtype_registry.ML_DTYPES and field < FIRST_PARAMETRIC
     in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if is_of_ml_dtypes else ""
@@ -59,10 +59,7 @@ def why_not_computed(field: int, value) -> str:
 
 
 def why_narrow(tensor) -> str | None:
-    """:func:`why_not_computed` for a PyTorch tensor with integers of less than a byte; None for any other object.
-
-    PyTorch exports these integers as bytes, so their field does not tell.
-    """
+    """:func:`why_not_computed` for PyTorch's integers of less than a byte, which are exported as bytes. None for others."""
     name = torch.narrow_elements(tensor)
     whole = f"{name[:-1]}8" if name else None
     return name and (
@@ -179,7 +176,7 @@ def argument(kernel, position: int) -> str:
 
 
 def check_tensors(kernel, position: int, value) -> None:
-    """Ask PyTorch whether the kernel may take its tensors in `value`. If not, raise what it raises, with the argument's name."""
+    """Raise PyTorch's error, with the argument's name, if the kernel may not take a PyTorch tensor in `value`."""
     if issubclass(type(value), tuple) or type(value) is list:
         for index, item in enumerate(value[:]):
             check_tensors(kernel, item_of(position, index), item)

@@ -118,9 +118,9 @@ class Export:
         return tensor.strides != ffi.NULL and any(tensor.strides[i] < 0 and tensor.shape[i] > 1 for i in range(tensor.ndim))
 
     def into(self, to_object: int):
-        """Make a tensor with `to_object`, a ``managed_tensor_to_py_object_no_sync``. The tensor then owns the export.
+        """Make a tensor with a ``managed_tensor_to_py_object_no_sync``. The tensor then owns the export.
 
-        After a failure the deleter is called once: by `to_object` (PyTorch's does so if it fails late), or by :meth:`release`.
+        After a failure the deleter is called once: by that function (PyTorch's does so if it fails late) or :meth:`release`.
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
         watched = self._watch(address_of(told))
@@ -181,9 +181,8 @@ def _take(address: int):
 
 
 def export_of(tensor, what: str) -> Export:
-    """Make an owning export of any producer's tensor, with the checks that the producer may omit.
+    """Make an owning export of any producer's tensor, with the checks that the producer may omit. `what`: for messages.
 
-    `what`: the function that messages name.
     Raises: TypeError for an object that is no tensor; BufferError; the producer's exception.
     """
     cls = type(tensor)
@@ -237,10 +236,9 @@ def known(cls: type) -> dict[str, int]:
 
 
 def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) -> np.ndarray:
-    """Return a NumPy array over an export's memory. The array then owns the export.
+    """Return a NumPy array over an export's memory, which then owns the export. BufferError if NumPy cannot view the memory.
 
-    `what`: the function that messages name. `storage`: the integer dtype for elements that NumPy has no dtype for.
-    Raises: BufferError if NumPy cannot view the memory.
+    `what`: for messages. `storage`: the integer dtype for elements that NumPy has no dtype for.
     """
     prefix = f"{what}: " if what else ""
     to_object = known(np.ndarray).get("to_object")
@@ -280,9 +278,8 @@ def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export
 def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool) -> np.ndarray:
     """Return a NumPy array over the memory of `tensor`, which the array keeps alive. It is readonly if the export is.
 
-    `storage`: whether the array's kernel takes elements that Numba has no type for as integers with the same bits.
-    Raises: NoNumbaType for elements that such a kernel does not take; BufferError if a CPU cannot read the memory; the
-    producer's exception.
+    `storage`: show elements that Numba has no type for as integers with the same bits.
+    Raises: NoNumbaType for elements that cannot be shown so; BufferError if a CPU cannot read the memory; the producer's.
     """
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype

@@ -77,13 +77,11 @@ def polyfill(cls: type, /) -> None:
     """Set the attribute ``__dlpack_c_exchange_api__`` of `cls` to this package's exchange table, for the whole process.
 
     `cls` must be ``numpy.ndarray``, which has no table of its own yet. Libraries that look for the attribute then read arrays
-    through native functions. A second call does nothing; :func:`unpolyfill` removes the attribute. Consumers may keep the
-    table: it is valid as long as the process runs.
+    through native functions. A second call does nothing; :func:`unpolyfill` removes the attribute. The table itself is never
+    freed, so consumers may keep it. Call this before a library first reads an array: it may remember that there was no table.
 
-    - Call this before such a library first reads an array: it may remember that the type had no table.
-    - A borrowed view cannot say that it is readonly, so the table refuses borrowed views of readonly arrays (``BufferError``).
-      Consumers then take an owning export, or refuse.
-    - An owning export has a readonly flag, but a consumer may ignore it: apache-tvm-ffi 0.1.15 does.
+    A borrowed view cannot say that it is readonly, so the table refuses borrowed views of readonly arrays (``BufferError``).
+    Consumers then take an owning export, or refuse. They may ignore an export's readonly flag: apache-tvm-ffi 0.1.15 does.
 
     Raises TypeError for other types, ValueError for a type that has its own table.
     """

@@ -1,10 +1,8 @@
 """PyTorch tensors without an exchange table (PyTorch before 2.10): exports by PyTorch's C function, without its Python code.
 
 ``x.__dlpack__()`` is Python code: it checks `x`, then calls ``torch.utils.dlpack.to_dlpack``, a C function. The guard makes the
-same checks in memory, in a hundredth of the time.
-
-- If a tensor's dispatch keys are those of a plain tensor, the C function exports it.
-- Otherwise, or if a mode intercepts calls of PyTorch's functions, ``__dlpack__`` is called.
+same checks in memory, in a hundredth of the time. So the C function exports a tensor that has the dispatch keys of a plain one;
+for others, or if a mode intercepts calls of PyTorch's functions, ``__dlpack__`` is called.
 
 Whether a tensor requires grad is not checked here: the guard's caller knows when it matters.
 """
@@ -56,7 +54,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     """Store an owning export of the tensor `py_object` at `out`.
 
     Returns: 0; -1 with the exception of the tensor's ``__dlpack__`` set. GIL: held; may run Python code.
-    Owns: the caller owns the export, and calls its deleter once.
+    Owns: the caller calls the export's deleter once.
     """
     side = python_items()
     if side == 0:

@@ -52,10 +52,9 @@ def is_subtype(cls, base):
 
 @native
 def is_final():
-    """Whether the pending exception is the call's result.
+    """Whether the pending exception, if any, ends the call. Others are cleared: BufferError, and PyTorch's RuntimeError for it.
 
-    A BufferError is not, nor a RuntimeError (PyTorch raises it instead). Such an exception is cleared: the fallback finds a
-    clearer message, or another way.
+    The fallback then finds a clearer message, or another way.
     """
     if PyErr_Occurred() == 0:
         return False
@@ -91,13 +90,9 @@ def runs_backwards(tensor):
 def transfer(state, ob, to):
     """Make a tensor of the type `to` that shares memory with `ob`.
 
-    1. Find both types. 2. Check the tensor. 3. Make an owning export. 4. Check the export. 5. Check the tensor again.
-    6. Make the target's tensor.
-
-    Returns: (a new reference, or 0 with an exception set; True); or (0, False), no exception: the fallback makes the call.
-    GIL: held; the exchange functions may run Python code.
+    Returns: (a new reference, or 0 with an exception set; True); or (0, False): the fallback must make the call.
+    GIL: held; may run Python code.
     """
-    # 1.
     runtime = structs.runtime_at(state.runtime)
     source = find(runtime, Py_TYPE(ob))
     target = find(runtime, to)
@@ -107,19 +102,16 @@ def transfer(state, ob, to):
     takes_all = structs.entry_at(target).takes_all
     if structs.entry_at(target).guard == 0 and structs.entry_at(target).kind != structs.KIND_NDARRAY:
         return 0, False  # after a failure, another function may or may not own the tensor: the fallback finds out
-    # 2.
     guard = structs.entry_at(source).guard
     is_own_memory = structs.entry_at(source).is_own_memory != 0
     if to_object == 0 or is_odd(guard, ob):
         return 0, False
-    # 3.
     out = stack(1)
     store(out, 0)
     if call_int(structs.entry_at(source).managed, (ob, out)) != 0 or load(out) == 0:
         return 0, is_final()
     export = load(out)
     managed = managed_at(export)
-    # 4.
     if managed.version.major != 1:  # of another major version, only the deleter's place is known
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
@@ -133,14 +125,12 @@ def transfer(state, ob, to):
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
-    # 5.
     if is_odd(guard, ob):  # the export may have run Python code that changed the tensor
         delete_managed(export)
         return 0, False
     if guard != 0 and not is_empty(tensor) and is_short(guard, ob, end_of(tensor) if is_own_memory else 0):
         delete_managed(export)
         return 0, False
-    # 6.
     made = stack(1)
     store(made, 0)
     if call_int(to_object, (export, made)) != 0 or load(made) == 0:
@@ -157,10 +147,7 @@ def transfer(state, ob, to):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_transfer(callable_, args, nargsf, kwnames):
-    """Vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two).
-
-    Returns: a new reference, or 0 with an exception set.
-    """
+    """Vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
     state = transfer_at(load(callable_ + CALLABLE_CONTEXT))
     nargs = nargsf & c.NARGS_MASK
     if kwnames == 0:

@@ -151,8 +151,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
     Returns: 0; -1 with an exception set. GIL: held; runs Python code only if a class written in Python has ``__buffer__``.
     Raises: BufferError for a buffer that DLPack cannot describe.
-    Owns: the caller owns the export, and calls its deleter once. Until then the buffer is held: a bytearray, for example,
-    cannot be resized.
+    Owns: the caller calls the export's deleter once. Until then the buffer is held: a bytearray, say, cannot be resized.
     """
     at = new_managed(0, EXTRA_BYTES)
     if at == 0:

@@ -87,13 +87,10 @@ def take(capsule, out):
 def export(py_object, out):
     """Store an owning export of `py_object` at `out`.
 
-    1. Call ``__dlpack__(max_version=(1, 3))``. 2. If that raises TypeError, call ``__dlpack__()``. 3. Consume the capsule.
+    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``. Does not call ``__dlpack_device__``
+    (1.3 µs for PyTorch): the export tells its device, and a consumer on the CPU has no stream to pass.
 
-    ``__dlpack_device__`` is not called: the export tells its device, and a consumer on the CPU has no stream to pass. (PyTorch's
-    takes 1.3 µs.)
-
-    Returns: 0; -1 with an exception set. GIL: held; runs Python code.
-    Owns: the caller owns the export, and calls its deleter once.
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code. Owns: the caller calls the export's deleter once.
     """
     side = python_items()
     if side == 0:

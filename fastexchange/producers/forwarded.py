@@ -20,8 +20,7 @@ python_items = python_side("fastexchange.exchange.wrappers")  # imported when th
 def export(py_object, out):
     """Store an owning export at `out`, of the object that ``exchange.wrappers`` finds for `py_object`.
 
-    Returns: 0; -1 with an exception set. GIL: held; runs Python code.
-    Owns: the caller owns the export, and calls its deleter once.
+    Returns: 0; -1 with an exception set. GIL: held; runs Python code. Owns: the caller calls the export's deleter once.
     """
     side = python_items()
     if side == 0:

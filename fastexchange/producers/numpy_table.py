@@ -1,8 +1,7 @@
 """An exchange table for NumPy, which has none: all five functions of DLPack's C exchange API.
 
-NumPy's C API makes the arrays. Its function table is public (``numpy.core.multiarray._ARRAY_API``); its indices have not changed
-since NumPy 1.7. Native code finds the functions in a static struct, by a symbol's name, so that machine code can be cached on
-disk.
+NumPy's C API makes the arrays. Its function table is public (``numpy.core.multiarray._ARRAY_API``), with the same indices since
+NumPy 1.7. Native code finds the functions by the name of a symbol, so that its machine code can be cached on disk.
 
 Source: DLPack 1.3, ``DLPackExchangeAPI``; NumPy's C API, ``numpy/__multiarray_api.h``.
 """
@@ -107,11 +106,7 @@ def buffer_error(message):
 
 @native
 def field_of(array):
-    """Code and bits of an ndarray's elements.
-
-    Returns: 0 if DLPack has no name for them, or, with an exception set, if a Python call failed.
-    GIL: held; runs Python code for a dtype that is not in FIELDS.
-    """
+    """Code and bits of an ndarray's elements. Returns: 0 if DLPack has no name for them, or with an exception set."""
     type_num = types.intp(descr_at(array.descr).type_num)
     if 0 <= type_num < 64 and FIELDS[type_num] != 0:
         return FIELDS[type_num]
@@ -132,10 +127,7 @@ def _registered_field(dtype: np.dtype) -> int:
 
 @native
 def descr_of(field):
-    """Find the dtype object of this code and bits.
-
-    Returns: a new reference; 0 with an exception set. GIL: held; runs Python code for a dtype that is not in TYPE_NUMBERS.
-    """
+    """Find the dtype object of this code and bits. Returns: a new reference; 0 with an exception set."""
     code, size = field & 0xFF, field >> 11
     if code < 8 and field >> 8 == 8 * size and size < 32:
         number = TYPE_NUMBERS[code << 5 | size]
@@ -160,7 +152,7 @@ def _registered_dtype(field: int) -> np.dtype:
 
 
 PYTHON_SIDE = _registered_field, _registered_dtype
-"""Functions for dtypes that are not NumPy's own."""
+"""Functions for dtypes that are not NumPy's own; so these run Python code."""
 python_items = python_side("fastexchange.producers.numpy_table")
 
 
@@ -213,11 +205,11 @@ def exportable_field(array):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Store an owning export of the ndarray `py_object` at `out`. Never a copy; a readonly array's export has the flag.
+    """Store an owning export of the ndarray `py_object` at `out`. Never a copy; readonly if the array is.
 
     Returns: 0; -1 with an exception set. GIL: held; runs Python code for dtypes that are not NumPy's own.
     Raises: BufferError for a dtype without a DLPack name, swapped byte order, strides that are no multiple of the item size.
-    Owns: the caller owns the export, and calls its deleter once. The export holds a reference to the array.
+    Owns: the caller calls the export's deleter once.
     """
     array = ndarray_at(py_object)
     field = exportable_field(array)
@@ -264,12 +256,10 @@ def strides_ring(words):
 def dltensor_from_py_object_no_sync(py_object, out):
     """Fill the DLTensor at `out` with a borrowed view of the ndarray `py_object`.
 
-    DLPack counts strides in elements, NumPy in bytes. So strides are written to static memory, which is overwritten after
-    some thousand further calls.
-
     Returns: 0; -1 with an exception set. GIL: held; runs Python code for dtypes that are not NumPy's own.
-    Raises: BufferError for a readonly array, because a borrowed view cannot say so, and as the owning export.
-    Owns: nothing; data and shape belong to the array.
+    Raises: BufferError as the owning export, and for a readonly array: a borrowed view cannot say so.
+    Owns: nothing. The array owns data and shape. Strides, in elements, are in static memory: some thousand further calls
+    overwrite them.
     """
     array = ndarray_at(py_object)
     if array.flags & FLAG_WRITEABLE == 0:
@@ -320,10 +310,7 @@ def raise_unsound(status):
 
 @native
 def array_over(at):
-    """Make an ndarray over a managed tensor's memory. Returns: a new reference; 0 with an exception set.
-
-    Owns: the array does not own the managed tensor yet.
-    """
+    """Make an ndarray over a managed tensor's memory, not yet its owner. Returns: a new reference; 0 with an exception set."""
     managed = managed_at(at)
     tensor = dl_tensor_at(at + DL_TENSOR)
     if managed.version.major != 1:
@@ -357,11 +344,10 @@ def array_over(at):
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
     """Store a new ndarray over the memory of the DLManagedTensorVersioned at `tensor` at `out_py_object`.
 
-    The array is readonly if the export is, or is a legacy one, which cannot say so.
+    The array is readonly if the export is, or if it cannot say (a legacy one).
 
-    Returns: 0; -1 with an exception set. GIL: held. Raises: BufferError if NumPy cannot view the memory.
-    Owns: the array owns the managed tensor; the deleter is called once, when the array's last view is freed. After a failure
-    the caller still owns the managed tensor, as with PyTorch's function.
+    Returns: 0; -1 with an exception set, BufferError if NumPy cannot view the memory. GIL: held.
+    Owns: the array and its views own the managed tensor. After a failure the caller still does, as with PyTorch's function.
     """
     array = array_over(tensor)
     if array == 0:
@@ -397,10 +383,8 @@ def say(error_ctx, set_error, kind, message):
 def managed_tensor_allocator(prototype, out, error_ctx, set_error):
     """Store a new managed tensor at `out`, row-major, with device, dtype and shape of the DLTensor at `prototype`.
 
-    The memory is uninitialised and aligned to 256 bytes.
-
+    Its memory is uninitialised and aligned to 256 bytes. GIL: not needed.
     Returns: 0; -1 after a call of `set_error`, if not NULL: ``BufferError`` for an invalid prototype, or ``MemoryError``.
-    GIL: not needed. Owns: the caller owns the managed tensor.
     """
     wanted = dl_tensor_at(prototype)
     invalid = cstring("BufferError")

@@ -6,11 +6,9 @@ from ..ground.native import cstring, load, native, static_array, store
 
 
 def python_side(module: str):
-    """Make a native function without arguments, which returns the address of the items of the tuple ``PYTHON_SIDE`` of `module`.
+    """Make a native function that returns the address of the items of ``PYTHON_SIDE``, a tuple in the module of this full name.
 
-    `module`: a full name. The function's first call imports it, and keeps the tuple for ever.
-
-    Returns (the function): 0 with an exception set if that fails. GIL: held; the first call runs Python code.
+    The function's first call imports the module, and keeps the tuple for ever. If that fails it returns 0, with an exception set.
     """
     slot_name = f"{module}.PYTHON_SIDE"
 

@@ -48,8 +48,7 @@ def narrow_elements(tensor) -> str | None:
 def with_elements_of(made, origin):
     """Return `made`, a result that views the argument `origin`, with the dtype of `origin`, if both are PyTorch tensors.
 
-    The dtypes differ if NumPy has none for `origin`'s. If `origin` has integers of less than a byte, `made` keeps its bytes:
-    native code does not know more.
+    NumPy may have no such dtype. Integers of less than a byte stay bytes, as in native code.
     """
     if not is_tensor_type(type(made)) or not is_tensor_type(type(origin)) or narrow_elements(origin) is not None:
         return made
@@ -59,8 +58,8 @@ def with_elements_of(made, origin):
 def check(tensor, allows_grad: bool = False, allows_bits: bool = False) -> None:
     """Raise BufferError for a tensor whose memory is not its value, or that autograd tracks while grad mode is on.
 
-    For any other odd tensor, raise what its own ``__dlpack__`` raises. `allows_grad`: do not check autograd. `allows_bits`: do
-    not refuse integers of less than a byte.
+    For any other odd tensor, raise what its own ``__dlpack__`` raises. `allows_grad`: ignore autograd. `allows_bits`: accept
+    integers of less than a byte.
     """
     try:
         _check(tensor, allows_grad, allows_bits)
@@ -147,8 +146,7 @@ def _has_tangent(tensor) -> bool:
 def as_dlpack_raises(tensor, error: Exception) -> Exception:
     """Return the exception of `tensor`'s ``__dlpack__``, after a function of its exchange table has raised `error`.
 
-    For element types without a DLPack name, ``__dlpack__`` raises BufferError; PyTorch's exchange functions raise RuntimeError,
-    with a C++ stack trace. If ``__dlpack__`` raises nothing, return `error`.
+    For element types without a DLPack name ``__dlpack__`` raises BufferError, the functions RuntimeError with a C++ stack trace.
     """
     if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
         return error

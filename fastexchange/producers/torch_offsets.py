@@ -1,10 +1,8 @@
 """The memory layout of PyTorch tensors, found by experiment: offsets with which native code tells plain tensors from odd ones.
 
-Each question to PyTorch costs a call. The answers are in memory: in the tensor's dispatch keys and its autograd metadata.
-
-1. This module finds the offsets and verifies them on tensors of every kind.
-2. If an offset cannot be verified, native code asks PyTorch's C functions instead (``dispatch.torch_queries``).
-3. If those find a tensor odd, Python decides (``producers.torch.check``).
+Each question to PyTorch costs a call. The answers are in memory: in the tensor's dispatch keys and its autograd metadata. This
+module finds the offsets and verifies them on tensors of every kind. If that fails, native code asks PyTorch's C functions
+(``dispatch.torch_queries``); if a tensor seems odd to native code, Python decides (``producers.torch.check``).
 """
 
 import contextlib
@@ -170,7 +168,7 @@ class Guard:
             return self._not_one("keys", implementation=in_object, keys=in_tensor, autograd=autograd)
         allowed = functools.reduce(int.__or__, map(keys_of, plain + views + watched))
         if any(keys_of(tensor) & ~allowed == 0 for tensor in odd):
-            self.why["keys"] = "an odd tensor has no dispatch key that plain tensors do not have"
+            self.why["keys"] = "an odd tensor has only dispatch keys that plain tensors have, too"
             return False
         allowed |= _keys_of_cuda(keys_of(plain[0]))
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
@@ -247,11 +245,7 @@ class Guard:
         return True
 
     def _find_autograd(self) -> bool:
-        """Find the fields of the autograd metadata. Check them against ``requires_grad`` on tensors of every kind.
-
-        1. ``requires_grad``, ``is_view``. 2. ``grad_fn``. 3. ``base``, ``has_base``. 4. ``is_grad_enabled``. 5. ``tangent``.
-        6. Check.
-        """
+        """Find the fields of the autograd metadata. Check them against ``requires_grad`` on tensors of every kind."""
         views, watched = _views(), _watched_tensors()
         leaves, results = [t for t in watched if t.is_leaf], [t for t in watched if not t.is_leaf and not t._is_view()]
         cleared = [t.clone().requires_grad_().requires_grad_(False) for t in _plain_tensors() if t.is_floating_point()]
@@ -261,21 +255,19 @@ class Guard:
             read = [(self._known(tensor), 1) for tensor in ones] + [(self._known(tensor), 0) for tensor in zeros]
             return _offsets(1, lambda at: all(_byte(known + at) == wanted for known, wanted in read))
 
-        # 1. A byte of an address may be 1 in all leaves by chance, so the flag must also change when it is set and cleared.
+        # A byte of an address may be 1 in all leaves by chance, so the flag must also change when it is set and cleared.
         set_and_cleared = self._switched()
         requires_grad = [at for at in flag(leaves, cleared + results + unwatched_views) if at in set_and_cleared]
         is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
-        # 2.
         having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
         written = self._written(_watched_in_place)
         grad_fn = [at for at in written if all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking)]
-        # 3. `has_base` is behind `base`. All views have a base, so there is no example of a 0. It is the first byte of a word;
-        # the first byte of an aligned address is never 1.
         base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
+        # `has_base` is behind `base`. All views have a base, so there is no example of a 0. It is the first byte of a word; the
+        # first byte of an aligned address is never 1.
         has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD and at % _WORD == 0]
-        # 4.
         switch = _grad_mode_function()
-        # 5. Forward-mode differentiation keeps its tangents in the autograd metadata, too.
+        # Forward-mode differentiation keeps its tangents in the autograd metadata, too.
         others = list(map(self._known, leaves + results + views + cleared))
         duals = [_dual(), _dual()]
         differentiated = list(map(self._known, duals))
@@ -286,7 +278,7 @@ class Guard:
                 "autograd", requires_grad=requires_grad, is_view=is_view, grad_fn=grad_fn[:1], tangent=tangent[:1],
                 base=base[:1], has_base=has_base[:1], is_grad_enabled=[switch] if switch else [],
             )  # fmt: skip
-        # 6. The first of several: later ones are second words of smart pointers, or memory behind a plain tensor's metadata.
+        # The first of several: later ones are second words of smart pointers, or memory behind a plain tensor's metadata.
         self._set(
             requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
             is_grad_enabled=switch, tangent=tangent[0],
@@ -338,9 +330,7 @@ class Guard:
         return offsets
 
     def _written(self, change) -> list[int]:
-        """Return the offsets of words in the autograd metadata that `change`, a function of a tensor, makes nonzero.
-
-        Several tensors are changed, one after the other.
+        """Return the offsets of words in the autograd metadata that `change` makes nonzero in each of several tensors.
 
         A difference between two tensors proves nothing: the unused part of a short string, for example, keeps the bytes of
         the object that had this memory before.
@@ -420,10 +410,10 @@ def keys_of(tensor) -> int:
 
 
 def _keys_of_cuda(plain: int) -> int:
-    """Return the dispatch keys that only plain tensors on a GPU have: the backend's and autocast's. 0 if they cannot be verified.
+    """Return the dispatch keys that plain tensors on a GPU have and on the CPU lack: the backend's and autocast's.
 
-    `plain`: the keys of a plain tensor on the CPU. There may be no GPU to make a tensor on, so PyTorch is asked for the keys
-    by name. The CPU's keys by name must be in `plain`. After a 0, all tensors on a GPU are odd.
+    There may be no GPU, so PyTorch is asked for the keys by name. `plain`, the keys of a plain tensor on the CPU, must have the
+    CPU's keys by name. If not, return 0: then all tensors on a GPU are odd.
     """
     import torch
 
