@@ -180,7 +180,7 @@ def convert(x, to: type, /, *, copy=None):
     Raises
     ------
     TypeError : `x` cannot be exported, or `to` is not a type of tensors.
-    BufferError : the memory cannot be shared: the producer refuses, the target cannot view it, or `copy` is False.
+    BufferError : the memory cannot be shared: the producer refuses, the target cannot view it, or `copy` forbids a needed copy.
     ValueError : a `copy` that is neither True, False nor None.
 
     Source: DLPack 1.3, ``DLPackExchangeAPI``.

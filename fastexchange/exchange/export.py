@@ -279,7 +279,7 @@ def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool
     """Return a NumPy array over the memory of `tensor`, which the array keeps alive. It is readonly if the export is.
 
     `storage`: show elements that Numba has no type for as integers with the same bits.
-    Raises: NoNumbaType for elements that cannot be shown so; BufferError if a CPU cannot read the memory; the producer's.
+    Raises: NoNumbaType for other elements; BufferError if a CPU cannot read the memory; the producer's exception.
     """
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype

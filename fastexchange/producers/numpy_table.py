@@ -342,7 +342,7 @@ def array_over(at):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
-    """Store a new ndarray over the memory of the DLManagedTensorVersioned at `tensor` at `out_py_object`.
+    """Store at `out_py_object` a new ndarray over the memory of the DLManagedTensorVersioned at `tensor`.
 
     The array is readonly if the export is, or if it cannot say (a legacy one).
 

@@ -146,7 +146,7 @@ def _has_tangent(tensor) -> bool:
 def as_dlpack_raises(tensor, error: Exception) -> Exception:
     """Return the exception of `tensor`'s ``__dlpack__``, after a function of its exchange table has raised `error`.
 
-    For element types without a DLPack name ``__dlpack__`` raises BufferError, the functions RuntimeError with a C++ stack trace.
+    For element types without a DLPack name it raises BufferError; the table's functions raise RuntimeError with a C++ trace.
     """
     if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
         return error
