@@ -1,1 +1,1 @@
-"""Tensors in and out: which way a type takes, exports, conversions, and what is said of tensors that are refused."""
+"""Tensors in and out: discovery of types, exports, conversions, error messages."""

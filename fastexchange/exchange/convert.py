@@ -113,7 +113,7 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
             return from_dlpack(_moved(what, x, copy), dtype=dtype)
         array = to_numpy(export, what)
     if wanted is not None and array.dtype != wanted:
-        raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= is no cast: use .astype()")
+        raise TypeError(f"{what}: the elements are {array.dtype}, not {wanted}; dtype= does not cast: use .astype()")
     return array.copy(order="K") if copy else array
 
 
@@ -146,7 +146,7 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
     with export_of(_moved(what, x, copy), what) as moved:
         if moved.device != _CPU:
             place = device_name(moved.tensor.device)
-            raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, and left it on {place}")
+            raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, but left it on {place}")
         return _capsule(what, moved, is_versioned, copy)
 
 
@@ -205,7 +205,7 @@ def convert(x, to: type, /, *, copy=None):
             _check_sound(what, export.tensor)
             why = _why_not_shared(export, to)
             if why and copy is False:
-                raise BufferError(f"{what}: {why}, and copy=False rules out a copy of this one")
+                raise BufferError(f"{what}: {why}, so a copy is needed, but copy is False")
             is_on_cpu = export.is_on_cpu
             is_final = copy is False or not is_on_cpu or _has_table(to)
             if not why:
@@ -244,7 +244,7 @@ def _why_not_shared(export: Export, to: type) -> str:
         if export.runs_backwards:
             return f"{type_name(to)} has no negative strides"
     if not _has_table(to) and not export.is_in_c_order and _misreads_strides(to):
-        return f"the from_dlpack of this version of {type_name(to)} overlooks strides"
+        return f"the from_dlpack of this version of {type_name(to)} ignores strides"
     return ""
 
 
@@ -270,7 +270,7 @@ def _check_shared(what: str, made, address: int) -> None:
     """Raise BufferError if the tensor `made` does not begin at `address`, because its framework has made a copy."""
     with export_of(made, what) as export:
         if export.data != address:
-            raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied this one, which copy=False rules out")
+            raise BufferError(f"{what}: the framework of {type_name(type(made))} has copied the tensor, but copy is False")
 
 
 def maker(what: str, to: type, is_exact: bool = True):
@@ -292,7 +292,7 @@ def maker(what: str, to: type, is_exact: bool = True):
                 made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
         except RuntimeError as error:  # PyTorch, JAX and pyarrow raise it in place of BufferError
             reason = str(error).partition("\n")[0]
-            raise BufferError(f"{what}: there is no {type_name(to)} of {kind}: {reason}") from error
+            raise BufferError(f"{what}: no {type_name(to)} can be made of {kind}: {reason}") from error
         if is_exact and not isinstance(made, to):
             raise TypeError(
                 f"{what}: no {type_name(to)} can be made: its framework makes a {type_name(type(made))}; convert to that type"
@@ -352,7 +352,7 @@ def _own_from_dlpack(what: str, to: type):
                 found = getattr(importlib.import_module(name), "from_dlpack", None)
             if callable(found) and _root(found) in (*its_own, ""):  # otherwise imported from another framework
                 return found
-    raise TypeError(f"{what}: {type_name(to)} has no exchange table, and its framework no from_dlpack: it is no type of tensors")
+    raise TypeError(f"{what}: {type_name(to)} is no tensor type: it has no exchange table, and its framework has no from_dlpack")
 
 
 def _root(thing) -> str:
@@ -369,7 +369,7 @@ def _moved(what: str, x, copy):
     """Let the framework of `x` copy it to the CPU."""
     name = f"a {type_name(type(x))}"
     if copy is False:
-        raise BufferError(f"{what}: {name} is not on the CPU, and copy=False rules out a copy")
+        raise BufferError(f"{what}: {name} is not on the CPU, so a copy is needed, but copy is False")
     try:
         capsule = x.__dlpack__(max_version=VERSION, dl_device=_CPU, copy=copy)
     except (AttributeError, TypeError) as error:
@@ -407,7 +407,7 @@ def _device(what: str, device) -> tuple[int, int]:
         raise ValueError(f"{what}: device {shown(device)} is not known; pass 'cpu' or a pair (device type, device id)")
     found = _pair(device)
     if found is None:
-        raise ValueError(f"{what}: device is 'cpu' or a pair (device type, device id), not {shown(device)}")
+        raise ValueError(f"{what}: device must be 'cpu' or a pair (device type, device id), not {shown(device)}")
     return found
 
 
@@ -423,7 +423,7 @@ def _pair(value) -> tuple[int, int] | None:
 
 def _check_copy(what: str, copy) -> None:
     if copy is not None and copy is not True and copy is not False:
-        raise ValueError(f"{what}: copy is True, False or None, not {shown(copy)}")
+        raise ValueError(f"{what}: copy must be True, False or None, not {shown(copy)}")
 
 
 def _is_versioned(what: str, max_version: Any) -> bool:
@@ -431,5 +431,5 @@ def _is_versioned(what: str, max_version: Any) -> bool:
         return False
     version = _pair(max_version)
     if version is None:
-        raise ValueError(f"{what}: max_version is None or a pair (major, minor), not {shown(max_version)}")
+        raise ValueError(f"{what}: max_version must be None or a pair (major, minor), not {shown(max_version)}")
     return version >= (1, 0)

@@ -51,7 +51,7 @@ class Discovery:
     """How instances of a type become kernel arguments."""
 
     path: str
-    """One of ``c-exchange``, ``ndarray``, ``buffer``, ``dunder``, ``scalar``, ``tuple``, ``numba``."""
+    """One of the ``PATH_*`` names."""
     entry: dict[str, int]
     """The fields of the type's ``fx_entry``."""
     notes: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ _REQUIRED = (
 
 
 def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
-    """The ``DLPackExchangeAPI *`` of our major version in `capsule`, or None and a note."""
+    """Return the ``DLPackExchangeAPI *`` of our major version in `capsule`. If there is none, return None and add a note."""
     if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
         header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
     elif type(capsule) is CapsuleType and PyCapsule_IsValid(capsule, CAPSULE_NAME):
@@ -94,12 +94,12 @@ def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
         if header.prev_api == ffi.NULL:
             break
         header = header.prev_api
-    notes.append(f"its exchange table is of DLPack version {newest}, with none of major version {MAJOR} behind it")
+    notes.append(f"its exchange table is of DLPack version {newest}, and no older one (prev_api) is of major version {MAJOR}")
     return None
 
 
 def _defining_class(cls: type, name: str) -> int | None:
-    """The index in the MRO of the class that defines `name`."""
+    """Return the index in the MRO of the class that defines `name`; None if no class does."""
     for index, base in enumerate(cls.__mro__):
         if name in vars(base):
             return index
@@ -126,12 +126,12 @@ def is_wrapper(thing) -> bool:
 
 
 def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
-    """A wrapper around a tensor of a type with an exchange table."""
+    """Rule for a wrapper around a tensor whose type has an exchange table."""
     if not is_wrapper_type(cls) and (instance is None or not is_wrapper(instance)):
         return None
     notes.append(
-        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but leads to another object: each call "
-        "exports that, or calls __dlpack__ if that has no exchange table"
+        f"its {EXCHANGE_ATTRIBUTE} is no PyCapsule named {CAPSULE_NAME.decode()!r} but another object: each call exports that "
+        "object, or calls __dlpack__ if that object has no exchange table"
     )
     managed = forwarded.managed_tensor_from_py_object_no_sync.address
     return Discovery(PATH_EXCHANGE, {"kind": structs.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
@@ -155,7 +155,7 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
     if capsule is None or is_wrapper_type(cls):
         return None
     if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
-        notes.append("its __torch_function__ sees calls of __dlpack__: each call makes one")
+        notes.append("its __torch_function__ intercepts __dlpack__: each call calls __dlpack__")
         return None
     capsule_at, dunder_at = _defining_class(cls, attribute), _defining_class(cls, "__dlpack__")
     if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
@@ -166,7 +166,7 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
 
 
 def _exchange(cls: type, notes: list[str]) -> Discovery | None:
-    """A type with an exchange table of its own or inherited."""
+    """Rule for a type with an exchange table, own or inherited."""
     found = own_table(cls, notes)
     if found is None:
         return None
@@ -194,7 +194,7 @@ def _guard(cls: type, notes: list[str]) -> int:
         return 0
     guard = torch_offsets.guard()
     if not guard.knows_all:
-        notes.append("this PyTorch's tensors are not laid out as expected: PyTorch is asked about each, and it is exported")
+        notes.append("this PyTorch's tensors do not have the expected layout: PyTorch is asked about each, and each is exported")
     return guard.address_for(cls)
 
 
@@ -206,7 +206,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         notes.append("it has __dlpack__ but no __dlpack_device__")
         return None
     if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
-        notes.append(f"it has no {EXCHANGE_ATTRIBUTE} to be used: each call takes a capsule of torch.utils.dlpack.to_dlpack")
+        notes.append(f"it has no usable {EXCHANGE_ATTRIBUTE}: each call takes a capsule of torch.utils.dlpack.to_dlpack")
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
         return Discovery(PATH_DUNDER, {
             "kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,

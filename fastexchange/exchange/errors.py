@@ -18,7 +18,7 @@ _OF_CUDA = (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAManaged)
 
 
 def device_name(device) -> str:
-    """A ``DLDevice`` as ``kDLCUDA:0``."""
+    """Return the name of a ``DLDevice``, for example ``kDLCUDA:0``."""
     try:
         return f"{DLDeviceType(int(device.device_type)).name}:{device.device_id}"
     except ValueError:
@@ -71,7 +71,7 @@ def why_narrow(tensor) -> str | None:
 _WIDER = {
     "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
 }  # fmt: skip
-"""By how the name of an element type begins: to what it is converted."""
+"""Prefixes of element types' names, and the dtype to convert such elements to."""
 
 
 def _holds_torch(value) -> bool:
@@ -100,7 +100,7 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     if status == structs.STATUS_DEVICE and is_for_cuda:
         return f"its memory is on device {device_name(tensor.device)}, which a CUDA kernel cannot read; copy it to the GPU first"
     if status == structs.STATUS_MISALIGNED:
-        return "its elements do not lie at multiples of their size, where a GPU could read them; pass a copy of it"
+        return "its elements are not aligned to their size, so a GPU cannot read them; pass a copy of it"
     if status == structs.STATUS_DEVICE:
         return f"its memory is on device {device_name(tensor.device)}, which a CPU kernel cannot read; copy it to the CPU first"
     if status == structs.STATUS_NULL_DATA:
@@ -117,7 +117,7 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     if status == structs.STATUS_SHAPE:
         return "its shape is missing or has a negative extent"
     if status == structs.STATUS_OVERFLOW:
-        return "its number of elements, its strides or its offset lead out of 64 bits"
+        return "its number of elements, its strides or its offset overflow 64 bits"
     if status == structs.STATUS_VERSION:
         return "it was exported with a DLPack ABI of another major version than 1"
     if status == structs.STATUS_CHANGED:
@@ -208,7 +208,7 @@ def refuse_device(kernel, position: int, value, device: int, other: int) -> NoRe
     """Raise BufferError for `value`, which is on another CUDA device than the arguments before it."""
     refuse_value(
         kernel, position, value,
-        f"its memory is on device kDLCUDA:{device}, that of an argument before it on kDLCUDA:{other}; copy one of them",
+        f"its memory is on device kDLCUDA:{device}, but an earlier argument is on kDLCUDA:{other}; copy one of them",
     )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
 
 
 def mixed(kernel, position: int, why: str) -> str:
-    """The message for a list whose items differ."""
+    """Return the message for a list whose items differ; `why`: how."""
     return (
         f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; pass a "
         "tuple, or convert them"

@@ -188,7 +188,7 @@ def export_of(tensor, what: str) -> Export:
     cls = type(tensor)
     try:
         managed = exporter_of(tensor)
-    except BufferError as error:  # of a check
+    except BufferError as error:  # raised by a check
         raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
     if managed and issubclass(cls, np.ndarray) and dtype_registry.key_of(dtype_of(tensor)) is None:
         dtype = dtype_of(tensor)

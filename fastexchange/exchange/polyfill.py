@@ -41,9 +41,7 @@ def _dunder_capsule():
 def exchange_api(cls: type, /):
     """Return the PyCapsule ``"dlpack_exchange_api"`` for tensors of the type `cls`: its own, or this package's.
 
-    It holds a ``DLPackExchangeAPI *`` that lives as long as the process (DLPack 1.3). Types with an exchange table have
-    their own; ``numpy.ndarray`` and its subclasses have this package's, all functions native; any other type with
-    ``__dlpack__``, a subclass that overrides it included, gets a table whose owning export calls that method.
+    The capsule holds a ``DLPackExchangeAPI *`` that is valid as long as the process runs (DLPack 1.3):
 
     Raises TypeError if `cls` is no type, or a type without any of these.
 
@@ -72,7 +70,7 @@ def exchange_api(cls: type, /):
 
 
 def polyfill(cls: type, /) -> None:
-    """Give `cls` this package's exchange table as its ``__dlpack_c_exchange_api__``, for every consumer in the process.
+    """Set the attribute ``__dlpack_c_exchange_api__`` of `cls` to this package's exchange table, for the whole process.
 
     Use it for ``numpy.ndarray``, which has no table yet: libraries that look for the attribute then read arrays by native
     functions. Does nothing if `cls` is polyfilled already; :func:`unpolyfill` undoes it. Consumers may keep the table, which is
@@ -94,7 +92,7 @@ def polyfill(cls: type, /) -> None:
             return
         namespace = _namespace(cls)
         if EXCHANGE_ATTRIBUTE in namespace:
-            raise ValueError(f"{type_name(cls)} has an exchange table of its own, which stays")
+            raise ValueError(f"{type_name(cls)} already has an exchange table of its own")
         namespace[EXCHANGE_ATTRIBUTE] = capsule
         _polyfilled.add(cls)
         PyType_Modified(cls)

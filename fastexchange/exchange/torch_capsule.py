@@ -51,7 +51,7 @@ def is_seen(is_mode_enabled):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Fill the pointer at `out` with an owning export of the tensor `py_object`; the caller calls its deleter, once.
+    """Store an owning export of the tensor `py_object` at `out`.
 
     Returns: 0, or -1 with an exception set. Raises: the exceptions of ``__dlpack__``. GIL: held; may run Python code.
     """

@@ -31,11 +31,11 @@ from ..ground.dltensor import (
 from ..ground.native import call_int, global_address, load, native, native_inline, stack, store, struct_at
 
 CDEF = """
-/* Of from_dlpack and convert. */
+/* The context of from_dlpack or convert. */
 typedef struct {
     int64_t runtime;
-    int64_t slow_name;          /* PyObject *, name of the method that makes the calls that native code leaves to it */
-    int64_t target;             /* the type of the result; 0: it is the call's second argument */
+    int64_t slow_name;          /* PyObject *, the name of the fallback, a method */
+    int64_t target;             /* the type of the result; 0: the call's second argument */
 } fx_transfer;
 """
 
@@ -148,7 +148,7 @@ def transfer(state, ob, to):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_transfer(callable_, args, nargsf, kwnames):
-    """The vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
+    """Vectorcall of ``from_dlpack`` (one argument) and of ``convert`` (two)."""
     state = transfer_at(load(callable_ + CALLABLE_CONTEXT))
     nargs = nargsf & c.NARGS_MASK
     if kwnames == 0:

@@ -39,7 +39,7 @@ typedef struct {
     void *internal;
 } fx_buffer;
 
-/* An export of a buffer, all in one block. */
+/* An owning export of a buffer, one block. */
 typedef struct {
     DLManagedTensorVersioned managed;
     fx_buffer buffer;
@@ -122,7 +122,7 @@ def fill(at):
     buffer = buffer_at(at + BUFFER)
     field = field_of_format(buffer.format, buffer.itemsize)
     if field == 0:
-        buffer_error(cstring("its buffer's format is none that DLPack has: one bool, integer, float or complex, native order"))
+        buffer_error(cstring("its buffer's format is not one bool, integer, float or complex in native byte order"))
         return False
     ndim = types.intp(buffer.ndim)
     if ndim > MAX_NDIM:
@@ -188,7 +188,7 @@ def is_buffer_type(cls: type) -> bool:
 
 
 def numba_class(cls: type) -> int:
-    """The index in :data:`CLASSES` of the type that ``numba.typeof`` gives instances of `cls`.
+    """Return the index in :data:`CLASSES` of the type that ``numba.typeof`` gives instances of `cls`.
 
     The index of arrays if it gives none, because it cannot read the formats of ctypes.
     """

@@ -20,11 +20,11 @@ from ..ground.pythonapi import PyCapsule_New, PyMem_RawFree
 from .dunder import LEGACY_DL_TENSOR
 
 CDEF = """
-/* A managed tensor that stands for another one, and tells when its deleter is called. */
+/* A managed tensor that owns another one, and notes the call of its deleter. */
 typedef struct {
     DLManagedTensorVersioned managed;
-    int64_t stands_for;         /* DLManagedTensorVersioned * */
-    int64_t told;               /* int64_t *, or 0 */
+    int64_t stands_for;         /* DLManagedTensorVersioned *, the other one */
+    int64_t told;               /* int64_t *, set to 1 by the deleter; or 0 */
 } fx_watched;
 """
 
@@ -82,8 +82,6 @@ def drop_capsule(capsule):
         c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
-
-
 @cfunction(types.void, types.intp)
 def delete_watched(at):
     """Deleter of the managed tensor in an ``fx_watched``: calls the wrapped tensor's deleter and sets the word at ``told``.
@@ -101,7 +99,7 @@ def delete_watched(at):
 def as_watched(managed, deleter, told):
     """Make an ``fx_watched`` that owns the DLManagedTensorVersioned at `managed`. Returns 0 if there is no memory.
 
-    `deleter`: the address of :data:`delete_watched`. `told`: the address of a word that its deleter sets to 1.
+    `deleter`: the address of :data:`delete_watched`. `told`: the address of a word that its deleter sets to 1, or 0.
     """
     at = c.PyMem_RawMalloc(WATCHED_BYTES)
     if at != 0:

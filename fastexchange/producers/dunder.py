@@ -1,4 +1,4 @@
-"""Any type with ``__dlpack__`` (and ``__dlpack_device__``): the array API's protocol, as an exchange table.
+"""An exchange table for any type with ``__dlpack__`` and ``__dlpack_device__``, the array API's protocol.
 
 ``dltensor_from_py_object_no_sync`` of this table is NULL, which DLPack allows: consumers then use the owning export, which calls
 the method.

@@ -38,5 +38,5 @@ def export(py_object, out):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_from_py_object_no_sync(py_object, out):
-    """:data:`export`, as a function of an exchange table."""
+    """:data:`export` as a function for an exchange table."""
     return export(py_object, out)

@@ -1,4 +1,4 @@
-"""NumPy's exchange table: all five functions of DLPack's C exchange API, for a NumPy that has none.
+"""An exchange table for NumPy, which has none: all five functions of DLPack's C exchange API.
 
 NumPy's C API makes the arrays. Its function table is public (``numpy.core.multiarray._ARRAY_API``), and its indices have not
 changed since NumPy 1.7. Native code reads the addresses in a static struct, which it finds by its symbol's name, so that its
@@ -62,14 +62,14 @@ from .python_side import python_side
 __all__ = ["exchange_table"]
 
 CDEF = """
-/* What the functions of NumPy's table need of NumPy, and of each other. */
+/* Addresses that the functions of NumPy's table need. */
 typedef struct {
     int64_t new_from_descr;     /* PyArray_NewFromDescr */
     int64_t descr_from_type;    /* PyArray_DescrFromType */
     int64_t set_base_object;    /* PyArray_SetBaseObject */
     int64_t array_type;         /* &PyArray_Type */
-    int64_t owner_name;         /* char *, the name of the capsules that own a tensor for an array */
-    int64_t delete_export, delete_block, drop_owner, delete_buffer; /* the functions of these names */
+    int64_t owner_name;         /* char *, the name of a capsule that owns an array's managed tensor */
+    int64_t delete_export, delete_block, drop_owner, delete_buffer; /* functions of this package */
 } fx_numpy;
 """
 
@@ -81,7 +81,7 @@ MAX_BYTES = 1 << 56
 FIELDS = np.array(plain_fields_by_type_number(), np.int64)
 """By NumPy's type number: the dtype field of a plain dtype."""
 TYPE_NUMBERS = np.full(8 * 32, -1, np.int64)
-"""By ``code << 5 | item size``: NumPy's type number."""
+"""NumPy's type number, by ``code << 5 | item size``. -1: none."""
 for _number, _field in reversed(list(enumerate(FIELDS))):
     if _field:
         TYPE_NUMBERS[(_field & 7) << 5 | _field >> 11] = _number
@@ -194,7 +194,7 @@ def put_strides(array, ndim, itemsize, strides):
 
 @native
 def exportable_field(array):
-    """:func:`field_of` an array in native byte order; 0 with BufferError set."""
+    """:func:`field_of` an array, which must be in native byte order. Returns: 0 with an exception set."""
     if is_swapped(array):
         buffer_error(cstring("an array in swapped byte order cannot be exported by DLPack"))
         return 0
@@ -267,7 +267,7 @@ def dltensor_from_py_object_no_sync(py_object, out):
     """
     array = ndarray_at(py_object)
     if array.flags & FLAG_WRITEABLE == 0:
-        return buffer_error(cstring("a readonly array cannot be lent as a DLTensor, which has no readonly flag"))
+        return buffer_error(cstring("a readonly array cannot be borrowed as a DLTensor, which has no readonly flag"))
     field = exportable_field(array)
     if field == 0:
         return types.int32(-1)
@@ -284,7 +284,7 @@ def dltensor_from_py_object_no_sync(py_object, out):
 
 @cfunction(types.void, types.intp)
 def drop_owner(capsule):
-    """Destructor of the capsule that owns a managed tensor for an array.
+    """Destructor of the capsule that owns an array's managed tensor.
 
     At shutdown the tensor is leaked, because a deleter that was made in Python, such as a cffi callback, may be gone.
     """
@@ -305,7 +305,7 @@ def raise_unsound(status):
     elif status == SHAPE:
         buffer_error(cstring("the tensor's shape is missing or has a negative extent"))
     elif status == OVERFLOW:
-        buffer_error(cstring("the tensor's number of elements, its strides or its offset lead out of 64 bits"))
+        buffer_error(cstring("the tensor's number of elements, its strides or its offset overflow 64 bits"))
     elif status == NULL_DATA:
         buffer_error(cstring("the tensor's data pointer is NULL although its shape is not empty"))
     else:
@@ -346,7 +346,7 @@ def array_over(at):
 
 @cfunction(types.int32, types.intp, types.intp)
 def managed_tensor_to_py_object_no_sync(tensor, out_py_object):
-    """Fill the pointer at `out_py_object` with a new ndarray over the memory of the DLManagedTensorVersioned at `tensor`.
+    """Store at `out_py_object` a new ndarray over the memory of the DLManagedTensorVersioned at `tensor`.
 
     The array is readonly if the export is, or if it is a legacy export, which has no flags.
 
@@ -386,7 +386,7 @@ def say(error_ctx, set_error, kind, message):
 
 @cfunction(types.int32, types.intp, types.intp, types.intp, types.intp)
 def managed_tensor_allocator(prototype, out, error_ctx, set_error):
-    """Fill the pointer at `out` with a new managed tensor: device, dtype and shape of the DLTensor at `prototype`, row-major.
+    """Store a new managed tensor at `out`, row-major, with device, dtype and shape of the DLTensor at `prototype`.
 
     Memory is uninitialised and aligned to 256 bytes.
 
@@ -412,7 +412,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
             return say(error_ctx, set_error, invalid, cstring("the prototype has a negative extent"))
         if extent > 0:
             if count > MAX_BYTES // (bits >> 3) // extent:
-                return say(error_ctx, set_error, no_memory, cstring("so many elements fit nowhere"))
+                return say(error_ctx, set_error, no_memory, cstring("the prototype has too many elements for memory"))
             count *= extent
         is_empty |= extent == 0
     size = 0 if is_empty else count * (bits >> 3)

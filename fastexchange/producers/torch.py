@@ -26,7 +26,7 @@ def is_tensor_type(cls: type) -> bool:
 
 
 def overrides_functions(cls: type) -> bool:
-    """Whether a tensor type has a ``__torch_function__`` of its own, which may change what ``__dlpack__`` returns."""
+    """Whether a tensor type overrides ``__torch_function__``, which may change the result of ``__dlpack__``."""
     import torch
 
     own = getattr(cls, "__torch_function__", None)
@@ -35,7 +35,7 @@ def overrides_functions(cls: type) -> bool:
 
 
 def narrow_elements(tensor) -> str | None:
-    """The name of a PyTorch tensor's dtype if that is an integer of less than a byte; None for any other object."""
+    """Return the name of a PyTorch tensor's dtype if it is an integer of less than a byte; None for any other object."""
     if not is_tensor_type(type(tensor)):
         return None
     import torch

@@ -52,12 +52,12 @@ _BATCHED = (
     "vmap, with the whole batch"
 )
 _TRANSFORMED = (
-    "it is a tensor of a transform of torch.func, which watches what is done with it; call this outside of the transform, "
+    "it is a tensor of a transform of torch.func, which tracks operations on it; call this outside of the transform, "
     "or from a torch.autograd.Function"
 )
 _FAKE = (
-    "it is a FakeTensor, a shape without memory, as torch.compile and torch.export trace with; call this outside of what "
-    "they trace, or from a torch.library.custom_op"
+    "it is a FakeTensor, a shape without memory (torch.compile and torch.export trace with them); call this outside of the "
+    "traced code, or from a torch.library.custom_op"
 )
 _META = (
     "it is on device meta: it has a shape and no memory; make it where the kernel runs, for example by "

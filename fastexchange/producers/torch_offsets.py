@@ -1,8 +1,8 @@
-"""How a PyTorch tensor lies in memory, found by experiment: the offsets by which native code tells plain tensors from odd ones.
+"""The memory layout of PyTorch tensors, found by experiment: offsets with which native code tells plain tensors from odd ones.
 
-Asking PyTorch costs a call into it for every question; the answers lie in memory, in the tensor's set of dispatch keys and in
-what its autograd pointer points to. Where they lie is found here and verified on tensors of every kind; where that fails PyTorch
-is asked, by native code (``dispatch.torch_queries``), and about what seems odd to that by Python (``producers.torch.check``).
+Each question to PyTorch costs a call. The answers are in memory: in the tensor's dispatch keys and its autograd metadata. This
+module finds the offsets and verifies them on tensors of every kind. If that fails, native code asks PyTorch's C functions
+(``dispatch.torch_queries``); if a tensor seems odd to native code, Python decides (``producers.torch.check``).
 """
 
 import contextlib
@@ -23,53 +23,57 @@ from .torch_storage import forbid_resizing_of
 __all__ = ["BITS_ALLOWED", "GRAD_ALLOWED", "GUARDS", "Guard", "guard", "is_narrow", "keys_of"]
 
 CDEF = """
-/* How native code tells a framework's plain tensors from those that it has to ask about: offsets, found by experiment. */
+/* Offsets with which native code finds odd tensors of a framework: dispatch.torch_guard. 0: unknown, not checked. */
 typedef struct {
-    int64_t object;             /* in the Python object: a pointer to the tensor's implementation, in which … */
-    int64_t keys, odd_keys;     /* … the word here must have none of these bits, and … */
-    int64_t element_type;       /* … the low 6 bits of the word here must be the number of a bit that is 0 in this one, and … */
-    int64_t odd_types;
-    int64_t autograd;           /* … if the pointer here, to what autograd knows of the tensor, is not NULL, then there … */
-    int64_t tangent;            /* … the word here must be 0 (if that is known where), and … */
-    int64_t requires_grad;      /* … the byte here and … */
-    int64_t grad_fn;            /* … the word here must be 0; and if the byte … */
-    int64_t is_view;            /* … here is not 0, the byte … */
-    int64_t has_base;           /* … here must be 1 and the same hold for … */
-    int64_t base;               /* … the implementation to which this word points; unless … */
-    int64_t storage;            /* in the implementation: a pointer to the storage, 0 if unknown; in that … */
-    int64_t storage_data;       /* … the word here is the address of its memory, NULL if that has been freed, and … */
-    int64_t storage_size;       /* … the word here its size in bytes; 0 if unknown */
-    int64_t storage_deleter;    /* … the word here what frees it, something else while it is copy-on-write; 0 if unknown */
-    int64_t storage_object;     /* in the Python object of a storage: a pointer to the storage, 0 if unknown */
-    int64_t is_grad_enabled;    /* … bool (*)(void) says that autograd is off. 0: a tensor that autograd knows is asked about */
-    int64_t queries;            /* fx_torch_queries *, 0 if the framework has not all of them */
-    int64_t asks;               /* whether the framework is asked instead, since offsets are not known, … */
-    int64_t asks_autograd;      /* … also about autograd */
-} fx_guard;             /* GUARDS of them in a row, whose numbers have the bits *_ALLOWED of what they let pass */
+    int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
+    /* In the implementation: */
+    int64_t keys, odd_keys;     /* the dispatch keys, a word; the bits that make a tensor odd */
+    int64_t element_type;       /* the dtype's number, the low 6 bits of a word */
+    int64_t odd_types;          /* not an offset: bit i is 1 if dtype number i makes a tensor odd */
+    int64_t autograd;           /* a pointer to the autograd metadata, or NULL */
+    /* In the autograd metadata: */
+    int64_t tangent;            /* a word that is not 0 if the tensor has a tangent */
+    int64_t requires_grad;      /* a byte */
+    int64_t grad_fn;            /* a pointer, or NULL */
+    int64_t is_view;            /* a byte; a view's base is checked like the view */
+    int64_t has_base;           /* a byte; not 1 in a view: odd */
+    int64_t base;               /* a pointer to the base's implementation */
+    int64_t storage;            /* in the implementation: a pointer to the storage */
+    /* In the storage: */
+    int64_t storage_data;       /* the address of the memory, NULL if it has been freed */
+    int64_t storage_size;       /* the size in bytes */
+    int64_t storage_deleter;    /* the deleter; copy-on-write memory has another one */
+    int64_t storage_object;     /* in a storage's Python object: a pointer to the storage */
+    int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
+    int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
+    int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */
+    int64_t asks_autograd;      /* whether it is also asked about autograd */
+} fx_guard;             /* an array of GUARDS; an index has the *_ALLOWED bits of what its guard allows */
 
-/* What a framework is asked about a tensor or a storage: PyObject *(PyObject *self, void *NULL) each, if not said otherwise. */
+/* Functions that answer for a framework: PyObject *(PyObject *self, void *NULL), unless another type is given. */
 typedef struct {
     int64_t requires_grad, is_neg, is_conj, dtype, untyped_storage; /* of a tensor */
     int64_t data_ptr, nbytes, resizable;                        /* of a storage; they run no Python code */
-    int64_t storage_type;                                       /* PyTypeObject * of a storage that they take */
-    int64_t int8, uint8;                                        /* PyObject *, the dtypes that are what exports of bytes say */
+    int64_t storage_type;                                       /* PyTypeObject *, the type of the storages that they take */
+    int64_t int8, uint8;                                        /* PyObject *, dtypes; others exported as bytes are odd */
     int64_t is_grad_enabled;                                    /* PyObject *, a function */
     int64_t forbid_resizing;                                    /* PyObject *, a function of a storage */
-    int64_t forward_names, current_level;                       /* a module's dict; in it, the name of a number, < 0: no */
+    int64_t forward_names, current_level;                       /* a module's dict; a name in it: a level, < 0 if none is open */
 } fx_torch_queries;
 """
 
-GRAD_ALLOWED = 1  # tensors that require grad pass a guard whose number has this bit, …
-BITS_ALLOWED = 2  # … and whose number has this one, integers of less than a byte, kept one in a byte
+# Bits of a guard's index:
+GRAD_ALLOWED = 1  # tensors that require grad are not odd
+BITS_ALLOWED = 2  # integers of less than a byte, stored one in a byte, are not odd
 GUARDS = 4
 
-_SCANNED_BYTES = 256  # of the C++ objects of a tensor and of a view's autograd data, which are larger
+_SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
 _WORD = 8
 _OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
 
 
 class Guard:
-    """The ``fx_guard`` for PyTorch's tensors: offsets, if all could be verified; if not, PyTorch is asked."""
+    """The ``fx_guard`` for PyTorch's tensors. Its offsets are set if all could be verified; otherwise PyTorch is asked."""
 
     def __init__(self):
         self._guards, self._checking = ffi.new("fx_guard[]", GUARDS), ffi.new("fx_guard[]", GUARDS)
@@ -78,17 +82,17 @@ class Guard:
         self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = False
         self.can_ask = False
         self.why: dict[str, str] = {}
-        """Of what could not be found, ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``queries``: why not."""
+        """Why ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # prototype features announce themselves
-            # PyTorch's modes (inference, no gradients, fake tensors, a default device) are a thread's own.
+            warnings.simplefilter("ignore")  # PyTorch warns about prototype features
+            # A new thread: the caller's modes (inference, no gradients, fake tensors, a default device) do not reach it.
             experiments = threading.Thread(target=self._find)
             experiments.start()
             experiments.join()
         if self.can_ask:
             self._set(queries=address_of(self._queries))
         if not self.knows_all:
-            # Every tensor is odd: the word at the start of every type object, its reference count, is not 0.
+            # Make every tensor odd: read its type object as the implementation. The word at 0 there, a refcount, is not 0.
             odd = {"object": _OB_TYPE, "odd_keys": -1, "odd_types": -1, "queries": self.native.queries}
             self.native[0] = ffi.new("fx_guard *", odd)[0]
             for number in range(GUARDS):
@@ -103,15 +107,15 @@ class Guard:
 
     @property
     def knows_all(self) -> bool:
-        """Whether the answers to all questions are read in memory."""
+        """Whether all offsets are verified, so that PyTorch is not asked."""
         return self.knows_keys and self.knows_storage and self.knows_autograd and self.knows_dtype
 
     def address_for(self, cls: type) -> int:
-        """The address of the ``fx_guard`` for tensors of this type. It holds for the life of the process."""
+        """Return the address of the ``fx_guard`` for tensors of type `cls`. It is valid as long as the process runs."""
         import torch
 
         if not self.knows_all and getattr(cls, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
-            return address_of(self._checking)  # its answers may be those of other tensors
+            return address_of(self._checking)  # a tensor with __torch_dispatch__ may answer for another tensor: Python checks it
         return address_of(self.native)
 
     def _set(self, **fields: int) -> None:
@@ -123,29 +127,29 @@ class Guard:
         self.knows_keys = self._has_found("keys", self._find_keys)
         if self.knows_keys:
             self.knows_storage = self._has_found("storage", self._find_storage)
-            if self.knows_storage:  # without it bound launches are ordinary calls
+            if self.knows_storage:  # if the deleter is not found, bound launches are ordinary calls
                 self._has_found("deleter", self._find_deleter)
             self.knows_autograd = self._has_found("autograd", self._find_autograd)
             self.knows_dtype = self._has_found("dtype", self._find_dtype)
 
     def _has_found(self, what: str, find) -> bool:
-        """Whether `find` has found `what`; if not, :attr:`why` says why."""
+        """Call `find` and return whether it has found `what`. If not, put the reason into :attr:`why`."""
         try:
             if find():
                 return True
         except Exception as error:  # a PyTorch without these private functions
             self.why[what] = f"{type(error).__name__}: {error}"
-        self.why.setdefault(what, "what was found does not agree with what PyTorch says of its tensors")
+        self.why.setdefault(what, "the values found in memory differ from PyTorch's answers")
         return False
 
     def _not_one(self, what: str, **places: list) -> bool:
-        """Note that `what` was not found because of these lists of places, which have to hold one each. Returns False."""
+        """Note in :attr:`why` which of the lists `places`, found for `what`, do not have one item. Return False."""
         counts = ", ".join(f"{name} at {len(found)} places" for name, found in places.items() if len(found) != 1)
         self.why[what] = f"not found at one place each: {counts}"
         return False
 
     def _find_keys(self) -> bool:
-        """Find the implementation, its dispatch keys and its autograd pointer; see that they tell plain tensors from odd."""
+        """Find the implementation, its dispatch keys and its autograd pointer. Check that the keys identify odd tensors."""
         import torch
 
         plain, views, watched, odd = _plain_tensors(), _views(), _watched_tensors(), _odd_tensors()
@@ -164,14 +168,14 @@ class Guard:
             return self._not_one("keys", implementation=in_object, keys=in_tensor, autograd=autograd)
         allowed = functools.reduce(int.__or__, map(keys_of, plain + views + watched))
         if any(keys_of(tensor) & ~allowed == 0 for tensor in odd):
-            self.why["keys"] = "there are odd tensors that have no dispatch key which plain ones lack"
+            self.why["keys"] = "an odd tensor has only dispatch keys that plain tensors have, too"
             return False
         allowed |= _keys_of_cuda(keys_of(plain[0]))
         self._set(object=in_object[0], keys=in_tensor[0], odd_keys=~allowed, autograd=autograd[0])
         return True
 
     def _find_dtype(self) -> bool:
-        """Find the number of a tensor's dtype; note those of the narrow integers, of which an export says that they are bytes."""
+        """Find the number of a tensor's dtype. Integers of less than a byte are odd: PyTorch exports them as bytes."""
         tensors = {dtype: made for dtype in _dtypes() if (made := _made_of(dtype))}
 
         def numbers(at: int) -> dict:
@@ -188,7 +192,7 @@ class Guard:
         return True
 
     def _find_storage(self) -> bool:
-        """Find the storage and in it the address of its memory, which is NULL once that is freed, and the size of that."""
+        """Find the storage, and in the storage its memory's address (NULL if it is freed) and size."""
         import torch
 
         freed = torch.ones(8, dtype=torch.float32)
@@ -201,7 +205,7 @@ class Guard:
         at = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
 
         def inside(wanted: list[int]) -> list[int]:
-            found = range(_WORD, 10 * _WORD, _WORD)  # behind the first word, which a C++ object with virtual functions needs
+            found = range(_WORD, 10 * _WORD, _WORD)  # not the first word: in a C++ object it may be the vtable pointer
             return [at for at in found if all(_word(s._cdata + at) == w for s, w in zip(storages, wanted, strict=True))]
 
         if len(at) != 1 or not inside(data) or len(inside(size)) != 1:
@@ -210,10 +214,10 @@ class Guard:
         return True
 
     def _find_deleter(self) -> bool:
-        """Find a storage in its Python object, and in it the word that is another one while it is copy-on-write.
+        """Find a storage in its Python object, and in the storage the deleter, which differs while it is copy-on-write.
 
-        That is the function that frees the memory, the same for all that are not. The words beside it will not do: the address
-        stays as it is when a storage becomes copy-on-write, and who owns the memory may lie where another owner has lain.
+        All storages that are not copy-on-write have the same deleter. The words beside it do not show the change: the address
+        stays the same, and a new owner of the memory may get the address that another owner had.
         """
         import torch
 
@@ -233,7 +237,7 @@ class Guard:
             offsets = [at for at in offsets if _word(at_storage + at) != usual[at]]
             tensor.add_(1)
             if tensor.data_ptr() == address or clone.sum() != clone.numel():
-                return False  # nothing was copied on writing
+                return False  # the write has not copied the memory
             offsets = [at for at in offsets if _word(at_storage + at) == usual[at]]
         if len(in_object) != 1 or not offsets:
             return self._not_one("deleter", storage=in_object, deleter=offsets[:1])
@@ -241,7 +245,7 @@ class Guard:
         return True
 
     def _find_autograd(self) -> bool:
-        """Find what autograd notes of a tensor; see that it agrees with ``requires_grad`` on tensors of every kind."""
+        """Find the fields of the autograd metadata. Check them against ``requires_grad`` on tensors of every kind."""
         views, watched = _views(), _watched_tensors()
         leaves, results = [t for t in watched if t.is_leaf], [t for t in watched if not t.is_leaf and not t._is_view()]
         cleared = [t.clone().requires_grad_().requires_grad_(False) for t in _plain_tensors() if t.is_floating_point()]
@@ -251,7 +255,7 @@ class Guard:
             read = [(self._known(tensor), 1) for tensor in ones] + [(self._known(tensor), 0) for tensor in zeros]
             return _offsets(1, lambda at: all(_byte(known + at) == wanted for known, wanted in read))
 
-        # A byte of an address may be 1 in all the leaves by chance: the flag is the byte that changes when it is set and cleared.
+        # A byte of an address may be 1 in all leaves by chance, so the flag must also change when it is set and cleared.
         set_and_cleared = self._switched()
         requires_grad = [at for at in flag(leaves, cleared + results + unwatched_views) if at in set_and_cleared]
         is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
@@ -259,11 +263,11 @@ class Guard:
         written = self._written(_watched_in_place)
         grad_fn = [at for at in written if all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking)]
         base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
-        # A flag behind the base says that there is one. No tensor is known to be a view and to lack it. (It begins a word: the
-        # byte that does so in an address is never 1.)
+        # `has_base` is behind `base`. All views have a base, so there is no example of a 0. It is the first byte of a word; the
+        # first byte of an aligned address is never 1.
         has_base = [at for at in flag(views, []) if base and at >= base[0] + _WORD and at % _WORD == 0]
         switch = _grad_mode_function()
-        # Forward-mode differentiation notes its tangents there as well.
+        # Forward-mode differentiation keeps its tangents in the autograd metadata, too.
         others = list(map(self._known, leaves + results + views + cleared))
         duals = [_dual(), _dual()]
         differentiated = list(map(self._known, duals))
@@ -274,7 +278,7 @@ class Guard:
                 "autograd", requires_grad=requires_grad, is_view=is_view, grad_fn=grad_fn[:1], tangent=tangent[:1],
                 base=base[:1], has_base=has_base[:1], is_grad_enabled=[switch] if switch else [],
             )  # fmt: skip
-        # The first of several: further on lie second words of smart pointers, and memory behind a plain tensor's data.
+        # The first of several: later ones are second words of smart pointers, or memory behind a plain tensor's metadata.
         self._set(
             requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
             is_grad_enabled=switch, tangent=tangent[0],
@@ -282,7 +286,7 @@ class Guard:
         return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
 
     def _find_queries(self) -> bool:
-        """Find the C functions by which PyTorch is asked; see that they answer as the methods do."""
+        """Find the C functions that answer for PyTorch. Check that they answer as the methods do."""
         import torch
         from torch.autograd import forward_ad
 
@@ -313,7 +317,7 @@ class Guard:
         return True
 
     def _switched(self) -> list[int]:
-        """Where a byte is 1 while a leaf requires grad, and 0 while it does not, of the same leaf and in turn."""
+        """Return the offsets of bytes that are 1 while a leaf requires grad and 0 while it does not, switched several times."""
         import torch
 
         used = torch.ones(3, dtype=torch.float32, requires_grad=True)
@@ -326,10 +330,10 @@ class Guard:
         return offsets
 
     def _written(self, change) -> list[int]:
-        """Where words of what autograd knows become nonzero by a change in place, of several tensors, one by one.
+        """Return the offsets of words in the autograd metadata that `change` makes nonzero in each of several tensors.
 
-        What differs between tensors need not mean anything: the unused part of a short string, for example, is left as it was
-        in whatever had that memory before.
+        A difference between two tensors proves nothing: the unused part of a short string, for example, keeps the bytes of
+        the object that had this memory before.
         """
         import torch
 
@@ -348,7 +352,7 @@ class Guard:
         return _word(tensor._cdata + self.native.autograd)
 
     def _is_watched(self, tensor) -> bool:
-        """``tensor.requires_grad``, read as ``dispatch.torch_guard`` reads it."""
+        """Read ``tensor.requires_grad`` from memory, as ``dispatch.torch_guard`` does."""
         known, native = self._known(tensor), self.native
         if not known:
             return False
@@ -362,12 +366,12 @@ class Guard:
 
 @once
 def guard() -> Guard:
-    """The process's one guard for PyTorch's tensors. PyTorch is imported."""
+    """Return the process's guard for PyTorch's tensors. Imports PyTorch."""
     return Guard()
 
 
 def _grad_mode_function() -> int | None:
-    """The address of ``bool (*)(void)``, whether grad mode is on in the calling thread: a function of PyTorch's C shim."""
+    """Find the function in PyTorch's C shim that tells whether grad mode is on in the calling thread: ``bool (*)(void)``."""
     import torch
 
     folder = Path(torch.__file__).parent / "lib"
@@ -386,7 +390,7 @@ def _grad_mode_function() -> int | None:
 
 
 def _offsets(step: int, holds) -> list[int]:
-    """At which offsets in a C++ object something holds."""
+    """Return the offsets in a C++ object for which `holds` is true."""
     return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
 
 
@@ -399,17 +403,17 @@ def _byte(address: int) -> int:
 
 
 def keys_of(tensor) -> int:
-    """A tensor's dispatch keys, as the signed word that holds them."""
+    """Return a tensor's dispatch keys as a signed word."""
     import torch
 
     return ctypes.c_ssize_t(torch._C._dispatch_keys(tensor).raw_repr()).value
 
 
 def _keys_of_cuda(plain: int) -> int:
-    """The keys that plain tensors on a GPU have beside those of the CPU's: the backend, and what autocast may do there.
+    """Return the dispatch keys that plain tensors on a GPU have and on the CPU lack: the backend's and autocast's.
 
-    There need not be a GPU to make such a tensor, so PyTorch is asked for the keys by name, and for the CPU's, which the
-    word of a `plain` tensor on the CPU has to have. 0 where that is not so: then tensors on a GPU are asked about, one by one.
+    There may be no GPU, so PyTorch is asked for the keys by name. `plain`, the keys of a plain tensor on the CPU, must have the
+    CPU's keys by name. If not, return 0: then all tensors on a GPU are odd.
     """
     import torch
 
@@ -425,7 +429,7 @@ def _keys_of_cuda(plain: int) -> int:
 
 
 def is_narrow(dtype) -> bool:
-    """Whether a dtype is one of the integers of less than a byte, int1 to uint7, which PyTorch keeps one in a byte."""
+    """Whether a dtype is an integer of less than a byte: int1 to uint7, which PyTorch stores one in a byte."""
     return re.fullmatch("torch.u?int[1-7]", str(dtype)) is not None
 
 
@@ -436,7 +440,7 @@ def _dtypes() -> set:
 
 
 def _made_of(dtype) -> list:
-    """Some tensors of this dtype, where PyTorch makes any without more being said."""
+    """Return some tensors of this dtype; fewer, or none, if ``torch.empty`` fails for it."""
     import torch
 
     return _made(
@@ -463,7 +467,7 @@ def _views() -> list:
 
     base, written, weights = torch.ones(12), torch.ones(2, 3), torch.ones(3, requires_grad=True)
     row = written[0]
-    written.mul_(weights)  # only now the view of it requires grad
+    written.mul_(weights)  # from here on `row`, a view of `written`, requires grad
     table = torch.ones(3, 4, dtype=torch.int16)
     return [base[1:], base.view(3, 4), base.reshape(3, 4).t(), base[::2].view(2, 3), table.t(), table[0], row]
 
@@ -512,7 +516,7 @@ def _odd_tensors() -> list:
 
 
 def _made(*makers) -> list:
-    """What can be made: kinds of tensors come and go with PyTorch's versions."""
+    """Call all `makers` and return the tensors. A failed call is skipped: PyTorch's versions have different kinds of tensors."""
     made = []
     for make in makers:
         try:

@@ -22,7 +22,7 @@ def forbid_resizing(tensor) -> None:
 
 
 def forbid_resizing_of(storage) -> None:
-    """:func:`forbid_resizing` of any tensor in a storage."""
+    """:func:`forbid_resizing` for all tensors in a storage."""
     import torch
 
     if _no_modes(torch._C):
