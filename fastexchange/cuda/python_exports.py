@@ -209,4 +209,4 @@ def _int64s(what: str, numbers):
     try:
         return ffi.new("int64_t[]", list(numbers) or [0])
     except OverflowError:
-        raise BufferError(f"its {what} {shown(numbers)} lead out of 64 bits") from None
+        raise BufferError(f"its {what} {shown(numbers)} overflow 64 bits") from None

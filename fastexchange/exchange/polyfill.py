@@ -41,7 +41,9 @@ def _dunder_capsule():
 def exchange_api(cls: type, /):
     """Return the PyCapsule ``"dlpack_exchange_api"`` for tensors of the type `cls`: its own, or this package's.
 
-    The capsule holds a ``DLPackExchangeAPI *`` that is valid as long as the process runs (DLPack 1.3):
+    The capsule holds a ``DLPackExchangeAPI *`` that is valid as long as the process runs (DLPack 1.3): the type's own table if it
+    has one; for ``numpy.ndarray`` and its subclasses this package's, with native functions only; for any other type with
+    ``__dlpack__``, also for a subclass that overrides it, a table whose owning export calls that method.
 
     Raises TypeError if `cls` is no type, or a type without any of these.
 
