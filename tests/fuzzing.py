@@ -129,8 +129,8 @@ def is_fast(kernel, *arguments) -> bool:
     last = ffi.cast("fx_overload *", native.native.last)
     if last.fast_entry == native.runtime.native.vectorcall_any:
         return False
-    plan = ffi.cast("fx_plan *", last.plan)
-    return all(plan[i].type == id(type(argument)) for i, argument in enumerate(arguments))
+    expected = ffi.cast("fx_expected *", last.expected)
+    return all(expected[i].type == id(type(argument)) for i, argument in enumerate(arguments))
 
 
 # ---- random arrays ---------------------------------------------------------------------------------------------------

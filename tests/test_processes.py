@@ -575,7 +575,7 @@ def table_that_shows(value: float):
 def many_types(count: int, measured_from: int, blocks_allowed: int):
     """`count` types of eight kinds live and die; each is used as far as a fast entry, and converted from.
 
-    What a type that has died left behind, in the table of types, in a fast entry's plan, must never be taken for the new
+    What a type that has died left behind, in the table of types, in an inline cache, must never be taken for the new
     type at its address. Returns nothing; raises AssertionError if it was, or if objects pile up after `measured_from`.
     """
     from fastexchange.dispatch.runtime import runtime

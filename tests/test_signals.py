@@ -300,7 +300,7 @@ def a_first_call(base):
     return (lambda: kernel(1.0, tensor)), kernel, tensor
 
 
-def a_planned_call(base):
+def a_cached_call(base):
     """The calls in which a fast entry is made."""
     _, kernel, tensor = a_first_call(base)
     for _ in range(10):
@@ -322,7 +322,7 @@ def a_refused_call(base):
 SCENES = {
     **{f"{scene.__name__} of {base.__name__}": functools.partial(scene, base)
        for scene in (a_first_call, a_refused_call) for base in (Dunder, Tabled)},
-    "a_planned_call of Tabled": functools.partial(a_planned_call, Tabled),  # a call that takes exports is not planned
+    "a_cached_call of Tabled": functools.partial(a_cached_call, Tabled),  # a call that takes exports is not cached
 }  # fmt: skip
 
 
@@ -349,7 +349,7 @@ def is_right_for_ever(kernel, tensor) -> str:
 def warm():
     """What is compiled once a process has been, so that the lines that are tested are those of a call."""
     for base in (Dunder, Tabled):
-        for scene in (a_planned_call, a_refused_call):
+        for scene in (a_cached_call, a_refused_call):
             scene(base)[0]()
     fast_args(weighed)(1.0, np.arange(4.0))
     gc.collect()

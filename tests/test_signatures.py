@@ -587,7 +587,7 @@ def test_types_that_die_make_room_for_others():
         takes(type("Dies", (np.ndarray,), {}))
         gc.collect()
     (filed,) = first._native._overloads.values()
-    assert len(filed.variants) <= 8
+    assert len(filed.cached) <= 8
     cls = type("Lives", (np.ndarray,), {})
     takes(cls)
-    assert any(record.type == id(cls) for variant in filed.variants for record in variant.plan)
+    assert any(record.type == id(cls) for entry in filed.cached for record in entry.expected)

@@ -407,11 +407,11 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         finally:
             del error  # its traceback holds this frame
 
-    def _plan_call(self, /, *args, **kwargs):
+    def _cache_call(self, /, *args, **kwargs):
         """Compile a fast entry for such calls. Native code calls this after calls that repeat."""
-        from .resolve import plan
+        from .resolve import cache_call
 
-        plan(self, self._parameters.bind(*args, **kwargs))
+        cache_call(self, self._parameters.bind(*args, **kwargs))
 
     _call_own = numbas_call  # the call by Numba's dispatcher
 

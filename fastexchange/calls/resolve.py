@@ -218,7 +218,7 @@ def _items(value) -> int:
     return len(value) if type(value) is list else 0
 
 
-def plan(kernel, bound: tuple) -> None:
+def cache_call(kernel, bound: tuple) -> None:
     """Compile a fast entry for calls with arguments of these types, if their signature is still filed."""
     report = Report()
     try:
@@ -228,7 +228,7 @@ def plan(kernel, bound: tuple) -> None:
     if status != structs.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
         return
     try:
-        kernel._native.add_plan(report.keys, bound)
+        kernel._native.add_cache_entry(report.keys, bound)
     except Exception as error:  # calls are right without a fast entry
         message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)

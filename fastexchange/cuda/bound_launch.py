@@ -106,7 +106,8 @@ class _Held:
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
         self._capsule, (self.frame, self.overload) = report.result, report.held
-        frame, overload = ffi.cast("fx_frame *", self.frame), ffi.cast("fx_overload *", self.overload)
+        frame = ffi.cast("fx_frame *", self.frame)
+        launchable = ffi.cast("fx_launchable *", ffi.cast("fx_overload *", self.overload).launchable)
         self.device = frame.device if frame.device >= 0 else frame.managed_device
         self.stream = frame.stream
         if len(streams) > 1 or (not has_stream and (frame.other_stream or (is_exported and frame.stream))):
@@ -122,7 +123,7 @@ class _Held:
             )
         check_device(kernel, device_of(kernel, report), bound)
         load(kernel, self.overload, device_of(kernel, report), self.native)
-        self.pointers = ffi.new("intptr_t[]", overload.parameter_count + 1)
+        self.pointers = ffi.new("intptr_t[]", launchable.parameter_count + 1)
         self._zero = ffi.new("int64_t *")
         if _PACK(native_launch.pack.address)(self.frame, self.overload, address_of(self.pointers), address_of(self._zero)):
             raise_out_of_range(kernel, bound, kernel._native.types_taken(self.overload))

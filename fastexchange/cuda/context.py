@@ -30,7 +30,7 @@ class CudaContext(dispatch.KernelContext):
     An omitted argument is passed as its default: CUDA's dispatchers have no ``types.Omitted``.
     """
 
-    _MAX_PLANNED = 512  # a limit of the compiled code's length; no frame is needed
+    _MAX_CACHED = 512  # a limit of the compiled code's length; no frame is needed
 
     def __init__(self, parameters, name: str, guard: int):
         super().__init__(parameters, name, False, guard)
@@ -59,10 +59,12 @@ class CudaContext(dispatch.KernelContext):
         loaded = ffi.new("fx_loaded[]", MAX_DEVICES)
         parameters = ffi.new("int64_t[]", [parameter.code for parameter in code.compiled.parameters] or [0])
         changes = ffi.new("int64_t[]", code.compiled.conversions or [0])
-        kept += [loaded, parameters, changes]
-        overload.loaded, overload.parameters, overload.conversions = map(address_of, (loaded, parameters, changes))
-        overload.parameter_count, overload.conversion_count = len(code.compiled.parameters), len(code.compiled.conversions)
-        overload.is_cooperative = code.compiled.compiled.is_cooperative
+        launchable = ffi.new("fx_launchable *")
+        launchable.loaded, launchable.parameters, launchable.conversions = map(address_of, (loaded, parameters, changes))
+        launchable.parameter_count, launchable.conversion_count = len(code.compiled.parameters), len(code.compiled.conversions)
+        launchable.is_cooperative = code.compiled.compiled.is_cooperative
+        kept += [loaded, parameters, changes, launchable]
+        overload.launchable = address_of(launchable)
 
     def load(self, overload: int, device: int, launcher) -> None:
         """Load the kernel on a device, which is the package's current device, for launches by `launcher`.
@@ -72,7 +74,7 @@ class CudaContext(dispatch.KernelContext):
         launchable = self._code_of(overload).compiled
         if launchable is None:  # forgotten by another thread: the next attempt compiles it again
             return
-        loaded = ffi.cast("fx_loaded *", ffi.cast("fx_overload *", overload).loaded)[device]
+        loaded = _loaded_of(ffi.cast("fx_overload *", overload))[device]
         cuda = driver()
         function = loaded.function or launchable.compiled.function()
         shared = cuda.attribute(function, "SHARED_SIZE_BYTES")
@@ -93,8 +95,8 @@ class CudaContext(dispatch.KernelContext):
     def unload(self) -> None:
         """Forget the loaded functions of all devices: launches load them anew."""
         for filed in list(self._overloads.values()):
-            if filed.overload.loaded:
-                loaded = ffi.cast("fx_loaded *", filed.overload.loaded)
+            if filed.overload.launchable:
+                loaded = _loaded_of(filed.overload)
                 for device in range(MAX_DEVICES):
                     loaded[device].function = loaded[device].shared_limit = 0
                     loaded[device].blocks = [0] * structs.MAX_BEST_BLOCKS
@@ -120,3 +122,8 @@ class CudaContext(dispatch.KernelContext):
             return None
         streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
         return super()._nodes(keys, bound, given) if len(streams) < 2 else None
+
+
+def _loaded_of(overload):
+    """The ``fx_loaded[MAX_DEVICES]`` of an ``fx_overload *``."""
+    return ffi.cast("fx_loaded *", ffi.cast("fx_launchable *", overload.launchable).loaded)

@@ -1,4 +1,4 @@
-"""The fast entries of planned launches: as ``dispatch.fast_entry``, but they call the driver.
+"""The fast entries of cached launches: as ``dispatch.fast_entry``, but they call the driver.
 
 The words of the arguments are stored one behind the other, and the driver gets a pointer to each parameter. No frame is needed,
 because nothing of the call outlives it.
@@ -21,7 +21,7 @@ from ..ground.native import WORDS, call_word, global_address, load, stack
 from ..ground.numba_internals import global_compiler_lock
 from . import structs
 from .converting import convert, words_of
-from .native_launch import start
+from .native_launch import launchable_of, start
 
 __all__ = ["MAX_WORDS", "launch_entry"]
 
@@ -43,13 +43,13 @@ _VIEW = types.intp(types.intp, types.intp, WORDS, types.intp, types.intp, types.
 
 
 @part(_VIEW)
-def read_view(ob, plan_address, words, ndim, is_contiguous, in_elements):
+def read_view(ob, expected_address, words, ndim, is_contiguous, in_elements):
     """Read a tensor on a device. Returns AGREES plus the device's number, or another outcome.
 
-    The last four arguments are constants of the entry. `is_contiguous`: whether the plan requires it. `in_elements`: whether the
+    The last four arguments are constants of the entry. `is_contiguous`: whether the tensor has to be. `in_elements`: whether the
     strides of contiguous tensors are written in elements.
     """
-    record = dispatch.plan_at(plan_address)
+    record = dispatch.expected_at(expected_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
     return borrow(ob, record, words, ndim, False, CUDA, is_contiguous, in_elements)
@@ -57,11 +57,11 @@ def read_view(ob, plan_address, words, ndim, is_contiguous, in_elements):
 
 @part(types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
-    ob, plan_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
+    ob, expected_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
     storage, storage_data, storage_size,
 ):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard."""
-    record = dispatch.plan_at(plan_address)
+    record = dispatch.expected_at(expected_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
     return borrow_guarded(
@@ -71,9 +71,9 @@ def read_guarded_view(
 
 
 @part(types.intp(types.intp))
-def stream_of(plan_address):
+def stream_of(expected_address):
     """The ``current_work_stream`` of a tensor's producer."""
-    return dispatch.plan_at(plan_address).stream
+    return dispatch.expected_at(expected_address).stream
 
 
 @part(types.intp(types.intp, types.intp))
@@ -89,7 +89,7 @@ def launch(context_address, callable_, overload_address, device, stream_function
     launcher = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT))
     cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
     code = stack(1)
-    status = start(cuda, launcher, dispatch.overload_at(overload_address), device, stream_function, 0, pointers, code)
+    status = start(cuda, launcher, launchable_of(overload_address), device, stream_function, 0, pointers, code)
     if status == dispatch.STATUS_OK:
         context.calls += 1
         none = global_address("_Py_NoneStruct")
@@ -102,7 +102,7 @@ def launch(context_address, callable_, overload_address, device, stream_function
 
 @part(types.intp(*[types.intp] * 5))
 def differ(context_address, callable_, args, nargsf, kwnames):
-    """Make a call that differs from the plan by the general path, which raises a pending exception again."""
+    """Make a call that differs from the cache entry by the general path, which raises a pending exception again."""
     if PyErr_Occurred() != 0:
         c.PyErr_Clear()
     return call_word(dispatch.context_at(context_address).vectorcall_any, (callable_, args, nargsf, kwnames))
@@ -139,7 +139,7 @@ def _build(nodes, count, word_count, parameters, changes):
     pointers = unit.stack_slot(ir.ArrayType(_WORD, len(parameters) + 1))
     entry.go_on_if(is_such_a_call.call(unit, [nargsf, kwnames, _WORD(count)]))
     first = builder.bitcast(words, _WORD.as_pointer())
-    records = fast_parts.plan_of.call(unit, [overload])
+    records = fast_parts.expected_of.call(unit, [overload])
     in_elements = any(code & 0xFF == structs.ELEMENTS for code in parameters)
     counted: set[int] = set()  # the words of arrays whose strides are read in elements
     device, stream = _WORD(-1), _WORD(0)

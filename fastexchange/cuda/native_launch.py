@@ -102,8 +102,14 @@ def are_one(stream, other):
     return stream == other or (stream | other == structs.LEGACY_STREAM and stream & other == 0)
 
 
+@native_inline
+def launchable_of(overload_address):
+    """The ``fx_launchable`` of an overload."""
+    return structs.launchable_at(dispatch.overload_at(overload_address).launchable)
+
+
 @native
-def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, code):
+def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, code):
     """Launch a kernel whose parameters are where `pointers` point.
 
     Returns a STATUS_*; of STATUS_DRIVER the code is stored at `code`.
@@ -119,7 +125,7 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
         device = device_of_context(cuda, load(current))
     if device < 0 or cuda.contexts[device] == 0:
         return dispatch.STATUS_UNBOUND
-    loaded = structs.loaded_at(overload.loaded + structs.LOADED_SIZE * device)
+    loaded = structs.loaded_at(launchable.loaded + structs.LOADED_SIZE * device)
     if loaded.function == 0 or launcher.shared > loaded.shared_limit:
         return dispatch.STATUS_UNBOUND
     blocks, threads = launcher.grid[0], launcher.block[0]
@@ -157,7 +163,7 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
         status = call_int(cuda.push_current, (context,))
     if status == 0:
         thread = c.PyEval_SaveThread()
-        status = call_driver(cuda, launcher, loaded.function, blocks, threads, stream, pointers, overload.is_cooperative)
+        status = call_driver(cuda, launcher, loaded.function, blocks, threads, stream, pointers, launchable.is_cooperative)
         c.PyEval_RestoreThread(thread)
         if is_other:
             call_int(cuda.pop_current, (current,))
@@ -171,10 +177,10 @@ def start(cuda, launcher, overload, device, stream_of, own_stream, pointers, cod
 
 
 @native
-def point_at_parameters(overload, words, pointers, zero):
+def point_at_parameters(launchable, words, pointers, zero):
     """Store where each parameter of the kernel is, among the words of a call or at `zero`, a word that is 0."""
-    for i in range(overload.parameter_count):
-        code = load(overload.parameters + 8 * i)
+    for i in range(launchable.parameter_count):
+        code = load(launchable.parameters + 8 * i)
         kind = code & 255
         at = words + 8 * (code >> structs.PARAMETER_WORD_SHIFT & 0xFFFFFF)
         if kind == structs.ZERO:
@@ -190,10 +196,10 @@ def point_at_parameters(overload, words, pointers, zero):
 def pack(frame_address, overload_address, pointers, zero):
     """Make parameters of the words in a frame, once, and store where they are. Returns a STATUS_*."""
     frame = dispatch.frame_at(frame_address)
-    overload = dispatch.overload_at(overload_address)
-    if not convert_words(frame, overload):
+    launchable = launchable_of(overload_address)
+    if not convert_words(frame, launchable):
         return dispatch.STATUS_RANGE
-    point_at_parameters(overload, frame.words, pointers, zero)
+    point_at_parameters(launchable, frame.words, pointers, zero)
     return dispatch.STATUS_OK
 
 
@@ -206,9 +212,9 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
     if nargsf & c.NARGS_MASK == 0 and kwnames == 0 and is_unmoved(bound.watched):
         code = stack(1)
         cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
-        overload = dispatch.overload_at(bound.overload)
+        launchable = launchable_of(bound.overload)
         bound.running += 1
-        status = start(cuda, launcher, overload, bound.device, bound.stream, 0, bound.pointers, code)
+        status = start(cuda, launcher, launchable, bound.device, bound.stream, 0, bound.pointers, code)
         bound.running -= 1
         if status == dispatch.STATUS_OK:
             context.calls += 1
@@ -247,13 +253,13 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     """Launch the kernel with the words that a call has in its frame. Returns a STATUS_*."""
     context = dispatch.context_at(context_address)
     frame = dispatch.frame_at(frame_address)
-    overload = dispatch.overload_at(overload_address)
+    launchable = launchable_of(overload_address)
     launcher = structs.launcher_at(launcher_address)
     if launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS and launcher.is_mixed == 0 and frame.other_stream != 0:
         return dispatch.STATUS_STREAMS
     if frame.own_stream != 0 and not is_on_own_stream(frame, launcher):
         return dispatch.STATUS_STREAMS
-    if not convert_words(frame, overload):
+    if not convert_words(frame, launchable):
         return dispatch.STATUS_RANGE
     room = stack(MAX_PARAMETERS)
     zero = stack(1)
@@ -261,15 +267,15 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     store(zero, 0)
     store(result, 0)
     pointers = room
-    if overload.parameter_count > MAX_PARAMETERS:
-        pointers = c.PyMem_RawMalloc(8 * overload.parameter_count)
+    if launchable.parameter_count > MAX_PARAMETERS:
+        pointers = c.PyMem_RawMalloc(8 * launchable.parameter_count)
         if pointers == 0:
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
             return dispatch.STATUS_ERROR
-    point_at_parameters(overload, frame.words, pointers, zero)
+    point_at_parameters(launchable, frame.words, pointers, zero)
     device = frame.device if frame.device >= 0 else frame.managed_device
     cuda = structs.cuda_at(dispatch.runtime_at(context.runtime).cuda)
-    status = start(cuda, launcher, overload, device, frame.stream, frame.own_stream, pointers, result)
+    status = start(cuda, launcher, launchable, device, frame.stream, frame.own_stream, pointers, result)
     if pointers != room:
         c.PyMem_RawFree(pointers)
     frame.code = load(result)
@@ -311,7 +317,7 @@ def vectorcall_own(callable_, args, nargsf, kwnames):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall(callable_, args, nargsf, kwnames):
-    """The vectorcall of a launcher: straight into the fast entry of the last planned call, as that of kernels."""
+    """The vectorcall of a launcher: straight into the fast entry of the last cached call, as that of kernels."""
     context_address = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
     last = dispatch.context_at(context_address).last
     fast_entry = dispatch.overload_at(last).fast_entry

@@ -36,6 +36,16 @@ typedef struct {
     int64_t shared_limit;       /* bytes of dynamic shared memory that launches may have without asking for more */
 } fx_loaded;
 
+/* How a compiled signature of a kernel is launched. */
+typedef struct {
+    int64_t loaded;             /* fx_loaded[MAX_DEVICES] */
+    int64_t parameters;         /* int64_t[parameter_count], where the kernel's parameters are: codes, see above */
+    int64_t parameter_count;
+    int64_t conversions;        /* int64_t[conversion_count], words that a declared signature has in another type: codes */
+    int64_t conversion_count;
+    int64_t is_cooperative;     /* all blocks of a launch have to run at the same time */
+} fx_launchable;
+
 /* A launch configuration of one kernel. */
 typedef struct {
     int64_t context;            /* fx_context * of the kernel */
@@ -85,6 +95,7 @@ FROM_KIND_SHIFT, FROM_BITS_SHIFT, TO_KIND_SHIFT, TO_BITS_SHIFT = 24, 28, 36, 40
 cuda_at = struct_at("fx_cuda")
 loaded_at = struct_at("fx_loaded")
 LOADED_SIZE = sizeof("fx_loaded")
+launchable_at = struct_at("fx_launchable")
 launcher_at = struct_at("fx_launcher")
 attribute_at = struct_at("fx_launch_attribute")
 ATTRIBUTE_SIZE = sizeof("fx_launch_attribute")

@@ -1,4 +1,4 @@
-"""Generated machine code that calls kernels: trampolines, fast entries of planned calls, entries of bound launches.
+"""Generated machine code that calls kernels: trampolines, fast entries of cached calls, entries of bound launches.
 
 A *trampoline* loads a kernel's arguments from 8-byte words, one per leaf of Numba's argument list, and calls the kernel by its
 address. It has LLVM types only, so one trampoline serves all kernels with the same list. It is cached on disk. ``boxing``
@@ -152,10 +152,10 @@ def with_items(numba_types) -> list:
 
 @global_compiler_lock
 def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int) -> int:
-    """Return the address of a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
+    """Return the address of a vectorcall function with two more arguments, ``fx_context`` and a cache entry's ``fx_overload``.
 
-    The function makes calls that agree with the plan, and leaves others to ``vectorcall.vectorcall_any``. `nodes`: the values
-    that it reads, in the order of the plan. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``.
+    The function makes calls that agree with the cache entry, and leaves others to ``vectorcall.vectorcall_any``. `nodes`: the
+    values that it reads, in their order. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
@@ -175,7 +175,7 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     first = builder.bitcast(words, _WORD.as_pointer())
     frame = fast_parts.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
     entry.go_on_if(frame)
-    arrays, records = fast_parts.arrays_of.call(unit, [frame]), fast_parts.plan_of.call(unit, [overload])
+    arrays, records = fast_parts.arrays_of.call(unit, [frame]), fast_parts.expected_of.call(unit, [overload])
     used_arrays = 0
     for leaf in entry.leaves(args, records, first, count):
         node = leaf.node
@@ -250,7 +250,7 @@ class Leaf(NamedTuple):
     """The argument's position."""
     ob: Any
     record: Any
-    """The ``fx_plan``."""
+    """The ``fx_expected``."""
     word: Any
     """The pointer to its first word."""
     first_word: int
@@ -263,9 +263,9 @@ def _words_of(numba_type) -> int:
 
 
 class EntryBuilder:
-    """Emits a fast entry: a vectorcall function with two more arguments, the ``fx_context`` and the ``fx_overload`` of a plan.
+    """Emits a fast entry: a vectorcall function with two more arguments, ``fx_context`` and a cache entry's ``fx_overload``.
 
-    It reads the arguments one by one, and branches to the block ``differs`` at the first that does not agree with the plan.
+    It reads the arguments one by one, and branches to the block ``differs`` at the first that differs from the cache entry.
     """
 
     def __init__(self, name: str, nodes: tuple[Node, ...]):
@@ -305,7 +305,7 @@ class EntryBuilder:
             pending.append((items, item + 1, of))
             position += len(pending) == 1
             ob = builder.load(builder.inttoptr(builder.add(items, _WORD(8 * item)), _WORD.as_pointer()))
-            record = builder.add(records, _WORD(structs.PLAN_SIZE * index))
+            record = builder.add(records, _WORD(structs.EXPECTED_SIZE * index))
             yield Leaf(node, position, ob, record, builder.gep(first, [_INT32(used_words)]), used_words)
             if node.items >= 0:
                 pending.append((builder.add(ob, _WORD(OB_ITEM)), 0, node.items))

@@ -1,13 +1,13 @@
-"""The parts of a fast entry: enter a planned call, read one argument, leave the call.
+"""The parts of a fast entry: enter a cached call, read one argument, leave the call.
 
-An overload that is called often gets plans, one for each combination of argument types: its inline cache. A plan has a record for
+An overload that is called often has an inline cache: an entry for each combination of argument types. An entry has a record for
 each argument and each item of a tuple: its type, dtype and flags. An argument that agrees with its record has the record's key,
 so nothing is looked up.
 
 ``fast_entry.fast_entry`` compiles the parts into one function: :func:`enter`, a part for each argument, the kernel's call, and
 :func:`leave`. The words between them become registers.
 
-The addresses in a plan stay valid: the overload holds the dtypes, and a type that dies clears its records
+The addresses in a cache entry stay valid: the overload holds the dtypes, and a type that dies clears its records
 (``type_table.TypeTable``). A part reads its data in the record; only the rank is compiled in.
 """
 
@@ -36,7 +36,7 @@ BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2  # what boxing a kernel's resu
 _WORD = types.intp
 
 PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.intp)
-"""``part(ob, plan, array, words, ndim)``: read `ob` and write its words; an array uses the memory block at `array`."""
+"""``part(ob, expected, array, words, ndim)``: read `ob` and write its words; an array uses the memory block at `array`."""
 
 
 @native_inline
@@ -78,9 +78,9 @@ def result_of(frame_address):
 
 
 @part(_WORD(_WORD))
-def plan_of(overload_address):
-    """The ``fx_plan[]`` of an overload."""
-    return structs.overload_at(overload_address).plan
+def expected_of(overload_address):
+    """The ``fx_expected[]`` of an overload."""
+    return structs.overload_at(overload_address).expected
 
 
 @part(_WORD(_WORD))
@@ -96,12 +96,12 @@ def leave(context_address, overload_address, frame_address, args, code, result, 
     overload = structs.overload_at(overload_address)
     runtime = structs.runtime_at(context.runtime)
     if boxing == BOXES_ARRAYS and code == 0:
-        value = call_word(runtime.box_planned_result, (context_address, overload_address, frame_address, args))
+        value = call_word(runtime.box_cached_result, (context_address, overload_address, frame_address, args))
     else:
         value = finish(context, overload, code, result, excinfo, boxing != BOXES_NONE)
     context.calls += 1
     if is_anything_kept(structs.frame_at(frame_address), array_count):
-        call_word(runtime.release_planned, (context.runtime, frame_address, args, overload_address))
+        call_word(runtime.release_cached, (context.runtime, frame_address, args, overload_address))
     else:
         put_back(runtime, frame_address)
     return value
@@ -109,7 +109,7 @@ def leave(context_address, overload_address, frame_address, args, code, result, 
 
 @part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
 def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
-    """Make a call that differs from the plan by the general path. `frame_address`: 0 if no frame has been taken."""
+    """Make a call that differs from the cache entry by the general path. `frame_address`: 0 if no frame has been taken."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     if frame_address != 0:
         put_back(runtime, frame_address)
@@ -127,28 +127,28 @@ def fail(context_address, frame_address, callable_, position):
 
 
 @part(PART_SIGNATURE)
-def read_ndarray(ob, plan_address, array_address, words, ndim):
+def read_ndarray(ob, expected_address, array_address, words, ndim):
     """An ndarray, read in its C struct."""
-    plan = structs.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type:
+    expected = structs.expected_at(expected_address)
+    if Py_TYPE(ob) != expected.type:
         return DIFFERS
     array = ndarray_at(ob)
     if (
-        array.descr != plan.dtype
+        array.descr != expected.dtype
         or types.intp(array.nd) != ndim
-        or types.intp(array.flags) & structs.KEY_FLAGS != plan.flags
+        or types.intp(array.flags) & structs.KEY_FLAGS != expected.flags
     ):
         return DIFFERS
     put(words, 0, structs.array_at(array_address).meminfo)
-    pack_ndarray(ob, ndim, plan.itemsize, words)
+    pack_ndarray(ob, ndim, expected.itemsize, words)
     return AGREES
 
 
 @native_inline
-def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_elements):
+def borrow(ob, expected, words, ndim, is_known, device_type, is_contiguous, in_elements):
     """Borrow the view of a tensor that has passed its guard, if any, and write its words but for the first.
 
-    `device_type`: the required one. `is_contiguous`: whether the plan requires a C-contiguous, aligned, writable tensor.
+    `device_type`: the required one. `is_contiguous`: whether the cache entry requires a C-contiguous, aligned, writable tensor.
     `in_elements`: whether to write such a tensor's strides in elements. `is_known`: whether the producer is known to set no
     exception when it returns success. Its exceptions are checked once a call (:data:`was_error_set`), those of others at once, so
     that the next producer is not called with one set.
@@ -157,7 +157,7 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_eleme
     """
     view = stack(DL_TENSOR_WORDS)
     dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
-    failed = call_int(plan.borrow, (ob, view)) != 0
+    failed = call_int(expected.borrow, (ob, view)) != 0
     if not is_known and PyErr_Occurred() != 0:
         return FAILED
     if failed:
@@ -166,14 +166,14 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_eleme
     if tensor.device.device_type != device_type or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
         return DIFFERS  # is_plain() for a known rank
     # Load the bytes one by one, as they were stored: a load of both would wait until both stores have left the pipeline.
-    if types.intp(tensor.dtype.code) != plan.dtype & 0xFF or types.intp(tensor.dtype.bits) != plan.dtype >> 8:
+    if types.intp(tensor.dtype.code) != expected.dtype & 0xFF or types.intp(tensor.dtype.bits) != expected.dtype >> 8:
         return DIFFERS
     if is_contiguous:
-        if not pack_contiguous(view, ndim, plan.dtype, words, in_elements):
+        if not pack_contiguous(view, ndim, expected.dtype, words, in_elements):
             return DIFFERS
     else:
-        flags, _ = pack_tensor(view, ndim, plan.dtype, words)
-        if flags | structs.WRITEABLE != plan.flags:
+        flags, _ = pack_tensor(view, ndim, expected.dtype, words)
+        if flags | structs.WRITEABLE != expected.flags:
             return DIFFERS
     if device_type == CPU:
         return AGREES
@@ -183,13 +183,13 @@ def borrow(ob, plan, words, ndim, is_known, device_type, is_contiguous, in_eleme
 
 @native_inline
 def borrow_guarded(
-    ob, plan, words, ndim, device_type, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-    storage, storage_data, storage_size,
+    ob, expected, words, ndim, device_type, is_contiguous, in_elements,
+    object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size,
 ):
     """:func:`borrow` for a type with a guard, whose offsets are compile-time constants: loading them takes time."""
-    if is_odd_there(plan.guard, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
+    if is_odd_there(expected.guard, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
         return DIFFERS
-    outcome = borrow(ob, plan, words, ndim, True, device_type, is_contiguous, in_elements)
+    outcome = borrow(ob, expected, words, ndim, True, device_type, is_contiguous, in_elements)
     if outcome >= AGREES and words[2] != 0:
         end = words[4] + words[2] * words[3] if is_contiguous else end_of_array(words, ndim)
         if is_short_there(ob, object_, storage, storage_data, storage_size, end):
@@ -198,13 +198,13 @@ def borrow_guarded(
 
 
 @part(PART_SIGNATURE)
-def read_view(ob, plan_address, array_address, words, ndim):
+def read_view(ob, expected_address, array_address, words, ndim):
     """A tensor, by a view borrowed from its type's exchange table."""
-    plan = structs.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type:
+    expected = structs.expected_at(expected_address)
+    if Py_TYPE(ob) != expected.type:
         return DIFFERS
     put(words, 0, structs.array_at(array_address).meminfo)
-    return borrow(ob, plan, words, ndim, False, CPU, False, False)
+    return borrow(ob, expected, words, ndim, False, CPU, False, False)
 
 
 @native_inline
@@ -224,16 +224,16 @@ GUARD_OFFSETS = (
 
 @part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
-    ob, plan_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
+    ob, expected_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
     storage_data, storage_size,
 ):  # fmt: skip
     """:data:`read_view` for a type with a guard."""
-    plan = structs.plan_at(plan_address)
-    if Py_TYPE(ob) != plan.type:
+    expected = structs.expected_at(expected_address)
+    if Py_TYPE(ob) != expected.type:
         return DIFFERS
     put(words, 0, structs.array_at(array_address).meminfo)
     return borrow_guarded(
-        ob, plan, words, ndim, CPU, False, False, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
+        ob, expected, words, ndim, CPU, False, False, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
         storage_data, storage_size,
     )  # fmt: skip
 
@@ -248,16 +248,16 @@ def was_error_set():
 
 
 @part(PART_SIGNATURE)
-def read_float(ob, plan_address, array_address, words, ndim):
+def read_float(ob, expected_address, array_address, words, ndim):
     """A Python float."""
     put(words, 0, load(ob + OB_FVAL))
-    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type)
+    return types.intp(Py_TYPE(ob) == structs.expected_at(expected_address).type)
 
 
 @part(PART_SIGNATURE)
-def read_int(ob, plan_address, array_address, words, ndim):
+def read_int(ob, expected_address, array_address, words, ndim):
     """A Python int that fits into int64."""
-    if Py_TYPE(ob) != structs.plan_at(plan_address).type:
+    if Py_TYPE(ob) != structs.expected_at(expected_address).type:
         return DIFFERS
     overflow = stack(1)
     value = c.PyLong_AsLongLongAndOverflow(ob, overflow)
@@ -266,32 +266,32 @@ def read_int(ob, plan_address, array_address, words, ndim):
 
 
 @part(PART_SIGNATURE)
-def read_bool(ob, plan_address, array_address, words, ndim):
+def read_bool(ob, expected_address, array_address, words, ndim):
     """A Python bool."""
     put(words, 0, types.intp(ob == global_address("_Py_TrueStruct")))
-    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type)
+    return types.intp(Py_TYPE(ob) == structs.expected_at(expected_address).type)
 
 
 @part(PART_SIGNATURE)
-def read_numpy_scalar(ob, plan_address, array_address, words, ndim):
+def read_numpy_scalar(ob, expected_address, array_address, words, ndim):
     """A NumPy scalar of at most 8 bytes."""
-    if Py_TYPE(ob) != structs.plan_at(plan_address).type:
+    if Py_TYPE(ob) != structs.expected_at(expected_address).type:
         return DIFFERS
     put(words, 0, load(ob + SCALAR_VALUE))
     return AGREES
 
 
 @part(PART_SIGNATURE)
-def read_none(ob, plan_address, array_address, words, ndim):
+def read_none(ob, expected_address, array_address, words, ndim):
     """None."""
     put(words, 0, ob)
-    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type)
+    return types.intp(Py_TYPE(ob) == structs.expected_at(expected_address).type)
 
 
 @part(PART_SIGNATURE)
-def read_tuple(ob, plan_address, array_address, words, items):
+def read_tuple(ob, expected_address, array_address, words, items):
     """A tuple or a named tuple with this number of items. Further parts read the items."""
-    return types.intp(Py_TYPE(ob) == structs.plan_at(plan_address).type and load(ob + c.OB_SIZE) == items)
+    return types.intp(Py_TYPE(ob) == structs.expected_at(expected_address).type and load(ob + c.OB_SIZE) == items)
 
 
 PARTS = {

@@ -151,26 +151,26 @@ def note_origins(frame, overload, args):
     depth = 0
     items = args
     left = overload.given_count
-    for i in range(overload.plan_count):
+    for i in range(overload.expected_count):
         while left == 0 and depth > 0:
             depth -= 1
             items = load(pending + 16 * depth)
             left = load(pending + 16 * depth + 8)
         if left == 0:  # the remaining arguments are omitted
             break
-        plan = structs.plan_at(overload.plan + structs.PLAN_SIZE * i)
+        expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
         ob = load(items)
         items += 8
         left -= 1
-        if plan.origin >= 0:
-            structs.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + plan.origin
+        if expected.origin >= 0:
+            structs.array_at(frame.arrays + ARRAY_BYTES * arrays).origin = ob + expected.origin
             arrays += 1
-        if plan.items >= 0:
+        if expected.items >= 0:
             store(pending + 16 * depth, items)
             store(pending + 16 * depth + 8, left)
             depth += 1
             items = ob + c.OB_ITEM
-            left = plan.items
+            left = expected.items
     frame.array_count = arrays
 
 

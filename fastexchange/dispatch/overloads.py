@@ -1,4 +1,4 @@
-"""A kernel's native memory: its ``fx_context``, overloads and plans. Python writes it; the native dispatcher reads it."""
+"""A kernel's native memory: its ``fx_context``, overloads and inline caches. Python writes it; the native dispatcher reads it."""
 
 import sys
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from .runtime import runtime
 from .signature import lists_in, readonly_arrays
 from .type_table import GOLDEN
 
-_METHODS = ("_call_slowly", "_call_numba", "_failed", "_plan_call", "_refused", "_call_with_outputs", "_driver_error")
+_METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
 _TUPLES = (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
 _BYTES = tuple(int(code) | 8 << 8 for code in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt))
@@ -39,29 +39,29 @@ class _Code(NamedTuple):
     compiled: Any = None
 
 
-class _Variant(NamedTuple):
-    """A plan of an overload: its ``fx_overload *``, its ``fx_plan[]``, and the dtypes that it refers to.
+class _CacheEntry(NamedTuple):
+    """An entry of an overload's inline cache: its ``fx_overload *``, its ``fx_expected[]``, and the dtypes that it refers to.
 
     ``compiled_for``: the kinds, guards and lengths that are compiled into the fast entry; None if there is no fast entry.
     """
 
     overload: Any
-    plan: Any
+    expected: Any
     compiled_for: tuple | None
     held: list
 
     def is_dead(self) -> bool:
-        """Whether a type in the plan has died."""
-        return any(record.type == 0 for record in self.plan)
+        """Whether a type in the entry has died."""
+        return any(record.type == 0 for record in self.expected)
 
 
 class _Filed(NamedTuple):
-    """An overload: its ``fx_overload *``, its code, memory that the ``fx_overload`` points to, and its plans."""
+    """An overload: its ``fx_overload *``, its code, memory that the ``fx_overload`` points to, and its inline cache."""
 
     overload: Any
     code: _Code
     kept: list
-    variants: list[_Variant]
+    cached: list[_CacheEntry]
 
 
 class KernelContext:
@@ -70,7 +70,7 @@ class KernelContext:
     No struct moves or is freed while the kernel lives, even if it has been replaced: a call in progress may still read it.
     """
 
-    _MAX_PLANNED = DEFAULT_KEYS  # a fast entry takes any free frame, and each has room for so many keys
+    _MAX_CACHED = DEFAULT_KEYS  # a fast entry takes any free frame, and each has room for so many keys
     vectorcall: int = 0
     """The address of the native function that makes the kernel's calls; 0: there is none."""
 
@@ -88,7 +88,7 @@ class KernelContext:
         buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = [buckets]
         self._overloads: dict[tuple[int, ...], _Filed] = {}
-        # `last` before the first planned call.
+        # `last` before the first cached call.
         self._nothing = ffi.new("fx_overload *")
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
@@ -102,7 +102,7 @@ class KernelContext:
         native.defaults = address_of(self._defaults)
         native.omitted = id(OMITTED)
         methods = map(id, self._strings[len(names) :])
-        native.slow_name, native.numba_name, native.failed_name, native.plan_name, *further = methods
+        native.slow_name, native.numba_name, native.failed_name, native.cache_name, *further = methods
         native.refused_name, native.outputs_name, native.driver_error_name = further
         if outputs is not None:
             native.output_count = len(outputs)
@@ -208,35 +208,35 @@ class KernelContext:
             self._spread(4 * (1 + self._buckets[0]))
         self._overloads[keys] = _Filed(overload, code, [key_words, constants, lists], [])
 
-    def add_plan(self, keys: tuple[int, ...], bound: tuple) -> None:
+    def add_cache_entry(self, keys: tuple[int, ...], bound: tuple) -> None:
         """Compile a fast entry for calls with these keys and the argument types of `bound`.
 
-        If there can be no fast entry (for a complex number, say), the plan is filed without one: no later call tries again.
+        If there can be no fast entry (for a complex number, say), the entry is filed without one: no later call tries again.
         """
-        first, code, _, variants = self._overloads[keys]
+        first, code, _, cached = self._overloads[keys]
         values = tuple(self._with_items(bound))
         nodes = self._nodes(keys, bound, code.given)
         compiled_for = None if nodes is None else tuple((node.kind, node.guard, node.items) for node in nodes)
         with self._lock:
-            dead = next((v for v in variants if v.compiled_for == compiled_for and v.is_dead()), None)
-            if dead is not None:  # reuse its memory: types that come and go must not leak plans
-                dead.held[:] = self._plan(dead.plan, keys, values)
+            dead = next((entry for entry in cached if entry.compiled_for == compiled_for and entry.is_dead()), None)
+            if dead is not None:  # reuse its memory: types that come and go must not leak entries
+                dead.held[:] = self._expect(dead.expected, keys, values)
                 return
-            if first.variant_count >= structs.MAX_VARIANTS:
+            if first.cached_count >= structs.MAX_CACHED:
                 return
-        plan = ffi.new("fx_plan[]", len(values))
-        held = self._plan(plan, keys, values)
+        expected = ffi.new("fx_expected[]", len(values))
+        held = self._expect(expected, keys, values)
         overload = ffi.new("fx_overload *", first[0])
-        overload.plan, overload.plan_count = address_of(plan), len(values)
+        overload.expected, overload.expected_count = address_of(expected), len(values)
         try:
             if nodes is not None:
                 overload.given_count = _given_count(bound)
                 overload.fast_entry = self._fast_entry(code, nodes, overload.given_count)
-        finally:  # file the plan even if compiling failed: else every call would try again
+        finally:  # file the entry even if compiling failed: else every call would try again
             with self._lock:
-                variants.append(_Variant(overload, plan, compiled_for, held))
-                overload.variant, first.variant = first.variant, address_of(overload)
-                first.variant_count += 1
+                cached.append(_CacheEntry(overload, expected, compiled_for, held))
+                overload.cached, first.cached = first.cached, address_of(overload)
+                first.cached_count += 1
 
     def _fast_entry(self, code: "_Code", nodes: tuple[fast_entry.Node, ...], count: int) -> int:
         return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
@@ -295,13 +295,13 @@ class KernelContext:
             return None
         count = _given_count(bound)
         values = tuple(self._with_items(bound[:count]))
-        if len(keys) != len(values) + len(bound) - count or len(keys) > self._MAX_PLANNED:
+        if len(keys) != len(values) + len(bound) - count or len(keys) > self._MAX_CACHED:
             return None
         types_of_values = fast_entry.with_items(given[:count])
         nodes = []
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
-            # An int beyond int64 gets no plan: the next int of this type may fit into int64.
+            # An int beyond int64 gets no cache entry: the next int of this type may fit into int64.
             if kind not in PARTS or (kind == structs.KIND_INT and key != _INT64_KEY):
                 return None
             items = len(value) if kind in _TUPLES else -1
@@ -321,21 +321,21 @@ class KernelContext:
         irrelevant = () if may_be_narrow else ("element_type", "odd_types")
         return tuple(0 if name in irrelevant else getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
-    def _plan(self, plan, keys: tuple[int, ...], bound: tuple) -> list:
-        """Fill the plan of an overload (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.
+    def _expect(self, expected, keys: tuple[int, ...], bound: tuple) -> list:
+        """Fill the records of a cache entry (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.
 
         `bound`: the arguments, each tuple followed by its items.
         """
         held: list[Any] = []
-        for record in plan:  # another thread may call at any step: no call agrees with the plan until it is complete
+        for record in expected:  # another thread may call at any step: no call agrees with the entry until it is complete
             record.type = 0
         for index, value in enumerate(bound):
             is_tuple = self.runtime.entries.fields(type(value))["kind"] in _TUPLES
-            plan[index].items, plan[index].origin = len(value) if is_tuple else -1, -1
+            expected[index].items, expected[index].origin = len(value) if is_tuple else -1, -1
             if len(keys) == len(bound):
-                self._describe(plan[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
-            self.runtime.entries.watch(type(value), plan)
-        for record, value in zip(plan, bound, strict=True):
+                self._describe(expected[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
+            self.runtime.entries.watch(type(value), expected)
+        for record, value in zip(expected, bound, strict=True):
             record.type = id(type(value))
         return held
 

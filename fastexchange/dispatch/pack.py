@@ -14,12 +14,17 @@ from .type_table import find
 
 
 @native_inline
+def plain_field(runtime, descr):
+    """The dtype field of one of NumPy's numbers in this machine's byte order; 0 for any other dtype."""
+    type_num = types.intp(descr.type_num)
+    return runtime.dtype_fields[type_num & 63] if type_num < 64 and descr.byteorder != SWAPPED else 0
+
+
+@native_inline
 def dtype_entry(runtime, descr_address):
     """Return (field << DTYPE_SHIFT | KIND_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if it is unknown."""
-    descr = descr_at(descr_address)
-    type_num = types.intp(descr.type_num)
-    field = runtime.dtype_fields[type_num & 63] if type_num < 64 else 0
-    if field != 0 and descr.byteorder != SWAPPED:
+    field = plain_field(runtime, descr_at(descr_address))
+    if field != 0:
         return structs.KIND_ARRAY | field << structs.DTYPE_SHIFT, field >> 11
     known = find(runtime, descr_address)
     if known == 0:
@@ -27,14 +32,6 @@ def dtype_entry(runtime, descr_address):
     if structs.entry_at(known).kind != structs.KIND_DTYPE:
         return 0, structs.STATUS_NUMBA
     return structs.KIND_ARRAY | structs.entry_at(known).key << structs.DTYPE_SHIFT, structs.entry_at(known).size
-
-
-@native
-def is_plain_dtype(runtime, descr_address):
-    """Whether a NumPy dtype object is one of NumPy's numbers, in this machine's byte order."""
-    descr = descr_at(descr_address)
-    type_num = types.intp(descr.type_num)
-    return type_num < 64 and runtime.dtype_fields[type_num & 63] != 0 and descr.byteorder != SWAPPED
 
 
 @native_inline

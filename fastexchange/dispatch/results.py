@@ -327,7 +327,7 @@ def box_result(context_address, overload_address, frame_address, args):
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
-def box_planned_result(context_address, overload_address, frame_address, args):
+def box_cached_result(context_address, overload_address, frame_address, args):
     """:data:`box_result` for a fast entry, which has not filled in ``fx_array.origin``."""
     note_origins(structs.frame_at(frame_address), structs.overload_at(overload_address), args)
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)

@@ -76,14 +76,14 @@ class Runtime:
 
     def _take_addresses(self) -> None:
         self.native.numbas_call = cpython.address_of_call(DispatcherBase)
-        self.native.release_planned = vectorcall.release_planned.address
+        self.native.release_cached = vectorcall.release_cached.address
         self.native.run = vectorcall.run.address
         self.native.refuse = vectorcall.refuse_argument.address
         self.native.vectorcall_any = vectorcall.vectorcall_any.address
         self.native.release_owner = frame.release_owner.address
         self.native.release_managed = frame.release_managed.address
         self.native.release_both = frame.release_both.address
-        for name in ("box_result", "box_planned_result", "box_array", "finish_array", "delete_result"):
+        for name in ("box_result", "box_cached_result", "box_array", "finish_array", "delete_result"):
             setattr(self.native, name, getattr(results, name).address)
         self.native.let_kept_escape = bound_launch.let_kept_escape.address
         self.native.let_go = bound_launch.let_go.address

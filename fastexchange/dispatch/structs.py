@@ -52,12 +52,12 @@ typedef struct {
     int64_t release_owner;      /* NRT destructor: drops the Python reference that owned an escaped array's memory */
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release_both;       /* NRT destructor: both of these */
-    int64_t release_planned;    /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
+    int64_t release_cached;     /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t refuse;             /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
-    int64_t box_result, box_planned_result, box_array, finish_array, delete_result;     /* of results, by its names */
+    int64_t box_result, box_cached_result, box_array, finish_array, delete_result;     /* of results, by its names */
     int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
     int64_t let_go;             /* PyCapsule_Destructor of a bound launch's frame */
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
@@ -67,7 +67,7 @@ typedef struct {
     int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
 } fx_runtime;
 
-/* What one argument of an overload, or an item of a tuple, looked like when the overload was filed. */
+/* What one argument of an overload, or an item of a tuple, looked like when the cache entry was made. */
 typedef struct {
     int64_t type;               /* Py_TYPE; 0: that type is dead */
     int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
@@ -78,14 +78,14 @@ typedef struct {
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t items;              /* tuple: how many, whose records follow; else -1 */
     int64_t stream;             /* view: current_work_stream */
-} fx_plan;
+} fx_expected;
 
 /* One compiled signature of one kernel. */
 typedef struct {
     int64_t next;               /* in its bucket */
-    int64_t variant;            /* fx_overload * with the same keys and code, and a plan */
-    int64_t variant_count;      /* how many of those follow the first, which has none */
-    int64_t unplanned_calls;    /* of the first: calls with types that no variant is planned for */
+    int64_t cached;             /* fx_overload *, the next entry of the inline cache: the same keys and code, with `expected` */
+    int64_t cached_count;       /* of the first: how many entries follow it */
+    int64_t uncached_calls;     /* of the first: calls with types that no entry is for */
     int64_t hash;
     int64_t key_count;
     int64_t keys;               /* int64_t[key_count] */
@@ -96,22 +96,17 @@ typedef struct {
     int64_t box_constants;      /* PyObject *[], what the boxing code needs */
     int64_t readonly_arrays;    /* bit i: the i-th array argument is readonly to the kernel; bit 62: one from there on */
     int64_t lists;              /* PyObject *, the Numba types of the lists among the arguments, in their order */
-    int64_t plan;               /* fx_plan[plan_count], in the order of the keys */
-    int64_t plan_count;
+    int64_t expected;           /* fx_expected[expected_count], in the order of the keys */
+    int64_t expected_count;
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* positional arguments of a call that it makes itself */
-    int64_t loaded;             /* CUDA: fx_loaded[MAX_DEVICES] */
-    int64_t parameters;         /* CUDA: int64_t[parameter_count], where the kernel's parameters are: see `cuda.layout` */
-    int64_t parameter_count;
-    int64_t conversions;        /* CUDA: int64_t[conversion_count], words that a declared signature has in another type */
-    int64_t conversion_count;
-    int64_t is_cooperative;     /* CUDA: all blocks of a launch have to run at the same time */
+    int64_t launchable;         /* of a kernel for CUDA: fx_launchable *, how it is launched; else 0 */
 } fx_overload;
 
 /* One per kernel. */
 typedef struct {
     int64_t runtime;
-    int64_t last;               /* fx_overload * of the last planned call: its fast entry gets the next call */
+    int64_t last;               /* fx_overload * of the last cached call: its fast entry gets the next call */
     int64_t buckets;            /* fx_overload *[1 + size]; the first word: size - 1 */
     int64_t parameter_count;    /* without *args */
     int64_t plain_count;        /* the same, or -1 for a kernel with *args or keyword-only parameters */
@@ -130,7 +125,7 @@ typedef struct {
     int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
     int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
-    int64_t plan_name;          /* PyObject *, name of the method that makes a plan after a call */
+    int64_t cache_name;         /* PyObject *, name of the method that makes a cache entry after a call */
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
@@ -142,7 +137,7 @@ typedef struct {
     int64_t run;                /* what that reads and makes the call with: the runtime's, or one for CUDA */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
     int64_t device_kernel;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
-    int64_t driver_error_name;  /* CUDA: PyObject *, name of the method that raises the driver's error */
+    int64_t driver_error_name;  /* PyObject *, name of the method that raises the error of a device's driver */
 } fx_context;
 
 /* An array argument of the call in progress. */
@@ -186,10 +181,11 @@ struct fx_frame {
     int64_t elements;                   /* then: the dtype field of an array's elements, if the kernel had their bits; else 0 */
     int64_t readonly_arrays;            /* then: the overload's */
     int64_t holder;                     /* of a bound launch: the PyObject * that keeps all memory; else 0 */
-    int64_t device, managed_device;     /* CUDA: of the tensors, and of managed memory, which other devices read too; -1: none */
-    int64_t stream, other_stream;       /* CUDA: current_work_stream of the producers, 0: none, or no other */
-    int64_t own_stream, own_streams_differ;     /* CUDA: CUstream in the arrays' interfaces, 0: none; whether there are several */
-    int64_t code;               /* CUDA: CUresult of a launch that failed */
+    /* Of a launch on a device: */
+    int64_t device, managed_device;     /* of the tensors, and of managed memory, which other devices read too; -1: none */
+    int64_t stream, other_stream;       /* current_work_stream of the producers, 0: none, or no other */
+    int64_t own_stream, own_streams_differ;     /* the stream in the arrays' interfaces, 0: none; whether there are several */
+    int64_t code;               /* the driver's error */
 };
 
 /* What `attempt` tells Python. */
@@ -202,8 +198,8 @@ typedef struct {
     int64_t keys;               /* int64_t[key_capacity], the caller's */
     int64_t tensor[8];
     int64_t frame, overload;    /* of `pin_arguments`: what a bound launch uses */
-    int64_t launcher;           /* CUDA, the caller's: fx_launcher * */
-    int64_t code, device, managed_device;       /* CUDA: the frame's */
+    int64_t launcher;           /* of a launch on a device, the caller's: fx_launcher * */
+    int64_t code, device, managed_device;       /* of a launch on a device: the frame's */
 } fx_report;
 
 /* What a launch is bound to: a frame that holds its arguments. The launch has its address, and gets another one's in one step. */
@@ -288,8 +284,8 @@ BOUND_RUNNING = 1  # a call is in progress
 BOUND_SPENT = 2  # its kernel has changed a list: the frame can no longer be used
 
 MAX_NDIM = dltensor.MAX_NDIM
-MAX_VARIANTS = 8  # plans of one overload
-CALLS_PER_PLAN = 16  # calls without a plan until one is made: it takes a compilation of some milliseconds
+MAX_CACHED = 8  # entries of an inline cache
+CALLS_PER_CACHE_ENTRY = 16  # calls without a cache entry until one is made: that takes a compilation of some milliseconds
 MAX_TUPLE_DEPTH = 8
 RESULT_BYTES = 4096
 MAX_DEVICES = 64
@@ -302,8 +298,8 @@ entry_at = struct_at("fx_entry")
 guard_at = struct_at("fx_guard")
 torch_queries_at = struct_at("fx_torch_queries")
 runtime_at = struct_at("fx_runtime")
-PLAN_SIZE = sizeof("fx_plan")
-plan_at = struct_at("fx_plan")
+EXPECTED_SIZE = sizeof("fx_expected")
+expected_at = struct_at("fx_expected")
 overload_at = struct_at("fx_overload")
 context_at = struct_at("fx_context")
 array_at = struct_at("fx_array")

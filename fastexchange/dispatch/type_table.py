@@ -54,7 +54,7 @@ class TypeTable:
         self._fields: dict[int, dict[str, int]] = {}
         self._holders: dict[int, object] = {}
         self._kept: dict[int, object] = {}
-        self._plans: dict[int, weakref.WeakSet] = {}
+        self._expectations: dict[int, weakref.WeakSet] = {}
         self._entries = None
         self._rebuild(_FIRST_CAPACITY)
 
@@ -112,15 +112,15 @@ class TypeTable:
         """The fields of `thing`'s ``fx_entry``; None if it has none."""
         return self._fields.get(id(thing))
 
-    def watch(self, thing, plan) -> None:
-        """Clear the records of `plan` (``fx_plan[]``) with the type `thing` when the type dies."""
-        self._plans.setdefault(id(thing), weakref.WeakSet()).add(plan)
+    def watch(self, thing, expected) -> None:
+        """Clear the records of `expected` (``fx_expected[]``) with the type `thing` when the type dies."""
+        self._expectations.setdefault(id(thing), weakref.WeakSet()).add(expected)
 
     def remove(self, address: int) -> None:
         """Remove the entry of `address`. Weak references call this at any moment, even during a :meth:`_rebuild`."""
         with self._lock:
-            for plan in list(self._plans.pop(address, ())):
-                for record in plan:
+            for expected in list(self._expectations.pop(address, ())):
+                for record in expected:
                     if record.type == address:
                         record.type = 0
             if self._fields.pop(address, None) is not None:

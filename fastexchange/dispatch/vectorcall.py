@@ -1,6 +1,6 @@
 """The native dispatcher: from CPython's vectorcall to a compiled kernel, without Python in between.
 
-:func:`call_any` makes a call in these steps. :data:`vectorcall` tries the fast entry of the last planned call first.
+:func:`call_any` makes a call in these steps. :data:`vectorcall` tries the fast entry of the last cached call first.
 
 1. Take a frame.
 2. Read the arguments into it: words and keys.
@@ -21,13 +21,13 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
-from ..producers.ndarray import ndarray_at
+from ..producers.ndarray import descr_at, ndarray_at
 from . import structs
 from .binding import bind_into
 from .fast_parts import finish
 from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .lists import drop_unchanged, reflect_changes
-from .pack import is_plain_dtype
+from .pack import plain_field
 from .read_arguments import walk
 from .readers import DRY_RUN
 from .take_exports import export_managed
@@ -61,13 +61,13 @@ FOLLOWS, IS_OTHER, IS_DEAD = 0, 1, 2
 
 
 @native
-def follows_plan(overload, args):
-    """Whether arguments have the types of an overload's plan; IS_DEAD if one of these types has died."""
+def is_expected(overload, args):
+    """Whether arguments have the types of a cache entry; IS_DEAD if one of these types has died."""
     pending = stack(TUPLE_WORDS)
     depth = 0
     items = args
-    left = overload.plan_count
-    for i in range(overload.plan_count):
+    left = overload.expected_count
+    for i in range(overload.expected_count):
         while left == 0:
             depth -= 1
             items = load(pending + 16 * depth)
@@ -75,43 +75,43 @@ def follows_plan(overload, args):
         ob = load(items)
         items += 8
         left -= 1
-        plan = structs.plan_at(overload.plan + structs.PLAN_SIZE * i)
-        if Py_TYPE(ob) != plan.type:
-            return IS_DEAD if plan.type == 0 else IS_OTHER
-        if plan.items >= 0:
-            if load(ob + OB_SIZE) != plan.items or depth == structs.MAX_TUPLE_DEPTH:
+        expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
+        if Py_TYPE(ob) != expected.type:
+            return IS_DEAD if expected.type == 0 else IS_OTHER
+        if expected.items >= 0:
+            if load(ob + OB_SIZE) != expected.items or depth == structs.MAX_TUPLE_DEPTH:
                 return IS_OTHER
             store(pending + 16 * depth, items)
             store(pending + 16 * depth + 8, left)
             depth += 1
             items = ob + OB_ITEM
-            left = plan.items
+            left = expected.items
     return FOLLOWS
 
 
 @native
-def choose_variant(context, first, args):
-    """Find the variant of the overload `first` whose plan has these arguments' types, and make it the context's last.
+def find_cached(context, first, args):
+    """Find the entry in the inline cache of the overload `first` for these arguments' types, and make it the context's last.
 
-    Returns: the variant; `first` if there is none; 0 if one should be made now (``KernelContext.add_plan``).
+    Returns: the entry; `first` if there is none; 0 if one should be made now (``KernelContext.add_cache_entry``).
     """
     if context.variadic != 0:
         return first
-    at = structs.overload_at(first).variant
-    has_room = structs.overload_at(first).variant_count < structs.MAX_VARIANTS
+    at = structs.overload_at(first).cached
+    has_room = structs.overload_at(first).cached_count < structs.MAX_CACHED
     while at != 0:
         overload = structs.overload_at(at)
-        outcome = follows_plan(overload, args)
+        outcome = is_expected(overload, args)
         has_room |= outcome == IS_DEAD
         if outcome == FOLLOWS:
             context.last = at
             return at
-        at = overload.variant
+        at = overload.cached
     overload = structs.overload_at(first)
     if has_room:
-        overload.unplanned_calls += 1
-        if overload.unplanned_calls > structs.CALLS_PER_PLAN:
-            overload.unplanned_calls = 0
+        overload.uncached_calls += 1
+        if overload.uncached_calls > structs.CALLS_PER_CACHE_ENTRY:
+            overload.uncached_calls = 0
             return 0
     return first
 
@@ -177,8 +177,8 @@ def read_by(walk, context, runtime, frame_address, args, nargs, flags):
 def run_by(read, launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order.
 
-    `state`: four words: the frame, which a larger one may replace; the result; whether such calls should be planned now; the
-    ``fx_launcher`` of a CUDA kernel.
+    `state`: four words: the frame, which a larger one may replace; the result; whether such calls should get a cache entry now;
+    the ``fx_launcher`` of a CUDA kernel.
 
     Returns: a STATUS_*. With STATUS_OK the result is a new reference, or 0 with an exception set.
     Owns: everything that the call holds is released in any case.
@@ -188,7 +188,7 @@ def run_by(read, launch, context_address, args, nargs, flags, state):
     status, frame_address, args = read(context, runtime, load(state), args, nargs, flags)
     frame = structs.frame_at(frame_address)
     result = 0
-    wants_plan = False
+    wants_cache_entry = False
     if status == structs.STATUS_OK:
         at = look_up(context, frame.keys, frame.key_count)
         if at == 0 or flags & DRY_RUN != 0:
@@ -196,13 +196,13 @@ def run_by(read, launch, context_address, args, nargs, flags, state):
         elif structs.overload_at(at).trampoline == 0:
             status = structs.STATUS_NUMBA
         else:
-            chosen = choose_variant(context, at, args) if frame.export_count == 0 else at
-            wants_plan = chosen == 0
+            chosen = find_cached(context, at, args) if frame.export_count == 0 else at
+            wants_cache_entry = chosen == 0
             status, result = launch(context_address, frame_address, at, args, load(state + 24))
     release(runtime, frame)
     store(state, frame_address)
     store(state + 8, result)
-    store(state + 16, types.intp(wants_plan and result != 0 and status == structs.STATUS_OK))
+    store(state + 16, types.intp(wants_cache_entry and result != 0 and status == structs.STATUS_OK))
     return status
 
 
@@ -317,7 +317,7 @@ def is_numbas(context, runtime, args, nargs):
             if entry.is_typed == 0:
                 return False
         elif kind == structs.KIND_NDARRAY:
-            if not is_plain_dtype(runtime, ndarray_at(ob).descr):
+            if plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:
                 return False
         elif kind < structs.KIND_FLOAT or kind > structs.KIND_NUMPY_COMPLEX128:
             if kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT:
@@ -378,11 +378,11 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
         context.calls += 1
         result = load(state + 8)
         if load(state + 16) != 0:
-            planned = call_method(context.plan_name, callable_, args, nargsf, kwnames)
-            if planned == 0:  # interrupted
+            filed = call_method(context.cache_name, callable_, args, nargsf, kwnames)
+            if filed == 0:  # interrupted
                 c.Py_DecRef(result)
                 return 0
-            c.Py_DecRef(planned)
+            c.Py_DecRef(filed)
         return result
     if status == structs.STATUS_ERROR:
         return refuse(context, callable_, position)
@@ -411,7 +411,7 @@ def refuse_argument(context_address, callable_, position):
 
 
 @cfunction(types.void, types.intp, types.intp, types.intp, types.intp)
-def release_planned(runtime_address, frame_address, args, overload_address):
+def release_cached(runtime_address, frame_address, args, overload_address):
     """Release a fast entry's frame and give it back. The fast entry has not filled in ``fx_array.origin``: this does."""
     runtime = structs.runtime_at(runtime_address)
     frame = structs.frame_at(frame_address)
@@ -424,8 +424,8 @@ def release_planned(runtime_address, frame_address, args, overload_address):
 def vectorcall(callable_, args, nargsf, kwnames):
     """``PyObject *(*vectorcallfunc)(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames)``.
 
-    Calls the fast entry of the last planned call, because most calls have the types of the call before. The fast entry leaves
-    other calls to :data:`vectorcall_any`, which is also the entry before there is a plan.
+    Calls the fast entry of the last cached call, because most calls have the types of the call before. The fast entry leaves
+    other calls to :data:`vectorcall_any`, which is also the entry before there is a cache entry.
     """
     context_address = load(callable_ + KERNEL_CONTEXT)
     last = structs.context_at(context_address).last

@@ -175,7 +175,7 @@ _VECTORCALL = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.c_ssize_t] * 4)
 
 @contextlib.contextmanager
 def general_launches(kernel):
-    """The list of the launches, 1 each, that the fast entries leave to the general way; no kernel is to be planned meanwhile.
+    """The list of the launches, 1 each, that the fast entries leave to the general way; no kernel gets a cache entry meanwhile.
 
     What has no fast entry is not counted.
     """

@@ -37,7 +37,7 @@ def made(shape, strides, data, offset):
 
 
 @pytest.fixture(scope="module")
-def planned(package):
+def cached(package):
     """A launcher that has been called often with a contiguous matrix. Calls by keyword go the general way all the same."""
 
     def kernel(x, a):
@@ -50,21 +50,21 @@ def planned(package):
 
 
 @pytest.mark.parametrize("case", MATRICES)
-def test_parameters_are_those_of_the_general_way(planned, record, case):
+def test_parameters_are_those_of_the_general_way(cached, record, case):
     tensor = made(*MATRICES[case])
-    planned(x=tensor, a=2.5)
+    cached(x=tensor, a=2.5)
     record.clear()
-    planned(tensor, 2.5)
-    planned(x=tensor, a=2.5)
+    cached(tensor, 2.5)
+    cached(x=tensor, a=2.5)
     fast, general = record.launches
     assert fast == general  # the compiled kernel, too, which is another one for other layouts
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_as_by_the_general_way(planned, record, case):
+def test_refused_as_by_the_general_way(cached, record, case):
     tensor, messages = made(*REFUSED[case]), []
     for args, kwargs in (((tensor, 2.5), {}), ((), {"x": tensor, "a": 2.5})):
         with pytest.raises(BufferError) as error:
-            planned(*args, **kwargs)
+            cached(*args, **kwargs)
         messages.append(str(error.value))
     assert messages[0] == messages[1] and not record.launches
