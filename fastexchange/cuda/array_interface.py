@@ -1,6 +1,6 @@
-"""Native reading of usual arrays with ``__cuda_array_interface__``.
+"""Read ``__cuda_array_interface__``: :class:`ArrayInterface` any of them, native code the usual ones.
 
-``cuda.python_exports`` reads all others: it knows the whole protocol and raises its errors.
+Native code returns -1 for an unusual interface. The launch then reads it by :class:`ArrayInterface`, which raises the errors.
 
 The packages' own arrays have ``strides: None`` also for arrays that are not contiguous, for example broadcast ones. Their
 attribute ``strides`` is read instead, as the packages do.
@@ -8,29 +8,34 @@ attribute ``strides`` is read instead, as the packages do.
 Source: CUDA Array Interface, version 3.
 """
 
+import operator
 import sys
 
+import numpy as np
 from numba import types
 
+from .._abi import ffi
 from ..dispatch.runtime import runtime
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, Py_TYPE
-from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.dlpack import VERSION, DLDataTypeCode, DLDeviceType
 from ..ground.dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
+from ..ground.dtype_registry import key_of
 from ..ground.native import call_int, global_address, load, native, stack, store
+from ..ground.safe_repr import shown
 from ..producers.python_side import python_side
 from . import structs
+from .targets import is_of_package
 
-__all__ = ["SAYS_STREAM", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
+__all__ = ["ArrayInterface", "managed_tensor_of_device_array", "managed_tensor_of_interface"]
 
 OB_SIZE = c.OB_SIZE
 _STREAM, _OWNER, _EXTENTS = INTERFACE_STREAM, INTERFACE_STREAM + 8, INTERFACE_STREAM + 16  # the strides follow
 _EXTENT_BYTES = 8 * MAX_NDIM
 _NAMES = ("__cuda_array_interface__", "version", "data", "typestr", "shape", "strides", "mask", "stream")
 _INTERFACE, _VERSION, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CUDA = (8 * i for i in range(len(_NAMES) + 1))
-SAYS_STREAM = 3
-"""The first version of the interface with a stream."""
+_HAS_STREAM = 3  # the first version of the interface with a stream
 _ORDINAL, _IS_MANAGED, _MEMORY_TYPE = 9, 8, 2  # CU_POINTER_ATTRIBUTE_…
 _ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
 _FLOAT, _INT, _UINT, _COMPLEX, _BOOL = map(int, (
@@ -43,6 +48,95 @@ _LESS, _BAR, _EQUALS, _ZERO = map(ord, "<|=0")
 _B, _C, _F, _I, _U = map(ord, "bcfiu")
 
 python_items = python_side("fastexchange.cuda.array_interface")
+
+
+# ---- any interface -------------------------------------------------------------------------------------------------
+
+
+class ArrayInterface:
+    """The ``__cuda_array_interface__`` of an array of numbers. Nothing of it is trusted.
+
+    The object refers to the interface, not to the array. Its methods raise BufferError for what the protocol does not allow.
+    """
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict):
+        self._fields = fields
+
+    @classmethod
+    def of(cls, value) -> "ArrayInterface | None":
+        """The interface of an array of numbers; None for any other object, such as an array of records."""
+        found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
+        if found is None or key_of(np.dtype(found["typestr"])) is None:
+            return None
+        # The packages' own arrays give None as the strides of broadcast arrays.
+        return cls({**found, "strides": tuple(value.strides)} if is_of_package(type(value)) else found)
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether the interface's version is one that names the producer's stream."""
+        version = self._fields.get("version")
+        return type(version) is int and version >= _HAS_STREAM
+
+    @property
+    def stream(self) -> int | None:
+        """The ``CUstream`` on which the producer works; None: nothing has to be waited for."""
+        stream = self._fields.get("stream")
+        if stream is None:
+            return None
+        if isinstance(stream, bool) or not hasattr(type(stream), "__index__") or not 0 <= operator.index(stream) < 2**63:
+            raise BufferError(f"the stream in its array interface is {shown(stream)}, not None or the handle of a stream")
+        return operator.index(stream)
+
+    @property
+    def data(self) -> int:
+        """The address of the first element; 0 for an empty array."""
+        return operator.index(self._fields["data"][0] or 0)
+
+    @property
+    def is_readonly(self) -> bool:
+        """Whether the memory must not be written to."""
+        return bool(self._fields["data"][1])
+
+    def managed_tensor(self, place: tuple[int, int]):
+        """Return a ``DLManagedTensorVersioned *`` without a deleter, and the memory to which it refers.
+
+        `place`: (device type, number) of the array's memory.
+        """
+        fields = self._fields
+        if fields.get("mask") is not None:
+            raise BufferError("its array interface has a mask, which a kernel would not see")
+        dtype, shape, strides = np.dtype(fields["typestr"]), tuple(fields["shape"]), fields.get("strides")
+        key, itemsize = key_of(dtype), dtype.itemsize
+        assert key is not None
+        extents, steps = _int64s("shape", shape), None
+        if strides is not None and len(strides) != len(shape):
+            raise BufferError(f"its shape has {len(shape)} dimensions, its strides {len(strides)}")
+        if strides is not None and shape:
+            if any(stride % itemsize for stride in strides):
+                raise BufferError("its strides are no multiples of its item size")
+            steps = _int64s("strides", [stride // itemsize for stride in strides])
+        native = ffi.new("DLManagedTensorVersioned *")
+        native.version.major, native.version.minor = VERSION
+        native.flags = READONLY if self.is_readonly else 0
+        tensor = native.dl_tensor
+        tensor.data, tensor.ndim, tensor.shape = ffi.cast("void *", self.data), len(shape), extents
+        tensor.strides = ffi.NULL if steps is None else steps
+        tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = key[0], key[1], 1
+        tensor.device.device_type, tensor.device.device_id = place
+        return native, (extents, steps)
+
+
+def _int64s(what: str, numbers):
+    """Return an ``int64_t[]`` of these numbers, with at least one item."""
+    try:
+        return ffi.new("int64_t[]", list(numbers) or [0])
+    except OverflowError:
+        raise BufferError(f"its {what} {shown(numbers)} overflow 64 bits") from None
+
+
+# ---- usual interfaces, read natively -------------------------------------------------------------------------------
 
 
 @cfunction(types.void, types.intp)
@@ -161,7 +255,7 @@ def read(interface, own_strides, side, at):
     tensor = managed.dl_tensor
     pair = stack(1)
     found = c.PyDict_GetItemWithError(interface, load(side + _VERSION))
-    if found == 0 or not is_int(found, pair) or load(pair) < SAYS_STREAM:
+    if found == 0 or not is_int(found, pair) or load(pair) < _HAS_STREAM:
         return False
     found = c.PyDict_GetItemWithError(interface, load(side + _MASK))
     if found != 0 and found != global_address("_Py_NoneStruct"):
@@ -215,7 +309,7 @@ def export(ob, has_strides, out):
 
     `has_strides`: whether to read its attribute ``strides``.
 
-    Returns: 0, or -1 for an unusual array, for which ``python_exports`` raises the error.
+    Returns: 0, or -1 for an unusual array, for which :class:`ArrayInterface` raises the error.
     Raises: only exceptions that are no ``Exception``, such as KeyboardInterrupt. GIL: held; runs Python code.
     """
     side = python_items()

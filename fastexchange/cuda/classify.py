@@ -7,10 +7,7 @@ Source: DLPack 1.3, Python specification; CUDA Array Interface, version 3.
 
 import contextlib
 import ctypes
-import operator
 from typing import NamedTuple
-
-import numpy as np
 
 from .._abi import ffi
 from ..dispatch import structs
@@ -23,7 +20,7 @@ from ..ground.dtype_registry import key_of
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
 from ..producers import dunder, torch
-from .array_interface import SAYS_STREAM, managed_tensor_of_device_array, managed_tensor_of_interface
+from .array_interface import ArrayInterface, managed_tensor_of_device_array, managed_tensor_of_interface
 from .driver import CudaError, driver
 from .streams import are_one, stream_of_producer
 from .targets import is_device_array, is_of_package
@@ -38,7 +35,6 @@ __all__ = [
     "again",
     "are_exported",
     "are_exported_by_python",
-    "array_interface",
     "classify_arguments",
     "classify_without_errors",
     "flatten",
@@ -66,7 +62,7 @@ class ArgumentInfo:
         self.position, self.value, self.kind = position, value, kind
         """`position`: of the argument, or of the tuple that contains it. `value`: for a wrapper, the tensor that it wraps."""
         self.items: list[ArgumentInfo] = []
-        self.interface: dict | None = None
+        self.interface: ArrayInterface | None = None
         self.place: tuple[int, int] | None = None
         """A tensor's (device type, number)."""
         self.function = 0
@@ -127,12 +123,11 @@ def _classify(kernel, position: int, value) -> ArgumentInfo:
 
 
 def _find_place(info: ArgumentInfo) -> None:
-    if info.kind == ARRAY:
-        info.place = _place(operator.index(info.value.__cuda_array_interface__["data"][0] or 0))
-    elif info.kind == INTERFACE:
-        assert info.interface is not None
-        info.place = _place(operator.index(info.interface["data"][0] or 0))
-        info.stream = _stream_in(info.interface)
+    if info.kind in (ARRAY, INTERFACE):
+        interface = info.interface or ArrayInterface.of(info.value)
+        assert interface is not None
+        info.place = _place(interface.data)
+        info.stream = interface.stream if info.kind == INTERFACE else None
     elif info.kind in (TABLE, DLPACK):
         fields = runtime().entries.fields(type(info.value))
         info.place = _device(info.value, fields)
@@ -159,9 +154,9 @@ def _classified(position: int, value) -> ArgumentInfo:
     if has_dunder:
         interface = None
         with contextlib.suppress(Exception):
-            interface = array_interface(value)
+            interface = ArrayInterface.of(value)
         # Preferred to __dlpack__, which needs the stream, and takes longer. JAX's interface has version 2, without one.
-        if interface is not None and _version(interface) >= SAYS_STREAM:
+        if interface is not None and interface.has_stream:
             return _with_interface(position, value, interface)
     if kind == structs.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
@@ -171,18 +166,13 @@ def _classified(position: int, value) -> ArgumentInfo:
     if kind == structs.KIND_NUMBA:
         if is_device_array(value) and not value.stream and key_of(value.dtype) is not None:
             return ArgumentInfo(position, value, ARRAY)
-        interface = array_interface(value)
+        interface = ArrayInterface.of(value)
         if interface is not None:
             return _with_interface(position, value, interface)
     return ArgumentInfo(position, value, PACKAGE)
 
 
-def _version(interface: dict) -> int:
-    version = interface.get("version")
-    return version if type(version) is int else 0
-
-
-def _with_interface(position: int, value, interface: dict) -> ArgumentInfo:
+def _with_interface(position: int, value, interface: ArrayInterface) -> ArgumentInfo:
     info = ArgumentInfo(position, value, INTERFACE)
     info.interface = interface
     entries = runtime().entries
@@ -190,15 +180,6 @@ def _with_interface(position: int, value, interface: dict) -> ArgumentInfo:
         export = managed_tensor_of_device_array if is_of_package(type(value)) else managed_tensor_of_interface
         entries.update(type(value), interface=export.address)
     return info
-
-
-def array_interface(value) -> dict | None:
-    """The ``__cuda_array_interface__`` of an array of numbers; None for any other object, such as an array of records."""
-    found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
-    if found is None or key_of(np.dtype(found["typestr"])) is None:
-        return None
-    # The packages' own arrays give None as the strides of broadcast arrays.
-    return {**found, "strides": tuple(value.strides)} if is_of_package(type(value)) else found
 
 
 def _wrapped(value):
@@ -265,7 +246,7 @@ def are_exported(infos: list[ArgumentInfo]) -> bool:
 def are_exported_by_python(infos: list[ArgumentInfo]) -> bool:
     """Whether native code cannot export all arguments."""
     found = [info for info in flatten(infos) if info.kind in (DLPACK, INTERFACE)]
-    return any(info.interface is None or _version(info.interface) < SAYS_STREAM for info in found)
+    return any(info.interface is None or not info.interface.has_stream for info in found)
 
 
 def for_package(info: ArgumentInfo):
@@ -299,16 +280,6 @@ def _device(value, fields: dict[str, int]) -> tuple[int, int]:
 def _named(place: tuple[int, int]) -> str:
     device = ffi.new("DLDevice *", place)
     return device_name(device)
-
-
-def _stream_in(interface: dict) -> int | None:
-    """The stream in an array's ``__cuda_array_interface__``."""
-    stream = interface.get("stream")
-    if stream is None:
-        return None
-    if isinstance(stream, bool) or not hasattr(type(stream), "__index__") or not 0 <= operator.index(stream) < 2**63:
-        raise BufferError(f"the stream in its array interface is {shown(stream)}, not None or the handle of a stream")
-    return operator.index(stream)
 
 
 def add_stream(streams: list[int], stream: int | None) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import functools
 
-import numpy as np
 from numba import types
 
 from .._abi import ffi
@@ -20,12 +19,11 @@ from ..exchange.errors import refused
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, NativeCallable
 from ..ground.dlpack import VERSION, DLDeviceType, DLPackFlag
-from ..ground.dtype_registry import key_of
 from ..ground.native import address_of, load, store
 from ..ground.once import once
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
-from ..ground.safe_repr import shown
 from . import resets
+from .array_interface import ArrayInterface
 from .classify import (
     ARRAY,
     DLPACK,
@@ -34,7 +32,6 @@ from .classify import (
     ArgumentInfo,
     add_stream,
     again,
-    array_interface,
     flatten,
     whereabouts,
 )
@@ -71,7 +68,9 @@ def _remember(value, place) -> None:
     """Let native code read a device array of a Numba package. Its memory and shape do not change while it lives."""
     entries = runtime().entries
     resets.watch(place[1])
-    view = _from_interface(value, array_interface(value), place)
+    interface = ArrayInterface.of(value)
+    assert interface is not None
+    view = _from_interface(value, interface, place)
     view.held = None  # not the array, which would then never die
     if not entries.fields(type(value)).get("is_by_object"):
         entries.update(type(value), is_by_object=1)
@@ -114,6 +113,7 @@ def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack
         if info.kind == DLPACK:
             return _from_dlpack(info, stream, stack)
         if info.kind == INTERFACE:
+            assert info.interface is not None and info.place is not None
             return _from_interface(value, info.interface, info.place)
         if info.kind == ARRAY and value not in runtime().entries:
             _remember(value, info.place)
@@ -150,8 +150,8 @@ def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -
 
 def _flags_of_legacy(value) -> int:
     """The flags for a legacy capsule, which has none: the array interface says whether memory is readonly."""
-    interface = array_interface(value)
-    is_readonly = True if interface is None else interface["data"][1]
+    interface = ArrayInterface.of(value)
+    is_readonly = True if interface is None else interface.is_readonly
     return int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY) if is_readonly else 0
 
 
@@ -175,38 +175,9 @@ def originals(bound: tuple) -> tuple:
     return tuple(map(original, bound))
 
 
-def _from_interface(value, interface, place) -> _View:
+def _from_interface(value, interface: ArrayInterface, place: tuple[int, int]) -> _View:
     """Return a view of an array with ``__cuda_array_interface__``. `place`: (device type, number) of its memory."""
-    if interface.get("mask") is not None:
-        raise BufferError("its array interface has a mask, which a kernel would not see")
-    dtype, shape, strides = np.dtype(interface["typestr"]), tuple(interface["shape"]), interface.get("strides")
-    key, itemsize = key_of(dtype), dtype.itemsize
-    assert key is not None
-    pointer, is_readonly = interface["data"]
-    extents = _int64s("shape", shape)
-    steps = None
-    if strides is not None and len(strides) != len(shape):
-        raise BufferError(f"its shape has {len(shape)} dimensions, its strides {len(strides)}")
-    if strides is not None and shape:
-        if any(stride % itemsize for stride in strides):
-            raise BufferError("its strides are no multiples of its item size")
-        steps = _int64s("strides", [stride // itemsize for stride in strides])
-    native = ffi.new("DLManagedTensorVersioned *")
-    native.version.major, native.version.minor = VERSION
-    native.flags = int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY) if is_readonly else 0
-    tensor = native.dl_tensor
-    tensor.data, tensor.ndim, tensor.shape = ffi.cast("void *", pointer or 0), len(shape), extents
-    tensor.strides = ffi.NULL if steps is None else steps
-    tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = key[0], key[1], 1
-    tensor.device.device_type, tensor.device.device_id = place
+    native, memory = interface.managed_tensor(place)
     view = _View(native, value)
-    view.memory = extents, steps
+    view.memory = memory
     return view
-
-
-def _int64s(what: str, numbers):
-    """Return an ``int64_t[]`` of these numbers, with at least one item."""
-    try:
-        return ffi.new("int64_t[]", list(numbers) or [0])
-    except OverflowError:
-        raise BufferError(f"its {what} {shown(numbers)} overflow 64 bits") from None
