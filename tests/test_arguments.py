@@ -844,6 +844,7 @@ def arrays(draw, negative_strides: bool = True):
 quick = settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @quick
 @given(arrays())
 def test_random_numpy_arrays(array):

@@ -58,6 +58,7 @@ def weighted_sum(count):
     return numba.njit(namespace["kernel"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 32, 70])
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
 def test_any_number_of_tensors(framework, count):

@@ -134,6 +134,7 @@ def run(program: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 @needs_torch
 def test_two_million_elements_that_move():
     run("""
@@ -316,6 +317,7 @@ def test_the_owner_of_a_bound_view_is_not_resized():
 SHAPES = [(4,), (100,), (124,), (125,), (900,), (1000,), (3000,), (10, 10), (5, 4, 5), ()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("byteorder", ["=", ">"])
 @pytest.mark.parametrize("new", SHAPES, ids=str)
 @pytest.mark.parametrize("old", [(1000,), (30, 30), (6, 5, 4)], ids=str)
@@ -435,6 +437,7 @@ def test_an_object_of_ctypes_that_is_resized(kernel, count):
     assert kernel.counts().slow == native.slow + 1  # then it is native again
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("unknown", ["_find_deleter", "_find_keys"])
 def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):

@@ -117,6 +117,7 @@ def files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "program"), [("warm", PROGRAM), ("functions", FUNCTIONS)], ids=["program", "functions"])
 def test_a_second_process_compiles_nothing(request, name, program):
     directory = request.getfixturevalue(name)
@@ -165,6 +166,7 @@ def test_nothing_is_compiled_or_loaded_at_import(tmp_path):
     assert files(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_cache_directory_that_cannot_be_written(tmp_path):
     """Under a plain file no directory can be made, not even by root."""
     blocker = tmp_path / "file"
@@ -228,6 +230,7 @@ USER = """
     """
 
 
+@pytest.mark.slow
 def test_cache_true_hits_numbas_cache(copied, tmp_path):
     (tmp_path / "kernels_of_the_test.py").write_text(KERNEL_FILE)
     environment = {"NUMBA_CACHE_DIR": str(copied)}
@@ -258,6 +261,7 @@ def test_a_changed_kernel_is_compiled_anew(copied, tmp_path):
     assert done.stdout.split()[:2] == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_cached_kernels_with_every_kind_of_result(copied, tmp_path):
     """What boxing needs must survive the way to the disk."""
     (tmp_path / "results_of_the_test.py").write_text(

@@ -508,6 +508,7 @@ def run_package(package, code, directory, **environment):
         PACKAGE.replace("PACKAGE_NAME", package) + textwrap.dedent(code), directory, environment, (package,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_launches_what_it_was_told(directory, package):
     run_package(package, """
@@ -552,6 +553,7 @@ def test_a_package_launches_what_it_was_told(directory, package):
     """, directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_words_of_arrays(directory, package):
     run_package(package, """
@@ -582,6 +584,7 @@ def test_the_words_of_arrays(directory, package):
     """, directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_bytes_of_scalars_and_tuples(directory, package):
     run_package(package, """
@@ -616,6 +619,7 @@ def test_the_bytes_of_scalars_and_tuples(directory, package):
     """, directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_devices_and_threads(directory, package):
     run_package(package, """
@@ -668,6 +672,7 @@ def test_errors_of_the_driver_reach_the_caller(directory, package):
     """, directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_disk_cache_serves_a_second_process(directory, package, tmp_path):
     (tmp_path / "cached_kernels.py").write_text(

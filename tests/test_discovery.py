@@ -230,6 +230,7 @@ def test_a_type_can_die_and_its_entry_with_it():
     assert len(runtime().entries) < entries
 
 
+@pytest.mark.slow
 def test_types_made_in_a_loop_hit_no_stale_entry_and_do_not_pile_up():
     """20,000 types of four kinds in turn (100,000 in ``soak.py``): one that took another's place is never taken for it."""
     run_python(

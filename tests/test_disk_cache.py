@@ -111,6 +111,7 @@ def test_entries_whose_files_changed_places(folder):
     assert folder.save("name", "a", "aaa") and folder.load("name", "a") == "aaa"
 
 
+@pytest.mark.slow
 def test_bits_of_real_machine_code(tmp_path):
     """As whole processes see it: damaged entries are compiled anew, and nothing crashes."""
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -157,6 +158,7 @@ def test_processes_that_compile_at_the_same_time(tmp_path):
     assert CacheFolder(tmp_path / "fastexchange").contents()[0::2] == (50, [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_process_killed_at_any_line_of_saving(folder, is_new):
@@ -438,6 +440,7 @@ def run(module: Path, code: str) -> list[str]:
     return run_python(RUN + code, str(module)).stdout.split()
 
 
+@pytest.mark.slow
 def test_closures_of_one_name_that_were_compiled_in_different_processes(module):
     """Numba gives them the same symbols, and LLVM finds functions by their symbols."""
     for factor in (2, 3):
@@ -464,6 +467,7 @@ def test_closures_of_one_name_that_were_compiled_in_different_processes(module):
     assert found == ["1", "1"] + ["2", "3"] * 30 + ["2", "3"] + ["2", "3"]
 
 
+@pytest.mark.slow
 def test_dispatchers_of_one_name_that_were_compiled_in_different_processes(module):
     """Of dispatchers that users made, symbols are Numba's: the one whose symbols lead to another is called by Numba."""
     for factor in (2, 3):
@@ -484,6 +488,7 @@ def test_dispatchers_of_one_name_that_were_compiled_in_different_processes(modul
     assert found == ["2", "3"] * 30 + ["29", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["scaled", "scaled_at_length"])
 def test_launches_bound_to_kernels_of_one_name(module, make):
     for factor in (2, 3):
@@ -663,6 +668,7 @@ def helper(x):
 """
 
 
+@pytest.mark.slow
 def test_functions_of_one_name_that_kernels_call(module):
     """They are too long to be part of the kernels' own code, and Numba gives them, and their objects, the same symbols."""
     (module / "module_of_the_test.py").write_text(MODULE + NAMESAKES)
@@ -680,6 +686,7 @@ def test_functions_of_one_name_that_kernels_call(module):
     assert run_python(RUN + code, str(module), "242").stdout.split() == ["2.0", "1", "2", "4.0", "1", "4", "2.0", "1", "2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decorate", ["fast_args(cache=True)", "fast_args"])
 def test_functions_that_others_call_after_a_kernel(module, decorate):
     """LLVM changes what a function takes that nobody else can call; the linker does not ask whether anybody else can."""
@@ -805,6 +812,7 @@ def held(x, holder):
 """
 
 
+@pytest.mark.slow
 def test_types_of_users_mean_what_they_mean_in_this_process(tmp_path):
     """A named tuple with other fields, an enumeration with other values, a jitclass with another method: by the same names."""
     (tmp_path / "types_of_the_test.py").write_text(TYPES)

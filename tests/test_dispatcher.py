@@ -109,6 +109,7 @@ def negated(x):
     return -x
 
 
+@pytest.mark.slow
 def test_sorting_keys():
     items = numba.typed.List([1, 3, 2])
     items.sort(key=negated)
@@ -223,6 +224,7 @@ def test_copies_and_pickles():
     assert cloudpickle.loads(cloudpickle.dumps(local))(2) == local(2) == 6
 
 
+@pytest.mark.slow
 def test_pickles_for_other_processes():
     """They take the manner along, and declared signatures, as Numba's take the options."""
     kernel = fast_args(out="x[n] -> y[n]", fastmath=True)(_copied)
@@ -389,6 +391,7 @@ def test_an_argument_that_is_nothing_to_numba():
 # ---- a Numba whose dispatchers cannot be extended --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dispatchers_that_cannot_be_extended():
     """Kernels are Numba's dispatchers then, with Python in front, and doctor says why."""
     done = run_python(
@@ -483,6 +486,7 @@ def test_a_program_is_run(tmp_path):
     assert done.returncode == 2 and "is no file" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_is_run_as_python_runs_it(tmp_path):
     """Its ``__main__`` stays, for threads and what runs at exit; nothing of its arguments is looked at."""
     (tmp_path / "package").mkdir()
@@ -522,6 +526,7 @@ def test_a_program_sets_what_numba_reads_when_it_is_imported(tmp_path):
         assert done.stdout.startswith(f"[]\n{expected} ") and "SourceFileLoader" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_python_that_runs_this(accelerated):
     """Numba's own internal functions, compiled from now on, are kernels as well."""
 

@@ -295,6 +295,7 @@ def test_torch_tensors_that_are_not_on_the_cpu():
     assert "'x'" in message and "position 1" in message
 
 
+@pytest.mark.slow
 @needs_torch
 def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
     run_python(

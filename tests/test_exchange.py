@@ -382,6 +382,7 @@ def ends(tmp_path_factory):
     return run_forked(tmp_path_factory.mktemp("polyfill"), prelude, {name: textwrap.dedent(SCENES[name]) for name in SCENES})
 
 
+@pytest.mark.slow
 @needs_fork
 @needs_the_attribute_free
 @pytest.mark.parametrize("scene", SCENES)

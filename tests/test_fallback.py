@@ -239,6 +239,7 @@ def test_the_same_tensor_many_times():
     tensor.ledger.check(tensor.ledger.made)
 
 
+@pytest.mark.slow
 def test_more_exports_than_fit_the_first_frame():
     ledger = Ledger()
     tensors = [Dunder(np.ones(3), ledger) for _ in range(200)]

@@ -617,6 +617,7 @@ def check_several_arguments(case: Several) -> None:
     check_given_back(*tensors)
 
 
+@pytest.mark.slow
 def test_several_arguments():
     fuzz(calls_with_several(), check_several_arguments, 2)
 

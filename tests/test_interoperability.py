@@ -20,6 +20,7 @@ def dtypes_in(layout: str, way: Way) -> tuple[str, ...]:
     return DTYPES[list(LAYOUTS).index(layout) % 7 :: 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("producer", "way"), INSTALLED, ids=lambda side: side.name)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_tensor_goes_in(producer, way, layout):

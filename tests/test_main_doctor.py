@@ -79,6 +79,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 def test_hostile_frameworks_are_lines(tmp_path):
     for name, code in HOSTILE.items():
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
@@ -107,6 +108,7 @@ def jax_is(tmp_path, monkeypatch):
     return put
 
 
+@pytest.mark.slow
 def test_what_is_late_is_unknown(jax_is):
     jax_is("import time; time.sleep(600)\n")
     (line,) = doctor._probed("jax", 3)
@@ -122,6 +124,7 @@ def test_a_late_native_probe_does_not_condemn_native_code():
     assert "not done after 0.01 seconds" in line.text and "trusted" not in line.advice + line.text
 
 
+@pytest.mark.slow
 def test_what_was_found_before_it_was_late_is_kept(jax_is):
     jax_is("""
         import os, sys, time
@@ -191,6 +194,7 @@ def test_a_process_that_ends_without_a_word(jax_is):
     assert (line.status, line.text) == ("wrong", "the process that tried it ended without a word")
 
 
+@pytest.mark.slow
 def test_what_is_slow(tmp_path):
     """Layouts that could not be verified, a cache directory that cannot be written, and settings."""
     (tmp_path / "file").write_text("")

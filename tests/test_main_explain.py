@@ -65,6 +65,7 @@ def facts(output: str) -> dict[str, str]:
     return {line[2:14].strip(): line[14:] for line in output.splitlines()[1:]}
 
 
+@pytest.mark.slow
 def test_a_kernel(module):
     done = run("explain", "kernels_of_mine:add", path=module)
     assert (done.returncode, done.stderr) == (0, "")
@@ -82,6 +83,7 @@ def test_a_kernel(module):
     assert again["disk cache"].endswith("__pycache__: 1 loaded, 0 compiled in this process")
 
 
+@pytest.mark.slow
 def test_a_file(module):
     done = run("explain", f"{module / 'kernels_of_mine.py'}:Holder.kernel")
     assert (done.returncode, done.stderr) == (0, "")

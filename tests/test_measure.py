@@ -198,6 +198,7 @@ x, y, out = np.ones(200), np.ones(200), np.ones(200)
 """
 
 
+@pytest.mark.slow
 def test_totals_agree_with_pyperf(tmp_path):
     pyperf = pytest.importorskip("pyperf", reason="pyperf is not installed")
     (tmp_path / "walked.py").write_text(WALKED)
@@ -222,6 +223,7 @@ def test_totals_agree_with_pyperf(tmp_path):
     eventually(check)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=str)
 def test_the_parts_are_the_whole(framework):
     x, out = framework.tensor(np.ones(3)), np.ones(3)
@@ -625,6 +627,7 @@ def test_a_slow_kernel_is_timed_call_by_call():
     assert 0 < report.overhead.median < 1e6
 
 
+@pytest.mark.slow
 def test_a_very_slow_kernel_is_called_once():
     @fast_args
     def very_slow(us):
@@ -644,6 +647,7 @@ def interrupt_after(seconds: float) -> threading.Timer:
     return timer
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_with_what_there_is():
     x = np.ones(3)
     quick(shift, x, x.copy())  # compiled

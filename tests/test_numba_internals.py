@@ -103,6 +103,7 @@ def test_the_installed_numba_is_as_expected():
     assert runtime().is_native and runtime().numba_failures == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_numba_that_has_changed(change, tmp_path):
     code, name = CHANGES[change]

@@ -24,6 +24,8 @@ if torch is None:
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
+pytestmark = pytest.mark.slow
+
 
 class Evil:
     """A tensor whose ``__dlpack__`` runs `action` first."""

@@ -297,6 +297,7 @@ def forks(tmp_path_factory):
     return run_forked(tmp_path_factory.mktemp("forks"), prelude, scenes)
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", FORKS)
 def test_fork(name, forks):
@@ -350,6 +351,7 @@ def processes(method: str):
     assert total(np.ones(3)) == 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", START_METHODS)
 def test_multiprocessing(method):
     run_python(f"import test_processes as t; t.pools({method!r}); t.processes({method!r})")
@@ -366,6 +368,7 @@ def data_loader(method: str):
     assert total(torch.ones(3)) == 3.0
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("method", [method for method in START_METHODS if method != "forkserver"])
 def test_a_data_loader_with_workers(method):
@@ -507,6 +510,7 @@ def exits(tmp_path_factory):
     return run_forked(tmp_path_factory.mktemp("exits"), PRELUDE + warm, scenes)
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", EXITS)
 def test_exit(name, exits):
@@ -514,6 +518,7 @@ def test_exit(name, exits):
     assert not exits[name].stdout
 
 
+@pytest.mark.slow
 def test_exit_of_a_program_that_was_not_forked():
     done = run_python(PRELUDE + textwrap.dedent(EXITS["kernels and results alive everywhere"]))
     assert (done.stdout, done.stderr) == ("", "")
@@ -634,6 +639,7 @@ def many_types(count: int, measured_from: int, blocks_allowed: int):
     assert grown < blocks_allowed, f"{grown} blocks more after {count - measured_from} types"
 
 
+@pytest.mark.slow
 def test_types_made_and_dropped():
     """(100,000 of them: ``soak.py``.)"""
     run_python("from test_processes import many_types; many_types(2_000, 1_000, 400)")

@@ -379,6 +379,7 @@ def test_a_list_that_is_an_argument_is_that_list():
     assert kernel(np.ones(3), numbers) is numbers
 
 
+@pytest.mark.slow
 @needs_torch
 def test_without_the_compiler():
     script = """
@@ -419,6 +420,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("why", REFUSED)
 @pytest.mark.parametrize("shape", ["alone", "in a tuple", "in a named tuple", "in a list", "twice"])

@@ -356,6 +356,7 @@ def warm():
     gc.freeze()  # garbage is collected at each line, and Numba has made a lot that is none
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", SCENES)
 def test_ctrl_c_at_each_line(name):
@@ -375,6 +376,7 @@ def test_ctrl_c_at_each_line(name):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", [name for name in SCENES if "refused" not in name])
 def test_a_handler_that_calls_the_kernel_at_each_line(name):
@@ -626,6 +628,7 @@ def warm_launches():
     gc.freeze()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_launches")
 @pytest.mark.parametrize(
     "at_each", [at_each_line, functools.partial(at_each_instruction, "calls/bound_launch.py")], ids=["line", "instruction"]
@@ -739,6 +742,7 @@ def interrupt_one(dispatcher, delay: float) -> int:
     return 0 if is_interrupted else 10
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_ctrl_c_while_a_kernel_is_compiled():
     run_python("from test_signals import interrupt_compilations; interrupt_compilations(16)")

@@ -43,6 +43,7 @@ def shapes_of_calls():
         yield from arrays
 
 
+@pytest.mark.slow
 def test_more_than_64_signatures_each_found_again_natively():
     arrays = list(shapes_of_calls())
     want = [(array.ndim, array.size, array.itemsize) for array in arrays]
@@ -302,6 +303,7 @@ def test_different_kernels_inside_one_another():
 # ---- many arguments ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 200])
 def test_many_positional_arguments(count):
     @fast_args
@@ -362,6 +364,7 @@ def quick_switches():
     sys.setswitchinterval(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_switches")
 def test_threads_on_one_kernel(framework):
     @fast_args
@@ -392,6 +395,7 @@ def test_threads_on_a_kernel_without_the_gil(framework):
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_switches")
 def test_threads_that_compile_at_the_same_time():
     kernels = [fast_args(lambda x, n=i: x.sum() + n) for i in range(4)]

@@ -95,6 +95,7 @@ def refused(call, *words: str) -> str:
     return message
 
 
+@pytest.mark.slow
 @needs_ml_dtypes
 @of_each
 @by_each_way
@@ -113,6 +114,7 @@ def test_refused_on_every_path(make, way):
         assert all("uint16" in str(signature) for signature in kernel.signatures) and len(kernel.signatures) == 1
 
 
+@pytest.mark.slow
 @needs_ml_dtypes
 @of_each
 @by_each_way
@@ -142,6 +144,7 @@ def test_kernels_of_one_dispatcher_share_no_answer(make, first):
                     refused(lambda: kernels[False](tensor))
 
 
+@pytest.mark.slow
 @needs_ml_dtypes
 @pytest.mark.parametrize("name", [*ML_DTYPES, *ML_DTYPES_PADDED, "bcomplex32"])
 def test_every_type_of_ml_dtypes(name):
@@ -191,6 +194,7 @@ def _narrow(name):
     return torch.tensor([0x83, 1, 2], dtype=torch.uint8).view(getattr(torch, name))
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("name", LESS_THAN_A_BYTE)
 def test_integers_of_less_than_a_byte(name):
@@ -204,6 +208,7 @@ def test_integers_of_less_than_a_byte(name):
             convert_it(tensor)
 
 
+@pytest.mark.slow
 @needs_torch
 @by_each_way
 @pytest.mark.parametrize("name", ["int4", "uint4"])
@@ -238,11 +243,13 @@ INTEGERS_WITHOUT_COMPILING = """
 """
 
 
+@pytest.mark.slow
 @needs_torch
 def test_integers_of_less_than_a_byte_without_compiling():
     run_python(INTEGERS_WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
@@ -362,11 +369,13 @@ WITHOUT_ML_DTYPES = """
 """
 
 
+@pytest.mark.slow
 @needs_torch
 def test_without_ml_dtypes():
     run_python(WITHOUT_ML_DTYPES)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_without_ml_dtypes_and_without_compiling():
     run_python(WITHOUT_ML_DTYPES, NUMBA_DISABLE_JIT="1")

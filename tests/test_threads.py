@@ -253,10 +253,12 @@ def storm(rounds: int) -> None:
     assert len(weigh.signatures) <= 20, "a signature was compiled for each thread"
 
 
+@pytest.mark.slow
 def test_threads_on_one_kernel_while_others_change_everything():
     run_python("from test_threads import storm; storm(6)")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("switching")
 @pytest.mark.parametrize("base", [Dunder, Tabled, np.ndarray], ids=lambda base: base.__name__)
 def test_first_calls_at_once(base):
@@ -276,6 +278,7 @@ def test_first_calls_at_once(base):
             ledger.check(ledger.made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [Dunder, Tabled], ids=lambda base: base.__name__)
 def test_another_thread_calls_at_each_line_of_a_first_call(base):
     """What one thread is about to learn, another needs: it waits for a lock, or it learns that itself."""
@@ -527,6 +530,7 @@ def meanwhile_torch(act, word: str) -> None:
     meanwhile([torch.ones(SIZE)], act, word)
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", MEANWHILE)
 def test_memory_that_a_kernel_without_the_gil_reads(name, met):
@@ -548,6 +552,7 @@ def test_a_tensor_that_a_kernel_without_the_gil_reads_is_not_resized(name, met):
     met[name].check()
 
 
+@pytest.mark.slow
 def test_a_jax_array_deleted_while_a_kernel_reads_it():
     pytest.importorskip("jax")
     run_python(

@@ -244,6 +244,7 @@ def test_other_words_for_grad(grad):
         fast_args(lambda x: x, grad=grad)
 
 
+@pytest.mark.slow
 def test_gradients_without_the_compiler():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent("""
@@ -277,6 +278,7 @@ def test_views_and_subclasses_stay_native():
         assert total.counts()[:2] == (before.fast + 40, before.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
 def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypatch):
     monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
@@ -313,6 +315,7 @@ WITHOUT_A_TABLE = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["", pytest.param("_find_keys", marks=pytest.mark.nightly)])
 def test_without_an_exchange_table_the_answers_are_the_same(unknown):
     """As on PyTorch before 2.10, whose tensors are exported by the C function behind ``__dlpack__``, or by that itself."""
@@ -389,6 +392,7 @@ def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_di
         assert kernel(tensor) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [
     lambda tensor: tensor.set_(torch.zeros(1)), lambda tensor: setattr(tensor, "data", torch.zeros(1)),
     lambda tensor: tensor.untyped_storage().resize_(0),
@@ -468,6 +472,7 @@ def test_many_tensors_have_a_fast_entry(count):
     assert [kernel(*tensors) for _ in range(40)] == [1.0 + 10 * count] * 40
 
 
+@pytest.mark.slow
 def test_the_first_tensors_of_a_process_come_from_many_threads():
     run_python(
         """
@@ -496,6 +501,7 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
     )
 
 
+@pytest.mark.slow
 @needs_fork
 def test_the_layout_is_found_whatever_the_default_dtype(tmp_path):
     prelude = "import torch\nfrom fastexchange.producers.torch_offsets import guard\n"
@@ -565,6 +571,7 @@ def test_an_exception_survives_the_end_of_a_storage_that_only_the_call_still_hel
         ledger.check(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [
     lambda tensor: tensor.set_(torch.zeros(1)), lambda tensor: tensor.untyped_storage().resize_(0),
 ], ids=["set_", "resize_"])  # fmt: skip

@@ -27,6 +27,7 @@ from truth_table import (  # noqa: E402
     Seen,
 )
 
+pytestmark = pytest.mark.slow
 TITLES = [row.title for row in ROWS]
 OF_ITS_INSIDES = ("nested, strided", "inside `torch.vmap`", "inside `torch.func.jvp`")
 """Tensors for which PyTorch's ``__dlpack__`` fails in its insides, by a RuntimeError, and a kernel says what they are."""

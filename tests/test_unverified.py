@@ -38,6 +38,7 @@ print(kernel.counts().fast)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["object", "float", "complex", "tuple", "meminfo", "ndarray"])
 def test_what_cannot_be_verified_is_not_used(what):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT.format(what=what))], capture_output=True, text=True)

@@ -491,6 +491,7 @@ WITHOUT_COMPILING = """
 """
 
 
+@pytest.mark.slow
 def test_without_compiling_the_words_are_the_same():
     compiled, interpreted = run_python(WITHOUT_COMPILING), run_python(WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
     assert interpreted.stdout == compiled.stdout

@@ -6,6 +6,8 @@ All of them run with ``bash .ci/nightly``. Modules whose tests take long are lef
 import pytest
 from suite import compare, listed, modules
 
+pytestmark = pytest.mark.slow
+
 SHARE = 100  # of each module one test of so many, at least one
 LIMIT = 60  # seconds
 SLOW = ("test_heapq", "test_parfors", "test_polynomial", "test_np_functions", "test_stencils", "test_linalg", "test_sets")
