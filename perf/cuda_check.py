@@ -62,7 +62,7 @@ def run_file(path: Path, expression: str, limit: float = _LIMIT) -> dict[str, An
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-k", expression, str(path)]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not nightly", f"--junitxml={report}", "-k", expression, str(path)]
         try:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=limit)
         except subprocess.TimeoutExpired as error:  # a kernel that never ends

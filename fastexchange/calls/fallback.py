@@ -19,7 +19,7 @@ from ..exchange.export import numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match, type_of_argument
 from ..ground.omitted import OMITTED
-from ..ground.parameters import item_of
+from ..ground.parameters import flatten, item_of
 from ..ground.safe_repr import type_name
 from ..producers import torch, torch_storage
 from ..producers.ndarray import dtype_of
@@ -37,7 +37,7 @@ def call_numba(kernel, bound: tuple):
         return kernel._call_own(*positional, **named)
     check_argument(kernel, bound)
     given = Given()
-    _take_all_others(kernel, bound, given)
+    _take_others(kernel, bound, given)
     viewed = tuple(v if v is OMITTED else as_numba_takes_it(kernel, i, v, given) for i, v in enumerate(bound))
     positional, named = _as_given(kernel, viewed)
     try:
@@ -146,15 +146,20 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
 
 def check_arguments(kernel, bound: tuple) -> None:
     """Raise the errors of :func:`call_numba` for arguments that are refused, without making a call."""
-    _take_all_others(kernel, bound, Given())
+    _take_others(kernel, bound, Given())
     for position, value in enumerate(bound):
         as_numba_takes_it(kernel, position, value)
     raise_named(kernel, bound, as_numba_takes_it)
 
 
-def _take_all_others(kernel, bound: tuple, given: "Given") -> None:
-    for position, value in enumerate(bound):  # first what may run Python code, which may change PyTorch's tensors
-        _take_others(kernel, position, value, given)
+def _take_others(kernel, bound: tuple, given: "Given") -> None:
+    """Convert what may run Python code when it is converted, which may change PyTorch's tensors: those come later."""
+    for position, given_value in enumerate(bound):
+        for at, value in flatten(position, given_value):
+            cls = type(value)
+            is_simple = value is OMITTED or cls is list or issubclass(cls, (tuple, np.ndarray, *_NUMBERS))
+            if not is_simple and not torch.is_tensor_type(cls):
+                given.taken[id(value)] = as_numba_takes_it(kernel, at, value, given)
 
 
 def _copy_of(error: TypingError) -> TypingError:
@@ -302,16 +307,6 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         check_items(kernel, position, value)
         _require_numba_type(kernel, position, value)
     return value
-
-
-def _take_others(kernel, position: int, value, given: Given, depth: int = 0) -> None:
-    """Convert the parts of an argument whose conversion may run Python code, except for PyTorch's tensors."""
-    cls = type(value)
-    if issubclass(cls, tuple) or cls is list:
-        for index, item in enumerate(value[:] if depth < structs.MAX_TUPLE_DEPTH else ()):
-            _take_others(kernel, item_of(position, index), item, given, depth + 1)
-    elif value is not OMITTED and not torch.is_tensor_type(cls) and not issubclass(cls, (np.ndarray, *_NUMBERS)):
-        given.taken[id(value)] = as_numba_takes_it(kernel, position, value, given)
 
 
 _NUMBERS = int, float, complex, str, np.generic

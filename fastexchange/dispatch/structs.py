@@ -16,7 +16,7 @@ bits  meaning
 ====  ==================================================================
 """
 
-from ..ground import dltensor
+from ..ground import dltensor, parameters
 from ..ground.native import sizeof, struct_at
 
 CDEF = """
@@ -286,7 +286,7 @@ BOUND_SPENT = 2  # its kernel has changed a list: the frame can no longer be use
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_CACHED = 8  # entries of an inline cache
 CALLS_PER_CACHE_ENTRY = 16  # calls without a cache entry until one is made: that takes a compilation of some milliseconds
-MAX_TUPLE_DEPTH = 8
+MAX_TUPLE_DEPTH = parameters.MAX_TUPLE_DEPTH
 RESULT_BYTES = 4096
 MAX_DEVICES = 64
 

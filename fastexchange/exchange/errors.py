@@ -9,7 +9,7 @@ from ..ground import dltensor, dtype_registry
 from ..ground.dlpack import DLDataTypeCode, DLDeviceType
 from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from ..ground.native import address_of
-from ..ground.parameters import item_of, value_at
+from ..ground.parameters import flatten, value_at
 from ..ground.safe_repr import type_name
 from ..producers import torch
 from ..producers.torch_kinds import why_no_memory
@@ -47,7 +47,7 @@ def why_not_computed(field: int, value) -> str:
     name, stored = elements_named(field), storage_of(field)
     is_of_ml_dtypes = name in dtype_registry.ML_DTYPES and field < FIRST_PARAMETRIC
     in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if is_of_ml_dtypes else ""
-    is_torch = _holds_torch(value)
+    is_torch = any(torch.is_tensor_type(type(item)) for _, item in flatten(0, value))
     wider = next((wide for known, wide in _WIDER.items() if name.startswith(known)), None)
     ways = []
     if wider is not None:
@@ -72,12 +72,6 @@ _WIDER = {
     "bfloat": "float32", "float": "float32", "complex": "complex64", "bcomplex": "complex64", "int": "int8", "uint": "uint8",
 }  # fmt: skip
 """Prefixes of element types' names, and the dtype to convert such elements to."""
-
-
-def _holds_torch(value) -> bool:
-    if issubclass(type(value), tuple) or type(value) is list:
-        return any(map(_holds_torch, value[:]))
-    return torch.is_tensor_type(type(value))
 
 
 def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn:
@@ -177,19 +171,21 @@ def argument(kernel, position: int) -> str:
 
 def check_tensors(kernel, position: int, value) -> None:
     """Check by PyTorch that its tensors in `value` are plain, or can be read as plain ones. Raises its refusal otherwise."""
-    if issubclass(type(value), tuple) or type(value) is list:
-        for index, item in enumerate(value[:]):
-            check_tensors(kernel, item_of(position, index), item)
-    elif torch.is_tensor_type(type(value)):
-        try:
-            torch.check(value, kernel.allows_grad, kernel.storage)
-            return
-        except Exception as error:
-            narrow = None if kernel.storage else why_narrow(value)
-            why = narrow or (str(error) if isinstance(error, BufferError) else None)
-            if why is None:
-                refused(kernel, position, error)
-        refuse_value(kernel, position, value, why)
+    for at, tensor in flatten(position, value):
+        if torch.is_tensor_type(type(tensor)):
+            _check_tensor(kernel, at, tensor)
+
+
+def _check_tensor(kernel, position: int, tensor) -> None:
+    try:
+        torch.check(tensor, kernel.allows_grad, kernel.storage)
+        return
+    except Exception as error:
+        narrow = None if kernel.storage else why_narrow(tensor)
+        why = narrow or (str(error) if isinstance(error, BufferError) else None)
+        if why is None:
+            refused(kernel, position, error)
+    refuse_value(kernel, position, tensor, why)
 
 
 def refuse(kernel, position: int, bound: tuple, why: str) -> NoReturn:
@@ -214,7 +210,8 @@ def refuse_device(kernel, position: int, value, device: int, other: int) -> NoRe
 
 def refuse_mixed(kernel, position: int, bound: tuple, item) -> NoReturn:
     """Raise TypeError for a list in the argument at `position` whose `item` differs from the first one."""
-    found = _list_with(bound[position], item)
+    lists = [part for _, part in flatten(position, bound[position]) if type(part) is list]
+    found = next((part for part in lists if any(each is item for each in part)), None)
     if found is None:  # another thread has changed the list
         raise TypeError(mixed(kernel, position, "its items differ in element type or number of dimensions"))
     index = next(i for i, each in enumerate(found) if each is item)
@@ -227,16 +224,6 @@ def mixed(kernel, position: int, why: str) -> str:
         f"{argument(kernel, position)}: the tensors of a list have one element type and one number of dimensions; {why}; pass a "
         "tuple, or convert them"
     )
-
-
-def _list_with(value, item) -> "list | None":
-    if type(value) is list:
-        return value if any(each is item for each in value) else None
-    for part in value if issubclass(type(value), tuple) else ():
-        found = _list_with(part, item)
-        if found is not None:
-            return found
-    return None
 
 
 def _elements(tensor) -> str:

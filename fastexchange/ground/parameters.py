@@ -2,12 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .omitted import OMITTED
 
-__all__ = ["Item", "Parameters", "find_item", "item_of", "value_at"]
+__all__ = ["MAX_TUPLE_DEPTH", "Item", "Parameters", "find_item", "flatten", "item_of", "value_at"]
+
+MAX_TUPLE_DEPTH = 8
+"""How deep tuples and lists may be nested for native code."""
 
 
 class Item(int):
@@ -33,13 +36,18 @@ def value_at(bound: tuple, position: int) -> Any:
 
 def find_item(position: int, value, part) -> int | None:
     """The position of the object `part` in `value`, which is at `position`; None if it is not in it."""
-    if value is part:
-        return position
-    for index, item in enumerate(value[:] if issubclass(type(value), tuple) or type(value) is list else ()):
-        found = find_item(item_of(position, index), item, part)
-        if found is not None:
-            return found
-    return None
+    return next((at for at, found in flatten(position, value) if found is part), None)
+
+
+def flatten(position: int, value, depth: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield the position and the object of an argument, then, depth first, those of the items of its tuples and lists.
+
+    Items that are deeper than ``MAX_TUPLE_DEPTH`` are left out, because a list may contain itself.
+    """
+    yield position, value
+    is_nest = issubclass(type(value), tuple) or type(value) is list
+    for index, item in enumerate(value[:] if is_nest and depth < MAX_TUPLE_DEPTH else ()):  # a copy: a list may change meanwhile
+        yield from flatten(item_of(position, index), item, depth + 1)
 
 
 class Parameters:
