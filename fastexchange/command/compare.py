@@ -121,7 +121,7 @@ def _ratio_to_reference(old: dict, new: dict) -> float | None:
 
 
 def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
-    """Compare two documents of ``measuring.files``. `threshold`: the least change that is not noise; 0.05 is 5 %."""
+    """Compare two documents of ``measuring.files``. `threshold`: smaller changes are noise; 0.05 is 5 %."""
     before, after = ({row["key"]: row for row in document["results"]} for document in (old, new))
     common = [key for key in before if key in after]
     usable = [key for key in common if _is_measurable(before[key]) and _is_measurable(after[key])]
