@@ -209,7 +209,7 @@ def _look_at(call: Call, trial: Trial, before: Snapshot, notes: Notes) -> Callab
             "counted as the kernel's own"
         )
     if before.unseen:
-        notes.add(f"what the kernel changes in {_listed(before.unseen)} is not seen and not undone; the kernel is called many times")
+        notes.add(f"what the kernel changes in {_listed(before.unseen)} is not seen and not undone, and it is called many times")
     if trial.drifts:
         notes.add(
             f"each call changes {_listed(trial.drifts)} anew, so calls are not alike: the values are restored before each run of "
