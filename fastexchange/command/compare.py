@@ -13,8 +13,8 @@ within a run. The yardstick may have been shifted, too, so both readings must ag
 
 A row whose spread exceeds its median in either file is not compared.
 
-A row is a yardstick if the last part of its key is one of :data:`YARDSTICKS`. All other rows, except
-controls, are this package's own.
+A row is a yardstick if the last part of its key is one of :data:`YARDSTICKS`. All other rows,
+except controls, are this package's own.
 """
 
 import argparse
