@@ -80,7 +80,7 @@ def _native() -> Iterator[Finding]:
     section = "native code"
     found = runtime()
     for name, why in found.numba_failures.items():
-        text = f"{name} of this Numba is not as expected ({why}): Numba's own dispatcher makes all calls"
+        text = f"this Numba is not as expected ({name}: {why}), so its own dispatcher makes all calls"
         yield Finding(section, "Numba", SLOW, text, f"install a Numba that this package requires; if it is one: {_REPORT}")
     if not found.numba_failures:
         yield Finding(section, "Numba", OK, "its private interfaces, and calls of kernels, are verified")
