@@ -1,6 +1,6 @@
-"""``python -m fastexchange``: the command line. Here it is parsed, and exit codes are made; ``command/`` does what is asked.
+"""``python -m fastexchange``: parse the command line, run a subcommand of ``command/`` and return the exit code.
 
-Without a subcommand it is ``bench`` that runs.
+Without a subcommand ``bench`` runs.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _EXIT_CODES = """\
 exit codes:
   0    done
   1    doctor: something is wrong; compare --strict: something got slower; output cut off by a closed pipe
-  2    the arguments, a file or an object named in them are no good; a line on stderr says why
+  2    wrong arguments, or a file or object in them cannot be used; stderr says why
   130  interrupted by Ctrl-C"""
 _BENCH = """\
 examples:
@@ -28,20 +28,20 @@ examples:
   python -m fastexchange bench --quick         the same with fewer rounds: noisier
   python -m fastexchange bench --json new.json also write every sample, for compare"""
 _DOCTOR = """\
-Every line is ok, slow (it works, by a slower way), wrong, unknown, or - (nothing to judge).
-Frameworks and native code are tried in processes of their own: one that crashes is a line, too.
+Every line is ok, slow (it works, on a slower path), wrong, unknown, or - (nothing to judge).
+Frameworks and native code are tested in separate processes: a crash is a line, too.
 
-wrong  a package that cannot be imported, or is older than this package's metadata ask for;
+wrong  a package that cannot be imported, or is older than this package's metadata require;
        an interpreter that they exclude; a call that raises, crashes or gives a wrong result;
-       a tensor that has to be refused and is not
-slow   a memory layout that could not be verified; a type that goes a slower way than it can;
-       a disk cache that cannot be written; settings of Numba's that make kernels slower
-unknown  what was not done in time, on a busy machine, was killed from outside, or found no
-       memory, disk or process: run doctor again
--      what is not installed; CUDA, where there is no device
+       a tensor that must be refused and is not
+slow   a memory layout that could not be verified; a type on a slower path than possible;
+       a disk cache that cannot be written; settings of Numba that make kernels slower
+unknown  a test that timed out, was killed by another process, or found no memory, disk or
+       process: run doctor again
+-      a package that is not installed; CUDA without a device
 
 examples:
-  python -m fastexchange doctor           what is installed, which way types go, what is slow
+  python -m fastexchange doctor           what is installed, the path of each type, what is slow
   python -m fastexchange doctor --json    {"lines": [...], "verdict": "ok"}; or slow, unknown, wrong
 
 exit code 1 when a line says wrong, else 0"""
@@ -54,21 +54,21 @@ examples:
 The module is imported, so its code runs. --args is Python, evaluated with np (NumPy), torch
 (PyTorch, if installed) and the module's own names. The call is explained, not made.
 
-exit code 0; 2 for what cannot be found, imported or explained"""
+exit code 0; 2 if the object cannot be found, imported or explained"""
 _COMPARE = """\
-A row has moved beyond noise when it has, in the same direction, by each reading there is:
+A row has moved beyond noise if all its readings moved beyond noise, in the same direction:
 
 drift out     new/old of its median, divided by the drift: the median new/old of the yardsticks,
               which are rows of other code (C, Numba's own dispatcher, tvm-ffi ...). With fewer
-              than three of those nothing is taken out.
+              than three yardsticks nothing is divided out.
 to reference  new/old of its ratio, within a run, to its reference row, if that is a yardstick.
 
-It has to move by more than its noise, which is the largest of
+The noise of a row is the largest of
   --threshold;
-  what the same call timed twice (rows control/*/a and b) differed by, in either file;
-  what nine of ten yardsticks kept within, once the drift is out;
+  the difference of the same call timed twice (rows control/*/a and b), in either file;
+  the change that nine of ten yardsticks did not exceed, without the drift;
   the mean of its own interquartile ranges, relative to its medians, in the two files.
-This is for two runs on one machine; a warning says what differs.
+Compare two runs on one machine; a warning names the differences.
 
 examples:
   python -m fastexchange bench --json old.json       ... then change something ...
@@ -77,7 +77,7 @@ examples:
   python -m fastexchange compare --strict perf/results/OLD.json perf/results/NEW.json
 
 exit code 0; with --strict 1 when a row that is no yardstick and no control got slower beyond
-noise; 2 for files that are no results, or have no row in common"""
+noise; 2 for files that are not results, or have no row in common"""
 
 
 _RUN = """\
@@ -102,12 +102,12 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(
             name, help=line, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        made.add_argument("--traceback", action="store_true", help="after an error, also show where it came from")
+        made.add_argument("--traceback", action="store_true", help="after an error, also show the traceback")
         return made
 
     bench = add(
         "bench",
-        "print what a call costs per argument on this machine, by this package and by the alternatives",
+        "print the cost of a call per argument on this machine, for this package and the alternatives",
         "Compiles a kernel and prints what a call with three tensors costs on this machine.",
         _BENCH,
     )
@@ -116,37 +116,37 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = add(
         "doctor",
-        "look whether all is well with the installation, and say what is slow or wrong and what to do",
-        "Looks at interpreter, packages, native code, frameworks, disk cache and environment.",
+        "check the installation, and print what is slow or wrong and what to do",
+        "Checks interpreter, packages, native code, frameworks, disk cache and environment.",
         _DOCTOR,
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
-        "--timeout", type=_seconds, default=180.0, metavar="SECONDS", help="of each process that tries something; %(default)g"
+        "--timeout", type=_seconds, default=180.0, metavar="SECONDS", help="for each process (default: %(default)g)"
     )
 
     explain = add(
         "explain",
-        "describe a kernel, the call of a kernel, or the way an object or a type takes into kernels",
+        "describe a kernel, the call of a kernel, or the path of an object or a type into kernels",
         "Imports a module and describes an object in it: a kernel, a bound launch, a type, or an argument.",
         _EXPLAIN,
     )
-    explain.add_argument("what", metavar="MODULE:OBJECT", help="a module, or a file that ends in .py, and a dotted name in it")
-    explain.add_argument("--args", metavar="ARGUMENTS", help="of a kernel: explain the call with these arguments")
+    explain.add_argument("what", metavar="MODULE:OBJECT", help="a module or a .py file, and a dotted name in it")
+    explain.add_argument("--args", metavar="ARGUMENTS", help="for a kernel: explain the call with these arguments")
 
     run = add(
         "run",
-        "run a program with all of its jitted functions made kernels",
+        "run a program with all its jitted functions made kernels",
         "Calls fastexchange.accelerate() and then runs the program, as `python PROGRAM` or `python -m MODULE` would.",
         _RUN,
     )
     run.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as for python -m")
     run.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file with __main__.py, or with -m a module")
-    run.add_argument("arguments", nargs="*", metavar="ARGUMENTS", help="of the program: its sys.argv[1:]")
+    run.add_argument("arguments", nargs="*", metavar="ARGUMENTS", help="the program's sys.argv[1:]")
 
     compare = add(
         "compare",
-        "compare two result files row by row, and say which rows moved beyond noise",
+        "compare two result files row by row, and print which rows moved beyond noise",
         "Compares two files written by `bench --json` or by `perf/run.py --json`.",
         _COMPARE,
     )
@@ -154,13 +154,13 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("new", type=Path, metavar="NEW", help="the result file to judge")
     compare.add_argument("--strict", action="store_true", help="exit code 1 when a row got slower beyond noise")
     compare.add_argument(
-        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="what is noise in any case (default: %(default)g)"
+        "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="smaller changes are noise (default: %(default)g)"
     )
     return parser
 
 
 def _number(text: str) -> float:
-    """The number that `text` is, NaN for none, which lies between no limits."""
+    """Return `text` as a number; NaN, which is outside of all limits, if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -177,17 +177,17 @@ def _percent(text: str) -> float:
 def _seconds(text: str) -> float:
     value = _number(text)
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 
 
 def _without_those_of_a_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """The arguments of ``run`` up to the program, and the program's own, which are not looked at: not for ``--`` either."""
+    """Split the arguments of ``run`` after the program. The program's own arguments are not parsed, ``--`` included."""
     if arguments[0] != "run":
         return arguments, None
     given = iter(range(1, len(arguments)))
     for at in given:
-        if arguments[at].startswith("-m") and len(arguments[at]) > 2:  # as Python has it
+        if arguments[at].startswith("-m") and len(arguments[at]) > 2:  # ``-mMODULE``, as for python
             return ["run", *arguments[1:at], "-m", arguments[at][2:]], arguments[at + 1 :]
         if arguments[at] == "--" and at + 1 < len(arguments):
             at = next(given)
@@ -198,7 +198,7 @@ def _without_those_of_a_program(arguments: list[str]) -> tuple[list[str], list[s
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line. Returns the exit code; bad arguments exit with 2, as argparse does."""
+    """Run the command line. Returns the exit code. Raises SystemExit(2) for wrong arguments, as argparse does."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if of_program is not None:
         options.arguments = of_program
-    # No ± in its encoding is no reason to lose what was measured.
+    # The encoding of stdout may have no ±: print the results all the same.
     if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
@@ -218,19 +218,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"python -m fastexchange {options.command}: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError) as error:
-        if options.command == "run":  # the program's own
+        if options.command == "run":  # it is the program's exception
             raise
         progress("")
         if isinstance(error, KeyboardInterrupt):
             return 130
-        # `| head` has read enough; the interpreter's last flush must not complain either
+        # `| head` has closed the pipe: the interpreter's last flush must not fail, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
 
 if __name__ == "__main__":
     exit_code = main()
-    if exit_code == 130:  # interrupted amid an import or a compilation, others' threads may not survive an orderly end
+    if exit_code == 130:  # after an interrupted import or compilation, threads of other packages may crash at exit
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()

@@ -1,4 +1,4 @@
-"""``@fast_args``: what becomes of a function, of a dispatcher, and with which options."""
+"""``@fast_args``, which makes kernels of functions and dispatchers; ``accelerate`` and ``decelerate``."""
 
 import functools
 import inspect
@@ -39,47 +39,49 @@ __all__ = ["accelerate", "decelerate", "fast_args"]
 
 
 def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=None, cuda=None, launch=None, **options):
-    """Let a Numba kernel take tensors of any framework, at the cost of a hand-written C extension.
+    """Make a Numba kernel that takes tensors of any framework. A call costs about as much as one of a hand-written C extension.
 
     Parameters
     ----------
-    func : a Python function, which is compiled with ``numba.njit(**options)``; or an existing ``@njit`` dispatcher, whose
-        function, options and compiled code the kernel takes over; or, as for ``njit``, one or several explicit signatures; or a
-        ``@cuda.jit`` dispatcher of numba-cuda or numba-cuda-mlir, of which it makes a :class:`~fastexchange.CudaKernel`.
-    grad : what becomes of tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as ``__dlpack__``
-        has it, because autograd sees nothing of what a kernel does. ``"allow"``: the kernel gets their memory, as after
-        ``detach()``; for kernels that take part in a backward pass of their own, and for optimiser steps.
-    storage : True: elements of types that Numba does not know (bfloat16, the float8 types, complex32, ml_dtypes' int4, those of
-        ``register_dlpack_dtype``) are passed as unsigned integers of the same width, their bits; a view of such an argument that
-        the kernel returns has the argument's type again. False: BufferError, because arithmetic on the bits means nothing.
-    returns : what an array becomes that the kernel makes and returns, alone or in tuples and lists. None: a tensor of the
-        framework of the call's first tensor, NumPy's where there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor
-        of that type. A parameter's name: a tensor of the framework of that argument. An argument that the kernel returns is
-        that very object in any case.
-    out : which of the last parameters are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see the README, and
-        ``fastexchange.ground.shape_notation``). An output that a call omits, or gives as None, is allocated by the framework of
-        the first tensor in the notation (of `returns`, if that is given), uninitialised; the call returns its outputs. The kernel
-        itself returns None.
-    cuda : a ``@cuda.jit`` dispatcher, or what ``fast_args`` made of it, with the same parameters: it gets the calls with
-        tensors on a GPU, `func` those with tensors on the CPU.
-    launch : how `cuda` is launched: ``(grid, block)``, also with stream and shared memory; or a function that is called with the
-        arguments and returns that, or a number of tasks, for ``forall``.
+    func : one of
+
+        - a Python function, which is compiled with ``numba.njit(**options)``;
+        - an ``@njit`` dispatcher: the kernel takes over its function, options and compiled code;
+        - one or several explicit signatures, as for ``njit``;
+        - a ``@cuda.jit`` dispatcher of numba-cuda or numba-cuda-mlir: the result is a :class:`~fastexchange.CudaKernel`.
+    grad : the rule for tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as for ``__dlpack__``,
+        because autograd does not see what a kernel computes. ``"allow"``: the kernel gets their memory, as after ``detach()``;
+        for kernels with a backward pass of their own, and for optimiser steps.
+    storage : the rule for elements of types that Numba does not know (bfloat16, the float8 types, complex32, ml_dtypes' int4,
+        those of ``register_dlpack_dtype``). True: the kernel gets their bits as unsigned integers of the same width; a returned
+        view of such an argument has the argument's type again. False: BufferError, because arithmetic on the bits is wrong.
+    returns : the type of new arrays that the kernel returns, alone or in tuples and lists. None: a tensor of the framework of the
+        call's first tensor, or of NumPy if there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor of this type. A
+        parameter's name: a tensor of this argument's framework. An argument that the kernel returns stays the same object.
+    out : the last parameters that are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see the README, and
+        ``fastexchange.ground.shape_notation``). If a call omits an output, or gives None, it is allocated, uninitialised, by the
+        framework of `returns`, or else of the first tensor in the notation. The call returns its outputs; the kernel must
+        return None.
+    cuda : a ``@cuda.jit`` dispatcher, or its kernel, with the same parameters. It gets the calls with tensors on a GPU, `func`
+        the calls with tensors on the CPU.
+    launch : the configuration of `cuda`: ``(grid, block)``, optionally with stream and shared memory. Or a function that
+        is called with the arguments and returns such a tuple, or a number of tasks for ``forall``.
     **options : options of ``numba.njit`` (``parallel``, ``fastmath``, ``nogil``, ``cache``, ``boundscheck`` …).
 
     Returns
     -------
     A :class:`FastKernel`; without a function, a decorator.
 
-    Raises TypeError for anything else, for an option that neither this function nor ``numba.njit`` has, for a `storage` that is
-    no bool, for a `returns` that is no type of tensors, and for options of Numba's given together with a dispatcher, which has
-    its own; ValueError for another `grad`, for a `returns` that names no parameter, and for an `out` that does not fit the
+    Raises TypeError for any other `func`, for an option that neither this function nor ``numba.njit`` has, for a `storage` that
+    is not a bool, for a `returns` that is not a type of tensors, and for options of Numba together with a dispatcher, which has
+    its own; ValueError for another `grad`, for a `returns` that is not a parameter's name, and for an `out` that does not fit the
     parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
 
-    Ownership: a call borrows its tensors for the time of the call. A kernel that runs without the GIL (``nogil=True``, or a loop
-    in parallel), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, and of PyTorch tensors
-    the storage, too: its ``resize_()`` is a RuntimeError from then on, as after ``tensor.numpy()``. So no other code frees what
-    the kernel reads.
-    A tensor that is made of a result owns Numba's memory; one that shows an argument's memory keeps the argument alive.
+    Ownership: a call borrows its tensors until it returns. A kernel that runs without the GIL (``nogil=True``, or a parallel
+    loop), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, so no other code can free the
+    memory. It also holds the storages of PyTorch tensors, whose ``resize_()`` raises RuntimeError from then on, as after
+    ``tensor.numpy()``.
+    A result's tensor owns Numba's memory. A result that is a view of an argument keeps the argument alive.
 
     >>> import numpy as np
     >>> @fast_args
@@ -120,9 +122,9 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
 
 
 def _decorated(function, options, kernel_options, signatures=None):
-    """What is made of a Python function."""
+    """Make a kernel of a Python function. Raises TypeError for other objects."""
     if type(function).__name__ == "FakeCUDAKernel":
-        raise TypeError("fast_args(): numba.cuda's simulator has no kernels that a driver could launch; call this one itself")
+        raise TypeError("fast_args(): kernels of numba.cuda's simulator cannot be launched by a driver; call the kernel itself")
     if not inspect.isfunction(function):
         hint = ""
         if isinstance(function, _NO_FUNCTIONS):
@@ -139,11 +141,11 @@ def _decorated(function, options, kernel_options, signatures=None):
 
 
 _NO_FUNCTIONS = staticmethod, classmethod, property, functools.cached_property
-"""What decorators make of a method, which then is no function any more."""
+"""Decorators' results that are not functions."""
 
 
 def _cuda_target_of(func):
-    """The package of which `func` is a dispatcher for CUDA, or None. Without one that has been imported there is none."""
+    """Return the package whose dispatcher for CUDA `func` is, or None. Imports none of these packages."""
     if not ("numba.cuda.dispatcher" in sys.modules or "numba_cuda_mlir.descriptor" in sys.modules):
         return None
     from .cuda.targets import target_of
@@ -152,15 +154,15 @@ def _cuda_target_of(func):
 
 
 def _checked_cuda(cuda, launch, out, grad: str, storage: bool):
-    """The kernel for CUDA that ``fast_args(cuda=...)`` is given, None for none."""
+    """Return the kernel for CUDA of ``fast_args(cuda=…)``, or None. Raises TypeError for other objects."""
     if cuda is None:
         if launch is not None:
-            raise TypeError("fast_args(): launch= is given without cuda=, the kernel that it launches")
+            raise TypeError("fast_args(): launch= needs cuda=, the kernel to launch")
         return None
     if not isinstance(cuda, Kernel) and _cuda_target_of(cuda) is None:
-        raise TypeError(f"fast_args(): cuda is a @cuda.jit dispatcher, or what fast_args made of one, not {shown(cuda)}")
+        raise TypeError(f"fast_args(): cuda must be a @cuda.jit dispatcher or its kernel, not {shown(cuda)}")
     if launch is None or out is not None:
-        raise TypeError("fast_args(): cuda= needs launch=, which says how it is launched, and no out=: it allocates nothing")
+        raise TypeError("fast_args(): cuda= needs launch=, the grid and block, and cannot be given with out=")
     kernel = fast_args(cuda, grad=grad, storage=storage)
     if isinstance(kernel, FastKernel):
         raise TypeError(f"fast_args(): cuda is a kernel for CUDA, and {kernel!r} is one for the CPU")
@@ -171,21 +173,21 @@ add_class_of_dispatchers(FastKernel)
 
 
 def accelerate() -> None:
-    """Let ``numba.njit`` and ``numba.jit`` make a :class:`FastKernel` of each function that they are given from now on.
+    """Let ``numba.njit`` and ``numba.jit`` make a :class:`FastKernel` of each function that they decorate from now on.
 
-    For programs and libraries that use Numba, without a changed line: call it before they are imported. Their functions then take
-    tensors, and calls of them are cheaper; what Numba refuses in a call without a tensor is refused in its words. What else is
-    different: code that is kept on disk (``cache=True``) lies in files of its own, so Numba's are not read; Python's profilers
-    (``cProfile``) see no call that native code makes. ``python -m fastexchange run PROGRAM`` does it for a program.
+    This accelerates unchanged programs and libraries: call it before they are imported. Their functions then take tensors, and
+    their calls are cheaper. A call without a tensor raises the same errors as with Numba. Two differences remain: code on disk
+    (``cache=True``) is kept in separate files, so Numba's files are not read; and Python's profilers (``cProfile``) do not see
+    calls that native code makes. ``python -m fastexchange run PROGRAM`` does this for a program.
 
-    Their class has the name of Numba's ``CPUDispatcher``, is derived from it, and stands in its place where programs find it, so
-    ``type(f) is CPUDispatcher`` holds in what is imported from then on. If a program gives that class another ``__call__`` before
-    a function's first call, that one makes its calls; another ``_compile_for_args`` makes those with new types. Both are slower.
+    The class of these functions is derived from Numba's ``CPUDispatcher``, has its name, and replaces it where programs find it.
+    So ``type(f) is CPUDispatcher`` holds in modules that are imported from then on. A program may give that class another
+    ``__call__`` before a function's first call; then it makes the function's calls. Another ``_compile_for_args`` makes the calls
+    with new types. Both are slower.
 
-    What has been decorated before stays what it is; :func:`decelerate` undoes it. Both may be called again.
+    Functions that are already decorated stay unchanged. :func:`decelerate` undoes this function. Both may be called repeatedly.
 
-    Under ``NUMBA_DISABLE_JIT`` Numba gives functions back, and it does nothing. Raises RuntimeError with a Numba that has no such
-    registry as is expected here.
+    Under ``NUMBA_DISABLE_JIT`` this does nothing. Raises RuntimeError if this Numba has no registry of dispatchers as expected.
 
     >>> import numba, numpy as np
     >>> accelerate()
@@ -200,7 +202,7 @@ def accelerate() -> None:
 
 
 def decelerate() -> None:
-    """Undo :func:`accelerate`: functions that are decorated from now on become Numba's own dispatchers. Kernels stay kernels."""
+    """Undo :func:`accelerate`: functions decorated from now on become Numba's own dispatchers. Kernels stay kernels."""
     _set_class(CPUDispatcher)
 
 
@@ -212,7 +214,7 @@ def _set_class(cls: type) -> None:
 
 
 def _kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> Kernel:
-    """The kernel of a dispatcher: there is one for each set of options."""
+    """Return the kernel of a dispatcher: one for each set of options."""
     if _cuda_target_of(dispatcher) is None:
         return kernel_of(dispatcher, kernel_options, _adopted)
     from .cuda.kernel import cuda_kernel_of
@@ -239,18 +241,18 @@ def _no_options(options: dict, what: str) -> None:
 
 
 def _jit(function: FunctionType, options: dict, kernel_options: KernelOptions, signatures=None) -> FastKernel:
-    """``numba.njit``, of our class; without a disk cache where no directory can be written."""
+    """Call ``numba.njit`` with our class. Warns, and does without a disk cache, if no directory is writable."""
     options = dict(options)
     is_cached = options.pop("cache", False)
     kernel = njit_as(FastKernel, function, options)._apply(kernel_options)
     if function.__code__.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
-        kernel._parameters  # noqa: B018  # it raises for what Numba cannot compile
+        kernel._parameters  # noqa: B018  # raises for parameters that Numba cannot compile
     if is_cached:
         _keep_on_disk(kernel)
     if signatures is not None:
         from .calls.compile_errors import why_not_declarable
 
-        with register_dispatcher(kernel):  # it may call itself
+        with register_dispatcher(kernel):  # the function may call itself
             for signature in signatures if isinstance(signatures, list) else [signatures]:
                 try:
                     kernel.compile(signature)

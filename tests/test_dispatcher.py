@@ -483,7 +483,7 @@ def test_a_program_is_run(tmp_path):
     done = run_python(code, "-m", "program", "1", check=False, PYTHONPATH=str(tmp_path))
     assert done.returncode == 7 and done.stdout.startswith("CPUDispatcher 2 ['1'] __main__"), done.stderr
     done = run_python(code, "no/such/file.py", check=False)
-    assert done.returncode == 2 and "is no file" in done.stderr
+    assert done.returncode == 2 and "is not a file" in done.stderr
 
 
 @pytest.mark.slow

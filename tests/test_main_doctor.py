@@ -87,7 +87,7 @@ def test_hostile_frameworks_are_lines(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     wrong = dict(re.findall(r"^  wrong +(\S+(?: \S+)*)  +(.*)$", done.stdout, re.MULTILINE))
     assert wrong["torch"] == "PyTorch cannot be imported: OSError: libtorch is gone and more"
-    assert wrong["jax"].startswith("the process that tried it was ended by SIGABRT")
+    assert wrong["jax"].startswith("the process that tested it was ended by SIGABRT")
     assert wrong["pyarrow"] == "pyarrow cannot be imported: SystemExit: 0"
     assert wrong["tvm_ffi.Tensor"] == "call 1 wrote [2.0, 4.0, 6.0, 8.0], not [0.0, 2.0, 4.0, 6.0]"
     others = {"numba_cuda", "numba_cuda_mlir"}  # which import some of these
@@ -141,7 +141,7 @@ def test_what_was_found_before_it_was_late_is_kept(jax_is):
 def test_a_process_that_is_killed_from_outside_says_nothing(jax_is, name):
     jax_is(f"import os, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})\n")
     (line,) = doctor._probed("jax", 100)
-    assert line.status == "unknown" and line.text.startswith(f"the process that tried it was ended by {name}, ")
+    assert line.status == "unknown" and line.text.startswith(f"the process that tested it was ended by {name}, ")
     assert "install" not in line.advice
 
 
@@ -149,7 +149,7 @@ def test_a_process_that_is_killed_from_outside_says_nothing(jax_is, name):
 def test_a_process_that_crashes_is_wrong(jax_is, name):
     jax_is(f"import os, signal; os.kill(os.getpid(), signal.{name})\n")
     (line,) = doctor._probed("jax", 100)
-    assert (line.status, line.advice) == ("wrong", "install JAX anew, or remove it")
+    assert (line.status, line.advice) == ("wrong", "install JAX again, or remove it")
 
 
 def test_a_process_without_memory_says_nothing(jax_is):
@@ -168,13 +168,13 @@ def test_no_process_can_be_started(monkeypatch):
 
     monkeypatch.setattr(doctor.subprocess, "run", run)
     (line,) = doctor._probed("native", 100)
-    assert line.status == "unknown" and "no process could be started to try it: BlockingIOError" in line.text
+    assert line.status == "unknown" and "no process could be started to test it: BlockingIOError" in line.text
 
 
 def test_what_is_unknown_is_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "FRAMEWORKS", {})
     assert main(["doctor", "--timeout", "0.01"]) == 0
-    assert re.search(r"^warning: not all could be looked at\. 1 unknown, \d slow: ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^warning: not everything could be checked\. 1 unknown, \d slow: ", capsys.readouterr().out, re.MULTILINE)
     assert main(["doctor", "--timeout", "0.01", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "unknown"
     found = [probe.Finding("types", "a", status, "") for status in ("unknown", "wrong", "slow")]
@@ -191,7 +191,7 @@ def test_timeouts_that_make_no_sense(seconds):
 def test_a_process_that_ends_without_a_word(jax_is):
     jax_is("import os; os._exit(0)\n")
     (line,) = doctor._probed("jax", 100)
-    assert (line.status, line.text) == ("wrong", "the process that tried it ended without a word")
+    assert (line.status, line.text) == ("wrong", "the process that tested it ended without a result")
 
 
 @pytest.mark.slow
@@ -303,7 +303,7 @@ def test_what_looking_raises_is_a_line():
 
     first, second = doctor._looked("CUDA", looks())
     assert first.name == "first"
-    assert (second.status, second.text) == ("wrong", "looking at it failed: OSError: no permission")
+    assert (second.status, second.text) == ("wrong", "the check failed: OSError: no permission")
 
 
 def test_finds_this_package():

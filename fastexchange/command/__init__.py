@@ -1,10 +1,10 @@
-"""The command line's subcommands: a module each, with ``run(options) -> int``, the exit code. ``__main__`` parses and chooses.
+"""The subcommands of the command line: one module each, whose ``run(options)`` returns the exit code. ``__main__`` parses.
 
-What ``doctor`` wants to know of native code and of frameworks, ``probe`` finds out, in processes of its own.
+``doctor`` starts ``probe`` in separate processes to test native code and frameworks.
 """
 
 __all__ = ["CommandError"]
 
 
 class CommandError(Exception):
-    """What the user asked for cannot be done: one line for stderr, and exit code 2. Its cause has the traceback."""
+    """A request of the user that cannot be fulfilled. The message is one line for stderr; the exit code is 2."""

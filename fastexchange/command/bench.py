@@ -1,4 +1,4 @@
-"""``bench``: what a call costs per argument on this machine, by this package and by the alternatives, in a table."""
+"""``bench``: print the cost of a call per argument on this machine, for this package and for the alternatives."""
 
 import argparse
 import importlib.util
@@ -17,8 +17,9 @@ from .probe import OnlyDunder
 __all__ = ["run"]
 
 _PARAMETERS = ("x", "y", "out")
-_OURS = "fast"  # the last part of our rows' keys
-_YARDSTICK = "export"  # that of the rows which ours are compared with in files: it is there for all kinds of arguments
+# Last parts of keys in files:
+_OURS = "fast"  # of this package's rows
+_YARDSTICK = "export"  # of the rows with which they are compared: every kind of argument has one
 
 
 class _Call(NamedTuple):
@@ -29,12 +30,12 @@ class _Call(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A kind of argument, and the calls with it. The first is this package's."""
+    """A kind of argument and the calls that are timed with it. The first call is this package's."""
 
     name: str
     calls: list[_Call]
     control: list[_Call]
-    """The first call, twice more."""
+    """The first call again, as two more rows that measure noise."""
 
 
 def _add(x, y, out):
@@ -43,13 +44,13 @@ def _add(x, y, out):
 
 
 def _peer(name: str, package: str, notes: list[str]) -> ModuleType | None:
-    """The module `name` if it can be imported; if not, `notes` gets a sentence that says so."""
+    """Import the module `name`. Returns None, and adds a sentence to `notes`, if that fails."""
     if importlib.util.find_spec(name) is None:
         notes.append(f"{package} is not installed: its rows are left out.")
         return None
     try:
         return import_module(name)
-    except Exception as error:  # a broken installation of a peer is no reason to show nothing
+    except Exception as error:  # a broken peer must not prevent the other rows
         notes.append(f"{package} cannot be imported ({type(error).__name__}: {error}): its rows are left out.")
         return None
 
@@ -59,7 +60,7 @@ def _each(form: str) -> str:
 
 
 def _kinds(notes: list[str]) -> list[_Kind]:
-    """The calls, by kind of argument."""
+    """Return the calls to time, by kind of argument."""
     import numba
     import numpy as np
 
@@ -106,7 +107,7 @@ def _kinds(notes: list[str]) -> list[_Kind]:
 
 
 def _check(kinds: list[_Kind]) -> None:
-    """One call of this package's kernel per kind of argument, compiled, and its result compared."""
+    """Call this package's kernel once with each kind of argument, which compiles it. Raises RuntimeError for a wrong result."""
     import numpy as np
 
     for kind in kinds:
@@ -119,7 +120,7 @@ def _check(kinds: list[_Kind]) -> None:
 
 
 def _show_table(kinds: list[_Kind], times) -> None:
-    """The calls in rows: nanoseconds per call, its spread, per argument, and against this package."""
+    """Print a row for each call: nanoseconds per call, spread, nanoseconds per argument, ratio to this package's call."""
     count, tenths = len(_PARAMETERS), "{:.1f}".format
     lines: list[Row | str] = []
     for kind in kinds:
@@ -135,14 +136,14 @@ def _show_table(kinds: list[_Kind], times) -> None:
 
 
 def _noise(kinds: list[_Kind], times) -> str:
-    """What the same call twice makes of itself: the control."""
+    """Return a sentence about the control: the ratio of two rows that time the same call."""
     ratios = [(kind.name, times[kind.control[1].key] / times[kind.control[0].key]) for kind in kinds]
     listed = ", ".join(f"{figures.figure(ratio, '{:.3f} x'.format)} with {name}" for name, ratio in ratios)
     return f"Noise: fastexchange's call timed as two rows, the second against the first: {listed}."
 
 
 def _write(path: Path, kinds: list[_Kind], rounds: int, times) -> None:
-    """Everything measured, in a file as ``measuring.files`` has them."""
+    """Write all samples to a file in the format of ``measuring.files``."""
     results = []
     for kind in kinds:
         calls = {call.key.rpartition("/")[2]: call for call in (*kind.calls, *kind.control)}
@@ -155,20 +156,20 @@ def _write(path: Path, kinds: list[_Kind], rounds: int, times) -> None:
 
 
 def _writable(path: Path) -> None:
-    """Raise CommandError if `path` cannot be written: found out before measuring, and nothing is changed by it."""
+    """Raise CommandError if `path` cannot be written. Called before measuring; creates nothing."""
     if path.is_dir():
         raise CommandError(f"--json: {path} is a directory")
     existing = path
     while not existing.exists() and existing.parent != existing:
         existing = existing.parent
     if existing != path and not existing.is_dir():
-        raise CommandError(f"--json: {existing} is no directory")
+        raise CommandError(f"--json: {existing} is not a directory")
     if not os.access(existing, os.W_OK):
         raise CommandError(f"--json: {existing} cannot be written")
 
 
 def run(options: argparse.Namespace) -> int:
-    """What a call with three arguments costs, here and elsewhere."""
+    """Time a call with three arguments and print the table."""
     if options.json:
         _writable(options.json)
     progress("importing …")
@@ -183,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
     )
     progress("")
     print(files.headline(files.machine()))
-    print("\nWhat it costs to call a compiled kernel with tensors of one element: the overhead, as there is no work.\n")
+    print("\nThe time of calls of a compiled kernel with tensors of one element: almost all of it is overhead.\n")
     _show_table(kinds, times)
     print(f"\nMedian and interquartile range (±) of {rounds} interleaved rounds in one process.")
     print(_noise(kinds, times))

@@ -1,16 +1,20 @@
-"""``compare``: two result files row by row, and which rows moved beyond noise.
+"""``compare``: compare two result files row by row and print which rows moved beyond noise.
 
-What noise is. The samples within a run say how much a call's time varies while nothing else changes: their interquartile
-range. They say nothing of what changes from run to run. The whole machine gets faster or slower, which is the *drift*: it is
-estimated from rows that run none of this package's code, the *yardsticks*, and taken out. And where code and data come to lie in
-a process shifts single rows by some percent, which no sample of that process shows. The same call timed as two rows of a process
-(the control) shows a part of that, and what the yardsticks did against each other another; the threshold has to cover the rest.
-A drift need not be the same for all rows, so a row that has a yardstick for its reference is also judged by its ratio to that,
-taken within a run; and a yardstick may itself have been shifted, so both readings have to agree.
+Noise has several sources:
 
-A row whose spread exceeds its median in either file is not compared: its median means nothing.
+1. A call's time varies within a run. The interquartile range of its samples shows how much.
+2. The whole machine gets faster or slower between two runs. This *drift* is estimated from the *yardsticks*, rows that run none
+   of this package's code, and divided out.
+3. The addresses of code and data in a process shift single rows by some percent. No sample of that process shows this. The
+   *control* (the same call timed as two rows) and the spread of the yardsticks show a part; the threshold must cover the rest.
 
-A row counts as this package's own, and is no yardstick, unless the last part of its key is one of :data:`YARDSTICKS`.
+The drift may differ between rows. So a row whose reference is a yardstick is also judged by its ratio to that reference, taken
+within a run. The yardstick may have been shifted, too, so both readings must agree.
+
+A row whose spread exceeds its median in either file is not compared.
+
+A row is a yardstick if the last part of its key is one of :data:`YARDSTICKS`. All other rows,
+except controls, are this package's own.
 """
 
 import argparse
@@ -28,13 +32,13 @@ __all__ = ["YARDSTICKS", "Comparison", "Move", "compare", "run"]
 YARDSTICKS = frozenset(
     {"empty", "noargs", "c", "managed", "njit", "views", "from_dlpack", "tvm", "export", "device", "own"}
 )
-"""Last parts of keys, of rows whose calls run no code of this package: in perf/ and in ``bench``."""
+"""Last parts of the keys of rows, in perf/ and in ``bench``, whose calls run no code of this package."""
 _CONTROL = "control/"
 _FEWEST_YARDSTICKS = 3
 
 
 class Move(NamedTuple):
-    """A row of both files. Figures are nanoseconds per call, or bytes."""
+    """A row that is in both files. Figures are nanoseconds per call, or bytes."""
 
     key: str
     old: float
@@ -42,18 +46,18 @@ class Move(NamedTuple):
     without_drift: float
     """new / old, divided by the drift."""
     to_reference: float | None
-    """new / old of the ratio to its reference; None where that is no yardstick."""
+    """new / old of the ratio to its reference; None if the reference is not a yardstick."""
     noise: float
-    """What a change has to be more than: 0.05 is 5 %."""
+    """A change must be larger than this: 0.05 is 5 %."""
 
     @property
     def is_own(self) -> bool:
-        """Whether it runs this package's code, and is not there to measure noise."""
+        """Whether the row times this package's code, and is not a control."""
         return not _is_yardstick(self.key) and not self.key.startswith(_CONTROL)
 
     @property
     def direction(self) -> int:
-        """1 if it got slower beyond noise, -1 if faster, else 0."""
+        """1 if the row got slower beyond noise, -1 if faster, else 0."""
         readings = [self.without_drift, *([] if self.to_reference is None else [self.to_reference])]
         if all(reading > 1 + self.noise for reading in readings):
             return 1
@@ -61,19 +65,19 @@ class Move(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What became of the rows of one document in another."""
+    """The rows of two documents, compared."""
 
     moves: list[Move]
     drift: float
-    """new / old of what the yardsticks took, 1 where there are too few of them."""
+    """The median new / old of the yardsticks; 1 if there are too few yardsticks."""
     wander: float
-    """What nine of ten yardsticks kept within, the drift taken out: 0.05 is 5 %. 0 where there are too few."""
+    """Nine of ten yardsticks changed by at most this, without the drift: 0.05 is 5 %. 0 if there are too few yardsticks."""
     yardsticks: int
-    """How many there are."""
+    """The number of yardsticks."""
     floor: float
-    """The noise of every row is at least that."""
+    """The least noise of every row."""
     incomparable: list[str]
-    """Keys of rows of both that are not measurable in one of them, or whose medians have no ratio: a time of nothing."""
+    """Keys of rows in both documents that are not measurable, or have a median of 0, in one of them."""
     only_old: list[str]
     only_new: list[str]
 
@@ -91,7 +95,7 @@ def _spread(row: dict) -> float:
 
 
 def _is_measurable(row: dict) -> bool:
-    """Whether its median means anything, and can be compared."""
+    """Whether a row's median is measurable and positive."""
     return _median(row) > 0 and is_measurable(_median(row), _spread(row))
 
 
@@ -100,7 +104,7 @@ def _is_timed(row: dict) -> bool:
 
 
 def _control(rows: dict[str, dict]) -> float:
-    """By how much the same call, timed as two rows of a run, differed: the most of all controls there are."""
+    """The largest difference of any control: the same call, timed as two rows of a run."""
     first = [key for key in rows if key.startswith(_CONTROL) and key.endswith("/a")]
     pairs = [(rows[key], rows[key[:-1] + "b"]) for key in first if key[:-1] + "b" in rows]
     ratios = [b.get("ratio", b["median_ns"] / a["median_ns"]) for a, b in pairs if min(a["median_ns"], b["median_ns"]) > 0]
@@ -108,7 +112,7 @@ def _control(rows: dict[str, dict]) -> float:
 
 
 def _ratio_to_reference(old: dict, new: dict) -> float | None:
-    """new / old of a row's ratio to its reference, if that is the same yardstick in both."""
+    """new / old of a row's ratio to its reference; None if the reference is not the same yardstick in both."""
     reference = old.get("reference")
     if reference is None or reference != new.get("reference") or not _is_yardstick(reference):
         return None
@@ -117,7 +121,7 @@ def _ratio_to_reference(old: dict, new: dict) -> float | None:
 
 
 def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
-    """Compare two documents of ``measuring.files``. `threshold` is what counts as noise in any case; 0.05 is 5 %."""
+    """Compare two documents of ``measuring.files``. `threshold`: smaller changes are noise; 0.05 is 5 %."""
     before, after = ({row["key"]: row for row in document["results"]} for document in (old, new))
     common = [key for key in before if key in after]
     usable = [key for key in common if _is_measurable(before[key]) and _is_measurable(after[key])]
@@ -142,7 +146,7 @@ def compare(old: dict, new: dict, threshold: float = 0.05) -> Comparison:
 
 
 def _differences(old: dict, new: dict) -> list[str]:
-    """Sentences about what two machines' descriptions do not have in common."""
+    """Return sentences that name the differences of two machines' descriptions."""
     facts = [(name, old.get(name), new.get(name)) for name in ("cpu", "cores", "system", "python")]
     packages = [found if isinstance(found := machine.get("packages"), dict) else {} for machine in (old, new)]
     names = dict.fromkeys([*packages[0], *packages[1]])
@@ -176,9 +180,9 @@ def _show(found: Comparison) -> None:
         if keys:
             print(f"{what}: {', '.join(keys)}")
     if found.yardsticks >= _FEWEST_YARDSTICKS:
-        print(f"Drift: {found.drift:.3f} x, the median of {found.yardsticks} rows of other code; it is taken out.")
+        print(f"Drift: {found.drift:.3f} x, the median of {found.yardsticks} rows of other code; it is divided out.")
     else:
-        print(f"Drift: not known, as only {found.yardsticks} of the rows are other code's; nothing is taken out.")
+        print(f"Drift: not known, because only {found.yardsticks} rows are of other code; nothing is divided out.")
     print("Nanoseconds; memory in bytes.")
     print(f"Noise: {100 * found.floor:.1f} % at least, the largest of threshold, control and yardsticks (see --help).")
 
@@ -200,7 +204,7 @@ def _read(path: Path) -> dict:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare the files; the exit code is 1 if that is asked for and something got slower."""
+    """Compare the files and print the result. The exit code is 1 if ``--strict`` is given and a row of our own got slower."""
     old, new = _read(options.old), _read(options.new)
     found = compare(old, new, options.threshold / 100)
     if not found.moves:

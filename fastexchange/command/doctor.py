@@ -1,10 +1,10 @@
-"""``doctor``: is all well with this installation, what is slow or wrong, and what to do about it.
+"""``doctor``: check this installation, and print what is slow or wrong and what to do about it.
 
-Interpreter, versions and settings are looked at here, without running anything of others. ``probe`` does the rest, native code
-and frameworks, in processes of its own.
+This module checks interpreter, versions and settings, and imports no framework. ``probe`` tests native code and frameworks in
+separate processes.
 
-Wrong is what makes results wrong or calls impossible; slow, what works by a slower way than it could. Unknown is what could not
-be found out: a process that was not done in time, was killed from outside, or could not be started says nothing of what it tried.
+*Wrong*: results are wrong or calls are impossible. *Slow*: it works, but on a slower path than possible. *Unknown*: the process
+that tested it timed out, was killed by another process, or could not be started.
 """
 
 import argparse
@@ -32,24 +32,24 @@ __all__ = ["run"]
 _SECTIONS = ("interpreter", "packages", "native code", "types", "frameworks", "disk cache", "environment", "CUDA")
 _STYLES = {OK: "green", SLOW: "yellow", WRONG: "bold red", UNKNOWN: "bold yellow", NOTHING: "dim"}
 _FROM_OUTSIDE = {
-    "SIGKILL": "as the system does where memory runs out, or somebody did",
-    **dict.fromkeys(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), "as somebody else's process did"),
-    **dict.fromkeys(("SIGXCPU", "SIGXFSZ"), "by a limit that is set for it, see ulimit -a"),
+    "SIGKILL": "by the system if memory ran out, or by another process",
+    **dict.fromkeys(("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"), "by another process"),
+    **dict.fromkeys(("SIGXCPU", "SIGXFSZ"), "by a limit of this process, see ulimit -a"),
 }
-"""Signals that say nothing of what a process does."""
+"""Signals that do not mean a fault of the process that gets them."""
 
 
 # ---- versions ------------------------------------------------------------------------------------------------------
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers that a version begins with: ``2.13.0+cpu`` is 2, 13, 0."""
+    """Return the numbers at the beginning of a version: of ``2.13.0+cpu`` 2, 13, 0."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def fits(version: str, specifiers: str) -> bool:
-    """Whether a version satisfies ``>=`` and ``<`` specifiers, as in ``>=3.10,<3.14``; others are not looked at.
+    """Whether a version satisfies ``>=`` and ``<`` specifiers, as in ``>=3.10,<3.14``. Other specifiers are ignored.
 
     >>> fits("0.68.1", ">=0.68"), fits("3.14.0", ">=3.10,<3.14")
     (True, False)
@@ -62,9 +62,9 @@ def fits(version: str, specifiers: str) -> bool:
 
 
 def _metadata() -> tuple[str, list[str], str]:
-    """This package's ``Requires-Python`` and ``Requires-Dist``, and where they were found; nothing if nowhere.
+    """Return this package's ``Requires-Python`` and ``Requires-Dist``, and their source. All are empty if none is found.
 
-    Of the installation; of a checkout that is not installed, its ``pyproject.toml``, which Python can read from 3.11 on.
+    The source is the installation's metadata; for a checkout that is not installed, ``pyproject.toml`` (Python 3.11 or later).
     """
     try:
         installed = importlib.metadata.metadata("fastexchange")
@@ -94,11 +94,11 @@ def _interpreter(requires: str) -> Iterator[Finding]:
     if fits(platform.python_version(), requires):
         yield Finding(section, "version", OK, text)
     else:
-        yield Finding(section, "version", WRONG, f"{text}: this package is for {requires}", "use such an interpreter")
+        yield Finding(section, "version", WRONG, f"{text}: this package needs {requires}", "use such an interpreter")
     # A build without the GIL cannot import this package, see `interpreter`.
-    yield Finding(section, "GIL", OK, "there is one")
+    yield Finding(section, "GIL", OK, "the interpreter has one")
     if hasattr(sys, "gettotalrefcount"):
-        yield Finding(section, "build", SLOW, "a debug build, which counts all references", "use a release build")
+        yield Finding(section, "build", SLOW, "a debug build: it counts all references", "use a release build")
     else:
         yield Finding(section, "build", OK, f"release, {8 * struct.calcsize('P')} bits, {platform.platform()}")
 
@@ -108,11 +108,11 @@ def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
     where = {"installed": "installed", "": "a checkout"}.get(source, f"a checkout, with its {source}")
     text = f"{__version__}, {where}: {Path(package_file).parent}"
     if not requirements:
-        yield Finding(section, "fastexchange", NOTHING, f"{text}; not installed, so the versions it needs are not known")
+        yield Finding(section, "fastexchange", NOTHING, f"{text}; it is not installed, so the required versions are not known")
         requirements = ["numba", "numpy", "cffi"]
     elif source == "installed" and (known := importlib.metadata.version("fastexchange")) != __version__:
-        advice = "is it the one you mean? sys.path decides; after a change of version install it anew"
-        yield Finding(section, "fastexchange", NOTHING, f"{text}, but the metadata that were found are of {known}", advice)
+        advice = "check sys.path; after a change of version install this package again"
+        yield Finding(section, "fastexchange", NOTHING, f"{text}, but its installed metadata are of {known}", advice)
     else:
         yield Finding(section, "fastexchange", OK, text)
     seen = set()
@@ -145,8 +145,8 @@ def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
 # ---- settings ------------------------------------------------------------------------------------------------------
 
 _SETTINGS = {
-    "DISABLE_JIT": (bool, "nothing is compiled, kernels run as Python; what is tried for this report is tried without it"),
-    "OPT": (lambda value: int(value) < 3, "kernels are optimised less than they could be"),
+    "DISABLE_JIT": (bool, "nothing is compiled, kernels run as Python; this report's tests ignore the setting"),
+    "OPT": (lambda value: int(value) < 3, "kernels are not fully optimised"),
     "BOUNDSCHECK": (bool, "every kernel checks its indices"),
     "DEBUG": (bool, "Numba's debug mode"),
     "DEBUG_JIT": (bool, "generated code prints what it does"),
@@ -170,7 +170,7 @@ def _environment() -> Iterator[Finding]:
         if name.startswith("NUMBA_") and name not in slow:
             yield Finding(section, name, OK, os.environ[name])
     if not any(name.startswith("NUMBA_") for name in os.environ):
-        yield Finding(section, "NUMBA_*", OK, "no such variable is set")
+        yield Finding(section, "NUMBA_*", OK, "no variable of this name is set")
 
 
 def _cuda() -> Iterator[Finding]:
@@ -178,14 +178,14 @@ def _cuda() -> Iterator[Finding]:
     library = ctypes.util.find_library("cuda") or ctypes.util.find_library("nvcuda")
     yield Finding(section, "driver", NOTHING, f"library {library} found" if library else "no driver library found")
     if importlib.util.find_spec("cupy") is not None:
-        yield Finding(section, "cupy", NOTHING, "installed, and not looked at: its arrays are for kernels made by cuda.jit")
+        yield Finding(section, "cupy", NOTHING, "installed, not tested; its arrays can be passed to kernels made by cuda.jit")
 
 
 # ---- probes --------------------------------------------------------------------------------------------------------
 
 
 def _probed(topic: str, seconds: float) -> list[Finding]:
-    """What a process of its own finds out in so many seconds, and how it ended if that was not well."""
+    """Run ``probe`` in a process for at most `seconds`. Returns its findings, and one more if the process failed."""
     section = "native code" if topic == "native" else "frameworks"
     command = [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
     try:
@@ -199,8 +199,8 @@ def _probed(topic: str, seconds: float) -> list[Finding]:
         text = f"not done after {seconds:g} seconds{_after(found)}; this machine may be busy, or its disk slow"
         return [*found, Finding(section, topic, UNKNOWN, text, _again(3 * seconds))]
     except OSError as error:
-        text = f"no process could be started to try it: {one_line(error)}"
-        return [Finding(section, topic, UNKNOWN, text, "make room for one (ulimit -u, memory), and run doctor again")]
+        text = f"no process could be started to test it: {one_line(error)}"
+        return [Finding(section, topic, UNKNOWN, text, "free memory or processes (see ulimit -u), and run doctor again")]
     found = list(_parsed(done.stdout))
     if done.returncode or not found:
         found.append(_ended(section, topic, done, _after(found)))
@@ -216,19 +216,19 @@ def _after(found: list[Finding]) -> str:
 
 
 def _ended(section: str, topic: str, done: subprocess.CompletedProcess, after: str) -> Finding:
-    """The finding of a process that did not end well."""
+    """Return the finding for a process that crashed, was killed, or reported nothing."""
     last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:200]
-    text = "the process that tried it ended without a word"
+    text = "the process that tested it ended without a result"
     if done.returncode < 0:
         name = _signal(-done.returncode)
-        text = f"the process that tried it was ended by {name}"
+        text = f"the process that tested it was ended by {name}"
         if name in _FROM_OUTSIDE:
             return Finding(section, topic, UNKNOWN, f"{text}, {_FROM_OUTSIDE[name]}{after}", "run doctor again, alone")
     elif done.returncode:
-        text = f"the process that tried it ended with exit code {done.returncode}"
+        text = f"the process that tested it ended with exit code {done.returncode}"
     advice = "native code cannot be trusted here: report it"
     if topic != "native":
-        advice = f"install {FRAMEWORKS[topic]} anew, or remove it"
+        advice = f"install {FRAMEWORKS[topic]} again, or remove it"
     return Finding(section, topic, WRONG, text + (f": {last}" if last else "") + after, advice)
 
 
@@ -236,7 +236,7 @@ def _parsed(output: bytes) -> Iterator[Finding]:
     for line in output.splitlines():
         try:
             yield Finding(*json.loads(line))
-        except (ValueError, TypeError):  # the last one, half written
+        except (ValueError, TypeError):  # the last line, if the process was killed while it wrote
             continue
 
 
@@ -251,13 +251,13 @@ def _signal(number: int) -> str:
 
 
 def _looked(section: str, findings) -> list[Finding]:
-    """The findings; what looking for them raises is one more."""
+    """Return the findings. An exception while they are made is one more finding."""
     found = []
     try:
         for finding in findings:
             found.append(finding)
     except Exception as error:
-        found.append(failure(section, "doctor", error, "looking at it failed: ", "report it"))
+        found.append(failure(section, "doctor", error, "the check failed: ", "report it"))
     return found
 
 
@@ -268,7 +268,7 @@ def _examine(seconds: float) -> list[Finding]:
     found += _looked("environment", _environment())
     found += _looked("CUDA", _cuda())
     for topic in ("native", *FRAMEWORKS):
-        progress(f"trying {topic} …")
+        progress(f"testing {topic} …")
         found += _probed(topic, seconds)
     progress("")
     return sorted(found, key=lambda finding: _SECTIONS.index(finding.section))
@@ -280,7 +280,7 @@ def _verdict(found: list[Finding]) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is found. The exit code is 1 if something is wrong."""
+    """Print the findings. The exit code is 1 if something is wrong."""
     found = _examine(options.timeout)
     verdict = _verdict(found)
     if options.json:
@@ -299,7 +299,7 @@ def run(options: argparse.Namespace) -> int:
     not_found = f"{count[UNKNOWN]} unknown, " if count[UNKNOWN] else ""
     said = {
         WRONG: f"{count[WRONG]} wrong, {not_found}{count[SLOW]} slow: see the lines with an arrow.",
-        UNKNOWN: f"warning: not all could be looked at. {not_found}{count[SLOW]} slow: see the lines with an arrow.",
+        UNKNOWN: f"warning: not everything could be checked. {not_found}{count[SLOW]} slow: see the lines with an arrow.",
         SLOW: f"Nothing is wrong; {count[SLOW]} slow: see the lines with an arrow.",
         OK: "All is well.",
     }

@@ -1,4 +1,4 @@
-"""``explain MODULE:OBJECT``: a kernel, a call of it, a bound launch, a type, or an argument, described."""
+"""``explain MODULE:OBJECT``: describe a kernel, a call of it, a bound launch, a type, or an argument."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ __all__ = ["run"]
 
 
 def _import(given: str) -> ModuleType:
-    """The module of that name; or that in a file, whose folder is where it finds its neighbours, as a script does."""
+    """Import a module by its name, or by its file: then the file's folder is put into ``sys.path``, as for a script."""
     try:
         if not given.endswith(".py"):
             return importlib.import_module(given)
@@ -38,7 +38,7 @@ def _import(given: str) -> ModuleType:
 
 
 def _find(module: ModuleType, dotted: str, what: str) -> Any:
-    """The object of that name in the module; a name of several parts goes on into what the first names."""
+    """Return the object with this dotted name in the module."""
     found: Any = module
     for number, name in enumerate(names := dotted.split("."), 1):
         try:
@@ -58,7 +58,7 @@ def _instead(module: ModuleType) -> str:
     return f"; its kernels: {', '.join(sorted(kernels))}" if kernels else "; it has no kernels of fast_args"
 
 
-# ---- what is described ---------------------------------------------------------------------------------------------
+# ---- descriptions --------------------------------------------------------------------------------------------------
 
 
 def _lines(facts: list[tuple[str, str]]) -> str:
@@ -68,7 +68,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 
 
 def _kernel(kernel) -> str:
-    """A kernel: what it is made of, and what became of it so far."""
+    """Describe a kernel: its source, options, compiled signatures and counts."""
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
 
@@ -77,7 +77,7 @@ def _kernel(kernel) -> str:
     if dispatcher.stats.cache_path is not None:
         options["cache"] = True
     if not can_compile(dispatcher):
-        options["signatures"] = "explicit, no others are compiled"
+        options["signatures"] = "explicit; no others are compiled"
     own_options, usual = kernel._kernel_options._asdict(), type(kernel._kernel_options)()._asdict()
     own = {"grad": "allow" if own_options.pop("allows_grad") else "refuse"}
     own |= {name: value for name, value in own_options.items() if value != usual[name]}
@@ -87,11 +87,11 @@ def _kernel(kernel) -> str:
     if not state.is_native:
         way = f"Numba's own dispatcher makes all calls: the layout of {', '.join(state.unverified)} is not as expected"
     elif options.get("nogil") or options.get("parallel"):
-        way = "native; it gives up the GIL, so it holds owning exports of its tensors meanwhile"
+        way = "native; it gives up the GIL, so it holds owning exports of its tensors"
     else:
         way = "native; it borrows its tensors"
     if cache.cache_path is None:
-        kept = "off: compiled in each process; cache=True keeps it"
+        kept = "off: each process compiles it; cache=True keeps the code"
     else:
         hits, misses = sum(cache.cache_hits.values()), sum(cache.cache_misses.values())
         kept = f"{cache.cache_path}: {hits} loaded, {misses} compiled in this process"
@@ -101,7 +101,7 @@ def _kernel(kernel) -> str:
         ("fast_args", ", ".join(f"{name}={_shown(value)}" for name, value in own.items())),
         ("njit", ", ".join(f"{name}={_shown(value)}" for name, value in sorted(options.items())) or "no options"),
         ("way", way),
-        ("compiled", "\n".join(signatures) or "nothing yet: the first call does it"),
+        ("compiled", "\n".join(signatures) or "nothing yet: the first call compiles it"),
         ("calls", f"{counts.fast} fast, {counts.slow} slow in this process"),
         ("disk cache", kept),
     ]
@@ -131,14 +131,14 @@ def _bound(launch) -> str:
 
 
 def _call(kernel, given: str, module: ModuleType) -> str:
-    """The call of a kernel with arguments written in Python."""
+    """Describe the call of a kernel with arguments that are given as Python source."""
     try:
         args, kwargs = _evaluated(given, module)
     except (Exception, SystemExit) as error:
         raise CommandError(f"--args: {one_line(error)}") from error
     try:
         return str(kernel.explain(*args, **kwargs))
-    except (TypeError, ValueError) as error:  # they do not fit the parameters, or what it declares of its outputs
+    except (TypeError, ValueError) as error:  # the arguments do not fit the parameters, or the declared outputs
         raise CommandError(f"--args: {one_line(error)}") from error
 
 
@@ -153,14 +153,14 @@ def _evaluated(given: str, module: ModuleType) -> tuple[tuple, dict]:
 
 
 def _described(found: Any, what: str) -> str:
-    """Anything but a call."""
+    """Describe any object but a call."""
     from numba.core.dispatcher import Dispatcher
 
     from .. import BoundLaunch, explain
     from ..calls.explain import explain_type
     from ..calls.kernel import Kernel
 
-    cls = type(found)  # not isinstance(): objects may say that they are of another class
+    cls = type(found)  # not isinstance(): an object may have any __class__
     if issubclass(cls, Kernel):
         return _kernel(found)
     if issubclass(cls, BoundLaunch):
@@ -170,18 +170,18 @@ def _described(found: Any, what: str) -> str:
     name = what.rpartition(":")[2]
     if issubclass(cls, Dispatcher):
         raise CommandError(
-            f"{what} is a plain Numba dispatcher, which takes what Numba takes: put @fast_args in the place of @njit or above "
-            f"it, or call fast_args({name})"
+            f"{what} is a plain Numba dispatcher, not a kernel: put @fast_args in the place of @njit or above it, or call "
+            f"fast_args({name})"
         )
     if inspect.isfunction(found):
         if hasattr(found, "py_func"):
-            raise CommandError(f"{what} is not compiled, as NUMBA_DISABLE_JIT is set: there is nothing to explain")
+            raise CommandError(f"{what} is not compiled because NUMBA_DISABLE_JIT is set: there is nothing to explain")
         raise CommandError(f"{what} is a plain Python function: decorate it with @fast_args")
     return str(explain(found))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the description."""
+    """Print the description. Raises CommandError for an object that has none."""
     from ..calls.kernel import Kernel
 
     name, separator, dotted = options.what.rpartition(":")
@@ -199,7 +199,7 @@ def run(options: argparse.Namespace) -> int:
     elif issubclass(type(found), Kernel):
         text = _call(found, options.args, module)
     else:
-        _described(found, options.what)  # which may have better words
-        raise CommandError(f"--args is for kernels, and {options.what} is none")
+        _described(found, options.what)  # it may raise an error with advice
+        raise CommandError(f"--args is for kernels, and {options.what} is not a kernel")
     print(text)
     return 0

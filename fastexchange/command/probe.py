@@ -1,7 +1,7 @@
-"""What ``doctor`` tries in processes of its own, ``python -m fastexchange.command.probe TOPIC``: a crash is a line then, too.
+"""The tests of ``doctor`` that may crash. Each runs in a process: ``python -m fastexchange.command.probe TOPIC``.
 
-A topic is ``native`` (native code, and what needs no framework) or the module's name of a framework. Findings go to standard
-output as they are made, a JSON list in each line; what others print there goes to standard error.
+A topic is ``native`` (everything that needs no framework) or the name of a framework's module. Each finding is printed at once to
+standard output, as a JSON list in one line. The output of frameworks goes to standard error.
 """
 
 import errno
@@ -22,8 +22,8 @@ FRAMEWORKS = {
     "torch": "PyTorch", "jax": "JAX", "tvm_ffi": "apache-tvm-ffi", "pyarrow": "pyarrow", "ml_dtypes": "ml_dtypes",
     "numba_cuda": "numba-cuda", "numba_cuda_mlir": "numba-cuda-mlir",
 }  # fmt: skip
-"""Modules that are imported, and what people call them."""
-CALLS = 20  # so many that the compiled entry for the types, made after sixteen, is called as well
+"""The names of the frameworks, by module."""
+CALLS = 20  # more than sixteen, after which an entry for the types is compiled and called
 
 
 class Finding(NamedTuple):
@@ -35,12 +35,12 @@ class Finding(NamedTuple):
     """One of :data:`OK`, :data:`SLOW`, :data:`WRONG`, :data:`UNKNOWN`, :data:`NOTHING`."""
     text: str
     advice: str = ""
-    """What to do about it."""
+    """What the user can do."""
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line."""
-    with suppress(Exception):  # its __str__ may be anything
+    """Return an exception's type and message as one line."""
+    with suppress(Exception):  # its __str__ may raise
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return type(error).__name__
 
@@ -49,13 +49,13 @@ _SHORTAGES = (errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFI
 
 
 def failure(section: str, name: str, error: BaseException, what: str, advice: str) -> Finding:
-    """The finding of what has failed with `error`: wrong, unless the machine has no memory, disk or files left for it.
+    """Return the finding of a failure: UNKNOWN if memory, disk or file descriptors ran out, else WRONG.
 
-    `what` comes before the exception's own words.
+    `what` is put before the exception's message.
     """
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORTAGES):
-        text = f"{what}{one_line(error)}: this machine, or this process's limits, had no room for it; nothing is known of it"
-        return Finding(section, name, UNKNOWN, text, "make room (ulimit -a shows the limits), and run doctor again")
+        text = f"{what}{one_line(error)}: this machine, or this process's limits, had no room for it; it could not be tested"
+        return Finding(section, name, UNKNOWN, text, "free memory or disk (ulimit -a shows the limits), and run doctor again")
     return Finding(section, name, WRONG, f"{what}{one_line(error)}", advice)
 
 
@@ -70,7 +70,7 @@ _LAYOUTS = {
     "ndarray": ("NumPy's arrays", "each call calls their __dlpack__"),
     "list": ("Numba's lists", "Numba's own dispatcher makes the calls that have one"),
 }
-_REPORT = "this package does not know this version: report it, with the output of doctor --json"
+_REPORT = "this package does not know this version: report it with the output of doctor --json"
 _HAVE_VECTORCALL = 1 << 11  # of tp_flags
 
 
@@ -80,20 +80,20 @@ def _native() -> Iterator[Finding]:
     section = "native code"
     found = runtime()
     for name, why in found.numba_failures.items():
-        text = f"this Numba is not as expected, {name}: {why}: its own dispatcher makes all calls"
-        yield Finding(section, "Numba", SLOW, text, f"install a Numba that pip finds to fit; if this one does: {_REPORT}")
+        text = f"this Numba is not as expected ({name}: {why}), so its own dispatcher makes all calls"
+        yield Finding(section, "Numba", SLOW, text, f"install a Numba that this package requires; if it is one: {_REPORT}")
     if not found.numba_failures:
-        yield Finding(section, "Numba", OK, "what is private of it, and calls of kernels, are verified")
+        yield Finding(section, "Numba", OK, "its private interfaces, and calls of kernels, are verified")
     for name, (what, otherwise) in _LAYOUTS.items():
         if name in found.unverified:
-            text = f"the layout of {what} is not as expected, which is looked at when native code starts: {otherwise}"
+            text = f"the layout of {what} is not as expected: {otherwise}"
             yield Finding(section, name, SLOW, text, _REPORT)
         else:
             yield Finding(section, name, OK, f"the layout of {what} is verified")
     from ..calls.kernel import FastKernel
 
     if FastKernel.__flags__ & _HAVE_VECTORCALL:
-        yield Finding(section, "vectorcall", OK, "a call of a kernel goes straight to native code")
+        yield Finding(section, "vectorcall", OK, "calls of kernels go directly to native code")
     else:
         yield Finding(section, "vectorcall", SLOW, "the flag could not be set: calls make a tuple of their arguments", _REPORT)
     from ..producers import buffer, numpy_table
@@ -103,7 +103,7 @@ def _native() -> Iterator[Finding]:
     else:
         yield Finding(section, "buffers", SLOW, "the layout of Py_buffer is not as expected: Numba takes such objects", _REPORT)
     if numpy_table.exchange_table() is not None:
-        yield Finding(section, "exchange table", OK, "NumPy's arrays have one of ours: convert, polyfill, results")
+        yield Finding(section, "exchange table", OK, "NumPy's arrays have this package's table: for convert, polyfill, results")
     else:
         yield Finding(section, "exchange table", SLOW, "none for NumPy's arrays: its C API is not as expected", _REPORT)
     yield from _examples("types", _plain_examples())
@@ -111,7 +111,7 @@ def _native() -> Iterator[Finding]:
 
 
 class OnlyDunder:
-    """A producer with the two methods of the DLPack protocol for Python, and no faster way."""
+    """A producer with only ``__dlpack__`` and ``__dlpack_device__``."""
 
     def __init__(self, array):
         self._array = array
@@ -146,7 +146,7 @@ class _Example(NamedTuple):
     name: str
     value: Any
     paths: tuple[str, ...]
-    """Those that are as fast as it gets for it. Any other is slow."""
+    """The fast paths for this value. Any other path is slow."""
     kernel: Callable = _double
     expected: tuple = (0.0, 2.0, 4.0, 6.0)
     storage: bool = False
@@ -173,7 +173,7 @@ def _plain_examples() -> Iterator[_Example]:
 
 
 def _examples(section: str, examples: Iterator[_Example]) -> Iterator[Finding]:
-    """A finding of each example: the way it takes into a kernel, and whether calls with it are right."""
+    """Yield a finding for each example: its path, and whether calls with it are right."""
     for example in examples:
         try:
             yield _tried(section, example)
@@ -207,27 +207,27 @@ def _tried(section: str, example: _Example) -> Finding:
 
 
 def _disk_cache() -> Iterator[Finding]:
-    """Looked at after the calls: what they needed is there, or could not be kept."""
+    """Check the disk cache. Runs after the calls, whose code must be in the cache if it works."""
     from numba.core import config
 
     from ..ground.cfunction import code_cache
 
     section = "disk cache"
     wanted = getattr(config, "CACHE_DIR", "")
-    costs = "native code is compiled anew in every process, which takes seconds"
-    set_it = "set NUMBA_CACHE_DIR to a directory of yours that nobody else can write to"
+    costs = "every process compiles native code again, which takes seconds"
+    set_it = "set NUMBA_CACHE_DIR to a directory that only you can write to"
     *before, folder = code_cache.folders
     for each in before:
         if each.why_not_trusted:
             text = f"{each.path} is not used: {each.why_not_trusted}"
-            yield Finding(section, "directory", SLOW, text, "let nobody else write to it, or delete it")
+            yield Finding(section, "directory", SLOW, text, "forbid others to write to it, or delete it")
     if code_cache.directory is None:
         why = folder.why_not_trusted
         text = f"{folder.path} is not used: {why}: {costs}" if why else f"none can be written: {costs}"
         yield Finding(section, "directory", SLOW, text, set_it)
         return
     if wanted and not folder.path.is_relative_to(Path(wanted)):
-        text = f"{folder.path}, as NUMBA_CACHE_DIR={wanted} cannot be written"
+        text = f"{folder.path}, because NUMBA_CACHE_DIR={wanted} cannot be written"
         yield Finding(section, "directory", SLOW, text, "make that writable, or unset it")
     else:
         yield Finding(section, "directory", OK, f"{folder.path}" + (" (NUMBA_CACHE_DIR)" if wanted else ""))
@@ -240,8 +240,8 @@ def _disk_cache() -> Iterator[Finding]:
     refused = [why for contents in found for why in contents.refused]
     if refused:
         more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-        text = f"not believed: {refused[0]}{more}{made}"
-        yield Finding(section, "damaged", SLOW, text, "such functions are compiled anew, which replaces the files")
+        text = f"refused: {refused[0]}{more}{made}"
+        yield Finding(section, "damaged", SLOW, text, "these functions are compiled again, which replaces the files")
     entries = sum(contents.entries for contents in found)
     if not entries and code_cache.misses:
         yield Finding(section, "entries", SLOW, f"none could be kept: {costs}", "is the disk full?")
@@ -259,18 +259,18 @@ def _torch(torch) -> Iterator[Finding]:
     section = "frameworks"
     guard = torch_offsets.guard()
     for what, knows, means in (
-        ("keys", guard.knows_keys, "tensors that are not plain memory"),
-        ("storage", guard.knows_storage, "storages that have been freed or cut"),
-        ("autograd", guard.knows_autograd, "tensors that autograd watches"),
+        ("keys", guard.knows_keys, "tensors whose memory is not their value"),
+        ("storage", guard.knows_storage, "storages that were freed or shrunk"),
+        ("autograd", guard.knows_autograd, "tensors that autograd tracks"),
         ("dtype", guard.knows_dtype, "integers of less than a byte"),
     ):
         name = f"torch: {what}"
         if knows:
-            yield Finding(section, name, OK, f"verified: {means} are told by their memory")
+            yield Finding(section, name, OK, f"verified: native code recognises {means}")
             continue
-        who = "PyTorch is asked about each tensor" + ("" if guard.can_ask else ", by Python")
+        who = "PyTorch is asked about each tensor" + ("" if guard.can_ask else ", from Python")
         why = guard.why.get(what, "it needs the keys")
-        also = "" if guard.can_ask else f"; nor can native code ask: {guard.why.get('queries')}"
+        also = "" if guard.can_ask else f"; native code cannot ask either: {guard.why.get('queries')}"
         yield Finding(section, name, SLOW, f"not found, so {who}: {why}{also}", _REPORT)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
     yield from _refused(section, "requires grad", torch.ones(4, requires_grad=True))
@@ -279,14 +279,14 @@ def _torch(torch) -> Iterator[Finding]:
     if torch.version.cuda is None:
         yield Finding(cuda, "torch.cuda", NOTHING, "this PyTorch is built without CUDA")
     elif not torch.cuda.is_available():
-        yield Finding(cuda, "torch.cuda", NOTHING, f"built for CUDA {torch.version.cuda}; no device can be used")
+        yield Finding(cuda, "torch.cuda", NOTHING, f"built for CUDA {torch.version.cuda}; no device is usable")
     else:
-        text = f"{torch.cuda.device_count()} devices: their tensors are for kernels made by cuda.jit, others refuse them"
+        text = f"{torch.cuda.device_count()} devices: kernels made by cuda.jit take their tensors, others refuse them"
         yield Finding(cuda, "torch.cuda", OK, text)
 
 
 def _refused(section: str, what: str, tensor) -> Iterator[Finding]:
-    """Whether a tensor is refused that has to be."""
+    """Check that a kernel refuses this tensor."""
     import numpy as np
 
     from .. import fast_args
@@ -321,7 +321,7 @@ def _ml_dtypes(ml_dtypes) -> Iterator[Finding]:
 
     bits = np.arange(4).astype(ml_dtypes.bfloat16)
     expected = tuple(2.0 * bit for bit in bits.view(np.uint16).tolist())
-    reasons = ("ndarray",)  # one is given, that other kernels refuse it, and is as it should be
+    reasons = ("ndarray",)  # a reason is expected: that other kernels refuse such arrays
     example = _Example("array of bfloat16", bits, reasons, expected=expected, storage=True)
     yield from _examples("frameworks", iter([example]))
 
@@ -335,7 +335,7 @@ def _numba_cuda_mlir(_package) -> Iterator[Finding]:
 
 
 def _cuda(module: str) -> Iterator[Finding]:
-    """Whether kernels for CUDA can be launched, and are right."""
+    """Launch a kernel for CUDA and check its result."""
     import numpy as np
 
     from .. import CudaError, fast_args
@@ -382,12 +382,12 @@ def _framework(module: str) -> Iterator[Finding]:
     try:
         imported = import_module(module)
     except (Exception, SystemExit) as error:
-        advice = f"install {called} anew, or remove it: its tensors cannot be passed"
+        advice = f"install {called} again, or remove it: its tensors cannot be passed"
         yield failure(section, module, error, f"{called} cannot be imported: ", advice)
         return
     found = getattr(imported, "__version__", None)
     if found is None:
-        yield Finding(section, module, WRONG, f"{called} is imported, but is empty: {imported!r:.200}", f"install {called} anew")
+        yield Finding(section, module, WRONG, f"{called} is imported, but is empty: {imported!r:.200}", f"install {called} again")
         return
     yield Finding(section, module, OK, f"{called} {found}")
     yield from _CHECKS[module](imported)
@@ -395,7 +395,7 @@ def _framework(module: str) -> Iterator[Finding]:
 
 def _main(topic: str) -> None:
     findings = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what frameworks print is not ours
+    os.dup2(2, 1)  # the output of frameworks must not mix with the findings
     made: Iterator[Finding] = _native() if topic == "native" else _framework(topic)
     try:
         for finding in made:
@@ -404,7 +404,7 @@ def _main(topic: str) -> None:
         raise
     except BaseException as error:
         section = "native code" if topic == "native" else "frameworks"
-        print(json.dumps(failure(section, topic, error, "looking at it failed: ", _REPORT)), file=findings, flush=True)
+        print(json.dumps(failure(section, topic, error, "the check failed: ", _REPORT)), file=findings, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``python -m fastexchange run``: a program whose jitted functions are kernels, not one of its lines changed."""
+"""``python -m fastexchange run``: run an unchanged program with its jitted functions made kernels."""
 
 import argparse
 import builtins
@@ -17,10 +17,10 @@ __all__ = ["run"]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the program in this process, as its ``__main__``, which stays that: for threads and ``atexit``, too."""
+    """Run the program in this process as ``__main__``. It remains ``__main__`` afterwards, for threads and ``atexit``."""
     program = options.program
     if not options.is_module and not os.path.exists(program):
-        raise CommandError(f"{program!r} is no file; a module is run by -m {program}")
+        raise CommandError(f"{program!r} is not a file; to run a module, give -m {program}")
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={}, __cached__=None)
     sys.argv[:] = [program, *options.arguments]
@@ -37,13 +37,13 @@ def run(options: argparse.Namespace) -> int:
         _in_front(os.path.dirname(os.path.realpath(path)))
         main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
         with io.open_code(path) as file:
-            code = pkgutil.read_code(file)  # of a .pyc, as runpy does
+            code = pkgutil.read_code(file)  # the program may be a .pyc file, as for runpy
         if code is None:
             with io.open_code(path) as file:
                 code = compile(file.read(), path, "exec")
     else:
         _in_front(path, is_always=True)
-        sys.modules.pop("__main__")  # it is not this one that is looked for
+        sys.modules.pop("__main__")  # else find_spec finds this command line's
         spec = importlib.util.find_spec("__main__")
         if spec is None:
             raise CommandError(f"there is no __main__ in {program!r}")
@@ -54,10 +54,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Accelerating:
-    """Has Numba accelerated as soon as the program has imported it: what Numba reads then, the program may have set before."""
+    """An import hook that calls ``accelerate()`` when the program imports Numba.
+
+    Numba reads environment variables at its import, and the program may set them before.
+    """
 
     def find_spec(self, name, path=None, target=None):
-        """As Python's finders have it."""
+        """Find Numba with the other finders, and wrap its loader."""
         if name != "numba":
             return None
         found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
@@ -67,7 +70,7 @@ class _Accelerating:
         return spec
 
     def _load(self, loader, exec_module, module):
-        del loader.exec_module  # the class's own again
+        del loader.exec_module  # removes the wrapper
         exec_module(module)
         sys.meta_path.remove(self)
         _accelerate()
@@ -80,7 +83,7 @@ def _accelerate() -> None:
 
 
 def _in_front(path: str, is_always: bool = False) -> None:
-    """Let modules be found in `path` first, where a script's folder is unless Python is told to be safe (``-P``)."""
+    """Put `path` in the first place of ``sys.path``, as for a script. With ``-P`` or ``-I``, only if `is_always`."""
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = path
     elif is_always:
@@ -88,7 +91,7 @@ def _in_front(path: str, is_always: bool = False) -> None:
 
 
 def _spec_of(name: str) -> ModuleSpec:
-    """Of the module that ``python -m name`` runs. Raises CommandError if there is none."""
+    """Return the spec of the module that ``python -m name`` runs. Raises CommandError if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:
@@ -103,10 +106,10 @@ def _spec_of(name: str) -> ModuleSpec:
 
 
 def _code_of(main: ModuleType, spec: ModuleSpec) -> CodeType:
-    """The code of a module, which becomes `main`. Raises CommandError if it has none."""
+    """Return the code of a module and set the attributes of `main` for it. Raises CommandError if there is no code."""
     code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
     if code is None:
-        raise CommandError(f"{spec.name} has no code that could be run")
+        raise CommandError(f"{spec.name} has no code to run")
     main.__file__, main.__loader__, main.__spec__, main.__package__ = spec.origin, spec.loader, spec, spec.parent
     vars(main)["__cached__"] = spec.cached
     return code

@@ -1,9 +1,12 @@
-"""Outputs that the caller's framework allocates: ``fast_args(out=…)``, natively.
+"""Outputs that the caller's framework allocates: the native part of ``fast_args(out=…)``.
 
-A kernel with outputs has a vectorcall of its own, :data:`vectorcall_with_outputs`. It brings the arguments into parameter order,
-makes the outputs that are not given (:func:`make_outputs`, by ``managed_tensor_allocator`` and
-``managed_tensor_to_py_object_no_sync`` of the framework's table), makes the call like any other, with the outputs as its last
-arguments, and returns them. Allocation may run Python code, so it comes before any view is borrowed.
+A kernel with outputs has its own vectorcall, :data:`vectorcall_with_outputs`:
+
+1. Put the arguments into parameter order.
+2. Allocate the outputs that are not given (:func:`make_outputs`), by ``managed_tensor_allocator`` and
+   ``managed_tensor_to_py_object_no_sync`` of the framework's exchange table. Allocation may run Python code, so it comes before
+   any view is borrowed.
+3. Make an ordinary call, with the outputs as the last arguments, and return the outputs.
 """
 
 from numba import types
@@ -43,10 +46,10 @@ compute = native(evaluate)
 
 
 def words_of(pattern: Pattern) -> list[int] | None:
-    """What :func:`make_outputs` has to know of a pattern. None if it has no memory for so large a one.
+    """Return the words in which :func:`make_outputs` reads a pattern; None if the pattern is too large for its memory.
 
-    The number of ints that are extents, and their positions; the number of inputs, and their positions; the dtype field of each
-    output, or ``~`` the position of the input that has its dtype; the pattern's program.
+    The words: the number of int parameters and their positions; the number of inputs and their positions; for each output its
+    dtype field, or ``~position`` of the input that has its dtype; the pattern's program.
     """
     if not pattern.is_small:
         return None
@@ -57,16 +60,17 @@ def words_of(pattern: Pattern) -> list[int] | None:
 
 @cfunction(types.void, types.intp, types.intp, types.intp)
 def note_error(error_ctx, kind, message):
-    """``SetError`` of an allocator: copy what it says into the ERROR_BYTES at `error_ctx`, unless that is NULL."""
+    """``SetError`` of an allocator: copy the message into the ERROR_BYTES at `error_ctx`, unless that is NULL."""
     if error_ctx != 0 and message != 0:
         strncpy(error_ctx, message, ERROR_BYTES - 1)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def allocate(allocator, to_object, prototype, set_error, error_ctx):
-    """A new tensor by a table's two functions, like the DLTensor at `prototype`: a new reference, or 0.
+    """Make a tensor like the DLTensor at `prototype`, by two functions of an exchange table.
 
-    Of an exception that was set nothing is left if `error_ctx` is NULL; if it is not, and none was set, the result is None.
+    Returns: a new reference. After a failure 0: without an exception if `error_ctx` is NULL, else with one; or None if
+    `error_ctx` is not NULL and no exception was set. GIL: held; may run Python code.
     """
     out = stack(2)
     store(out, 0)
@@ -91,7 +95,7 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
 
 @native
 def read_shape(runtime, ob, shape, view):
-    """Read a tensor's shape without owning it. Returns (rank, field of its dtype), or (-1, 0): Python has to."""
+    """Store a tensor's extents at `shape`. Returns: (rank, dtype field), or (-1, 0) if only Python code can read the tensor."""
     entry = find(runtime, Py_TYPE(ob))
     if entry == 0:
         return -1, 0
@@ -122,10 +126,11 @@ def read_shape(runtime, ob, shape, view):
 
 @native
 def make_outputs(context, runtime, args, made):
-    """Make the outputs that are omitted in `args`, in parameter order, and put them there. Returns whether all fit the inputs.
+    """Allocate the outputs that are omitted in `args`, which is in parameter order, and store them there.
 
-    Gives up at whatever is out of the ordinary, a mismatch, a framework that cannot allocate: ``calls.outputs`` sees to it.
-    `made`: where a bit is set for each output that was made, even if False is returned.
+    Returns: whether all outputs are there and fit the inputs. If not (a mismatch, a framework that cannot allocate),
+    ``calls.outputs`` does the work in Python, and raises for a mismatch. GIL: held; may run Python code.
+    Owns: at `made` a bit is set for each new output, even if False is returned. The caller owns these references.
     """
     variables = stack(MAX_VARIABLES)
     shapes = stack(SHAPES_WORDS)
@@ -197,7 +202,10 @@ def make_outputs(context, runtime, args, made):
 
 @native
 def all_outputs(context, args):
-    """The outputs among the arguments, which are new references: one is the result, of several a tuple; 0 with an exception."""
+    """Make the result of a call from its outputs: a single output itself, or a tuple.
+
+    Returns: 0 with an exception set. Owns: takes the references to the outputs.
+    """
     first = context.parameter_count - context.output_count
     if context.output_count == 1:
         return load(args + 8 * first)
@@ -212,7 +220,7 @@ def all_outputs(context, args):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
-    """``vectorcallfunc`` of a kernel that declares outputs: those that are not given are allocated, and all are returned."""
+    """``vectorcallfunc`` of a kernel that declares outputs: allocate omitted outputs, make the call, and return all outputs."""
     context_address = load(callable_ + KERNEL_CONTEXT)
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)

@@ -1,12 +1,12 @@
-"""Machine code on disk: entries that prove what they are, or are not believed.
+"""Machine code on disk, with entries that are verified before they are used.
 
-One entry is one file, named by a digest of its whole key. The file holds the key and a checksum, and is written to a
-temporary name and renamed, so that a reader sees all of it or nothing. There is no index: processes that write at the same
-time, different versions that share a folder, a disk that fills up and a process that is killed cannot mix entries up.
+One entry is one file, named by a digest of its whole key. The file holds the key and a checksum. It is written to a temporary
+name and renamed, so a reader sees all of it or nothing. There is no index. So concurrent writers, different versions that share a
+folder, a full disk and a killed process cannot mix up entries.
 
-Code is loaded only where no other user could have written it: folder and file belong to this user or to root, neither the
-group nor others can write to them, and neither is a link. The folder is looked at and held open first, and names are looked up
-in what is held, so that nobody puts another one in between. What fails any check is compiled anew.
+Code is loaded only if no other user could have written it: folder and file belong to this user or to root, neither the group nor
+others can write to them, and neither is a link. The folder is opened first and checked through its handle, and files are opened
+relative to the handle, so nobody can replace the folder in between. If an entry fails a check, its code is compiled again.
 """
 
 import contextlib
@@ -27,54 +27,54 @@ from .numba_internals import dumps
 __all__ = ["FOLDER", "CacheContents", "CacheFolder", "user_cache"]
 
 FOLDER = "fastexchange"
-"""What the folders with entries are called, in whichever directory they lie."""
+"""The name of all folders with entries."""
 
 MAX_AGE = 90 * 86400.0
 """Seconds after which an entry that no process has loaded is removed."""
 MAX_ENTRIES, MAX_BYTES = 4000, 1 << 30
-"""A folder with more than that loses the entries that have not been loaded for longest."""
-_TOUCH_AFTER = 86400.0  # so seldom is it noted that an entry was loaded
-_TEMPORARY_AGE = 3600.0  # of a file that a process began to write and never renamed
+"""Beyond these limits the entries that were loaded longest ago are removed."""
+_TOUCH_AFTER = 86400.0  # the load of an entry is noted at most this often
+_TEMPORARY_AGE = 3600.0  # an older temporary file was abandoned by its process
 
 _MAGIC = b"fastexchange entry 1\n"
 _SUFFIX, _TEMPORARY = ".entry", ".tmp"
 _DIGEST_BYTES = hashlib.sha256().digest_size
-# Absent on Windows: links, and pipes that would block. There, who owns a file cannot be told either.
+# Windows lacks these flags, which refuse links and pipes that would block. It has no geteuid() to check owners either.
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _READ |= getattr(os, "O_BINARY", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class NotBelieved(Exception):
-    """A file that is not the entry which its name promises. The message says why."""
+    """A file or folder that failed a check. The message says why."""
 
 
 class CacheContents(NamedTuple):
-    """What a :class:`CacheFolder` holds."""
+    """The content of a :class:`CacheFolder`."""
 
     entries: int
-    """How many entries are whole."""
+    """The number of valid entries."""
     size: int
-    """Bytes of all of its files."""
+    """Bytes of all files."""
     refused: list[str]
-    """Files that are not believed, and why."""
+    """Files that failed a check, and why."""
 
 
 def user_cache() -> Path | None:
-    """Where this platform keeps a user's caches; None for a user without a home."""
+    """Return this platform's directory for a user's caches; None for a user without a home."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.expanduser("~/AppData/Local")
     elif sys.platform == "darwin":
         base = os.path.expanduser("~/Library/Caches")
     else:
         base = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(base):  # which that variable's specification says to ignore
+        if not os.path.isabs(base):  # XDG Base Directory Specification: ignore relative paths
             base = os.path.expanduser("~/.cache")
     return Path(base) if os.path.isabs(base) else None
 
 
 def _why_not_trusted(status: os.stat_result) -> str:
-    """Why a file or folder may have been written by another user; nothing if it cannot."""
+    """Why another user may have written a file or folder; "" if nobody else can have."""
     if not hasattr(os, "geteuid"):
         return ""
     if status.st_uid not in (0, os.geteuid()):
@@ -87,7 +87,7 @@ def _why_not_trusted(status: os.stat_result) -> str:
 
 
 class CacheFolder:
-    """The entries in one folder. Nothing here raises OSError, but for :meth:`contents`: what cannot be read is not there."""
+    """The entries in one folder. Only :meth:`contents` raises OSError; elsewhere an unreadable entry counts as missing."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -95,7 +95,7 @@ class CacheFolder:
 
     @property
     def why_not_trusted(self) -> str:
-        """Why no entry of this folder is believed; nothing if entries are, or if there is no folder yet."""
+        """Why no entry of this folder is used; "" if entries are used, or if the folder does not exist."""
         try:
             return _why_not_trusted(os.lstat(self.path))
         except OSError:
@@ -103,7 +103,7 @@ class CacheFolder:
 
     @property
     def is_writable(self) -> bool:
-        """Whether entries can be kept here, in a folder that is made where there is none yet."""
+        """Whether entries can be kept in this folder, which need not exist yet."""
         existing = self.path
         while not os.path.lexists(existing) and existing != existing.parent:
             existing = existing.parent
@@ -111,7 +111,7 @@ class CacheFolder:
 
     @contextlib.contextmanager
     def _held(self, is_trusted: bool = True) -> Iterator["_Held"]:
-        """The folder, as it is now. Raises OSError, and NotBelieved if it must be trusted and is not."""
+        """Hold the folder open. Raises OSError; NotBelieved if `is_trusted` and another user can write to the folder."""
         handle = os.open(self.path, _READ | os.O_DIRECTORY) if os.open in os.supports_dir_fd else None
         try:
             why = _why_not_trusted(os.stat(self.path if handle is None else handle))
@@ -123,24 +123,24 @@ class CacheFolder:
                 os.close(handle)
 
     def load(self, name: str, key: str) -> Any:
-        """The value of the entry with this key, None if there is none that is believed. `name`: for people."""
+        """Return the value of the entry with this key; None without a valid entry. `name`: a readable part of the file's name."""
         file = _file_of(name, key)
         try:
             with self._held() as held:
                 stored, value = held.read(file)
                 if stored != key:
                     raise NotBelieved("it is another entry")
-                with contextlib.suppress(OSError):  # in a folder of root's, say
+                with contextlib.suppress(OSError):  # for example in a folder that belongs to root
                     held.touch(file, _TOUCH_AFTER)
                 return value
         except (OSError, NotBelieved):
             return None
 
     def save(self, name: str, key: str, value: Any) -> bool:
-        """Keep an entry. Returns whether that went well; if not, what was there before still is."""
+        """Keep an entry. Returns False after a failure, which leaves the folder's entries unchanged."""
         try:
             data = _framed(key, value)
-        except Exception:  # whatever pickling raises: then the entry is this process's only
+        except Exception:  # pickling may raise anything: then nothing is kept
             return False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ class CacheFolder:
         return True
 
     def prune(self) -> None:
-        """Remove what no process has loaded for long, what is too much, and what was never finished."""
+        """Remove entries that no process has loaded for long, entries beyond the limits, and abandoned temporary files."""
         now = time.time()
         entries = []
         with contextlib.suppress(OSError, NotBelieved), self._held() as held:
@@ -167,7 +167,7 @@ class CacheFolder:
                 elif age > MAX_AGE:
                     held.remove(file)
                 else:
-                    if age < -_TOUCH_AFTER:  # a clock was wrong, then or now
+                    if age < -_TOUCH_AFTER:  # in the future: a clock was or is wrong
                         with contextlib.suppress(OSError):
                             held.touch(file)
                     entries.append((age, status.st_size, file))
@@ -178,7 +178,7 @@ class CacheFolder:
                     held.remove(file)
 
     def contents(self) -> CacheContents:
-        """What is here; each entry is read. Raises OSError for a folder that exists and cannot be looked at."""
+        """Read all entries and return their number and size. Raises OSError for a folder that exists and cannot be read."""
         entries = size = 0
         refused = []
         if not os.path.lexists(self.path):
@@ -206,7 +206,7 @@ class CacheFolder:
 
 
 class _Held:
-    """A folder that is held open, by a handle where the platform has such: whatever is put in its place, this is the one."""
+    """A folder that is held open, by a handle if the platform supports that: replacing its path does not affect the handle."""
 
     def __init__(self, path: Path, handle: int | None):
         self._path, self._handle = path, handle
@@ -215,7 +215,7 @@ class _Held:
         return file if self._handle is not None else os.fspath(self._path / file)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """What is this module's in the folder."""
+        """Yield the names and status of entries and temporary files."""
         for file in sorted(os.listdir(self._path if self._handle is None else self._handle)):
             if file.endswith((_SUFFIX, _TEMPORARY)):
                 with contextlib.suppress(OSError):
@@ -223,7 +223,7 @@ class _Held:
                     yield file, status
 
     def read(self, file: str, is_value_wanted: bool = True) -> tuple[str, Any]:
-        """The key and the value in an entry's file. Raises OSError or NotBelieved."""
+        """Return the key and the value in an entry's file. Raises OSError or NotBelieved."""
         with open(os.open(self._at(file), _READ, dir_fd=self._handle), "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -239,7 +239,7 @@ class _Held:
         temporary = self._at(f"{file}.{os.getpid()}.{uuid.uuid4().hex[:16]}{_TEMPORARY}")
         handle = os.open(temporary, _CREATE, 0o644, dir_fd=self._handle)
         try:
-            with open(handle, "wb") as stream:  # closing it may fail, too: a network's disk writes then
+            with open(handle, "wb") as stream:  # closing may fail, too: network disks write then
                 stream.write(data)
             os.replace(temporary, self._at(file), src_dir_fd=self._handle, dst_dir_fd=self._handle)
         except BaseException:
@@ -248,22 +248,22 @@ class _Held:
             raise
 
     def touch(self, file: str, at_least: float = 0.0) -> None:
-        """Note that a file is in use, unless that was noted within these seconds."""
+        """Set a file's time to now, unless that was done within the last `at_least` seconds."""
         if abs(time.time() - os.stat(self._at(file), dir_fd=self._handle).st_mtime) > at_least:
             os.utime(self._at(file), dir_fd=self._handle)
 
     def remove(self, file: str) -> None:
-        with contextlib.suppress(OSError):  # another process has done it, or it is not ours to remove
+        with contextlib.suppress(OSError):  # another process removed the file, or this user may not
             os.unlink(self._at(file), dir_fd=self._handle)
 
 
 def _file_of(name: str, key: str) -> str:
-    """What the file of an entry is called."""
+    """Return the name of an entry's file."""
     return f"{_shown(name)}-{_digest(key)}{_SUFFIX}"
 
 
 def _shown(name: str) -> str:
-    """A name as a file's name has it."""
+    """Return the part of a file's name that is for people."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80]
 
 
@@ -272,14 +272,14 @@ def _digest(key: str) -> str:
 
 
 def _framed(key: str, value: Any) -> bytes:
-    """The bytes of an entry's file: what it is, a checksum of what follows, the length of the key, the key, the value."""
+    """Return the bytes of an entry's file: magic, checksum of the rest, length of the key, key, value."""
     encoded = key.encode("utf-8", "surrogatepass")
     rest = len(encoded).to_bytes(8, "little") + encoded + dumps(value)
     return _MAGIC + hashlib.sha256(rest).digest() + rest
 
 
 def _unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
-    """The key and the value in the bytes of an entry's file. Raises NotBelieved."""
+    """Return the key and the value in the bytes of an entry's file. Raises NotBelieved."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
         raise NotBelieved("it does not begin as an entry does")
@@ -292,5 +292,5 @@ def _unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
         return key, None
     try:
         return key, pickle.loads(rest[8 + length :])
-    except Exception as error:  # whatever unpickling raises: a class that is no longer there, say
+    except Exception as error:  # unpickling may raise anything, for example for a class that was removed
         raise NotBelieved(f"its value cannot be made again: {type(error).__name__}: {error}") from error

@@ -1,13 +1,17 @@
-"""The notation of ``fast_args(out=…)``: which shape and element type a kernel's outputs have, given its inputs.
+"""The notation of ``fast_args(out=…)``: the shapes and element types of a kernel's outputs, as functions of its inputs.
 
-``"x[n, d], w[d] -> y[n, d]"``: left of the arrow parameters with the names of their dimensions, right of it the outputs, which
-are the kernel's last parameters. A dimension is a name, which stands for one extent throughout, a number, or ``...`` for any
-number of dimensions, the same ones throughout. A parameter without brackets is an int, and its name one of the names:
-``"x[n], k -> largest[k]"``. Dimensions of outputs may be computed, with ``+ - * //`` and parentheses. An output has the element
-type of the first tensor on the left; or what follows a colon: ``-> counts[bins]: int64``, or that of a parameter, ``-> y[n]: w``.
+``"x[n, d], w[d] -> y[n, d]"``: inputs on the left of the arrow, and on the right the outputs, which are the kernel's last
+parameters.
 
-A pattern has a *program*, words that say the same, and :func:`evaluate` computes the outputs' shapes by it. Native code compiles
-that function (``dispatch.outputs``); Python calls it as it is (:meth:`Pattern.shapes_of`), and has the words for its refusals.
+- A dimension is a name, a number, or ``...``. A name has the same extent everywhere. ``...`` is any number of dimensions, the
+  same ones everywhere.
+- A parameter without brackets is an int, whose value is the extent of its name: ``"x[n], k -> largest[k]"``.
+- Dimensions of outputs may be expressions with ``+ - * //`` and parentheses.
+- An output has the element type of the first tensor on the left. A colon gives another type, ``-> counts[bins]: int64``, or the
+  type of a parameter, ``-> y[n]: w``.
+
+A pattern is compiled into a *program* of words, from which :func:`evaluate` computes the outputs' shapes. Native code compiles
+that function (``dispatch.outputs``). Python calls the same function (:meth:`Pattern.shapes_of`), and makes the error messages.
 """
 
 import ast
@@ -26,17 +30,17 @@ __all__ = [
 MAX_PARAMETERS = 64
 MAX_NDIM = 64
 MAX_NUMBER = 1 << 61
-"""Of operands and products of an expression: the sum of two is within 64 bits."""
+"""The limit of operands and products of an expression, so that the sum of two fits 64 bits."""
 MAX_VARIABLES, MAX_OPERANDS, MAX_TENSORS = 64, 64, 32
-"""Of names, of operands of one expression, of inputs and outputs, for which native code has memory."""
+"""The most names, operands of one expression, and inputs plus outputs for which native code has memory."""
 
-# The operations of a program: pairs of words, an operation and its operand. Of an input: its start, then one for each dimension,
-# which either gives a name, or `...`, its meaning or is compared with it.
+# The operations of a program: pairs of words, an operation and its operand. An input has its start, then one operation for each
+# dimension. It defines a name, or `...`, at the first occurrence and compares it at later ones.
 _STOP, _INPUT, _EXACTLY, _NAME, _SAME_NAME, _REST, _SAME_REST = range(7)
-# Of an output: its start, then for each dimension an expression in postfix notation and its end, or the dimensions of `...`.
+# An output has its start, then for each dimension an expression in postfix notation and its end, or the dimensions of `...`.
 _PUSH, _PUSH_NUMBER, _ADD, _SUBTRACT, _MULTIPLY, _DIVIDE, _EXTENT, _ALL_OF_REST, _OUTPUT = range(7, 16)
-_HAS_REST = 1 << 16  # beside the number of other dimensions, in the operand of _INPUT
-# What `evaluate` returns: whether the inputs fit the notation, or why not, with the item's index << 8 and the dimension's << 16.
+_HAS_REST = 1 << 16  # added to the number of other dimensions in the operand of _INPUT
+# The results of `evaluate`: FITS, or why the inputs do not fit, | index of the item << 8 | index of the dimension << 16.
 FITS, _RANK, _DIMENSION, _DIFFERENT_REST, _NEGATIVE, _ZERO_DIVISION, _TOO_LARGE, _TOO_MANY = range(8)
 
 Rest = type(...)
@@ -47,7 +51,7 @@ _OPERATORS = {ast.Add: _ADD, ast.Sub: _SUBTRACT, ast.Mult: _MULTIPLY, ast.FloorD
 
 
 class Input(NamedTuple):
-    """A tensor on the left. `dims`: names, numbers, at most one ``...``."""
+    """A tensor on the left. `dims`: names, numbers and at most one ``...``."""
 
     name: str
     position: int
@@ -55,7 +59,7 @@ class Input(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A tensor on the right. `dims`: expressions, ``...``. `dtype`: an element type, or the position of a tensor that has it."""
+    """A tensor on the right. `dims`: expressions and ``...``. `dtype`: an element type, or a tensor's position."""
 
     name: str
     position: int
@@ -64,7 +68,7 @@ class Output(NamedTuple):
 
 
 class Pattern:
-    """A parsed notation. Raises ValueError for one that makes no sense with these parameters, TypeError if it is no string."""
+    """A parsed notation. Raises ValueError if it is invalid or does not fit the parameters, TypeError if it is not a string."""
 
     def __init__(self, text: str, names: list[str], what: str):
         self._text, self._names, self._what = text, names, what
@@ -77,7 +81,7 @@ class Pattern:
             self._wrong("it needs one '->', inputs on the left and outputs on the right")
         self.inputs: list[Input] = []
         self.numbers: dict[str, int] = {}
-        """Parameters that are dimensions themselves: their positions."""
+        """The positions of the int parameters, by name."""
         for name, dims, dtype in self._items(left):
             if dtype is not None:
                 self._wrong(f"{name!r} is an input: it has an element type already")
@@ -112,7 +116,7 @@ class Pattern:
         raise ValueError(f"{self._what}: out={self._text!r}: {why}") from None
 
     def _items(self, text: str) -> list[tuple]:
-        """(name, the texts of its dimensions or None, the name of its type or None) of each item."""
+        """Return (name, texts of the dimensions or None, name of the type or None) for each item."""
         found, end = [], 0
         while text[end:].strip():
             match = _ITEM.match(text, end)
@@ -185,7 +189,7 @@ class Pattern:
         elif tree.value > _LARGEST:
             self._wrong(f"{tree.value} is larger than any extent")
 
-    # ---- its meaning -------------------------------------------------------------------------------------------------
+    # ---- evaluation --------------------------------------------------------------------------------------------------
 
     def _program(self) -> list[int]:
         words: list[int] = []
@@ -212,9 +216,9 @@ class Pattern:
         return [*words, _STOP, 0]
 
     def shapes_of(self, numbers: list[int], shapes: list[tuple[int, ...]], name: str) -> list[tuple[int, ...]]:
-        """The shapes of the outputs, for the values of :attr:`numbers` and the shapes of :attr:`inputs`. `name`: the kernel's.
+        """Return the shapes of the outputs, given the values of :attr:`numbers` and the shapes of :attr:`inputs`.
 
-        Raises ValueError if the inputs do not fit the notation, or for an output that cannot be made.
+        `name`: the kernel's. Raises ValueError if the inputs do not fit the notation, or an output cannot be made.
         """
         variables = numbers + [0] * (len(self.variables) - len(numbers))
         longest = 1 + max(map(len, shapes))
@@ -230,7 +234,7 @@ class Pattern:
         return found
 
     def _refuse(self, outcome: int, shapes: list[tuple[int, ...]], variables: list[int], value: int, name: str):
-        """Raise the ValueError for what `evaluate` has returned. `value`: of the expression at which it has stopped."""
+        """Raise the ValueError for a result of `evaluate`. `value`: the value of the expression at which it stopped."""
         why, item, index = outcome & 0xFF, outcome >> 8 & 0xFF, outcome >> 16
         if why in (_NEGATIVE, _ZERO_DIVISION, _TOO_LARGE, _TOO_MANY):
             output = self.outputs[item]
@@ -267,7 +271,7 @@ class Pattern:
 
 
 def _rest(each: Input, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The extents for which ``...`` stands in an input of this shape."""
+    """Return the extents of ``...`` in an input of this shape."""
     at = each.dims.index(...)
     return shape[at : at + 1 + len(shape) - len(each.dims)]
 
@@ -279,20 +283,20 @@ def _postfix(tree: ast.expr, index: dict[str, int]) -> list[int]:
 
 
 def evaluate(program, shapes, variables, rest, stack, made):
-    """Compute the shapes of a pattern's outputs by its `program`, from the shapes of its inputs, if these fit the notation.
+    """Run a pattern's `program`: check that the shapes of the inputs fit the notation, and compute the shapes of the outputs.
 
-    All are lists of ints, in native code pointers to words. `shapes`: the rank and the extents of each input, one after the
-    other. `variables`: the extent of each name; those of ints among the arguments are given, and come first. `made`: gets the
-    rank and the extents of each output. `rest`, with the extents of ``...``, and `stack` are scratch memory.
+    All arguments are lists of ints, in native code pointers to words. `shapes`: the rank and the extents of each input, one after
+    the other. `variables`: the extent of each name; first come those of the int arguments, which are set before the call. `made`:
+    receives the rank and the extents of each output. `rest` (the extents of ``...``) and `stack` are scratch memory.
 
-    Returns FITS, or why the inputs do not fit.
+    Returns: FITS, or why the inputs do not fit.
     """
     at = 0
-    item = -1  # the index of the input, or output, that the operations are about
-    begin = 0  # where its shape begins in `shapes`, or `made`, and where it ends
+    item = -1  # the index of the current input or output
+    begin = 0  # where its shape begins in `shapes` or `made`; `end`: where it ends
     end = 0
     dim = 0
-    count = 0  # how many dimensions `...` stands for
+    count = 0  # the number of dimensions of `...`
     depth = 0
     while program[at] != _STOP:
         operation = program[at]
@@ -367,7 +371,7 @@ def evaluate(program, shapes, variables, rest, stack, made):
 
 
 def pattern_of(text: str, parameters: Parameters, what: str) -> Pattern:
-    """The notation of a kernel with these parameters. Raises ValueError for kernels that cannot declare outputs."""
+    """Parse the notation of a kernel with these parameters. Raises ValueError for kernels that cannot declare outputs."""
     if parameters.variadic is not None or parameters.positional < len(parameters.names):
         raise ValueError(f"{what}: out={text!r}: a kernel with *args or keyword-only parameters cannot declare outputs")
     if len(parameters.names) >= MAX_PARAMETERS:

@@ -2,8 +2,8 @@
 
 A document is ``{"machine": …, "rounds": n, "results": [row, …]}``, a row ``{"key", "median_ns", "iqr_ns", "samples_ns"}`` and,
 where it has them, ``label``, ``code`` (the statement that was timed) and ``reference``, ``ratio``, ``ratio_iqr`` (to the row of
-that key, taken round by round); and ``"measurable": false`` where the median means nothing. Times are nanoseconds per call, the
-loop around the call subtracted. A row of another unit has that in the place of ``ns``: ``median_bytes``, ``iqr_bytes``,
+that key, computed for each round); and ``"measurable": false`` if the median means nothing. Times are nanoseconds per call, the
+loop around the call subtracted. A row of another unit has its name in the place of ``ns``: ``median_bytes``, ``iqr_bytes``,
 ``samples_bytes``.
 """
 
@@ -100,17 +100,17 @@ def read(path: Path) -> dict:
     except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
         raise ValueError(f"{path} is not JSON: {error}") from error
     if wrong := _not_a_document(document):
-        raise ValueError(f"{path} is no result file of `bench --json` or `perf/run.py --json`: {wrong}")
+        raise ValueError(f"{path} is not a result file of `bench --json` or `perf/run.py --json`: {wrong}")
     return document
 
 
 def unit_of(row: dict) -> str:
-    """The unit of a row's figures: ``ns``, or what its ``median_…`` names instead."""
+    """The unit of a row's figures, from the name of its ``median_…``: ``ns``, for example."""
     return next((name.removeprefix("median_") for name in row if name.startswith("median_")), "ns")
 
 
 def _not_a_document(document) -> str:
-    """Why `document` is none; "" if it is one."""
+    """Why `document` is not a result document; "" if it is one."""
     if not isinstance(document, dict):
         return f"it holds {_kind(document)}, not an object"
     for name, kind in (("machine", dict), ("results", list)):

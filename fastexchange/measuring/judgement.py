@@ -53,7 +53,7 @@ def judge(timings: Timings, notes: Notes) -> None:
 
 
 def name_what_is_lost(parts: dict[str, Samples | None], overhead: Samples, notes: Notes) -> None:
-    """Warn of parts that are hidden in noise which matters beside the whole."""
+    """Warn of parts that are not measurable and whose spread is large beside the overhead."""
     lost = [
         name
         for name, samples in parts.items()

@@ -1,4 +1,4 @@
-"""``measure``: what each argument of a call costs, by which path, and what the alternatives would cost."""
+"""``measure``: the cost and the path of each argument of a call, and the cost of the alternatives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,22 +25,22 @@ from .trial import Call, Trial, timed, try_out
 __all__ = ["ROUNDS", "measure", "measured"]
 
 ROUNDS = 25
-"""How often everything is timed, unless one says otherwise."""
+"""The default number of rounds."""
 _BUDGET_NS = 5_000_000_000
-"""For a slow kernel; twice as much for all else."""
+"""The time for the calls of a slow kernel. Everything else gets twice as much."""
 _COPIED_IN_EACH_ROUND = 1 << 24  # bytes
 
 
 def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int = ROUNDS, **kwargs) -> OverheadReport:
-    """What each argument of ``kernel(*args, **kwargs)`` costs, by which path, and what the alternatives would cost.
+    """Measure the cost of each argument of ``kernel(*args, **kwargs)``, and the cost of the alternatives.
 
     Parameters
     ----------
     kernel : made by :func:`~fastexchange.fast_args`.
-    *args, **kwargs : of the call. Arguments for parameters named `alternatives` or `rounds` are given by position.
+    *args, **kwargs : the arguments of the call. Give those for parameters named `alternatives` or `rounds` by position.
     alternatives : whether to time other ways to pass the same arguments: plain ``@njit`` with NumPy views, ``x.numpy()``,
         ``np.from_dlpack(x)``, ``x.__dlpack__()``, apache-tvm-ffi if it is installed, a bound launch.
-    rounds : how often everything is timed; more give less noise.
+    rounds : how often everything is timed; more rounds give less noise.
 
     Returns
     -------
@@ -48,38 +48,40 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
 
     The method
     ----------
-    Everything is timed in one process, in interleaved rounds, the garbage collector off, the loop around a call subtracted: see
-    ``fastexchange.measuring.timing``. Reported are medians over the rounds, and interquartile ranges.
+    Everything is timed in one process, in interleaved rounds, without the garbage collector. The time of the loop around a call
+    is subtracted (``fastexchange.measuring.timing``). The report has medians over the rounds, and interquartile ranges.
 
-    - The *overhead* is the time of the same call of a kernel with the same parameters that does nothing, and its result.
-    - An *argument*'s cost is what one more like it adds: a quarter of what an empty kernel takes longer that gets it four times
-      more. That kernel gets all arguments; in calls of more than six, this one four times, and one that makes the call a slower
-      one, if there is any. A list's cost is what the call saves without it. The *producer*'s part are the calls of its export
-      alone, made natively (of ``__dlpack__``: from Python); the rest is this package's. Alone, exports are made one after the
-      other; in a call the processor does other things meanwhile, so the rest may be a little below nothing.
-    - What the arguments do not account for is *the call itself*: CPython's part, and what arguments share. Beside it, where the
-      call has them, *keywords*: what it takes longer than by position.
-    - The *result*: what an empty kernel takes longer that returns something like it, numbers, new and uninitialised arrays,
-      arguments, or tuples of those (of anything else it is counted as the kernel's own). Of declared outputs: what allocating
-      them, if they are not given, and looking whether they fit takes, against a kernel that declares none.
-    - The *kernel*'s own time is what is left of the call. Of kernels of a few nanoseconds it is within the noise.
-    - The *alternatives* are calls of the empty kernel, too; they are compared with this call without its result.
+    - The *overhead* is the time of the same call of an empty kernel: one with the same parameters that does nothing. The time
+      for the result is part of it.
+    - An *argument*'s cost is the time that one more argument like it adds. An empty kernel gets it four more times; a quarter of
+      the difference is the cost. That kernel gets all arguments of the call. If the call has more than six, the kernel gets this
+      one four times, and one argument that needs the slower general path, if there is any. A list's cost is the difference to
+      the call without it. The *producer*'s part is the time of its export alone, called natively (``__dlpack__``: from Python);
+      the rest is this package's part. The rest may be slightly negative, because in a call the processor overlaps other work
+      with the exports.
+    - *The call itself* is the rest of the overhead: CPython's part, and work that is shared by arguments. *Keywords* are the
+      difference to the call by position.
+    - The *result*'s cost is the difference to an empty kernel that returns a similar value: numbers, new uninitialised arrays,
+      arguments, or tuples of these. The cost of any other result is counted as the kernel's own. For declared outputs it is
+      the time to allocate them, if they are not given, and to check their shapes.
+    - The *kernel*'s own time is the rest of the call. For kernels of a few nanoseconds it is within the noise.
+    - The *alternatives* call an empty kernel, too. They are compared with this call without its result.
 
-    A trial call comes first: what the kernel raises, it raises there. The kernel is then called many thousand times, so its
-    arguments, tensors, lists and sets, are restored to what they were, at the end and, where each call changes them anew, before
-    each run of some hundred microseconds; a warning names arguments for which that cannot be done (typed containers, objects).
-    What else a kernel changes, it changes as often as it is called. It takes the memory of the tensors once more.
+    A trial call comes first, and raises what the kernel raises. The kernel is then called many thousand times. So its arguments
+    (tensors, lists and sets) are restored at the end, from a copy in memory. If each call changes them again, they are also
+    restored before each run of some hundred microseconds. A warning names arguments that cannot be restored (typed containers,
+    objects). Other side effects of the kernel are repeated with each call.
 
-    A kernel that takes more than 20 ms is timed call by call, for five seconds at most, all else for ten. Ctrl-C, once there is
-    a round, ends the measurement with the rounds made so far. Numba never frees what it has compiled: each new combination of
-    types and parameters takes some megabytes. The alternatives forbid that storages of PyTorch's tensors are resized, as
+    A kernel that takes more than 20 ms is timed call by call, for at most five seconds; everything else for at most ten. Ctrl-C
+    after the first round ends the measurement with the rounds made so far. Numba never frees compiled code: each new combination
+    of types and parameters takes some megabytes. The alternatives make the storages of PyTorch's tensors unresizable, as
     ``tensor.numpy()`` does.
 
-    Warns (RuntimeWarning, also in the report's ``warnings``) where the numbers are unfit: noise, a clock that is too coarse, a
-    machine whose speed changes, a kernel that changes its arguments with every call, or is slow.
+    Warns (RuntimeWarning, also in the report's ``warnings``) if the numbers are unfit: noise, a coarse clock, a machine whose
+    speed changes, a kernel that changes its arguments with every call, or is slow.
 
-    Raises TypeError for what is no kernel of this package for the CPU, and for arguments that do not fit; ValueError for
-    `rounds`; and what the call raises.
+    Raises TypeError if `kernel` is not a kernel of this package for the CPU, and for arguments that do not fit; ValueError for
+    `rounds`; and all exceptions of the call.
 
     >>> import numpy as np
     >>> from fastexchange import fast_args
@@ -88,7 +90,7 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     ['ndarray']
     """
     if getattr(kernel, "target", None) is not None or hasattr(kernel, "configuration"):
-        raise TypeError("measure() times calls of kernels for the CPU; what a launch costs, perf/cuda_launches.py measures")
+        raise TypeError("measure() times calls of kernels for the CPU; use perf/cuda_launches.py for launches")
     if not isinstance(kernel, FastKernel):
         hint = "; decorate it with @fast_args" if callable(kernel) else ""
         if numba.config.DISABLE_JIT:
@@ -103,18 +105,18 @@ def measure(kernel: FastKernel, /, *args, alternatives: bool = True, rounds: int
     try:
         return measured(kernel, args, kwargs, int(rounds), alternatives)
     except Exception as error:
-        raise without_own_frames(error)  # noqa: B904 - it is the same one
+        raise without_own_frames(error)  # noqa: B904 - it is the same exception
 
 
 # ---- what is timed -------------------------------------------------------------------------------------------------
 
 
 def _argument_statements(call: Call) -> dict[Any, Statement]:
-    """Empty kernels with the arguments, some repeated or left out, as ``call.steps`` has them; and the producers' exports."""
+    """Return the calls of empty kernels for ``call.steps``, and the exports of the producers alone."""
     statements: dict[Any, Statement] = {}
     for step in call.steps:
         for places in (step.longer, step.shorter):
-            ordered = sorted(places, key=lambda at: call.types[at])  # so that more combinations are the same
+            ordered = sorted(places, key=lambda at: call.types[at])  # in one order: then more calls share a kernel
             function = empty_kernel(call.kernel, tuple(call.types[at] for at in ordered))
             values = tuple(call.read[at][1] for at in ordered)
             statements["some", places] = Statement("f(*a)", {"f": function, "a": values})
@@ -125,10 +127,10 @@ def _argument_statements(call: Call) -> dict[Any, Statement]:
 
 
 def _statements(call: Call, trial: Trial, empty: FastKernel, prepare) -> dict[Any, Statement]:
-    """All but the alternatives."""
+    """Return all statements except the alternatives."""
     kernel = call.kernel
     statements = {"empty": call.of(empty), "control": call.of(empty), **_argument_statements(call)}
-    passing = empty  # a kernel that does nothing and has no part in results
+    passing = empty  # an empty kernel without results
     if call.allocates:
         statements["passing"] = call.by_position(empty_kernel(kernel, call.types))
     elif kernel.out is not None:
@@ -155,7 +157,7 @@ def _can_be_called(call: Call, function: FastKernel) -> bool:
 
 
 def _slow_calls(call: Call, samples: list[float], prepare, rounds: int) -> bool:
-    """Add the nanoseconds of single calls to `samples`, for some seconds. Whether Ctrl-C came."""
+    """Time single calls for some seconds, and add their nanoseconds to `samples`. Returns whether Ctrl-C came."""
     try:
         while len(samples) < rounds and sum(samples) + max(samples) < _BUDGET_NS:
             if prepare:
@@ -170,7 +172,7 @@ def _slow_calls(call: Call, samples: list[float], prepare, rounds: int) -> bool:
 
 
 def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_alternatives: bool) -> OverheadReport:
-    """:func:`measure`, of a call that has arguments of any names."""
+    """Do the work of :func:`measure`. The call's keywords may have any names."""
     call = Call(kernel, args, kwargs)
     notes = Notes()
     with Snapshot(call.by_parameter) as before, progress_bar(f"measuring {kernel.__name__}()") as progress:
@@ -196,14 +198,14 @@ def measured(kernel: FastKernel, args: tuple, kwargs: dict, rounds: int, with_al
 
 
 def _look_at(call: Call, trial: Trial, before: Snapshot, notes: Notes) -> Callable[[], None] | None:
-    """What has to be done before each run of the kernel, if anything; says what the trial has shown."""
+    """Add warnings about the trial. Returns a function to call before each run of the kernel, or None."""
     if trial.is_slow:
         calls = max(1, _BUDGET_NS // trial.ns)
         often = "not called again" if calls == 1 else f"timed call by call, {calls} times at most"
         notes.add(f"one call takes {trial.ns / 1e9:.3g} s: it is {often}")
     if trial.is_numba and not call.is_for_numba:
         notes.add(
-            "Numba's own dispatcher makes this call, because of the kernel and not of its arguments: what that takes longer is "
+            "Numba's own dispatcher makes this call, because of the kernel and not of its arguments: the additional time is "
             "counted as the kernel's own"
         )
     if before.unseen:
@@ -241,7 +243,7 @@ def _report(call: Call, trial: Trial, timings: Timings, slow: list[float], ways:
     elif "returning" in times:
         result = times["returning"] - passing
     elif trial.result is not None:
-        notes.add(f"what handing over its {type_name(type(trial.result))} takes is counted as the kernel's own")
+        notes.add(f"the time to return its {type_name(type(trial.result))} is counted as the kernel's own")
     overhead = passing + (result or nothing)
     total = times["call"] if "call" in times else Samples(np.array(slow))
     alone = total - (overhead if "call" in times else overhead.median)

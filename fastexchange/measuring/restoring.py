@@ -1,4 +1,4 @@
-"""The arguments of a kernel that is called again and again: what it changes in them, and putting it back."""
+"""Detect and undo the changes that a kernel makes to its arguments."""
 
 import contextlib
 import hashlib
@@ -16,17 +16,17 @@ _IMMUTABLE = (int, float, complex, bool, str, bytes, type(None), np.number, np.b
 
 
 class Snapshot:
-    """Copies of what a kernel may change in its arguments: tensors that can be written, lists, sets.
+    """Copies of everything that a kernel may change in its arguments: writable tensors, lists, sets.
 
-    As a context manager it puts everything back at the end. It takes as much memory as the tensors.
+    As a context manager it restores them at the end. It needs as much memory as the tensors.
     """
 
     def __init__(self, arguments: dict):
-        """`arguments`: by what they are called."""
+        """`arguments`: by name."""
         self._tensors: list[tuple[str, np.ndarray, np.ndarray]] = []
         self._containers: list[tuple[str, list | set, list | set]] = []
         self.unseen: list[str] = []
-        """Arguments that a kernel may change and that are not looked at: typed containers, objects, memory without a view."""
+        """Arguments that a kernel may change, but that have no copy: typed containers, objects, memory without a view."""
         for name, value in arguments.items():
             self._add(name, value)
 
@@ -48,7 +48,7 @@ class Snapshot:
 
     def __exit__(self, *exception):
         interrupt = None
-        for _ in range(100):  # Ctrl-C may come again while it is put back
+        for _ in range(100):  # Ctrl-C may come again during restore()
             try:
                 self.restore()
                 break
@@ -59,17 +59,17 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """The bytes of all tensors."""
         return sum(copy.nbytes for _, _, copy in self._tensors)
 
     def changed(self) -> list[str]:
-        """Which arguments are not as they were; of floating-point numbers, all their bits."""
+        """Return the names of the changed arguments. Floating-point numbers are compared by their bits."""
         names = [name for name, view, copy in self._tensors if _digest(view) != _digest(copy)]
         names += [name for name, now, before in self._containers if not _same_items(now, before)]
         return list(dict.fromkeys(names))
 
     def digests(self) -> dict[str, bytes]:
-        """Of each argument, a digest of what it holds now."""
+        """Return a digest of the present content of each argument."""
         found: dict[str, bytes] = {}
         for name, view, _ in self._tensors:
             found[name] = found.get(name, b"") + _digest(view)
@@ -78,7 +78,7 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Put all back as it was."""
+        """Restore all arguments."""
         for _, view, copy in self._tensors:
             view[...] = copy
         for _, now, before in self._containers:
@@ -92,7 +92,7 @@ def _filler(container: "list | set") -> Callable:
 
 
 def _view(value) -> np.ndarray | None:
-    """A view of a tensor's memory, each element once; None for what is none."""
+    """Return a view of a tensor's memory, each element once; None if the value has no such view."""
     view = None
     with contextlib.suppress(Exception):
         if isinstance(value, np.ndarray):

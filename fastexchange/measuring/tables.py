@@ -1,7 +1,6 @@
-"""Tables for people: rich's where rich is installed and the output is a terminal, aligned plain text everywhere else.
+"""Print tables: by rich if it is installed and the output is a terminal, else as aligned plain text.
 
-Where rich is installed, the environment variable ``FORCE_COLOR`` asks for its tables in a pipe, too; ``NO_COLOR`` takes the
-colours out of them.
+The environment variable ``FORCE_COLOR`` asks for rich's tables in a pipe, too. ``NO_COLOR`` removes their colours.
 """
 
 import os
@@ -18,18 +17,18 @@ class Row(NamedTuple):
 
     cells: tuple[str, ...]
     style: str = ""
-    """A style of rich's, for the whole row: plain text has none."""
+    """A style of rich for the whole row. Plain text has none."""
 
 
 def show(heads: Sequence[str], lines: Iterable[Row | str], left: Sequence[int] = (0,)) -> None:
-    """Print a table. A string among the `lines` is the heading of those below; the columns `left` are aligned left."""
+    """Print a table. A string in `lines` is the heading of the rows below it. The columns `left` are aligned left."""
     lines = list(lines)
     if not _show_rich(heads, lines, left):
         print(plain(heads, lines, left))
 
 
 def plain(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[int] = (0,)) -> str:
-    """The table as text: rows below a heading are indented. Without `heads`, if none of them says anything."""
+    """Return the table as text. Rows below a heading are indented. Empty `heads` are left out."""
     indent = "  " if any(isinstance(line, str) for line in lines) else ""
     rows = [line.cells for line in lines if isinstance(line, Row)]
     split = [[cell.split("\n") for cell in cells] for cells in (tuple(heads), *((indent + r[0], *r[1:]) for r in rows))]
@@ -56,7 +55,7 @@ def plain(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[int] 
 
 
 def _show_rich(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[int]) -> bool:
-    """Print the table by rich. False, and nothing printed, where rich is not wanted, not installed or broken."""
+    """Print the table by rich. Returns False, and prints nothing, if rich is not wanted, not installed or broken."""
     if sys.stdout is None or not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
         return False
     try:
@@ -84,6 +83,6 @@ def _show_rich(heads: Sequence[str], lines: Sequence[Row | str], left: Sequence[
 
 
 def progress(text: str) -> None:
-    """Shows `text` on the terminal in the place of what was shown before; nothing where there is no terminal."""
+    """Show `text` on the terminal in the place of the last one. Does nothing if stderr is not a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

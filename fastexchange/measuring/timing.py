@@ -1,12 +1,11 @@
-"""What a call costs: nanoseconds per call of statements, measured in one process, in interleaved rounds.
+"""Time statements: nanoseconds per call, in one process, in interleaved rounds.
 
-The method. Every statement is compiled into a loop of its own, ``for _ in repeat(None, n): statement``, with its names
-as local variables. A round times every statement, in an order shuffled anew, so that drift of the machine's speed falls
-on all of them alike; the same loop with nothing in it is timed in every round and subtracted. A time is the least of
-three short runs one after the other, which drops those that another process interrupted; of one run, where a call is long.
-The garbage collector is off. What is reported is the median over the rounds, and the interquartile range as the spread.
-Ratios and differences of two statements are taken round by round, before the median. :func:`is_measurable` says which of them
-mean anything.
+1. Each statement is compiled into its own loop, ``for _ in repeat(None, n): statement``, with its names as local variables.
+2. A round times every statement once, in a new random order, so that drift of the machine's speed affects all alike. An empty
+   loop is timed in every round, too, and subtracted. The garbage collector is off.
+3. A time is the least of three short runs, because another process may interrupt a run. Of a long call it is one run.
+4. The result is the median over the rounds, with the interquartile range as the spread. Ratios and differences of two
+   statements are computed for each round, before the median. :func:`is_measurable` tells whether a result is meaningful.
 """
 
 import gc
@@ -22,8 +21,8 @@ import numpy as np
 
 __all__ = ["Samples", "Statement", "Timings", "clock_tick", "is_measurable", "time_statements"]
 
-_RUNS = 3  # per statement and round, of which the least counts
-_LONG_NS = 50_000_000  # a run that takes longer, because one call does, counts alone
+_RUNS = 3  # per statement and round; the least time counts
+_LONG_NS = 50_000_000  # a run that takes longer, because of one long call, is not repeated
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,17 @@ class Statement:
     code: str
     names: Mapping[str, Any] = field(default_factory=dict)
     calls: int = 1
-    """How many calls the code makes; times are per call."""
+    """The number of calls that the code makes. Times are per call."""
     prepare: Callable[[], object] | None = None
-    """Called before every run of the statement, outside of what is timed."""
+    """Called before every run of the statement; its time does not count."""
     most_calls: int | None = None
-    """How many calls a run makes at most: one that fills a queue, which `prepare` empties, would measure the wait for it."""
+    """The largest number of calls in a run, for calls that fill a queue which `prepare` empties: a full queue makes them wait."""
 
 
 def is_measurable(median: float, spread: float, signed: bool = False) -> bool:
-    """Whether a figure means anything: its spread does not exceed it, and it is not negative, as nothing costs less than nothing.
+    """Whether a median is meaningful: finite, not less than its spread, and not negative.
 
-    `signed`: it is a difference of two calls, of which either may be the slower one. An infinity or a NaN means nothing.
+    `signed`: the median is a difference of two calls, and may be negative.
     """
     return spread <= abs(median) < math.inf and (signed or median >= 0)
 
@@ -54,7 +53,7 @@ class Samples:
 
     values: np.ndarray
     has_measurable_parts: bool = True
-    """False for a ratio of what is not measurable: its own spread does not show that."""
+    """False for a ratio of samples that are not measurable. The ratio's own spread does not show this."""
 
     @property
     def median(self) -> float:
@@ -62,7 +61,7 @@ class Samples:
 
     @property
     def rounds(self) -> int:
-        """How many samples there are."""
+        """The number of samples."""
         return len(self.values)
 
     @property
@@ -73,7 +72,7 @@ class Samples:
         return float(high) - float(low)
 
     def is_measurable(self, signed: bool = False) -> bool:
-        """Whether the median means anything, see :func:`is_measurable`."""
+        """Whether the median is meaningful, see :func:`is_measurable`."""
         return self.has_measurable_parts and is_measurable(self.median, self.spread, signed)
 
     def __add__(self, other):
@@ -94,12 +93,12 @@ class Samples:
 
 
 class Timings(NamedTuple):
-    """What :func:`time_statements` measured, in nanoseconds."""
+    """The result of :func:`time_statements`, in nanoseconds."""
 
     calls: dict[Any, Samples]
-    """Per statement: one call, without the loop around it."""
+    """By statement: one call, without the loop around it."""
     loop: Samples
-    """One iteration of the loop with nothing in it."""
+    """One iteration of the empty loop."""
 
 
 def _values(quantity):
@@ -117,12 +116,12 @@ def loop(n_, {parameters}):
 
 
 def _loop(code: str, names: Mapping[str, Any]) -> Callable[[int], int]:
-    """A function of the number of iterations that returns how many nanoseconds they took."""
-    # Default values, so that the names are the fastest kind of variable: what is timed is the call, not the look-up.
+    """Make a function that runs a number of iterations and returns the nanoseconds they took."""
+    # As parameters with default values, the names are local variables: their look-up takes the least time.
     parameters = ", ".join(f"{name}={name}" for name in (*names, "repeat_", "clock_"))
     namespace = {"__package__": __package__, **names}
     exec(_IMPORTS + _LOOP.format(parameters=parameters, code=code), namespace)
-    return namespace.pop("loop")  # no cycle of a function and its globals, which would keep the names alive
+    return namespace.pop("loop")  # else the function and its globals are a cycle, which keeps the names alive
 
 
 _IMPORTS = "from itertools import repeat as repeat_\nfrom time import perf_counter_ns as clock_\n"
@@ -144,7 +143,7 @@ class _Loop:
 
 
 def _iterations(loop: Callable[[int], int], batch_ns: int, most: int | None = None) -> int:
-    """How many iterations take about `batch_ns`, at most `most`. Warms the loop up."""
+    """Warm up the loop. Returns the number of iterations that take about `batch_ns`, at most `most`."""
     count = 1
     while (elapsed := loop(count)) < batch_ns // 2:
         if count == most:
@@ -156,9 +155,9 @@ def _iterations(loop: Callable[[int], int], batch_ns: int, most: int | None = No
 
 
 def _least(loop: Callable[[int], int], count: int) -> float:
-    """Nanoseconds per iteration, the loop's own part included."""
+    """Return nanoseconds per iteration, with the loop's own part."""
     first = loop(count)
-    if first > _LONG_NS:  # no other process's time slice is so long as to matter
+    if first > _LONG_NS:  # an interruption by another process is short beside it
         return first / count
     return min(first, *(loop(count) for _ in range(_RUNS - 1))) / count
 
@@ -176,7 +175,7 @@ def _no_garbage_collection():
 
 
 def clock_tick() -> int:
-    """The least step, in nanoseconds, by which the clock is seen to move, the reading of it included."""
+    """Return the clock's least observed step in nanoseconds, with the time to read it."""
     steps: list[int] = []
     last = time.perf_counter_ns()
     while len(steps) < 100:
@@ -196,26 +195,26 @@ def time_statements(
     most_ns: float = math.inf,
     on_interrupt: Callable[[], object] | None = None,
 ) -> Timings:
-    """Nanoseconds per call of each statement, one sample per round. The method is in the module's docstring.
+    """Time statements: one sample per statement and round. The module's docstring has the method.
 
     Parameters
     ----------
-    statements : by name. Each runs once before anything is timed: what compiles at its first call does so then.
+    statements : by name. Each runs once before anything is timed, so that its functions are compiled.
     rounds : how often each is timed.
-    batch_ns : how long one run of a statement takes, in nanoseconds, about; it holds one iteration at least.
-    progress : called after every round with the number of rounds done and `rounds`.
+    batch_ns : the approximate nanoseconds of one run of a statement. A run has at least one iteration.
+    progress : called after every round with the number of finished rounds and `rounds`.
     most_ns : after so many nanoseconds no further round begins.
-    on_interrupt : called when Ctrl-C comes once a round is complete; then the measurement ends with the rounds that are. Without
-        it, KeyboardInterrupt is raised.
+    on_interrupt : called if Ctrl-C comes after the first round; then the measurement ends with the finished rounds. None:
+        KeyboardInterrupt is raised.
 
-    Raises what a statement raises, and KeyboardInterrupt.
+    Raises the exceptions of the statements, and KeyboardInterrupt.
     """
     loops = {name: _Loop(statement) for name, statement in statements.items()}
     for loop in loops.values():
         loop(1)
     complete: list[tuple[float, dict[Any, float]]] = []
     with _no_garbage_collection():
-        for loop in loops.values():  # what optimises itself while it runs, has done so when the iterations are counted
+        for loop in loops.values():  # code may optimise itself while it runs: do that before counting
             _iterations(loop, batch_ns, loop.most)
         iterations = {name: _iterations(loop, batch_ns, loop.most) for name, loop in loops.items()}
         empty = _loop("pass", {})

@@ -1,4 +1,4 @@
-"""The call that is measured, and what its first runs show of it."""
+"""The call to measure, and its first two runs."""
 
 import functools
 import time
@@ -18,24 +18,24 @@ from .timing import Statement
 __all__ = ["Call", "Trial", "timed", "try_out"]
 
 _SLOW_NS = 20_000_000
-"""A kernel that takes longer is timed call by call."""
+"""A kernel with longer calls is timed call by call."""
 _SURELY_SLOW_NS = 1_000_000_000
-"""A first call that takes so long is slow, whatever it has learned and loaded; of a shorter one the second tells."""
+"""A longer first call is slow in any case. After a shorter one the second call decides: the first also learns and loads."""
 _COPIES = 4
-"""How often an argument is added to a call to see what one costs."""
+"""How often an argument is added to a call to measure its cost."""
 _MOST_EXTENDED = 6
-"""In calls with more arguments each is looked at on its own: a longer call may take a step that this one does not."""
+"""In calls with more arguments each is timed alone: a longer call may take other steps than this one."""
 _SLOWER = ("dunder", "buffer", "list")
-"""Paths that make a call go the general native way."""
+"""Paths that need the general native entry."""
 
 
 def _has_list(value) -> bool:
-    """Whether there is a list in an argument: Numba's handling of one that is passed several times is not to be relied on."""
+    """Whether an argument has a list. Passing one list several times is not reliable in Numba."""
     return isinstance(value, list) or (isinstance(value, tuple) and any(map(_has_list, value)))
 
 
 class Step(NamedTuple):
-    """Two calls of empty kernels: which arguments they get, as places in ``Call.read``."""
+    """Two calls of empty kernels, by the indices of their arguments in ``Call.read``."""
 
     longer: tuple[int, ...]
     shorter: tuple[int, ...]
@@ -56,20 +56,20 @@ class Call:
         outputs = kernel._outputs.pattern.outputs if kernel._outputs is not None else ()
         made = {o.position for o in outputs if self.bound[o.position] is OMITTED or self.bound[o.position] is None}
         self.allocates = bool(made)
-        """Whether it has outputs made for it."""
+        """Whether outputs are allocated for the call."""
         self.read = [(i, value) for i, value in given if i not in made]
-        """The arguments that something reads, in the order of the parameters, with their positions."""
+        """The arguments, without outputs to be allocated: (position, value), in the order of the parameters."""
         numba_types = {name: numba_type for name, _, numba_type in self.explanation.arguments}
         self.types = tuple(
             f"{type_name(type(value))} as {numba_types[kernel._parameters.name_of(i)]}" for i, value in self.read
         )
-        """What they are."""
+        """The type and the Numba type of each of them."""
         self.is_for_numba = self.explanation.kind == "numba"
         """Whether an argument makes it a call for Numba's own dispatcher."""
 
     @functools.cached_property
     def steps(self) -> list[Step]:
-        """For each argument that is read, the two calls of empty kernels whose difference is what it costs."""
+        """The two calls of empty kernels for each argument in :attr:`read`. Their difference is a multiple of its cost."""
         everything = range(len(self.read))
         slow = [at for at in everything if explain(self.read[at][1]).path in _SLOWER]
         steps = []
@@ -84,37 +84,37 @@ class Call:
         return steps
 
     def of(self, function: Callable, prepare: Callable[[], object] | None = None) -> Statement:
-        """The same call of `function`."""
+        """Return a statement with the same call of `function`."""
         return Statement(f"f({self.arguments})", {"f": function, **self.names}, prepare=prepare)
 
     def by_position(self, function: Callable) -> Statement:
-        """A call of `function` with what is read, by position."""
+        """Return a statement that calls `function` with the arguments in :attr:`read`, by position."""
         names = {f"a{i}": value for i, (_, value) in enumerate(self.read)}
         return Statement(f"f({', '.join(names)})", {"f": function, **names})
 
     def make(self, function: Callable):
-        """The same call of `function`, made."""
+        """Make the same call of `function`, once."""
         return eval(f"f({self.arguments})", {"f": function, "__package__": __package__, **self.names})
 
 
 @dataclass
 class Trial:
-    """What the first calls show."""
+    """The results of the first calls."""
 
     result: object
     ns: int
-    """Of one call, without compiling."""
+    """Nanoseconds of one call, without compiling."""
     is_slow: bool
     changes: list[str]
     """The arguments that a call changes."""
     drifts: list[str]
-    """Those that the next call changes again."""
+    """The arguments that the second call changes again."""
     is_numba: bool | None
-    """Whether Numba's own dispatcher makes the call; None if there was one call only."""
+    """Whether Numba's own dispatcher makes the call; None after one call only."""
 
 
 def timed(call: Call) -> tuple[object, int]:
-    """A call's result, and its nanoseconds without those of compiling."""
+    """Make a call. Returns its result, and its nanoseconds without compiling."""
     compiling: list[float] = []
     with event.install_timer("numba:compile", compiling.append):
         start = time.perf_counter_ns()
@@ -124,7 +124,7 @@ def timed(call: Call) -> tuple[object, int]:
 
 
 def try_out(call: Call, before: Snapshot) -> Trial:
-    """Make the call once, and again if it is not slow. Raises what it raises."""
+    """Make the call once, and a second time if it is not slow."""
     result, ns = timed(call)
     changes = before.changed()
     if ns > _SURELY_SLOW_NS:

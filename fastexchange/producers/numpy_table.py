@@ -245,7 +245,7 @@ _RING_WORDS = 1 << 17  # 1 MiB: the strides of the last 2048 or more arrays stay
 
 @native
 def strides_ring(words):
-    """The address of `words` words of static memory. They are reused after about 1 MiB of further requests."""
+    """Return the address of `words` words of static memory, which is reused after about 1 MiB of further requests."""
     ring = static_array("strides_ring", _RING_WORDS)
     cursor = static_array("strides_cursor", 1)
     at = load(cursor)
