@@ -1,0 +1,256 @@
+"""Counting of deleters and references, and the producers whose tensors can be counted.
+
+The deleters of managed tensors count; of what has none, references are counted, or it is shown to be free to be resized.
+"""
+
+import array as stdlib_array
+import contextlib
+import functools
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+
+import hostile_producers as hostile
+import made_producers
+import numpy as np
+import pytest
+from frameworks import torch, tvm_ffi
+from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, Sets, hostile_type, managed_and
+from interoperability import Wrapper
+from made_producers import Dunder, Ignorant, Legacy, Tabled, capsule, export_legacy, export_versioned
+from oracle import seen_type
+
+from fastexchange import fast_args
+
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+
+
+class Memory(np.ndarray):
+    """An array whose death can be seen."""
+
+
+def memory_of(*values: float) -> Memory:
+    """It owns its memory, so a view has it for its base."""
+    memory = Memory(len(values))
+    memory[:] = values
+    return memory
+
+
+Viewed = hostile_type("Viewed")
+Exported = hostile_type("Exported", **{VIEW: None})
+
+
+class WrapsExport(Wrapper):
+    """Leads to a tensor that is exported, and counted."""
+
+    def __init__(self, memory, ledger):
+        self.inner, self.ledger, self.array = Exported(memory, ledger), ledger, memory
+
+
+TENSORS: dict[str, Callable] = {
+    "numpy": lambda memory, ledger: memory.view(np.ndarray),
+    "exchange table": Viewed,
+    "__dlpack__": Dunder,
+    "legacy": Legacy,
+    "unversioned": Ignorant,
+    "exchange table in Python": Tabled,
+    "exports only": Exported,
+    "wrapper": WrapsExport,
+    "subclass of numpy": lambda memory, ledger: memory,
+}
+if torch is not None:
+    TENSORS["torch"] = lambda memory, ledger: torch.from_numpy(memory)
+if tvm_ffi is not None:
+    TENSORS["tvm_ffi"] = lambda memory, ledger: tvm_ffi.from_dlpack(memory)
+BUFFERS: dict[str, Callable] = {
+    "array.array": lambda memory, ledger: stdlib_array.array("d", memory.tolist()),
+    "memoryview": lambda memory, ledger: memoryview(bytearray(memory.tobytes())).cast("d"),
+    "bytearray": lambda memory, ledger: bytearray(memory.astype("u1").tobytes()),
+}
+PRODUCERS = {**TENSORS, **BUFFERS}
+"""By name: ``make(memory, ledger)`` gives a tensor of that memory, whose exports the ledger counts."""
+
+
+# ---- deleters that do more than delete -------------------------------------------------------------------------------
+
+
+@fast_args
+def inner(x, y):
+    if x[0] < 0:
+        raise ValueError("from the kernel")
+    return x[0] + y[0]
+
+
+def _sets(kind, value=None):
+    raise Sets(0, kind, value)
+
+
+def _call_a_kernel() -> None:
+    assert inner(np.ones(2), Viewed(np.ones(2))) == 2.0
+
+
+def _fail_in_a_kernel() -> None:
+    assert end_of(inner, -np.ones(2), Dunder(np.ones(2))) == (ValueError, "from the kernel")
+
+
+def _run_a_thread() -> None:
+    thread = threading.Thread(target=_call_a_kernel)
+    thread.start()
+    thread.join()
+
+
+DELETERS = {
+    "does no more": lambda: None,
+    "sets BufferError": lambda: _sets(BufferError, BufferError("from the deleter")),
+    "sets KeyboardInterrupt": lambda: _sets(KeyboardInterrupt),
+    "sets what is no exception": lambda: _sets(int, 5),
+    "calls a kernel": _call_a_kernel,
+    "fails in a kernel": _fail_in_a_kernel,
+    "collects": functools.partial(gc.collect, 1),
+    "runs a thread": _run_a_thread,
+}
+
+
+def gives_deleting(what, memory, ledger, cls=Gives, export=export_versioned, name=b"dltensor_versioned"):
+    """A tensor with ``__dlpack__`` whose deleter does `what`."""
+    return cls(lambda tensor: capsule(managed_and(tensor.ledger, tensor.array, what, export), name), memory, ledger)
+
+
+DELETING_FORMS = {
+    "a capsule": gives_deleting,
+    "a legacy capsule": functools.partial(gives_deleting, cls=GivesLegacy, export=export_legacy, name=b"dltensor"),
+    "an export": lambda what, memory, ledger: Exported(memory, ledger, delete=what),
+    "a view": lambda what, memory, ledger: Viewed(memory, ledger, delete=what),
+}
+DELETING = {
+    f"{form} whose deleter {name}": lambda memory, ledger, make=make, what=what: make(what, memory, ledger)
+    for name, what in DELETERS.items() for form, make in DELETING_FORMS.items()
+}  # fmt: skip
+
+
+def tensor_of(kind: str, memory, ledger):
+    return (PRODUCERS.get(kind) or DELETING[kind])(memory, ledger)
+
+
+# ---- counting --------------------------------------------------------------------------------------------------------
+
+
+def forget_notes(thing) -> None:
+    """Drop what producers made for the tests have noted of their exports; it holds references."""
+    for name in ("words", "capsules", "asked"):
+        notes = getattr(thing, name, None)
+        if notes is not None:
+            notes.clear()
+    made_producers._borrowed.pop(id(thing), None)
+    if isinstance(thing, WrapsExport):
+        forget_notes(thing.inner)
+
+
+def is_resizable(thing) -> bool:
+    """Whether nobody holds a buffer of an array of bytes or numbers."""
+    try:
+        thing.append(1)
+        thing.pop()
+    except BufferError:
+        return False
+    return True
+
+
+def counts_of(thing) -> list:
+    """What has to be the same again after a call."""
+    counted = [sys.getrefcount(thing)]
+    if issubclass(type(thing), (Dunder, Hostile, Tabled, WrapsExport)):  # some say that they are of another class
+        forget_notes(thing)
+        counted += [sys.getrefcount(thing.array), thing.ledger.out]
+    elif torch is not None and isinstance(thing, torch.Tensor):
+        if hasattr(thing, "_use_count"):
+            counted.append(thing._use_count())
+    elif type(thing) in (bytearray, stdlib_array.array):
+        counted.append(is_resizable(thing))
+    return counted
+
+
+@contextlib.contextmanager
+def kept(*things):
+    """After the block each of `things` has the references that it had, and all exports are given back."""
+    for thing in things:
+        counts_of(thing)
+    before = [counts_of(thing) for thing in things]
+    yield
+    after = [counts_of(thing) for thing in things]
+    if after != before:  # tracebacks and their frames may hold each other
+        gc.collect()
+        after = [counts_of(thing) for thing in things]
+    assert after == before, [
+        (index, type(things[index]), then, now)
+        for index, (then, now) in enumerate(zip(before, after, strict=True)) if now != then
+    ]  # fmt: skip
+
+
+def end_of(call, *arguments, **keywords):
+    """What a call returns, or the type and the text of its exception, which is gone."""
+    try:
+        return call(*arguments, **keywords)
+    except BaseException as error:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        try:
+            return seen_type(error), str(error)
+        except RuntimeError:
+            return seen_type(error), "without words"
+
+
+def is_exception(end) -> bool:
+    """Whether a call ended with one."""
+    return type(end) is tuple and len(end) == 2 and isinstance(end[0], type)
+
+
+def raised(end):
+    """The type of the exception with which a call ended."""
+    assert is_exception(end), f"nothing was raised, {end!r} returned"
+    return end[0]
+
+
+def account(call, *things, ledgers=(), ends=None, times: int = 2) -> None:
+    """The one body of the table: however a call ends, each export is given back once, and each reference is back.
+
+    `ends`: what it returns, or the exceptions of which it raises one; None: as it likes.
+    """
+    with kept(*things):
+        for _ in range(times):
+            end = end_of(call)
+            if isinstance(ends, tuple):
+                assert issubclass(raised(end), ends), f"raised {end}, not {ends}"
+            else:
+                assert ends is None or end == ends, f"{end!r}, not {ends!r}"
+            del end
+            if any(ledger.out for ledger in ledgers):
+                gc.collect()
+            for ledger in ledgers:
+                ledger.check(ledger.made)
+
+
+def check_dies(memory: weakref.ref) -> None:
+    if memory() is not None:
+        gc.collect()
+    assert memory() is None, "held for ever"
+
+
+@contextlib.contextmanager
+def scene(*names):
+    """A failure inside says where in the table it is."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{', '.join(map(str, names))}: {error}") from error
+
+
+@pytest.fixture(autouse=True)
+def no_violations(monkeypatch):
+    """No deleter ran twice, no function of a producer was entered with an exception set."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)  # of deleters; pytest's would keep the frames
+    hostile.violations.clear()
+    yield
+    strays, made_producers._strays[:] = made_producers._strays[:], []
+    assert not strays and not hostile.violations
