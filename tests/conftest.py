@@ -18,6 +18,16 @@ settings.load_profile("ci")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
 
 
+def pytest_report_collectionfinish(items):
+    """At the start of all tests, say how many they are and how long they take."""
+    if len(items) > 3000:
+        return (
+            f"{len(items)} tests: {len(items) / 1600:.0f} minutes on a slow machine, a third of that on a fast one; "
+            "the first time a minute more, for compiling the package's native code"
+        )
+    return None
+
+
 @pytest.fixture(params=FRAMEWORKS, ids=str)
 def framework(request) -> Framework:
     """Each framework installed, and each kind of producer made for the tests."""

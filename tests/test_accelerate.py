@@ -367,6 +367,7 @@ def test_it_is_pickled_accelerated_or_not(both):
     assert run_python(of_another).stdout.split() == ["3", "CPUDispatcher", "FastKernel"]
 
 
+@pytest.mark.slow
 def test_what_is_not_accelerated_is_pickled_meanwhile(both):
     plain, _ = both(add)
     before = pickle.dumps(plain)

@@ -851,12 +851,14 @@ def test_random_numpy_arrays(array):
     check_array(look, array, array)
 
 
+@pytest.mark.slow
 @quick
 @given(arrays())
 def test_random_arrays_of_dunder_producers(array):
     check_array(look, Dunder(array), array)
 
 
+@pytest.mark.slow
 @quick
 @given(arrays())
 def test_random_arrays_of_exchange_tables(array):

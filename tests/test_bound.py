@@ -207,6 +207,7 @@ def test_rebind(framework):
     assert launch.arguments[2] is tensor and launch.arguments[0] == 3.0
 
 
+@pytest.mark.slow
 def test_rebinding_that_is_refused_changes_nothing():
     y = np.zeros(4)
     launch = axpy.bind(1.0, np.arange(4.0), y)
@@ -387,6 +388,7 @@ def test_a_call_meanwhile_has_keyword_only_parameters_and_defaults_too():
     assert launch() == 7.0 and got == [None, 7.0]
 
 
+@pytest.mark.slow
 def test_rebinding_while_a_call_runs_in_another_thread():
     """It begins after ``rebind`` has, while that asks the new argument's producer: what it reads must not be let go."""
     usleep = ctypes.CDLL(None).usleep

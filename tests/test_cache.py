@@ -127,6 +127,7 @@ def test_a_second_process_compiles_nothing(request, name, program):
     assert [(path, path.stat().st_mtime_ns) for path in files(directory)] == before, "it wrote to the cache"
 
 
+@pytest.mark.slow
 def test_another_program_shares_what_is_common(copied):
     misses, _ = misses_and_hits(
         run_python(
@@ -242,6 +243,7 @@ def test_cache_true_hits_numbas_cache(copied, tmp_path):
         assert second[3] == "0", "a second process compiled its entry"
 
 
+@pytest.mark.slow
 def test_cached_kernels_are_beside_their_file_by_default(tmp_path):
     (tmp_path / "kernels_of_the_test.py").write_text(KERNEL_FILE)
     run_python(USER, str(tmp_path), NUMBA_CACHE_DIR="")
@@ -250,6 +252,7 @@ def test_cached_kernels_are_beside_their_file_by_default(tmp_path):
     assert run_python(USER, str(tmp_path), NUMBA_CACHE_DIR="").stdout.split()[:2] == ["1", "0"]
 
 
+@pytest.mark.slow
 def test_a_changed_kernel_is_compiled_anew(copied, tmp_path):
     source = tmp_path / "kernels_of_the_test.py"
     source.write_text(KERNEL_FILE)
@@ -313,6 +316,7 @@ def made(x): return x + 1
         assert run_python(code, str(tmp_path), NUMBA_CACHE_DIR=str(copied)).stdout.split() == ["right"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 def test_kernels_work_in_forked_children():
     run_python(

@@ -641,6 +641,7 @@ def test_devices_and_threads(directory, package):
     """, directory, CUDA_STUB_CAPABILITIES="9.0,8.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_errors_of_the_driver_reach_the_caller(directory, package):
     run_package(package, """

@@ -454,6 +454,7 @@ def test_a_module_whose_attributes_fail():
         digest(Lazy("lazy"), "value.used")
 
 
+@pytest.mark.slow
 def test_the_same_in_every_process():
     """But for what lies at an address, or depends on the order of a set of strings."""
     program = """

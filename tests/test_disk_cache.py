@@ -148,6 +148,7 @@ FUNCTIONS = """
     """
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_the_same_time(tmp_path):
     """Different functions, and half of them the same."""
     ranges = [(0, 20), (10, 30), (20, 40), (30, 50)]
@@ -506,6 +507,7 @@ def test_launches_bound_to_kernels_of_one_name(module, make):
     assert found == ["2", "3"]
 
 
+@pytest.mark.slow
 def test_constants_and_options_are_part_of_a_kernels_key(module):
     """Numba's own key has neither, so that it takes one for the other."""
     code = """
@@ -628,6 +630,7 @@ def test_a_loaded_function_whose_global_has_changed_since(tmp_path, monkeypatch)
     assert module.outer(1.0) == 3.0
 
 
+@pytest.mark.slow
 def test_functions_that_call_one_another(module):
     """Numba finds addresses for such names when it compiles; what is loaded has none for them, and LLVM ends the process."""
     program = """
@@ -873,6 +876,7 @@ EXTENSION = """
     """
 
 
+@pytest.mark.slow
 def test_results_of_types_of_users_are_made_by_this_process():
     """Types of one name, in two programs, with another way to Python each."""
     for factor in ("2.0", "3.0"):

@@ -471,6 +471,7 @@ def test_object_mode_is_numbas(accelerated):
     assert not isinstance(described, FastKernel)
 
 
+@pytest.mark.slow
 def test_a_program_is_run(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(

@@ -361,6 +361,7 @@ def test_a_view_that_writes_nothing_is_not_taken_for_the_argument_before_it():
         assert kernel(honest, silent) == 37.0
 
 
+@pytest.mark.slow
 def test_a_view_that_writes_nothing():
     """What lay there before is not used: in a process of its own, where it may be anything."""
     run_python(
@@ -958,6 +959,7 @@ def test_switching_threads_all_the_time():
     ledger.check(ledger.made)
 
 
+@pytest.mark.slow
 def test_recursion_without_end():
     """A producer that calls the kernel with itself, for ever: RecursionError at the latest, and all is given back."""
     run_python(

@@ -31,6 +31,7 @@ def test_every_tensor_goes_in(producer, way, layout):
             assert found in (None, "zero-copy", "copy", "no elements"), (dtype, readonly, found)
 
 
+@pytest.mark.slow
 def test_the_table_in_the_readme_is_the_one_that_is_made():
     if not IS_TABLE_MADE_HERE:
         pytest.skip("the table is of Python 3.11 with all frameworks")

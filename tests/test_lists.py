@@ -131,6 +131,7 @@ def test_references(framework, options):
     assert before == ([sys.getrefcount(tensor) for tensor in tensors], sys.getrefcount(tensors), blocks_in_use())
 
 
+@pytest.mark.slow
 def test_many_lists_and_more_arrays_behind_them():
     @fast_args
     def kernel(a, b, c, *rest):
@@ -166,6 +167,7 @@ def lists_of_arrays(draw):
 described = fast_args(lambda tensors, i: (len(tensors), tensors[i], [tensor.size for tensor in tensors]))
 
 
+@pytest.mark.slow
 @given(lists_of_arrays())
 def test_random_lists(case):
     given_arrays, names = case

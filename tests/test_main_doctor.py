@@ -27,12 +27,14 @@ def healthy() -> subprocess.CompletedProcess:
     return run("doctor", "--json")
 
 
+@pytest.mark.slow
 def test_all_is_well(healthy):
     assert (healthy.returncode, healthy.stderr) == (0, "")
     assert json.loads(healthy.stdout)["verdict"] == "ok", [line for line in lines(healthy).values() if line["advice"]]
     assert {section for section, _ in lines(healthy)} == set(doctor._SECTIONS)
 
 
+@pytest.mark.slow
 def test_looks_at_every_kind_of_argument(healthy):
     found = lines(healthy)
     assert "path ndarray, 20 calls are right" in found["types", "numpy.ndarray"]["text"]
@@ -46,6 +48,7 @@ def test_looks_at_every_kind_of_argument(healthy):
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@pytest.mark.slow
 def test_looks_at_torch(healthy):
     found = lines(healthy)
     assert found["packages", "torch"]["text"].startswith(torch.__version__) or ("packages", "torch") not in found
@@ -54,6 +57,7 @@ def test_looks_at_torch(healthy):
     assert found["CUDA", "torch.cuda"]["status"] == "-"
 
 
+@pytest.mark.slow
 def test_looks_at_the_disk_cache(healthy):
     found = lines(healthy)
     assert re.match(r"\d+ functions, \d+\.\d MiB", found["disk cache", "entries"]["text"])

@@ -359,6 +359,7 @@ def test_no_arguments():
     assert report.call.median > 0
 
 
+@pytest.mark.slow
 def test_many_arguments():
     def check():
         report = quick(nothing, *(np.ones(1) for _ in range(58)))
@@ -798,6 +799,7 @@ report._repr_html_(), report.to_json()
 """
 
 
+@pytest.mark.slow
 def test_without_any_extra():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT]

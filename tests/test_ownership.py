@@ -594,6 +594,7 @@ def test_a_thousand_calls_leave_nothing(name):
         ledger.check(ledger.made)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat():
     """The soak of ``soak.py``, in small: calls, and types that come and go."""
     done = run_python("import soak; soak.main(['--calls', '4000', '--types', '1500'])")
@@ -835,6 +836,7 @@ def test_a_plan_without_a_guard_is_not_used_again_for_pytorch():
         assert raised(end_of(kernel, bad)) is BufferError
 
 
+@pytest.mark.slow
 def test_what_would_crash():
     """In a process of its own, to its exit. What it did last it has printed."""
     done = run_python(

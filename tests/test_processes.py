@@ -542,6 +542,7 @@ def test_exit_code_of_system_exit_in_a_producer():
     assert (done.returncode, done.stderr) == (7, "")
 
 
+@pytest.mark.slow
 def test_leaving_at_once_from_a_kernels_call():
     """``os._exit`` in the middle of a call, while another thread is in a kernel: nothing is waited for."""
     done = run_python(

@@ -872,6 +872,7 @@ def ends(tmp_path_factory):
     return run_forked(tmp_path_factory.mktemp("ends"), textwrap.dedent(AT_THE_END), scenes)
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("when", ENDS)
 def test_the_end_of_the_process(when, ends):

@@ -71,6 +71,7 @@ def test_the_slow_path_runs_once_per_shape(framework):
         tensor.ledger.check(made + 100)
 
 
+@pytest.mark.slow
 @needs_torch
 def test_tensors_of_many_types_find_what_arrays_compiled():
     for array in shapes_of_calls():

@@ -537,6 +537,7 @@ def test_memory_that_a_kernel_without_the_gil_reads(name, met):
     met[name].check()
 
 
+@pytest.mark.slow
 @needs_fork
 @needs_torch
 @pytest.mark.parametrize("name", TORCH_MEANWHILE)

@@ -278,7 +278,6 @@ def test_views_and_subclasses_stay_native():
         assert total.counts()[:2] == (before.fast + 40, before.slow)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["_find_keys", "_find_storage", "_find_autograd", "_find_dtype"])
 def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypatch):
     monkeypatch.setattr(producer.Guard, unknown, lambda self: False)
@@ -287,6 +286,7 @@ def test_pytorch_is_asked_where_not_all_of_the_layout_is_found(unknown, monkeypa
     assert found.native.odd_keys == -1 and found.native.autograd == found.native.storage == 0  # nothing half-known is used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["_find_keys", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_the_slow_check_gives_the_same_answers(unknown):
     """As on a PyTorch whose tensors lie in memory in some other way: all that is not about how fast it is."""
