@@ -372,7 +372,7 @@ def test_bad_options(package):
 
     cuda = dispatcher_of(package, 1)
     is_refused(lambda: fast_args(function, cuda=cuda), TypeError, "needs launch=")
-    is_refused(lambda: fast_args(function, launch=(1, 1)), TypeError, "without cuda=")
+    is_refused(lambda: fast_args(function, launch=(1, 1)), TypeError, "needs cuda=")
     is_refused(lambda: fast_args(function, cuda=function, launch=(1, 1)), TypeError, "@cuda.jit dispatcher")
     is_refused(lambda: fast_args(function, cuda=fast_args(function), launch=(1, 1)), TypeError, "for the CPU")
     is_refused(lambda: fast_args(function, cuda=dispatcher_of(package, 2), launch=(1, 1)), TypeError, "the same parameters")
