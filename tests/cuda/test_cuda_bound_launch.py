@@ -378,7 +378,7 @@ def test_bad_options(package):
     is_refused(lambda: fast_args(function, cuda=dispatcher_of(package, 2), launch=(1, 1)), TypeError, "the same parameters")
     is_refused(lambda: fast_args(function, cuda=cuda, launch=5), TypeError, "launch is (grid, block)")
     is_refused(lambda: fast_args(function, cuda=cuda, launch=(1,)), ValueError)
-    is_refused(lambda: fast_args(function, cuda=cuda, launch=(1, 1), out="a0[n]"), TypeError, "no out=")
+    is_refused(lambda: fast_args(function, cuda=cuda, launch=(1, 1), out="a0[n]"), TypeError, "cannot be given with out=")
     is_refused(lambda: fast_args(cuda, cuda=cuda, launch=(1, 1)), TypeError)
 
 
