@@ -260,7 +260,7 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
         import pytest
         others = "without_compiling or layout" + (" or bound" if "queries" in {unknown!r} else "")
         tests = ["tests/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
-        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests]))
+        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", *tests]))
     """)
 
 
