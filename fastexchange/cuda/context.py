@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from .._abi import ffi
 from ..dispatch import overloads as dispatch
+from ..dispatch import read_arguments
 from ..dispatch.structs import MAX_DEVICES
 from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
@@ -44,6 +45,7 @@ class CudaContext(dispatch.KernelContext):
 
     def _prepare(self) -> None:
         self.native.device_type = DLDeviceType.kDLCUDA
+        self.native.walk = read_arguments.walk_for_device.address
         self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
 
     def add_launchable(self, keys: tuple[int, ...], given: tuple, launchable: Launchable, generation: object) -> None:

@@ -13,10 +13,8 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
-from ..dispatch.bound_launch import hold_by
-from ..dispatch.read_arguments import walk_for_device
 from ..dispatch.readers import CUDA
-from ..dispatch.vectorcall import call_any, call_method, read_by, refuse_launch, run_by
+from ..dispatch.vectorcall import call_any, call_method, refuse_launch, run_by
 from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
@@ -283,22 +281,10 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     return status
 
 
-@native
-def read(context, runtime, frame_address, args, nargs, flags):
-    """``dispatch.vectorcall.read_by`` of a kernel for CUDA."""
-    return read_by(walk_for_device, context, runtime, frame_address, args, nargs, flags)
-
-
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def run(context_address, args, nargs, flags, state):
     """``dispatch.vectorcall.run_by`` of a kernel for CUDA: ``fx_context.run``."""
-    return run_by(read, launch_on_device, context_address, args, nargs, flags, state)
-
-
-@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def pin_arguments(context_address, args, nargs, flags, report_address):
-    """``dispatch.bound_launch.hold_by`` of a kernel for CUDA."""
-    return hold_by(read, context_address, args, nargs, flags, report_address)
+    return run_by(launch_on_device, context_address, args, nargs, flags, state)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

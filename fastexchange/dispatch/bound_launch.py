@@ -11,7 +11,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction, part
 from ..ground.cpython import CALLABLE_CONTEXT
-from ..ground.native import call_word, cstring, global_address, load, native, native_inline, store
+from ..ground.native import call_word, cstring, global_address, load, native, store
 from . import structs
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, finish
 from .frame import (
@@ -31,12 +31,6 @@ from .watching import is_unmoved, watch
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def pin_arguments(context_address, args, nargs, flags, report_address):
-    """:func:`hold_by` for CPU kernels."""
-    return hold_by(read, context_address, args, nargs, flags, report_address)
-
-
-@native_inline
-def hold_by(read, context_address, args, nargs, flags, report_address):
     """Read a call's arguments, in parameter order, into a frame, and give the frame to a capsule.
 
     Returns: by the status in the fx_report: STATUS_OK: a new reference to the capsule, and the report has the frame and the
@@ -50,7 +44,7 @@ def hold_by(read, context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    status, frame_address, _ = read(context, runtime, frame_address, args, nargs, flags | FLAG_OWN)
+    status, frame_address, _ = read(context_address, frame_address, args, nargs, flags | FLAG_OWN)
     frame = structs.frame_at(frame_address)
     if status == structs.STATUS_OK:
         report.frame = frame_address

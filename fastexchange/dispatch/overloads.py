@@ -121,7 +121,8 @@ class KernelContext:
     def _prepare(self) -> None:
         """Set the fields that depend on the kernel's device, here the CPU."""
         self.native.device_type = DLDeviceType.kDLCPU
-        self.native.vectorcall_any, self.native.run = self.runtime.native.vectorcall_any, self.runtime.native.run
+        shared = self.runtime.native
+        self.native.vectorcall_any, self.native.walk, self.native.run = shared.vectorcall_any, shared.walk, shared.run
         self.native.raise_error = boxing.raise_error()
 
     @property

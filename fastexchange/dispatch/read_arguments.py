@@ -4,12 +4,15 @@ The order of steps in a call keeps borrowed views and the guards' answers valid:
 
 1. Steps that may run Python code come first, in ``take_exports.export_managed``: owning exports, and snapshots of lists, whose
    allocation may start a garbage collection.
-2. :func:`walk` asks the guards and borrows all views. No Python code runs from here until the kernel has returned.
+2. :data:`walk` asks the guards and borrows all views. No Python code runs from here until the kernel has returned.
 
 So every answer is newer than the last Python code. No answer is kept for another reading of the same call.
 """
 
+from numba import types
+
 from ..ground import cpython as c
+from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import load, native, native_inline, stack, store
@@ -51,24 +54,27 @@ def note_array(array_address, origin, word):
     store(word, array.meminfo)
 
 
-@native
-def walk(context, runtime, frame, args, nargs, flags):
-    """Read all arguments of a CPU kernel into `frame`: words, keys, arrays. Returns a STATUS_*."""
-    return read_arguments(context, runtime, frame, args, nargs, flags, False)
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def walk(context_address, frame_address, args, nargs, flags):
+    """Read all arguments of a CPU kernel into a frame: words, keys, arrays. Returns a STATUS_*."""
+    return read_arguments(context_address, frame_address, args, nargs, flags, False)
 
 
-@native
-def walk_for_device(context, runtime, frame, args, nargs, flags):
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def walk_for_device(context_address, frame_address, args, nargs, flags):
     """:func:`walk` for CUDA kernels. Also notes the tensors' devices."""
-    return read_arguments(context, runtime, frame, args, nargs, flags, True)
+    return read_arguments(context_address, frame_address, args, nargs, flags, True)
 
 
 @native_inline
-def read_arguments(context, runtime, frame, args, nargs, flags, is_cuda):
-    """:func:`walk` and :func:`walk_for_device`, which are compiled separately, so that neither pays for the other.
+def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
+    """:data:`walk` and :data:`walk_for_device`, which are compiled separately, so that neither pays for the other.
 
     One loop reads all leaves. A tuple or list pushes its parent's remaining items, and the loop goes on with its own items.
     """
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
+    frame = structs.frame_at(frame_address)
     word = frame.words
     array_address = frame.arrays
     limit = frame.words_limit

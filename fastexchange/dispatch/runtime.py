@@ -12,7 +12,7 @@ from ..ground.dtypes import plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import once
 from ..producers import ndarray
-from . import bound_launch, frame, lists, outputs, results, vectorcall
+from . import bound_launch, frame, lists, outputs, read_arguments, results, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -77,6 +77,7 @@ class Runtime:
     def _take_addresses(self) -> None:
         self.native.numbas_call = cpython.address_of_call(DispatcherBase)
         self.native.release_cached = vectorcall.release_cached.address
+        self.native.walk = read_arguments.walk.address
         self.native.run = vectorcall.run.address
         self.native.refuse = vectorcall.refuse_argument.address
         self.native.vectorcall_any = vectorcall.vectorcall_any.address

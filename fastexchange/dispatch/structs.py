@@ -53,6 +53,7 @@ typedef struct {
     int64_t release_managed;    /* NRT destructor: calls the deleter of an escaped array's managed tensor */
     int64_t release_both;       /* NRT destructor: both of these */
     int64_t release_cached;     /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
+    int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): `read_arguments.walk`, for the CPU */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t refuse;             /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
@@ -134,7 +135,7 @@ typedef struct {
     int64_t calls;              /* calls that reached a kernel without Python, … */
     int64_t numba_calls;        /* … and Numba's dispatcher */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
-    int64_t run;                /* what that reads and makes the call with: the runtime's, or one for CUDA */
+    int64_t walk, run;          /* what that reads the arguments and makes the call with: the runtime's, or one for CUDA */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
     int64_t device_kernel;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
     int64_t driver_error_name;  /* PyObject *, name of the method that raises the error of a device's driver */

@@ -1,6 +1,6 @@
 """The owning exports of a call and the snapshots of its lists. They come before the reading, because they may run Python code.
 
-:func:`read_arguments.walk` then finds them in the frame, in the order of their objects.
+:data:`read_arguments.walk` then finds them in the frame, in the order of their objects.
 """
 
 from numba import types
@@ -27,7 +27,7 @@ BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the passes
 
 @native
 def export_managed(context, runtime, frame, args, nargs, flags):
-    """Make every owning export of the call, in the order in which :func:`walk` uses them. Returns a STATUS_*.
+    """Make every owning export of the call, in the order in which :data:`walk` uses them. Returns a STATUS_*.
 
     Three passes over the arguments:
 

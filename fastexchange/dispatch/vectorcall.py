@@ -28,7 +28,6 @@ from .fast_parts import finish
 from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .lists import drop_unchanged, reflect_changes
 from .pack import plain_field
-from .read_arguments import walk
 from .readers import DRY_RUN
 from .take_exports import export_managed
 from .type_table import GOLDEN, find
@@ -142,16 +141,12 @@ def launch(context_address, frame_address, overload_address, args):
 
 
 @native
-def read(context, runtime, frame_address, args, nargs, flags):
-    """:func:`read_by` for CPU kernels."""
-    return read_by(walk, context, runtime, frame_address, args, nargs, flags)
-
-
-@native_inline
-def read_by(walk, context, runtime, frame_address, args, nargs, flags):
+def read(context_address, frame_address, args, nargs, flags):
     """Read a call's arguments into a frame, or a larger one if necessary. Returns (STATUS_*, frame, arguments)."""
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
     frame = structs.frame_at(frame_address)
-    status = walk(context, runtime, frame, args, nargs, flags)
+    status = call_word(context.walk, (context_address, frame_address, args, nargs, flags))
     while status == structs.STATUS_EXPORT or status == structs.STATUS_GROW:
         drop_lists(frame)  # the next round makes them again
         if status == structs.STATUS_EXPORT:
@@ -169,12 +164,12 @@ def read_by(walk, context, runtime, frame_address, args, nargs, flags):
                 status = structs.STATUS_OK
         if status == structs.STATUS_OK:
             frame.array_count = 0
-            status = walk(context, runtime, frame, args, nargs, flags)
+            status = call_word(context.walk, (context_address, frame_address, args, nargs, flags))
     return status, frame_address, args
 
 
 @native_inline
-def run_by(read, launch, context_address, args, nargs, flags, state):
+def run_by(launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order.
 
     `state`: four words: the frame, which a larger one may replace; the result; whether such calls should get a cache entry now;
@@ -185,7 +180,7 @@ def run_by(read, launch, context_address, args, nargs, flags, state):
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
-    status, frame_address, args = read(context, runtime, load(state), args, nargs, flags)
+    status, frame_address, args = read(context_address, load(state), args, nargs, flags)
     frame = structs.frame_at(frame_address)
     result = 0
     wants_cache_entry = False
@@ -215,7 +210,7 @@ def launch_here(context_address, frame_address, overload_address, args, launcher
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def run(context_address, args, nargs, flags, state):
     """:func:`run_by` for CPU kernels: ``fx_context.run``."""
-    return run_by(read, launch_here, context_address, args, nargs, flags, state)
+    return run_by(launch_here, context_address, args, nargs, flags, state)
 
 
 @native

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numba.np import numpy_support
 
 from .._abi import ffi
-from .numba_internals import CPUDispatcher
+from .numba_internals import CPUDispatcher, helper_compiler
 
 __all__ = [
     "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",
@@ -33,7 +33,7 @@ def native(function, **options) -> CPUDispatcher:
     It works as ``numba.njit``, but also under ``NUMBA_DISABLE_JIT``, which is for users' functions.
     """
     own = {"error_model": "numpy", "boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return CPUDispatcher(py_func=function, targetoptions={"nopython": True, **own, **options})
+    return CPUDispatcher(py_func=function, targetoptions={"nopython": True, **own, **options}, pipeline_class=helper_compiler())
 
 
 native_inline = functools.partial(native, forceinline=True)
