@@ -19,7 +19,7 @@ from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
-from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
+from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from . import structs
 from .converting import convert_words
 
@@ -47,7 +47,7 @@ def device_of_context(cuda, context):
     return device if device < dispatch.MAX_DEVICES else -1
 
 
-@native_inline
+@native
 def block_for(launcher, loaded):
     """How many threads are in a block of a launch for a number of tasks; 0: Python has to ask for the best."""
     if launcher.block[0] != 0:
@@ -94,13 +94,13 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
     return call_int(cuda.launch_extended, (at, function, pointers, 0))
 
 
-@native_inline
+@native
 def are_one(stream, other):
     """Whether two CUstreams are the same one: the legacy default stream has two names."""
     return stream == other or (stream | other == structs.LEGACY_STREAM and stream & other == 0)
 
 
-@native_inline
+@native
 def launchable_of(overload_address):
     """The ``fx_launchable`` of an overload."""
     return structs.launchable_at(dispatch.overload_at(overload_address).launchable)

@@ -20,7 +20,7 @@ from ..ground.cfunction import part
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import DL_TENSOR_WORDS, dl_tensor_at
-from ..ground.native import WORDS, call_int, call_word, global_address, load, native_inline, put, stack, store
+from ..ground.native import WORDS, call_int, call_word, global_address, load, native, put, stack, store
 from ..producers.ndarray import ndarray_at
 from . import structs
 from .frame import is_anything_kept, put_back
@@ -39,7 +39,7 @@ PART_SIGNATURE = types.intp(types.intp, types.intp, types.intp, WORDS, types.int
 """``part(ob, expected, array, words, ndim)``: read `ob` and write its words; an array uses the memory block at `array`."""
 
 
-@native_inline
+@native
 def finish(context, overload, code, result, excinfo, is_boxed):
     """Box the result of a kernel by its return code. Returns a new reference, or 0 with the kernel's exception set."""
     if code == 0 and is_boxed:
@@ -144,7 +144,7 @@ def read_ndarray(ob, expected_address, array_address, words, ndim):
     return AGREES
 
 
-@native_inline
+@native
 def borrow(ob, expected, words, ndim, is_known, device_type, is_contiguous, in_elements):
     """Borrow the view of a tensor that has passed its guard, if any, and write its words but for the first.
 
@@ -181,7 +181,7 @@ def borrow(ob, expected, words, ndim, is_known, device_type, is_contiguous, in_e
     return AGREES + number if number >= 0 and number < structs.MAX_DEVICES else DIFFERS
 
 
-@native_inline
+@native
 def borrow_guarded(
     ob, expected, words, ndim, device_type, is_contiguous, in_elements,
     object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size,
@@ -207,7 +207,7 @@ def read_view(ob, expected_address, array_address, words, ndim):
     return borrow(ob, expected, words, ndim, False, CPU, False, False)
 
 
-@native_inline
+@native
 def end_of_array(words, ndim):
     """The address behind the last element of the array in `words`, which is not empty and has no negative strides."""
     end = words[4] + words[3]

@@ -14,7 +14,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import delete_managed
-from ..ground.native import call_int, external, global_address, load, native, native_inline, sizeof, stack, store
+from ..ground.native import call_int, external, global_address, load, native, sizeof, stack, store
 from . import structs
 from .torch_queries import storage_of
 from .type_table import find
@@ -78,7 +78,7 @@ def new_frame(keys):
     return at
 
 
-@native_inline
+@native
 def take_frame(runtime):
     """Take a free frame, or make one. Returns 0 with MemoryError set."""
     at = runtime.frames
@@ -91,7 +91,7 @@ def take_frame(runtime):
     return at
 
 
-@native_inline
+@native
 def put_back(runtime, at):
     """Give back a frame that the call has not changed."""
     structs.frame_at(at).next = runtime.frames
@@ -275,7 +275,7 @@ def let_owned_escape(runtime, frame):
             let_escape(runtime, frame, i)
 
 
-@native_inline
+@native
 def is_anything_kept(frame, count):
     """Whether the kernel has kept one of the first `count` arrays of the call: returned or stored it."""
     arrays = frame.arrays

@@ -7,20 +7,20 @@ writes the first word.
 from numba import types
 
 from ..ground.dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at, is_nowhere
-from ..ground.native import load, native, native_inline, put
+from ..ground.native import load, native, put
 from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
 from . import structs
 from .type_table import find
 
 
-@native_inline
+@native
 def plain_field(runtime, descr):
     """The dtype field of one of NumPy's numbers in this machine's byte order; 0 for any other dtype."""
     type_num = types.intp(descr.type_num)
     return runtime.dtype_fields[type_num & 63] if type_num < 64 and descr.byteorder != SWAPPED else 0
 
 
-@native_inline
+@native
 def dtype_entry(runtime, descr_address):
     """Return (field << DTYPE_SHIFT | KIND_ARRAY, item size) of a NumPy dtype object; (0, STATUS_*) if it is unknown."""
     field = plain_field(runtime, descr_at(descr_address))
@@ -34,7 +34,7 @@ def dtype_entry(runtime, descr_address):
     return structs.KIND_ARRAY | structs.entry_at(known).key << structs.DTYPE_SHIFT, structs.entry_at(known).size
 
 
-@native_inline
+@native
 def pack_ndarray(ob, ndim, itemsize, words):
     """Write the words of the ndarray `ob`, all but the first."""
     array = ndarray_at(ob)
@@ -52,7 +52,7 @@ def pack_ndarray(ob, ndim, itemsize, words):
     put(words, 4, array.data)
 
 
-@native_inline
+@native
 def pack_tensor(at, ndim, field, words):
     """Check the sizes of the DLTensor at `at`, which are not trusted, and write its words, all but the first.
 
@@ -109,7 +109,7 @@ def pack_tensor(at, ndim, field, words):
     return flags, structs.STATUS_OK
 
 
-@native_inline
+@native
 def pack_contiguous(at, ndim, field, words, in_elements):
     """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
 

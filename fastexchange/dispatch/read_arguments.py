@@ -15,7 +15,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import load, native, native_inline, stack, store
+from ..ground.native import load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import readers, structs
 from .frame import ARRAY_BYTES
@@ -45,7 +45,7 @@ def kind_on_device(entry):
     return kind if is_read else structs.KIND_NUMBA
 
 
-@native_inline
+@native
 def note_array(array_address, origin, word):
     """Note an array argument's origin, which owns its memory, and its first word, which gets the memory block."""
     array = structs.array_at(array_address)
@@ -66,7 +66,7 @@ def walk_for_device(context_address, frame_address, args, nargs, flags):
     return read_arguments(context_address, frame_address, args, nargs, flags, True)
 
 
-@native_inline
+@native
 def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
     """:data:`walk` and :data:`walk_for_device`, which are compiled separately, so that neither pays for the other.
 

@@ -27,7 +27,7 @@ from ..ground.dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..ground.native import as_words, call_int, global_address, load, native, native_inline, store
+from ..ground.native import as_words, call_int, global_address, load, native, store
 from ..producers.ndarray import ndarray_at
 from . import structs
 from .frame import EXPORT_BYTES
@@ -62,14 +62,14 @@ functions.
 # ---- scalars ---------------------------------------------------------------------------------------------------------
 
 
-@native_inline
+@native
 def read_float(reading, ob, entry, word):
     """A Python float."""
     store(word, load(ob + OB_FVAL))
     return structs.STATUS_OK, SCALAR_FLOAT64, 8, 0
 
 
-@native_inline
+@native
 def read_int(reading, ob, entry, word):
     """A Python int: an int64, or a uint64 if it is too large."""
     scratch = reading.scratch
@@ -86,14 +86,14 @@ def read_int(reading, ob, entry, word):
     return status, key, 8, 0
 
 
-@native_inline
+@native
 def read_bool(reading, ob, entry, word):
     """A Python bool."""
     store(word, types.intp(ob == global_address("_Py_TrueStruct")))
     return structs.STATUS_OK, SCALAR_BOOL, 8, 0
 
 
-@native_inline
+@native
 def read_complex(reading, ob, entry, word):
     """A Python complex number."""
     store(word, load(ob + OB_FVAL))
@@ -101,14 +101,14 @@ def read_complex(reading, ob, entry, word):
     return structs.STATUS_OK, SCALAR_COMPLEX128, 16, 0
 
 
-@native_inline
+@native
 def read_numpy_scalar(reading, ob, entry, word):
     """A NumPy scalar of at most 8 bytes. The rest of its word is undefined."""
     store(word, load(ob + SCALAR_VALUE))
     return structs.STATUS_OK, structs.entry_at(entry).key, 8, 0
 
 
-@native_inline
+@native
 def read_numpy_complex64(reading, ob, entry, word):
     """A ``numpy.complex64``: each part is a word."""
     value = load(ob + SCALAR_VALUE)
@@ -117,7 +117,7 @@ def read_numpy_complex64(reading, ob, entry, word):
     return structs.STATUS_OK, structs.entry_at(entry).key, 16, 0
 
 
-@native_inline
+@native
 def read_numpy_complex128(reading, ob, entry, word):
     """A ``numpy.complex128``."""
     store(word, load(ob + SCALAR_VALUE))
@@ -125,20 +125,20 @@ def read_numpy_complex128(reading, ob, entry, word):
     return structs.STATUS_OK, structs.entry_at(entry).key, 16, 0
 
 
-@native_inline
+@native
 def read_none(reading, ob, entry, word):
     """``None``, for which Numba passes its address."""
     store(word, ob)
     return structs.STATUS_OK, structs.KIND_NONE, 8, 0
 
 
-@native_inline
+@native
 def read_omitted(reading, ob, entry, word):
     """An omitted argument, whose default is compiled into the kernel."""
     return structs.STATUS_OK, structs.KIND_OMITTED, 0, 0
 
 
-@native_inline
+@native
 def read_constant(reading, ob, entry, word):
     """A jitted function. It has a Numba type of its own, so the object, not its type, has an entry."""
     known = find(reading.runtime, ob)
@@ -151,7 +151,7 @@ def read_constant(reading, ob, entry, word):
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-@native_inline
+@native
 def read_ndarray(reading, ob, dtype_key, itemsize, word):
     """An ndarray, read in its C struct. `dtype_key`: of its dtype."""
     ndim = types.intp(ndarray_at(ob).nd)
@@ -164,7 +164,7 @@ def read_ndarray(reading, ob, dtype_key, itemsize, word):
     return structs.STATUS_OK, key, size, ob + structs.ORIGIN_NDARRAY
 
 
-@native_inline
+@native
 def find_shown(reading, ob, entry, view):
     """Find the export of a device array in its entry. Returns a STATUS_* and the four values that :func:`read_tensor` needs."""
     known = find(reading.runtime, ob)
@@ -176,7 +176,7 @@ def find_shown(reading, ob, entry, view):
     )  # fmt: skip
 
 
-@native_inline
+@native
 def take_export(reading, ob, entry, view):
     """Find the owning export that ``take_exports.export_managed`` has made. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_EXPORT
@@ -199,7 +199,7 @@ def take_export(reading, ob, entry, view):
     return structs.STATUS_OK, managed + DL_TENSOR, is_writeable(managed_at(managed).flags, guard), export.storage, origin
 
 
-@native_inline
+@native
 def borrow_view(reading, ob, entry, view):
     """Borrow a view by the type's exchange table. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_VIEW
@@ -262,13 +262,13 @@ def note_stream(frame, stream):
             frame.own_streams_differ = 1
 
 
-@native_inline
+@native
 def is_writeable(flags, guard):
     """Whether a kernel may write to an export with these flags. PyTorch's tensors, which have a guard, are all mutable."""
     return flags & READONLY == 0 or (flags & READONLY_IS_ASSUMED != 0 and guard != 0)
 
 
-@native_inline
+@native
 def read_tensor(reading, kind, ob, entry, view, word):
     """A tensor: from a device array's entry, from an owning export made before, or from a view borrowed at `view`.
 

@@ -8,7 +8,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
-from ..ground.native import call_int, global_address, load, native, native_inline, stack, store
+from ..ground.native import call_int, global_address, load, native, stack, store
 from . import structs
 from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, open_list
@@ -134,7 +134,7 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     return status
 
 
-@native_inline
+@native
 def is_owning(context, flags):
     """Whether a call needs owning exports of all its tensors."""
     return context.needs_owning_exports != 0 or flags & FLAG_OWN != 0
@@ -157,7 +157,7 @@ def hold_storage(context, entry, export, flags):
         drop(before)
 
 
-@native_inline
+@native
 def is_of(guard, storage, ob):
     """Whether a storage object is still the storage of the tensor `ob`; True if that cannot be read in memory."""
     if storage == 0 or guard.storage_object == 0:

@@ -5,7 +5,7 @@ views stay valid.
 """
 
 from ..ground import cpython as c
-from ..ground.native import call_int, load, native, native_inline
+from ..ground.native import call_int, load, native
 from . import structs
 
 
@@ -25,7 +25,7 @@ def is_level_open(guard):
     return is_open
 
 
-@native_inline
+@native
 def has_tangent(guard, known):
     """Whether the tensor may have a tangent. Forward-mode differentiation does not depend on grad mode."""
     return guard.tangent != 0 and load(known + guard.tangent) != 0 and is_level_open(guard)
@@ -49,7 +49,7 @@ def is_watched(guard, known):
     return watched != 0 and call_int(guard.is_grad_enabled, ()) & 0xFF != 0
 
 
-@native_inline
+@native
 def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
     """:func:`is_odd` with the offsets of the ``fx_guard`` at `address` as arguments, which may be compile-time constants."""
     implementation = load(ob + object_)
@@ -61,7 +61,7 @@ def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, 
     return known != 0 and is_watched(structs.guard_at(address), known)
 
 
-@native_inline
+@native
 def is_odd(address, ob):
     """Whether the tensor `ob` is odd by the ``fx_guard`` at `address`; False for address 0."""
     if address == 0:
@@ -72,13 +72,13 @@ def is_odd(address, ob):
     )
 
 
-@native_inline
+@native
 def guard_of(context, entry):
     """The address of a kernel's ``fx_guard`` for an entry's type; 0: none."""
     return entry.guard + context.guard_offset if entry.guard != 0 else 0
 
 
-@native_inline
+@native
 def is_short_there(ob, object_, storage, storage_data, storage_size, end):
     """Whether the tensor's storage has been freed, or ends before `end`, where the tensor ends.
 
@@ -92,7 +92,7 @@ def is_short_there(ob, object_, storage, storage_data, storage_size, end):
     return start == 0 or (storage_size != 0 and end > start + load(at + storage_size))
 
 
-@native_inline
+@native
 def is_short(address, ob, end):
     """:func:`is_short_there` with the offsets of the ``fx_guard`` at `address`; False for address 0."""
     if address == 0:

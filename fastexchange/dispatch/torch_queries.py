@@ -7,12 +7,12 @@ any view is borrowed. Functions of a storage run no Python code, so the walk cal
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE
 from ..ground.dlpack import COMPLEX, INT, UINT
-from ..ground.native import call_word, global_address, native, native_inline
+from ..ground.native import call_word, global_address, native
 from .structs import torch_queries_at
 from .torch_guard import is_level_open
 
 
-@native_inline
+@native
 def is_yes(result):
     """Whether `result` is not False; a failed query, 0, counts as True. Drops `result`, clears the exception."""
     if result == 0:
@@ -22,7 +22,7 @@ def is_yes(result):
     return result != global_address("_Py_FalseStruct")
 
 
-@native_inline
+@native
 def number(result):
     """Convert `result` to a number; a failed query, 0, gives 0. Drops `result`, clears the exception."""
     if result == 0:

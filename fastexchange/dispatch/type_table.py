@@ -7,7 +7,7 @@ import sys
 import weakref
 
 from .._abi import ffi
-from ..ground.native import native_inline
+from ..ground.native import native
 from ..ground.once import forkable_lock
 from . import structs
 
@@ -16,13 +16,13 @@ FREE, REMOVED = 0, 1
 _FIRST_CAPACITY = 256
 
 
-@native_inline
+@native
 def slot_of(address, mask):
     """The first slot of the search for `address` in a table of `mask` + 1 entries, at most 2**24. Python calls it too."""
     return ((address >> 4) * GOLDEN >> 40) & mask
 
 
-@native_inline
+@native
 def find(runtime, address):
     """Return the address of the ``fx_entry`` of the object at `address`; 0 if there is none."""
     table = runtime.entries

@@ -20,7 +20,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import call_int, call_word, global_address, load, native, native_inline, stack, store
+from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from ..producers.ndarray import descr_at, ndarray_at
 from . import structs
 from .binding import bind_into
@@ -168,7 +168,7 @@ def read(context_address, frame_address, args, nargs, flags):
     return status, frame_address, args
 
 
-@native_inline
+@native
 def run_by(launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order.
 

@@ -19,7 +19,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR, dl_tensor_at
-from ..ground.native import load, native, native_inline, offset_of, store
+from ..ground.native import load, native, offset_of, store
 from ..producers.ndarray import C_CONTIGUOUS, F_CONTIGUOUS, ndarray_at
 from . import structs
 from .frame import ARRAY_BYTES, export_of_array
@@ -29,7 +29,7 @@ DATA, RANK, DIMENSIONS, DESCR, FLAGS = (offset_of("fx_ndarray", name) for name i
 RANK_OF_SHORT = 3  # from this rank on, compare the rank first: the shape of a lower rank may have less memory
 
 
-@native_inline
+@native
 def is_unmoved(watched):
     """Whether all words of a watch list are unchanged."""
     at = watched + 8

@@ -28,7 +28,7 @@ from ..ground.dltensor import (
     is_lost,
     managed_at,
 )  # fmt: skip
-from ..ground.native import call_int, global_address, load, native, native_inline, stack, store, struct_at
+from ..ground.native import call_int, global_address, load, native, stack, store, struct_at
 
 CDEF = """
 /* The context of from_dlpack or convert. */
@@ -42,7 +42,7 @@ typedef struct {
 transfer_at = struct_at("fx_transfer")
 
 
-@native_inline
+@native
 def is_subtype(cls, base):
     """Whether the type at `cls` is the type at `base`, or derives from it."""
     if cls == base:
@@ -88,7 +88,7 @@ def runs_backwards(tensor):
     return backwards
 
 
-@native_inline
+@native
 def transfer(state, ob, to):
     """Make a tensor of the type at `to` that shares memory with `ob`.
 

@@ -20,7 +20,7 @@ from numba.core import config
 
 from . import numba_internals
 from .disk_cache import FOLDER, CacheFolder, user_cache
-from .native import native_inline
+from .native import native
 from .numba_internals import global_compiler_lock
 
 __all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
@@ -212,7 +212,7 @@ class Part:
 
     @functools.cached_property
     def _compiled(self):
-        body = native_inline(self._python_function)
+        body = native(self._python_function)
         body.compile(self._signature)
         return body.overloads[self._signature.args]
 

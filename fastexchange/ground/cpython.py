@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from .native import address_of, external, load, native_inline, store
+from .native import address_of, external, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 from .pythonapi import PyType_GetSlot, prototype
 
@@ -95,13 +95,13 @@ COUNTS_IN_TOTAL = hasattr(sys, "gettotalrefcount")
 """A debug build also counts all references in total, so CPython has to be called for each one."""
 
 
-@native_inline
+@native
 def Py_TYPE(ob):
     """The type of `ob`, borrowed."""
     return load(ob + OB_TYPE)
 
 
-@native_inline
+@native
 def incref(ob):
     """``Py_INCREF``. Calls CPython for immortal objects, whose count as 32 bits is negative (from 3.12 on)."""
     count = load(ob)
@@ -111,7 +111,7 @@ def incref(ob):
         store(ob, count + 1)
 
 
-@native_inline
+@native
 def decref(ob):
     """``Py_DECREF``. Calls CPython to drop the last reference."""
     count = load(ob)

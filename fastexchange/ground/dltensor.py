@@ -7,7 +7,7 @@ from . import cpython as c
 from .cfunction import cfunction
 from .dlpack import CPU_READABLE_MASK
 from .dlpack import VERSION as DLPACK_VERSION
-from .native import call_word, load, native, native_inline, offset_of, sizeof, stack, struct_at
+from .native import call_word, load, native, offset_of, sizeof, stack, struct_at
 
 dl_tensor_at = struct_at("DLTensor")
 managed_at = struct_at("DLManagedTensorVersioned")
@@ -90,7 +90,7 @@ def check_rank(tensor):
     return SOUND
 
 
-@native_inline
+@native
 def is_plain(tensor):
     """Whether device, lanes and rank are sound and usual. If not, :func:`refusal` tells whether something is wrong."""
     return (
@@ -101,7 +101,7 @@ def is_plain(tensor):
     )
 
 
-@native_inline
+@native
 def element_field(tensor):
     """The dtype field of a DLTensor: ``code | bits << 8``."""
     return types.intp(tensor.dtype.code) | types.intp(tensor.dtype.bits) << 8
@@ -116,7 +116,7 @@ def is_empty(tensor):
     return is_zero
 
 
-@native_inline
+@native
 def is_nowhere(tensor):
     """Whether a tensor's memory is NULL, or NULL plus an offset that the producer has added or subtracted.
 
@@ -176,14 +176,14 @@ def memory_status_at(address):
     return NULL_DATA if status == SOUND and is_lost(tensor) else status
 
 
-@native_inline
+@native
 def in_elements(stride, itemsize):
     """Convert a stride from bytes to elements, rounded down."""
     shift = SHIFTS[itemsize] if itemsize < 33 else -1
     return stride >> shift if shift >= 0 else stride // itemsize
 
 
-@native_inline
+@native
 def describe(tensor, data, ndim, field, shape, strides):
     """Fill a DLTensor for the CPU's memory."""
     tensor.data = data

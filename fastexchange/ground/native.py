@@ -8,8 +8,6 @@ Two rules keep the compiled code cacheable (``ground.cfunction``): it holds no a
 object.
 """
 
-import functools
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -22,22 +20,21 @@ from .numba_internals import CPUDispatcher, helper_compiler
 
 __all__ = [
     "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",
-    "global_address", "load", "native", "native_inline", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array",
+    "global_address", "load", "native", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array",
     "store", "struct_at",
 ]  # fmt: skip
 
 
-def native(function, **options) -> CPUDispatcher:
-    """Decorator of a helper of native functions. It stays a function in their machine code: use it for rare steps.
+def native(function) -> CPUDispatcher:
+    """Decorator of a helper of native functions, which is inlined into the C functions that call it.
 
     It works as ``numba.njit``, but also under ``NUMBA_DISABLE_JIT``, which is for users' functions.
     """
-    own = {"error_model": "numpy", "boundscheck": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return CPUDispatcher(py_func=function, targetoptions={"nopython": True, **own, **options}, pipeline_class=helper_compiler())
-
-
-native_inline = functools.partial(native, forceinline=True)
-"""Decorator of a helper that is inlined into the native functions that call it: use it for the steps of every call."""
+    options = {
+        "nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True,
+        "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+    }  # fmt: skip
+    return CPUDispatcher(py_func=function, targetoptions=options, pipeline_class=helper_compiler())
 
 
 # ---- C structs -----------------------------------------------------------------------------------------------------

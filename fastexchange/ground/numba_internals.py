@@ -276,11 +276,11 @@ class _HelperLibraries:
         class HelperLibrary(kind):
             codegen = property(lambda self: _HelperCodegen(self._codegen))
 
-            def add_llvm_module(self, ll_module):
-                self._final_module.link_in(ll_module)
-
             def finalize(self):
                 self._finalized = True
+
+            def _get_module_for_linking(self):
+                return self._final_module  # not "linkonce_odr": the linker would drop it before the first call is linked
 
             def get_pointer_to_function(self, name):
                 return 0
@@ -295,15 +295,15 @@ class _HelperLibraries:
 
     @classmethod
     def with_called(cls, libraries) -> list:
-        """Return libraries with those of the functions that helpers among them call, each once."""
+        """Return libraries with those of the functions that helpers among them call, each once, after the first that calls it."""
         found: dict[Any, None] = {}
-        pending = list(libraries)
+        pending = list(libraries)[::-1]
         while pending:
             library = pending.pop()
             if library not in found:
                 found[library] = None
                 if isinstance(library.codegen, _HelperCodegen):  # any other library has what it calls
-                    pending += library._linking_libraries
+                    pending += library._linking_libraries[::-1]
         return list(found)
 
 
@@ -420,7 +420,7 @@ def _check_units() -> None:
     _expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (
-        (library, "add_ir_module add_llvm_module finalize _optimize_final_module get_pointer_to_function _final_module"),
+        (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
         (library, "codegen _codegen _finalized _linking_libraries"),
         (library, "serialize_using_object_code _get_module_for_linking"),
         (library._final_module, "link_in functions"),

@@ -14,7 +14,7 @@ from .._abi import ffi
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dltensor import DL_TENSOR, DL_TENSOR_WORDS, MANAGED_BYTES, delete_managed, managed_at
-from ..ground.native import call_word, cstring, load, native_inline, sizeof, stack, store, struct_at
+from ..ground.native import call_word, cstring, load, native, sizeof, stack, store, struct_at
 from ..ground.once import for_ever
 from ..ground.pythonapi import PyCapsule_New, PyMem_RawFree
 from .dunder import LEGACY_DL_TENSOR
@@ -37,7 +37,7 @@ VERSIONED_NAME, LEGACY_NAME = b"dltensor_versioned", b"dltensor"
 _names = {name: for_ever(ffi.new("char[]", name)) for name in (VERSIONED_NAME, LEGACY_NAME)}  # a capsule keeps the pointer
 
 
-@native_inline
+@native
 def call_deleter(managed):
     """Call the deleter of a managed tensor, if it has one."""
     deleter = managed_at(managed).deleter

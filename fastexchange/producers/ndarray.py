@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from .._abi import ffi
-from ..ground.native import native_inline, struct_at
+from ..ground.native import native, struct_at
 
 CDEF = """
 typedef struct {
@@ -70,7 +70,7 @@ def _reads_as_declared(array: np.ndarray) -> bool:
     return descr.type_num == array.dtype.num and descr.byteorder.decode() == array.dtype.byteorder
 
 
-@native_inline
+@native
 def is_swapped(array):
     """Whether an ndarray's elements have a foreign byte order."""
     return descr_at(array.descr).byteorder == SWAPPED

@@ -48,7 +48,6 @@ from ..ground.native import (
     global_address,
     load,
     native,
-    native_inline,
     stack,
     static_array,
     store,
@@ -89,7 +88,7 @@ for _number, _field in reversed(list(enumerate(FIELDS))):
 _numpy_at = struct_at("fx_numpy")
 
 
-@native_inline
+@native
 def numpy_state():
     """The process's ``fx_numpy``, found by its symbol's name."""
     return _numpy_at(global_address("fastexchange_numpy"))
@@ -176,7 +175,7 @@ def delete_export(managed):
     c.PyMem_RawFree(managed)
 
 
-@native_inline
+@native
 def put_strides(array, ndim, itemsize, strides):
     """Write an ndarray's strides in elements. Returns whether they are whole numbers; unused strides do not count."""
     rest = 0
