@@ -10,7 +10,8 @@ import numpy as np
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.bound_launch import pin_arguments, take
+from ..dispatch.bound_launch import let_go, let_kept_escape, pin_arguments, take
+from ..dispatch.runtime import runtime
 from ..dispatch.signature import numba_types
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
@@ -183,6 +184,7 @@ class _Held:
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
         # NumPy does not resize an array that is weakly referenced, not even with refcheck=False.
         self.references = [weakref.ref(array) for array in _owners(bound)]
+        runtime().add(let_go, let_kept_escape)
         report = Resolver(kernel, bound, pin_arguments).run()
         if report.status != structs.STATUS_OK:
             if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):

@@ -17,7 +17,7 @@ import numpy as np
 from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.boxing import box
-from ..dispatch.results import SEVERAL, box_result
+from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
 from ..exchange.convert import has_from_dlpack, maker
 from ..exchange.discovery import discover, learn_type
@@ -84,6 +84,7 @@ def reflect(list_types: tuple, target: list, index: int, meminfo: int, context: 
     `list_types`: of all lists of the call. `meminfo`: the address of the kernel's list. `context`, `frame`, `args`: the addresses
     of the ``fx_context``, the ``fx_frame``, and the arguments in parameter order.
     """
+    runtime().add(*BOXING)
     address, constants = box(list_types[index])
     pointers = ffi.new("intptr_t[]", [id(constant) for constant in constants] or [0])
     overload = ffi.new("fx_overload *")

@@ -7,7 +7,8 @@ import sys
 from .._abi import ffi
 from ..calls.bound_launch import BoundLaunchBase
 from ..dispatch import structs as dispatch
-from ..dispatch.bound_launch import pin_arguments
+from ..dispatch.bound_launch import let_go, pin_arguments
+from ..dispatch.runtime import runtime
 from ..ground.cpython import enable_vectorcall
 from ..ground.native import address_of
 from . import native_launch, python_exports, resets
@@ -103,6 +104,7 @@ class _Held:
         is_exported = are_exported(infos)
         if is_exported and not has_stream:
             self.native = launcher.on_stream(streams[0])
+        runtime().add(let_go)
         report = LaunchResolver(launcher, self.arguments, self.native, function=pin_arguments).run()
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")

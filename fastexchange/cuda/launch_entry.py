@@ -112,7 +112,7 @@ def differ(context_address, callable_, args, nargsf, kwnames):
 def fail(context_address, callable_, position):
     """End the call: the producer of the argument at `position` has set an exception."""
     runtime = dispatch.runtime_at(dispatch.context_at(context_address).runtime)
-    return call_word(runtime.refuse, (context_address, callable_, position))
+    return call_word(runtime.refuse_argument, (context_address, callable_, position))
 
 
 # ---- stringing them together -----------------------------------------------------------------------------------------

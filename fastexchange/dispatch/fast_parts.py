@@ -123,7 +123,7 @@ def fail(context_address, frame_address, callable_, position):
     """End the call: the producer of the argument at `position` has set an exception."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     put_back(runtime, frame_address)
-    return call_word(runtime.refuse, (context_address, callable_, position))
+    return call_word(runtime.refuse_argument, (context_address, callable_, position))
 
 
 @part(PART_SIGNATURE)

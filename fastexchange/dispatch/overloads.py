@@ -12,7 +12,8 @@ from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
 from ..producers.ndarray import dtype_of
-from . import bound_launch, boxing, fast_entry, results, structs
+from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
+from . import outputs as allocation
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
 from .frame import DEFAULT_KEYS
 from .runtime import runtime
@@ -105,6 +106,8 @@ class KernelContext:
         native.slow_name, native.numba_name, native.failed_name, native.cache_name, *further = methods
         native.refused_name, native.outputs_name, native.driver_error_name = further
         if outputs is not None:
+            if self.runtime.is_native:
+                self.runtime.add(allocation.allocate, allocation.note_error)
             native.output_count = len(outputs)
             if outputs.program is not None:
                 self._program = ffi.new("int64_t[]", outputs.program)
@@ -178,7 +181,10 @@ class KernelContext:
             raise boxing.UnsupportedEntry("another kernel has taken the names of its symbols")
         boxes = BOXES_NONE
         if box:
-            boxes = BOXES_ARRAYS if boxing.holds_array(compiled.signature.return_type) else BOXES_SCALARS
+            boxes = BOXES_SCALARS
+            if boxing.holds_array(compiled.signature.return_type):
+                boxes = BOXES_ARRAYS
+                self.runtime.add(*results.BOXING)
         self._file(keys, _Code(trampoline, kernel, box, constants, boxes, given, taken, compiled), generation)
 
     def _file(self, keys: tuple[int, ...], code: "_Code", generation: object) -> None:
@@ -231,6 +237,7 @@ class KernelContext:
         overload.expected, overload.expected_count = address_of(expected), len(values)
         try:
             if nodes is not None:
+                self.runtime.add(vectorcall.release_cached, vectorcall.refuse_argument)
                 overload.given_count = _given_count(bound)
                 overload.fast_entry = self._fast_entry(code, nodes, overload.given_count)
         finally:  # file the entry even if compiling failed: else every call would try again

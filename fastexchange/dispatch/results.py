@@ -332,3 +332,7 @@ def box_cached_result(context_address, overload_address, frame_address, args):
     note_origins(structs.frame_at(frame_address), structs.overload_at(overload_address), args)
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     return call_word(runtime.box_result, (context_address, overload_address, frame_address, args))
+
+
+BOXING = box_result, box_cached_result, box_array, finish_array, delete_result
+"""The functions that the ``fx_runtime`` needs before a result with arrays is boxed."""

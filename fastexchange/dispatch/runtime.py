@@ -7,12 +7,12 @@ from numba import types
 
 from .._abi import ffi
 from ..ground import cpython, numba_internals
-from ..ground.cfunction import cfunction, code_cache
+from ..ground.cfunction import CFunction, cfunction, code_cache
 from ..ground.dtypes import plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import once
 from ..producers import ndarray
-from . import bound_launch, frame, lists, outputs, read_arguments, results, vectorcall
+from . import frame, lists, read_arguments, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -72,25 +72,19 @@ class Runtime:
         self.unverified = [name for name, holds in checks.items() if not holds]
         self.is_native = not self.numba_failures and not {"object", "tuple", "dispatcher", "meminfo"} & set(self.unverified)
         if self.is_native:
-            self._take_addresses()
+            self.native.numbas_call = cpython.address_of_call(DispatcherBase)
+            self.add(read_arguments.walk, vectorcall.run, vectorcall.vectorcall_any)
+            self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
-    def _take_addresses(self) -> None:
-        self.native.numbas_call = cpython.address_of_call(DispatcherBase)
-        self.native.release_cached = vectorcall.release_cached.address
-        self.native.walk = read_arguments.walk.address
-        self.native.run = vectorcall.run.address
-        self.native.refuse = vectorcall.refuse_argument.address
-        self.native.vectorcall_any = vectorcall.vectorcall_any.address
-        self.native.release_owner = frame.release_owner.address
-        self.native.release_managed = frame.release_managed.address
-        self.native.release_both = frame.release_both.address
-        for name in ("box_result", "box_cached_result", "box_array", "finish_array", "delete_result"):
-            setattr(self.native, name, getattr(results, name).address)
-        self.native.let_kept_escape = bound_launch.let_kept_escape.address
-        self.native.let_go = bound_launch.let_go.address
-        self.native.release_items = lists.release_items.address
-        self.native.allocate = outputs.allocate.address
-        self.native.note_error = outputs.note_error.address
+    def add(self, *functions: CFunction) -> None:
+        """Put the addresses of C functions into the fields of their names.
+
+        Native code calls what it finds there, so add a function before the first call that may need it. Those of all calls are
+        added at once; others are compiled, where no machine code is at hand, with the first list, bound launch and so on.
+        """
+        for function in functions:
+            if not getattr(self.native, function.__name__):
+                setattr(self.native, function.__name__, function.address)
 
     def name(self, serial: int, thing, meaning=None) -> None:
         """Map the serial number in a key to `meaning`, or to `thing` itself, as long as `thing` lives."""

@@ -55,7 +55,7 @@ typedef struct {
     int64_t release_cached;     /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
     int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): `read_arguments.walk`, for the CPU */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
-    int64_t refuse;             /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
+    int64_t refuse_argument;    /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_cached_result, box_array, finish_array, delete_result;     /* of results, by its names */

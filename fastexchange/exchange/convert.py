@@ -45,11 +45,15 @@ class _Transfer(NativeCallable):
         self._function = function
         self._name = sys.intern("_slowly")
         self._state = ffi.new("fx_transfer *")
-        self._state.runtime = runtime().address
         self._state.slow_name = id(self._name)
         self._state.target = id(target) if target is not None else 0
+
+    def __call__(self, /, *args, **kwargs):
+        """Make the first call, after which CPython calls native code directly."""
+        self._state.runtime = runtime().address
         self._context = address_of(self._state)
         self._vectorcall = vectorcall_transfer.address
+        return NativeCallable.__call__(self, *args, **kwargs)
 
     def __repr__(self):
         return f"<function {self.__module__}.{self.__qualname__}{self.__signature__}>"
@@ -61,7 +65,7 @@ class _Transfer(NativeCallable):
         return self._function(*args, **kwargs)
 
 
-enable_vectorcall(_Transfer)
+enable_vectorcall(_Transfer, _Transfer.__call__)
 
 
 def _native(target: type | None):

@@ -16,6 +16,7 @@ from numba.core.dispatcher import Dispatcher
 
 from .._abi import ffi
 from ..dispatch import structs
+from ..dispatch.lists import release_items
 from ..dispatch.runtime import runtime
 from ..ground.cpython import CapsuleType
 from ..ground.dtypes import dtype_field, field_itemsize
@@ -301,6 +302,8 @@ def _list(cls: type, notes: list[str]) -> Discovery | None:
     """Lists, but not subclasses. Native code reads lists of tensors, Numba all others in each call."""
     if cls is not list or "list" in runtime().unverified:
         return None
+    if runtime().is_native:
+        runtime().add(release_items)
     return Discovery(PATH_LIST, {"kind": structs.KIND_LIST})
 
 
