@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 
 import pytest
 from frameworks import FRAMEWORKS, Framework
@@ -16,6 +18,20 @@ settings.register_profile("nightly", _common, max_examples=3500, derandomize=Fal
 settings.load_profile("ci")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
+
+
+def pytest_sessionstart(session):
+    """Compile the package's native code, unless it is cached: programs under test would say on stderr that they do."""
+    program = """
+from fastexchange._native_build import native_code
+from fastexchange.dispatch.runtime import runtime
+
+runtime()
+for each in native_code():
+    getattr(each, "address", 0)
+"""
+    if not session.config.option.collectonly:
+        subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def pytest_report_collectionfinish(items):

@@ -107,6 +107,7 @@ def _native() -> Iterator[Finding]:
     else:
         yield Finding(section, "exchange table", SLOW, "none for NumPy's arrays: its C API is not as expected", _REPORT)
     yield from _examples("types", _plain_examples())
+    yield from _origin()
     yield from _disk_cache()
 
 
@@ -203,6 +204,19 @@ def _tried(section: str, example: _Example) -> Finding:
     return Finding(section, example.name, OK, text)
 
 
+def _origin() -> Iterator[Finding]:
+    """Say where native code comes from. Runs after the calls."""
+    from ..ground.cfunction import code_cache
+    from ..ground.shipped import shipped_code
+
+    why = shipped_code().why_not
+    if why:
+        yield Finding("native code", "from", OK, f"compiled on this machine, once, and cached: {why}")
+    else:
+        functions = f"this run used {code_cache.shipped} of {len(shipped_code().functions)} functions"
+        yield Finding("native code", "from", OK, f"shipped with the package; {functions}")
+
+
 # ---- disk cache ----------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +245,7 @@ def _disk_cache() -> Iterator[Finding]:
         yield Finding(section, "directory", SLOW, text, "make that writable, or unset it")
     else:
         yield Finding(section, "directory", OK, f"{folder.path}" + (" (NUMBA_CACHE_DIR)" if wanted else ""))
-    made = f"; this run used {code_cache.hits}, and compiled {code_cache.misses}"
+    made = f"; this run loaded {code_cache.hits}, and compiled {code_cache.misses}"
     try:
         found = [each.contents() for each in code_cache.folders]
     except OSError as error:

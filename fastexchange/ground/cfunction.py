@@ -1,15 +1,18 @@
-"""C functions of native code, and the cache of their machine code, which is compiled once per machine.
+"""C functions of native code, and the cache of their machine code.
 
-An entry's key has everything on which its machine code depends: the sources of its module and of all modules that this imports,
-because helpers are inlined across files; the versions and builds of Python, Numba, llvmlite and NumPy; and the processor. A
-function is compiled or loaded when its address is first read: importing this package does neither.
+A function is loaded when its address is first read: importing this package loads none. Its machine code is shipped with the
+package (``shipped``). If that does not fit, the function is compiled once per machine, and cached on disk. The key of a cache
+entry has everything on which its machine code depends: the sources of its module and of all modules that this imports, because
+helpers are inlined across files; Python's ABI, the versions of Numba and llvmlite; and the processor.
 """
 
 import contextlib
 import functools
 import hashlib
 import re
-import uuid
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from . import numba_internals
 from .disk_cache import FOLDER, CacheFolder, user_cache
 from .native import native
 from .numba_internals import global_compiler_lock
+from .shipped import shipped_code
 
 __all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
 
@@ -52,20 +56,23 @@ def _imports_of(module: str) -> frozenset[str]:
     return frozenset(found - {_PACKAGE})
 
 
-@functools.cache
-def source_stamp(module: str) -> str:
-    """A digest of the sources on which the machine code of a module of this package depends."""
+def source_files(module: str) -> set[Path]:
+    """The source files on which the machine code of a module of this package depends."""
     pending, modules = [module], {module}
     while pending:
         new = _imports_of(pending.pop()) - modules
         modules |= new
         pending += new
+    return {file for file in map(_file_of, modules) if file is not None}
+
+
+@functools.cache
+def source_stamp(module: str) -> str:
+    """A digest of these source files."""
     digest = hashlib.sha256()
-    for each in sorted(modules):
-        file = _file_of(each)
-        assert file is not None
+    for file in sorted(source_files(module)):
         source = file.read_bytes()
-        digest.update(f"{each} {len(source)}\n".encode() + source)
+        digest.update(f"{file.relative_to(_ROOT).as_posix()} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 
@@ -80,11 +87,50 @@ def _jit_enabled():
         settings.DISABLE_JIT = before
 
 
+class _Announced:
+    """Context manager: after two seconds of compilation in a process, tell the user, once, what takes the time.
+
+    For the thread that holds the compiler's lock.
+    """
+
+    _AFTER = 2.0
+
+    def __init__(self):
+        self._spent = 0.0
+        self._depth = 0
+        self._is_told = False
+
+    def __enter__(self):
+        self._depth += 1
+        if self._depth == 1:
+            self._began = time.monotonic()
+            self._timer = threading.Timer(max(0.0, self._AFTER - self._spent), self._tell)
+            self._timer.daemon = True
+            if not self._is_told:
+                self._timer.start()
+
+    def __exit__(self, *exception):
+        self._depth -= 1
+        if self._depth == 0:
+            self._timer.cancel()
+            self._spent += time.monotonic() - self._began
+
+    def _tell(self):
+        self._is_told = True
+        with contextlib.suppress(Exception):  # no stderr, or a closed one
+            why = shipped_code().why_not
+            text = f"fastexchange: compiling native code for this machine, once; later processes load it ({why})"
+            print(text, file=sys.stderr, flush=True)
+
+
+_announced = _Announced()
+
+
 class CodeUnit:
     """An LLVM function under construction, in a code library of its own. Its symbol is unique in all processes."""
 
     def __init__(self, context, name: str, function_type):
-        self.symbol = f"fastexchange.{name}.{uuid.uuid4().hex}"
+        self.symbol = f"fastexchange.{name}.{numba_internals.unique()}"
         self.library, self.module = numba_internals.new_library(context, self.symbol)
         self.function = ir.Function(self.module, function_type, self.symbol)
         # No vector registers for integers: a wide load of words that were stored one by one waits until these stores have left
@@ -112,13 +158,15 @@ class CodeUnit:
 
 
 class CodeCache:
-    """Machine code by key: on disk if a folder is writable, else in memory only.
+    """Machine code by key: shipped, on disk if a folder is writable, else in memory only.
 
     An entry is a symbol's name and its code library. Code is never freed.
     """
 
     def __init__(self):
         self._libraries: dict[tuple, tuple[object, int, object]] = {}
+        self.shipped = 0
+        """How many functions were loaded from the code that comes with the package."""
         self.hits = 0
         self.misses = 0
 
@@ -153,14 +201,18 @@ class CodeCache:
         """
         known = self._libraries.get(key)
         if known is None:
-            full_key = self._full_key(key, module) if persist else ""
-            known = (self._load(key, full_key) if persist else None) or self._build(key, full_key, build)
+            known = self._load_shipped(key) if persist else None
+            if known is None:
+                full_key = self._full_key(key, module) if persist else ""
+                known = (self._load(key, full_key) if persist else None) or self._build(key, full_key, build)
             self._libraries[key] = known
         return known[1:]
 
     def proved(self, name: str, module: str, test) -> str:
         """Run `test` once per installation and version of `module`. Returns its message if native code is wrong, else ""."""
-        key = self._full_key((name,), module)
+        if shipped_code().is_proved:
+            return ""
+        key = repr((name, source_stamp(module), numba_internals.code_depends_on()))
         if not any(folder.load(name, key) == "right" for folder in self.folders):
             try:
                 why = test()
@@ -172,7 +224,16 @@ class CodeCache:
         return ""
 
     def _full_key(self, key: tuple, module: str) -> str:
-        return repr((key, source_stamp(module), numba_internals.code_depends_on()))
+        depends_on = numba_internals.native_code_depends_on(), numba_internals.machine_depends_on()
+        return repr((key, source_stamp(module), depends_on))
+
+    def _load_shipped(self, key: tuple):
+        state = shipped_code().functions.get(key[1:]) if key[0] == "function" else None
+        if state is None:
+            return None
+        library = numba_internals.restored(state)
+        self.shipped += 1
+        return library, library.get_pointer_to_function(state[0]), None
 
     def _load(self, key: tuple, full_key: str):
         for folder in self.folders:
@@ -185,11 +246,11 @@ class CodeCache:
         return None
 
     def _build(self, key: tuple, full_key: str, build):
-        with _jit_enabled():
+        with _jit_enabled(), _announced if key[0] == "function" else contextlib.nullcontext():
             library, symbol, extra = build()
         self.misses += 1
         if full_key:  # code that cannot be saved still works in this process
-            self.folders[-1].save(_name_of(key), full_key, (numba_internals.serialized(library), symbol, extra))
+            self.folders[-1].save(_name_of(key), full_key, (numba_internals.serialized(library, symbol), symbol, extra))
         return library, library.get_pointer_to_function(symbol), extra
 
 
@@ -207,22 +268,29 @@ class Part:
     def __init__(self, python_function, signature):
         self._python_function = python_function
         self._signature = signature
+        self.key = python_function.__module__, python_function.__qualname__
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
 
     @functools.cached_property
-    def _compiled(self):
-        body = native(self._python_function)
-        body.compile(self._signature)
-        return body.overloads[self._signature.args]
+    def compiled(self) -> tuple[str, Any]:
+        """The function's symbol, and a library to link it from."""
+        shipped = shipped_code().parts.get(self.key)
+        if shipped is not None:
+            return shipped[0], numba_internals.LinkableCode(shipped[1])
+        with _jit_enabled(), _announced:
+            body = native(self._python_function)
+            body.compile(self._signature)
+        result = body.overloads[self._signature.args]
+        return result.fndesc.llvm_func_name, result.library
 
     def call(self, unit: CodeUnit, values: list):
         """Emit a call with LLVM values into `unit`. Returns the result, an LLVM value."""
         convention = numba_internals.target_context().call_conv
-        name = self._compiled.fndesc.llvm_func_name
+        name, library = self.compiled
         callee = unit.module.globals.get(name)
         if callee is None:
-            unit.linked.append(self._compiled.library)
+            unit.linked.append(library)
             callee_type = convention.get_function_type(self._signature.return_type, self._signature.args)
             callee = ir.Function(unit.module, callee_type, name)
         # As convention.call_function, but with stack slots at the function's start.
@@ -247,6 +315,7 @@ class CFunction:
         self._python_function = python_function
         self._result, self._arguments = result, tuple(arguments)
         self._address = 0
+        self.key = python_function.__module__, python_function.__qualname__
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
 
@@ -260,12 +329,13 @@ class CFunction:
                 self._by_numba = numba.cfunc(signature, error_model="numpy")(self._python_function)
                 self._address = self._by_numba.address
                 return self._address
-            module = self._python_function.__module__
-            key = ("function", module, self._python_function.__qualname__)
-            self._address = code_cache.get(key, self._compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
+            module, name = self.key
+            key = ("function", module, name)
+            self._address = code_cache.get(key, self.compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
         return self._address
 
-    def _compile(self):
+    def compile(self):
+        """Compile the function. Returns ``(library, symbol, None)``."""
         context = numba_internals.target_context()
         c_result = ir.VoidType() if self._result == types.void else context.get_value_type(self._result)
         c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])

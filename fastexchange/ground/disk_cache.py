@@ -139,7 +139,7 @@ class CacheFolder:
     def save(self, name: str, key: str, value: Any) -> bool:
         """Keep an entry. Returns False after a failure, which leaves the folder's entries unchanged."""
         try:
-            data = _framed(key, value)
+            data = framed(key, value)
         except Exception:  # pickling may raise anything: then nothing is kept
             return False
         try:
@@ -232,7 +232,7 @@ class _Held:
                 raise NotBelieved(why)
             if status.st_size > MAX_BYTES:
                 raise NotBelieved(f"it has {status.st_size} bytes")
-            return _unframed(stream.read(), is_value_wanted)
+            return unframed(stream.read(), is_value_wanted)
 
     def write(self, file: str, data: bytes) -> None:
         """Write all of a file or, raising OSError, nothing."""
@@ -271,14 +271,14 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _framed(key: str, value: Any) -> bytes:
+def framed(key: str, value: Any) -> bytes:
     """Return the bytes of an entry's file: magic, checksum of the rest, length of the key, key, value."""
     encoded = key.encode("utf-8", "surrogatepass")
     rest = len(encoded).to_bytes(8, "little") + encoded + dumps(value)
     return _MAGIC + hashlib.sha256(rest).digest() + rest
 
 
-def _unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
+def unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
     """Return the key and the value in the bytes of an entry's file. Raises NotBelieved."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:

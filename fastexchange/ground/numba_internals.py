@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import itertools
 import os
 import pickle
 import re
@@ -22,6 +23,7 @@ from types import FunctionType
 from typing import Any
 
 import llvmlite
+import llvmlite.binding as _llvm
 import numba
 import numpy as np
 from llvmlite import ir
@@ -203,6 +205,19 @@ _c_function = prototype("PyCFunction_GetFunction", ctypes.c_void_p, ctypes.py_ob
 
 # ---- code under construction -----------------------------------------------------------------------------------------
 
+_numbers: Iterator[int] | None = None
+
+
+def unique() -> str:
+    """Return a part of a symbol's name that no other process uses."""
+    return uuid.uuid4().hex if _numbers is None else str(next(_numbers))
+
+
+def number_names() -> None:
+    """Let :func:`unique` count in this process, which only writes code to files: the same sources give the same bytes."""
+    global _numbers
+    _numbers = itertools.count()
+
 
 def new_library(context, name: str) -> tuple[Any, Any]:
     """Make a code library and an IR module for it."""
@@ -219,8 +234,26 @@ def finish_library(library, module, linked: list, symbol: str) -> None:
     library.add_ir_module(module)
     for each in _HelperLibraries.with_called(linked):
         library._final_module.link_in(each._get_module_for_linking(), preserve=True)
-    _hide(library._final_module, {symbol})
+    _finish(library._final_module, {symbol})
     library.finalize()
+
+
+def finish_part(library, symbol: str, name: str) -> bytes:
+    """Link the function `symbol` of a helper's library with all that it calls. Return it, named `name`, as LLVM bitcode."""
+    module = library._final_module.clone()
+    for each in _HelperLibraries.with_called([library])[1:]:
+        module.link_in(each._get_module_for_linking(), preserve=True)
+    module.get_function(symbol).name = name
+    _finish(module, {name})
+    module.get_function(name).linkage = "linkonce_odr"
+    return module.as_bitcode()
+
+
+def _finish(module, shown: set[str]) -> None:
+    _hide(module, shown)
+    for variable in module.global_variables:
+        if variable.linkage == _Linkage.common:  # a table of Python objects, which native functions do not have
+            variable.linkage = "internal"
 
 
 _HELPER_PASSES = (
@@ -313,7 +346,7 @@ def _hide(module, shown: set[str]) -> None:
     They also get other names, because the linker resolves later references to local functions, too. The functions of Numba's
     runtime keep theirs: they are the same everywhere, and Numba's LLVM passes know them by name.
     """
-    suffix = f".{uuid.uuid4().hex}"
+    suffix = f".{unique()}"
     for function in list(module.functions):
         if not function.is_declaration and function.name not in shown and not function.name.startswith("NRT_"):
             function.linkage = "internal"
@@ -355,7 +388,7 @@ def _sealing(kind: Any):
         def _rename(self, variable):
             known = _Environment._memo.get(variable.name)
             if known is not None:
-                variable.name = f"{variable.name}x{uuid.uuid4().hex}"
+                variable.name = f"{variable.name}x{unique()}"
                 renamed = _Environment(known.globals)
                 renamed.consts[:] = known.consts
                 renamed.env_name = variable.name
@@ -370,9 +403,54 @@ def calls_itself_through_another(library) -> bool:
     return any(variable.name.startswith(".numba.unresolved$") for variable in library._final_module.global_variables)
 
 
-def serialized(library) -> Any:
-    """A library with its machine code as an object that can be pickled."""
-    return library.serialize_using_object_code()
+def serialized(library, symbol: str) -> Any:
+    """A library's machine code, of which only the function `symbol` is used, as an object that can be pickled."""
+    return _object_of(symbol, library._get_compiled_object())
+
+
+def serialized_for(triple: str, library, symbol: str) -> Any:
+    """:func:`serialized` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
+    machine = _machine(triple)
+    return _object_of(symbol, machine.emit_object(_moved(library._final_module.as_bitcode(), triple, machine)))
+
+
+def moved_to(triple: str, bitcode: bytes) -> bytes:
+    """LLVM bitcode for another platform with the same sizes of integers and pointers."""
+    return _moved(bitcode, triple, _machine(triple)).as_bitcode()
+
+
+def _object_of(symbol: str, code: bytes) -> tuple:
+    """What :func:`restored` needs: the code, and a module with the same symbol."""
+    named = _llvm.parse_assembly(f'define void @"{symbol}"() {{ ret void }}')
+    return symbol, "object", (code, named.as_bitcode())
+
+
+def _moved(bitcode: bytes, triple: str, machine) -> Any:
+    module = _llvm.parse_bitcode(bitcode)
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    return module
+
+
+@functools.cache
+def _machine(triple: str) -> Any:
+    """LLVM's code generator for all processors of a platform, with the options by which Numba makes its own for this one."""
+    _llvm.initialize_all_targets()
+    _llvm.initialize_all_asmprinters()
+    relocation = "static" if triple.startswith("x86_64") else "default"
+    target = _llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu="generic", opt=3, reloc=relocation, codemodel="jitdefault", jit=True)
+
+
+class LinkableCode:
+    """LLVM bitcode in the place of a library, for linking."""
+
+    codegen = None
+
+    def __init__(self, bitcode: bytes):
+        self._module = _llvm.parse_bitcode(bitcode)
+
+    def _get_module_for_linking(self):
+        return self._module
 
 
 def restored(state) -> Any:
@@ -380,12 +458,21 @@ def restored(state) -> Any:
     return _cpu_target.target_context.codegen().unserialize_library(state)
 
 
-def code_depends_on() -> tuple:
-    """Everything that machine code depends on beside its sources: builds and versions, the processor, Numba's settings."""
+def native_code_depends_on() -> tuple:
+    """What the code of native functions depends on beside their sources and the processor: Python's ABI, Numba, llvmlite."""
+    return sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
+
+
+def machine_depends_on() -> tuple:
+    """What machine code made here depends on: the processor and Numba's settings."""
     settings: Any = config
     processor = _cpu_target.target_context.codegen().magic_tuple()
-    builds = sys.version, sysconfig.get_config_var("SOABI"), sys.maxsize, numba.__version__, llvmlite.__version__, np.__version__
-    return (DispatcherBase.__basicsize__, *builds), processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+    return processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+
+
+def code_depends_on() -> tuple:
+    """Everything that a kernel's machine code depends on beside its sources: builds and versions, the processor, settings."""
+    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, machine_depends_on()
 
 
 FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))

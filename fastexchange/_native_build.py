@@ -1,0 +1,102 @@
+"""Make the native code that wheels carry: ``python -m fastexchange._native_build``, which ``.ci/wheel`` runs with each Python.
+
+It compiles all C functions and parts of this checkout for every processor of each platform, x86-64 and aarch64 with Linux, and
+writes the files that ``ground.shipped`` reads. The same sources, Python, Numba and llvmlite give the same bytes.
+"""
+
+import hashlib
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .ground.cfunction import CFunction, Part
+
+TRIPLES = {"x86_64-linux-gnu": "x86_64-unknown-linux-gnu", "aarch64-linux-gnu": "aarch64-unknown-linux-gnu"}
+"""By the platform's name in the name of a Python's ABI: its name for LLVM."""
+PACKAGES = ("dispatch", "producers", "exchange", "cuda")
+_SETTINGS = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "3", "PYTHONHASHSEED": "0"}
+
+
+def native_code() -> "Iterator[CFunction | Part]":
+    """Yield all C functions and parts, in an order that depends on the sources only."""
+    from .ground.cfunction import CFunction, Part
+
+    seen = set()
+    for name in PACKAGES:
+        package = importlib.import_module(f"{__package__}.{name}")
+        for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__)):
+            for value in list(vars(importlib.import_module(f"{package.__name__}.{module}")).values()):
+                if isinstance(value, (CFunction, Part)) and value.key not in seen:
+                    seen.add(value.key)
+                    yield value
+
+
+def main() -> int:
+    """Start a process with the settings under which the code is the same on every machine, and build in it."""
+    if any(os.environ.get(name) != value for name, value in _SETTINGS.items()):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+            environment |= {**_SETTINGS, "NUMBA_CACHE_DIR": folder}
+            return subprocess.run([sys.executable, "-m", f"{__package__}._native_build"], env=environment).returncode
+    from .ground.numba_internals import global_compiler_lock
+
+    with global_compiler_lock:
+        build()
+    return 0
+
+
+def build() -> None:
+    """Compile everything, and write a file for each platform."""
+    from .ground import numba_internals, shipped
+    from .ground.cfunction import CFunction, source_files
+
+    found = numba_internals.failures()
+    if found:
+        raise SystemExit(f"Numba {numba_internals.numba.__version__} is not the one that native code is for: {found}")
+    here = str(sysconfig.get_config_var("SOABI"))
+    version, _, platform = here.partition("-x86_64")
+    if not platform or f"x86_64{platform}" not in TRIPLES:
+        raise SystemExit(f"native code is made on Linux with x86-64, for all platforms; this Python's ABI is {here}")
+    for name in TRIPLES:  # else this process would use their code
+        shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
+    numba_internals.number_names()
+    functions, parts, names = {}, {}, set()
+    for value in native_code():
+        print(f"{version}: {'.'.join(value.key)}", flush=True)
+        names |= source_files(value.key[0])
+        if isinstance(value, CFunction):
+            functions[value.key] = value.compile()[:2]
+        else:
+            name, library = value.compiled
+            symbol = f"{__package__}.part.{'.'.join(value.key)}"
+            parts[value.key] = symbol, numba_internals.finish_part(library, name, symbol)
+    root = Path(__file__).parent
+    files = sorted(file.relative_to(root).as_posix() for file in names)
+    sources = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files}
+    proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()
+    if proof:
+        raise SystemExit(proof)
+    for name, triple in TRIPLES.items():
+        soabi = f"{version}-{name}"
+        code = shipped.ShippedCode(
+            (soabi, *numba_internals.native_code_depends_on()[1:]),
+            sources,
+            {key: numba_internals.serialized_for(triple, *made) for key, made in functions.items()},
+            {key: (symbol, numba_internals.moved_to(triple, bitcode)) for key, (symbol, bitcode) in parts.items()},
+            soabi == here,
+        )
+        path = shipped.path_of(soabi)
+        shipped.write(path, code)
+        print(f"{path}: {len(functions)} functions, {len(parts)} parts, {path.stat().st_size} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""Native code that comes with the package: made by ``fastexchange._native_build`` for a Python version and platform.
+
+A file has machine code of the C functions for every processor of the platform, and LLVM bitcode of the parts, which are inlined
+into code that is made here. It is used if its checksum is right, if it was made for the installed Numba and llvmlite, and if no
+source file on which it depends has changed since. Otherwise native code is compiled here: see ``cfunction.CodeCache``.
+"""
+
+import functools
+import hashlib
+import sysconfig
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .disk_cache import NotBelieved, framed, unframed
+from .numba_internals import native_code_depends_on
+
+__all__ = ["ShippedCode", "path_of", "read", "shipped_code", "write"]
+
+_ROOT = Path(__file__).parents[1]
+_WHAT = "the ABI of Python", "the version of Numba", "the version of llvmlite", "the size of Numba's dispatcher"
+
+
+class ShippedCode(NamedTuple):
+    """The content of a file. Names are those of modules of this package, then of functions in them."""
+
+    depends_on: tuple
+    """``numba_internals.native_code_depends_on()`` when it was made."""
+    sources: dict[str, str]
+    """The digests of source files, by their paths in the package."""
+    functions: dict[tuple[str, str], Any]
+    """The machine code of C functions, for ``numba_internals.restored``."""
+    parts: dict[tuple[str, str], tuple[str, bytes]]
+    """The symbol and the LLVM bitcode of each part."""
+    is_proved: bool
+    """Whether ``dispatch.self_test`` has made calls with this code and this Numba."""
+    why_not: str = ""
+    """Why there is no usable file."""
+
+
+def path_of(soabi: str) -> Path:
+    """The file for a Python's ABI, such as ``cpython-311-x86_64-linux-gnu``. The folder need not exist."""
+    return _ROOT / "_native" / f"{soabi}.code"
+
+
+def write(path: Path, code: ShippedCode) -> None:
+    """Write a file. The same code gives the same bytes. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(zlib.compress(framed(repr(code.depends_on), tuple(code)), 9))
+
+
+def read(path: Path) -> ShippedCode:
+    """Read a file and check that its code can be used here. Raises NotBelieved, with the reason, if not."""
+    try:
+        _, value = unframed(zlib.decompress(path.read_bytes()), is_value_wanted=True)
+    except FileNotFoundError:
+        raise NotBelieved(f"none is installed for {path.stem}") from None
+    except (OSError, zlib.error) as error:
+        raise NotBelieved(f"{path} cannot be read: {error}") from None
+    except NotBelieved as error:
+        raise NotBelieved(f"{path}: {error}") from None
+    code = ShippedCode(*value)
+    for what, made_for, found in zip(_WHAT, code.depends_on, native_code_depends_on(), strict=True):
+        if made_for != found:
+            raise NotBelieved(f"{path.name} was made for another installation: {what} is {found}, not {made_for}")
+    for name, digest in code.sources.items():
+        if digest_of(_ROOT / name) != digest:
+            raise NotBelieved(f"{name} has changed since {path.name} was made")
+    return code
+
+
+def digest_of(file: Path) -> str:
+    """The digest of a source file; "" if it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def shipped_code() -> ShippedCode:
+    """The code for this Python; without functions and parts if there is none that can be used."""
+    try:
+        return read(path_of(str(sysconfig.get_config_var("SOABI"))))
+    except NotBelieved as error:
+        return ShippedCode((), {}, {}, {}, False, str(error))
