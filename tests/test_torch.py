@@ -704,3 +704,19 @@ def test_tensors_on_a_gpu_are_told_apart():
     odd = guard().native.odd_keys
     assert not any(keys_of(tensor) & odd for tensor in (x, x[1:], z, x.requires_grad_(), x * 2))
     assert all(keys_of(tensor) & odd for tensor in (z.conj(), z.conj().imag, x.detach().to_sparse()))
+
+
+@pytest.mark.slow
+def test_the_first_call_does_not_import_pytorchs_compiler():
+    """It would take a second."""
+    run_python(
+        """
+        import sys
+        import torch
+        from fastexchange import fast_args
+        before = set(sys.modules)
+        assert fast_args(lambda x, y: x[0] + y[0])(torch.ones(3), torch.ones(3)) == 2
+        imported = {name.partition(".")[0] + "." + name.split(".")[1] for name in set(sys.modules) - before if "torch." in name}
+        assert not {"torch._dynamo", "torch._inductor"} & imported, imported
+        """
+    )
