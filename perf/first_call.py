@@ -1,6 +1,7 @@
-"""One new process of the first-call rows: ``first_call.py njit|fast numpy|torch``. Prints JSON, times in nanoseconds.
+"""One new process of the first-call rows: ``first_call.py njit|fast numpy|torch [call|out|bind|convert|list]``.
 
-The kernel is cached on disk where Numba puts it: in this folder's ``__pycache__``, or where NUMBA_CACHE_DIR says.
+Prints JSON, times in nanoseconds. The kernel is cached on disk where Numba puts it: in this folder's ``__pycache__``, or where
+NUMBA_CACHE_DIR says.
 """
 
 import json
@@ -10,10 +11,8 @@ from time import perf_counter_ns
 import numba
 import numpy as np
 
-who, framework = sys.argv[1:]
-if who == "fast":
-    from fastexchange import fast_args
-
+who, framework, *what = sys.argv[1:]
+kind = what[0] if what else "call"
 arguments = [np.ones(8, np.float32) for _ in range(3)]
 if framework == "torch":
     import torch
@@ -27,10 +26,30 @@ def axpy(a, x, y, out):
         out[i] = a * x[i] + y[i]
 
 
+def first(xs):
+    """A kernel that takes a list."""
+    return xs[0][0]
+
+
+if who == "fast":
+    import fastexchange
 start = perf_counter_ns()
-kernel = fast_args(cache=True)(axpy) if who == "fast" else numba.njit(cache=True)(axpy)
+if who == "fast":
+    options = {"out": "x[n], y[n] -> out[n]"} if kind == "out" else {}
+    kernel = fastexchange.fast_args(cache=True, **options)(first if kind == "list" else axpy)
+else:
+    kernel = numba.njit(cache=True)(axpy)
 decorated = perf_counter_ns()
-kernel(2.0, *arguments)
+if kind == "call":
+    kernel(2.0, *arguments)
+elif kind == "out":
+    kernel(2.0, *arguments[:2])
+elif kind == "bind":
+    kernel.bind(2.0, *arguments)()
+elif kind == "convert":
+    fastexchange.convert(arguments[0], np.ndarray)
+else:
+    kernel(arguments)
 end = perf_counter_ns()
 
 compiled = sum(kernel.stats.cache_misses.values())

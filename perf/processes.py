@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,13 @@ LABELS = {
     "cold/installed/both": "cold: fastexchange, a new kernel: decoration and call",
     "cold/fast/first": "cold: fastexchange, newly installed: the call",
     "cold/fast/both": "cold: fastexchange, newly installed: decoration and call",
+    "new/numpy/njit/both": "new installation: njit, NumPy: decoration and call",
+    "new/numpy/call/both": "new installation: fastexchange, NumPy: decoration and call",
+    "new/torch/call/both": "new installation: fastexchange, PyTorch: decoration and call",
+    "new/torch/out/both": "new installation: fastexchange, PyTorch: the same with out=",
+    "new/torch/bind/both": "new installation: fastexchange, PyTorch: the same with bind()",
+    "new/torch/list/both": "new installation: fastexchange, PyTorch: the same with a list",
+    "new/torch/convert/both": "new installation: fastexchange, PyTorch: the same, convert()",
     "memory/kernels/njit": "a kernel: njit",
     "memory/kernels/fast": "a kernel: fastexchange",
     "memory/signatures/njit": "a signature of a kernel: njit",
@@ -43,15 +51,16 @@ LABELS = {
 """The rows: their keys, and what they are called."""
 
 
-def _run(*arguments: str, **variables: str) -> str:
-    """What Python prints with these arguments. `variables` are added to the environment.
+def _run(*arguments: str, root: Path = _HERE.parent, **variables: str) -> str:
+    """What Python prints with these arguments. `variables` are added to the environment. The package is that in `root`.
 
     Bytecode is written, as it is for whoever does not forbid it: else every process would compile this package's source.
     """
-    path = os.pathsep.join(filter(None, (str(_HERE.parent), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, **variables}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run([sys.executable, *arguments], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, cwd=root)
     return done.stdout
 
 
@@ -133,6 +142,31 @@ def cold_calls(rounds: int) -> dict[str, Samples]:
                 assert found["compiled"], f"{name}: the cache was not empty"
                 times.setdefault(f"cold/{name}/first", []).append(found["first"])
                 times.setdefault(f"cold/{name}/both", []).append(found["decorate"] + found["first"])
+    return {name: Samples(np.array(values, float)) for name, values in times.items()}
+
+
+def new_installations(rounds: int) -> dict[str, Samples]:
+    """Nanoseconds until the first result of a new installation from a wheel, which has native code, with an empty disk cache.
+
+    From the decoration on; ``njit`` is the plain kernel.
+    """
+    kinds = [("njit", "numpy", "call"), ("fast", "numpy", "call")]
+    if find_spec("torch"):
+        kinds += [("fast", "torch", kind) for kind in ("call", "out", "bind", "list", "convert")]
+    times: dict[str, list[int]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch, "installed")
+        ignored = shutil.ignore_patterns("__pycache__", "_native")
+        shutil.copytree(_HERE.parent / "fastexchange", root / "fastexchange", ignore=ignored)
+        _run("-m", "fastexchange._native_build", root=root)
+        for turn in range(-1, rounds):
+            for who, framework, kind in kinds:
+                program = str(_HERE / "first_call.py"), who, framework, kind
+                cache = str(Path(scratch, f"{turn} {who} {framework} {kind}"))
+                found = json.loads(_run(*program, root=root, NUMBA_CACHE_DIR=cache))
+                if turn >= 0:  # the first one compiles the package's Python code
+                    key = f"new/{framework}/{who if who == 'njit' else kind}/both"
+                    times.setdefault(key, []).append(found["decorate"] + found["first"])
     return {name: Samples(np.array(values, float)) for name, values in times.items()}
 
 

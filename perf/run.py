@@ -25,6 +25,7 @@ SECTIONS = {
     "import": "importing the package",
     "first": "a kernel's first call, with a warm disk cache",
     "cold": "a kernel's first call, with nothing cached; not with --quick",
+    "new": "a first result of a new installation from a wheel; not with --quick",
     "memory": "of a kernel and of a signature; not with --quick",
     "asked": "calls with PyTorch's tensors where their layout is unknown",
     "tableless": "calls with tensors of a PyTorch without an exchange table",
@@ -83,7 +84,7 @@ def _warnings(times: dict[str, Samples]) -> list[str]:
 def _extra(times: dict[str, Samples]) -> list[str]:
     """The tables of the rows that are no calls in this process."""
     parts = {
-        ("import/", "start/", "cold/"): ("New processes", "ms", 1e6),
+        ("import/", "start/", "cold/", "new/"): ("New processes", "ms", 1e6),
         ("memory/",): ("Private memory", "kB", 1e3),
         ("asked/",): ("3 PyTorch CPU tensors, PyTorch asked about each", "ns", 1),
         ("tableless/",): ("3 PyTorch CPU tensors, PyTorch without an exchange table", "ns", 1),
@@ -115,7 +116,7 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     """Run the benchmark."""
     options = _options()
-    sections = options.only or [name for name in SECTIONS if not options.quick or name not in ("cold", "memory")]
+    sections = options.only or [name for name in SECTIONS if not options.quick or name not in ("cold", "new", "memory")]
     rounds, starts = (9, 2) if options.quick else (41, 5)
 
     described = files.machine()
@@ -141,6 +142,7 @@ def main() -> int:
         ("import", processes.imports, starts),
         ("first", processes.first_calls, starts),
         ("cold", processes.cold_calls, 2),
+        ("new", processes.new_installations, 3),
         ("memory", processes.memory, 2),
         ("asked", processes.asked, rounds),
         ("tableless", processes.without_table, rounds),
