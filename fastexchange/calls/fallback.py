@@ -13,7 +13,7 @@ from numba.core.errors import TypingError
 
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
-from ..exchange.discovery import discover
+from ..exchange.discovery import discover, is_masked_array
 from ..exchange.errors import argument, check_tensors, refuse_value, refused, why_not_computed
 from ..exchange.export import numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
@@ -289,7 +289,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return _list(kernel, position, value, given)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which reads __class__
         _require_native_order(kernel, position, value)
-        if issubclass(cls, np.ma.MaskedArray):
+        if is_masked_array(cls):
             try:
                 numba.typeof(value)  # raises; Numba's dispatcher would take it for a plain array once it has compiled for one
             except TypingError as error:

@@ -8,6 +8,7 @@ Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dl
 
 import ctypes
 import itertools
+import sys
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -232,11 +233,17 @@ def _typed(cls: type, notes: list[str]) -> Discovery | None:
     return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
 
 
+def is_masked_array(cls: type) -> bool:
+    """Whether this is ``numpy.ma.MaskedArray`` or derived from it. Does not import ``numpy.ma``, which takes time."""
+    ma = sys.modules.get("numpy.ma")
+    return issubclass(cls, getattr(ma, "MaskedArray", ()))
+
+
 def _ndarray(cls: type, notes: list[str]) -> Discovery | None:
     """``numpy.ndarray`` and its subclasses, which Numba treats as ndarrays."""
     if not issubclass(cls, np.ndarray):
         return None
-    if issubclass(cls, np.ma.MaskedArray) or hasattr(cls, "__numba_array_subtype_dispatch__"):
+    if is_masked_array(cls) or hasattr(cls, "__numba_array_subtype_dispatch__"):
         notes.append("Numba has rules of its own for this subclass of ndarray")
         return Discovery(PATH_NUMBA, {"kind": structs.KIND_NUMBA}, notes)
     if "ndarray" in runtime().unverified:
