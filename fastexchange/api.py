@@ -103,9 +103,12 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
         raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
     cuda = _checked_cuda(cuda, launch, out, grad, storage)
     kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch)
-    if func is None:
-        own = {"grad": grad, "storage": storage, "returns": returns, "out": out, "cuda": cuda, "launch": launch}
-        return functools.partial(fast_args, **own, **options)
+    make = functools.partial(_kernel_from, options=options, kernel_options=kernel_options)
+    return make if func is None else make(func)
+
+
+def _kernel_from(func, options: dict, kernel_options: KernelOptions):
+    """Make a kernel of what :func:`fast_args` takes as `func`; of signatures, a decorator."""
     if inspect.isfunction(func):
         return _decorated(func, options, kernel_options)
     if isinstance(func, Kernel) and kernel_options in (KernelOptions(), func._kernel_options):

@@ -117,10 +117,11 @@ class _Announced:
 
     def _tell(self):
         self._is_told = True
-        with contextlib.suppress(Exception):  # no stderr, or a closed one
-            why = shipped_code().why_not
-            text = f"fastexchange: compiling native code for this machine, once; later processes load it ({why})"
-            print(text, file=sys.stderr, flush=True)
+        why = shipped_code().why_not
+        text = f"fastexchange: compiling native code for this machine, once; later processes load it ({why})"
+        if why:  # else this process makes the code that is shipped
+            with contextlib.suppress(Exception):  # no stderr, or a closed one
+                print(text, file=sys.stderr, flush=True)
 
 
 _announced = _Announced()
