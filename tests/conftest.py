@@ -24,9 +24,7 @@ def pytest_sessionstart(session):
     """Compile the package's native code, unless it is cached: programs under test would say on stderr that they do."""
     program = """
 from fastexchange._native_build import native_code
-from fastexchange.dispatch.runtime import runtime
 
-runtime()
 for each in native_code():
     getattr(each, "address", 0)
 """

@@ -65,7 +65,6 @@ class Runtime:
         checks = dict(cpython.verify(), ndarray=ndarray.verify())
         self.numba_failures = numba_internals.failures()
         if not self.numba_failures:
-            numba_internals.initialize_runtime()
             checks |= {"meminfo": _verify_meminfo(), "list": lists.verify()}
             why = code_cache.proved("dispatch.self_test", f"{__package__}.self_test", calls_as_numba)
             self.numba_failures = {"calls": why} if why else {}

@@ -330,6 +330,7 @@ class CFunction:
                 self._by_numba = numba.cfunc(signature, error_model="numpy")(self._python_function)
                 self._address = self._by_numba.address
                 return self._address
+            numba_internals.initialize_runtime()  # LLVM ends the process if it does not find a function of Numba's runtime
             module, name = self.key
             key = ("function", module, name)
             self._address = code_cache.get(key, self.compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
