@@ -4,7 +4,6 @@ It compiles all C functions and parts of this checkout for every processor of ea
 writes the files that ``ground.shipped`` reads. The same sources, Python, Numba and llvmlite give the same bytes.
 """
 
-import hashlib
 import importlib
 import os
 import pkgutil
@@ -80,7 +79,7 @@ def build() -> None:
             parts[value.key] = symbol, numba_internals.finish_part(library, name, symbol)
     root = Path(__file__).parent
     files = sorted(file.relative_to(root).as_posix() for file in names)
-    sources = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in files}
+    sources = {file: shipped.digest_of(root / file) for file in files}
     proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()
     if proof:
         raise SystemExit(proof)

@@ -169,6 +169,12 @@ def _of_other_sources(file: Path):
     source.write_text(source.read_text() + "\n")
 
 
+def _of_another_format(file: Path):
+    from fastexchange.ground import shipped
+
+    file.write_bytes(shipped.zlib.compress(shipped.framed("()", ((), {}))))
+
+
 def _missing(file: Path):
     file.unlink()
 
@@ -177,7 +183,7 @@ def _missing(file: Path):
     ("spoil", "why"),
     [
         (_truncated, "cannot be read"), (_flipped, "cannot be read"), (_replaced, "cannot be read"),
-        (_missing, "none is installed"),
+        (_missing, "none is installed"), (_of_another_format, "the format of another version"),
         (_of_another_platform, "the ABI of Python is"), (_of_another_numba, "the version of Numba is"),
         (_of_other_sources, "dispatch/pack.py has changed"),
     ],

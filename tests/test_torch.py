@@ -708,7 +708,7 @@ def test_tensors_on_a_gpu_are_told_apart():
 
 @pytest.mark.slow
 def test_the_first_call_does_not_import_pytorchs_compiler():
-    """It would take a second."""
+    """The import is slow."""
     run_python(
         """
         import sys

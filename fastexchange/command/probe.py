@@ -211,7 +211,7 @@ def _origin() -> Iterator[Finding]:
 
     why = shipped_code().why_not
     if why:
-        yield Finding("native code", "from", OK, f"compiled on this machine, once, and cached: {why}")
+        yield Finding("native code", "from", OK, f"compiled on this machine: {why}")
     else:
         functions = f"this run used {code_cache.shipped} of {len(shipped_code().functions)} functions"
         yield Finding("native code", "from", OK, f"shipped with the package; {functions}")

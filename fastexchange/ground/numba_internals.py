@@ -262,7 +262,7 @@ _HELPER_PASSES = (
     ("typed_passes", "PreLowerStripPhis"), ("typed_passes", "NativeLowering"), ("typed_passes", "NoPythonBackend"),
 )  # fmt: skip
 """Those of Numba's passes that helpers need. The others, for closures, loops over tuples, raised exceptions and so on, find
-nothing in the dialect of ``ground.native``, and take a fifth of the time."""
+nothing in the dialect of ``ground.native``, but take time."""
 
 
 @functools.cache

@@ -33,7 +33,7 @@ class ShippedCode(NamedTuple):
     parts: dict[tuple[str, str], tuple[str, bytes]]
     """The symbol and the LLVM bitcode of each part."""
     is_proved: bool
-    """Whether ``dispatch.self_test`` has made calls with this code and this Numba."""
+    """Whether ``dispatch.self_test`` has passed with this Python and this Numba."""
     why_not: str = ""
     """Why there is no usable file."""
 
@@ -59,8 +59,12 @@ def read(path: Path) -> ShippedCode:
         raise NotBelieved(f"{path} cannot be read: {error}") from None
     except NotBelieved as error:
         raise NotBelieved(f"{path}: {error}") from None
-    code = ShippedCode(*value)
-    for what, made_for, found in zip(_WHAT, code.depends_on, native_code_depends_on(), strict=True):
+    try:
+        code = ShippedCode(*value)
+        differences = list(zip(_WHAT, code.depends_on, native_code_depends_on(), strict=True))
+    except (TypeError, ValueError):
+        raise NotBelieved(f"{path.name} has the format of another version of this package") from None
+    for what, made_for, found in differences:
         if made_for != found:
             raise NotBelieved(f"{path.name} was made for another installation: {what} is {found}, not {made_for}")
     for name, digest in code.sources.items():

@@ -491,7 +491,7 @@ def _differentiated_in_place(tensor) -> None:
 
     with contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level():  # no levels within levels
         one = torch.ones(1, dtype=torch.float32)
-        tensor.add_(forward_ad.make_dual(one, one))  # the derivative of mul_() would import torch._dynamo: a second
+        tensor.add_(forward_ad.make_dual(one, one))  # mul_() would import torch._dynamo, which is slow
 
 
 def _dual():
