@@ -1,7 +1,8 @@
-"""One new process of the first-call rows: ``first_call.py njit|fast numpy|torch [call|out|bind|convert|list]``.
+"""One new process of the first-call rows: ``first_call.py njit|fast numpy|torch [call|out|bind|convert|list] [OBJECTS]``.
 
-Prints JSON, times in nanoseconds. The kernel is cached on disk where Numba puts it: in this folder's ``__pycache__``, or where
-NUMBA_CACHE_DIR says.
+Prints JSON, times in nanoseconds. So many objects are made beforehand: they decide when the garbage collector's next full
+collection comes, which takes a tenth of a warm first call. The kernel is cached on disk where Numba puts it: in this folder's
+``__pycache__``, or where NUMBA_CACHE_DIR says.
 """
 
 import json
@@ -13,6 +14,7 @@ import numpy as np
 
 who, framework, *what = sys.argv[1:]
 kind = what[0] if what else "call"
+objects = [[] for _ in range(int(what[1]) if len(what) > 1 else 0)]
 arguments = [np.ones(8, np.float32) for _ in range(3)]
 if framework == "torch":
     import torch

@@ -99,17 +99,23 @@ def _rows_of(program: str, rounds: int) -> dict[str, Samples]:
     return {key: Samples(np.array(values)) for key, values in found.items()}
 
 
+_OBJECTS_OF_A_COLLECTION = 84_000
+"""New objects from one full collection to the next, when a process has as many as Numba's import makes."""
+
+
 def first_calls(rounds: int) -> dict[str, Samples]:
     """Nanoseconds of a kernel's first call, alone and with the decoration before it (``both``), in new processes.
 
-    They find everything that they need in the disk cache.
+    They find everything that they need in the disk cache. The garbage collector's next full collection is at another distance
+    in each round.
     """
     kinds = [("njit", "numpy"), ("fast", "numpy")]
     if find_spec("torch"):
         kinds.append(("fast", "torch"))
     times: dict[str, list[int]] = {}
     for turn in range(-1, rounds):
-        found = {kind: json.loads(_run(str(_HERE / "first_call.py"), *kind)) for kind in kinds}
+        objects = str(_OBJECTS_OF_A_COLLECTION * max(turn, 0) // rounds)
+        found = {kind: json.loads(_run(str(_HERE / "first_call.py"), *kind, "call", objects)) for kind in kinds}
         if turn < 0:  # this one fills the disk cache
             continue
         if any(measured["compiled"] for measured in found.values()):

@@ -9,6 +9,7 @@ helpers are inlined across files; Python's ABI, the versions of Numba and llvmli
 import contextlib
 import functools
 import hashlib
+import os
 import re
 import sys
 import threading
@@ -31,49 +32,69 @@ __all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cach
 
 _PACKAGE = __name__.partition(".")[0]
 _ROOT = Path(__file__).parents[1]
-_IMPORT = re.compile(r"^from (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+_IMPORT = re.compile(r"\nfrom (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)")
+_NOT_A_NAME = re.compile(r"#.*| as \w+")
+_NAME = re.compile(r"\w+")
 
 
 @functools.cache
-def _file_of(module: str) -> Path | None:
-    """The source file of a module of this package, or None."""
-    path = _ROOT.joinpath(*module.split(".")[1:])
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+def _files() -> dict[str, str]:
+    """The source files of this package, by their modules' names. An ``__init__.py`` has its package's name."""
+    found = {}
+    for folder, folders, names in os.walk(_ROOT):
+        folders[:] = set(folders) - {"__pycache__"}  # may hold thousands of cache entries
+        package = _PACKAGE + folder[len(str(_ROOT)) :].replace(os.sep, ".")
+        for name in names:
+            if name.endswith(".py"):
+                found[package if name == "__init__.py" else f"{package}.{name[:-3]}"] = os.path.join(folder, name)
+    return found
+
+
+@functools.cache
+def _source_of(module: str) -> bytes:
+    with open(_files()[module], "rb") as file:
+        return file.read()
 
 
 @functools.cache
 def _imports_of(module: str) -> frozenset[str]:
     """The modules of this package that a module imports at its own import."""
-    file = _file_of(module)
-    assert file is not None
-    package = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    files = _files()
+    package = module.split(".") if files[module].endswith("__init__.py") else module.split(".")[:-1]
     found = set()
-    for dots, path, names in _IMPORT.findall(file.read_text()):
-        base = package[: len(package) - len(dots) + 1] + (path.split(".") if path else [])
-        for name in re.findall(r"(\w+)(?: as \w+)?", re.sub(r"#.*", "", names)):
-            submodule = ".".join([*base, name])
-            found.add(submodule if _file_of(submodule) else ".".join(base))
+    for dots, path, names in _IMPORT.findall(_source_of(module).decode()):
+        base = ".".join(package[: len(package) - len(dots) + 1] + ([path] if path else []))
+        for name in _NAME.findall(_NOT_A_NAME.sub("", names)):
+            submodule = f"{base}.{name}"
+            found.add(submodule if submodule in files else base)
     return frozenset(found - {_PACKAGE})
 
 
-def source_files(module: str) -> set[Path]:
-    """The source files on which the machine code of a module of this package depends."""
+def _modules_with(module: str) -> set[str]:
+    """A module and all modules of this package that its import imports."""
     pending, modules = [module], {module}
     while pending:
         new = _imports_of(pending.pop()) - modules
         modules |= new
         pending += new
-    return {file for file in map(_file_of, modules) if file is not None}
+    return modules
+
+
+def source_files(module: str) -> set[Path]:
+    """The source files on which the machine code of a module of this package depends."""
+    return {Path(_files()[name]) for name in _modules_with(module)}
+
+
+@functools.cache
+def _digest_of(module: str) -> str:
+    return hashlib.sha256(_source_of(module)).hexdigest()
 
 
 @functools.cache
 def source_stamp(module: str) -> str:
     """A digest of these source files."""
-    digest = hashlib.sha256()
-    for file in sorted(source_files(module)):
-        source = file.read_bytes()
-        digest.update(f"{file.relative_to(_ROOT).as_posix()} {len(source)}\n".encode() + source)
-    return digest.hexdigest()
+    told = [f"{name} {_digest_of(name)}" for name in sorted(_modules_with(module))]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -280,7 +301,7 @@ class Part:
         if shipped is not None:
             return shipped[0], numba_internals.LinkableCode(shipped[1])
         with _jit_enabled(), _announced:
-            body = native(self._python_function)
+            body = native(self._python_function).dispatcher
             body.compile(self._signature)
         result = body.overloads[self._signature.args]
         return result.fndesc.llvm_func_name, result.library

@@ -8,6 +8,8 @@ Two rules keep the compiled code cacheable (``ground.cfunction``): it holds no a
 object.
 """
 
+import functools
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -25,16 +27,34 @@ __all__ = [
 ]  # fmt: skip
 
 
-def native(function) -> CPUDispatcher:
+class native:
     """Decorator of a helper of native functions, which is inlined into the C functions that call it.
 
-    It works as ``numba.njit``, but also under ``NUMBA_DISABLE_JIT``, which is for users' functions.
+    It works as ``numba.njit``, but also under ``NUMBA_DISABLE_JIT``, which is for users' functions, and makes Numba's dispatcher
+    only when a function that names the helper is compiled.
     """
-    options = {
-        "nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True,
-        "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
-    }  # fmt: skip
-    return CPUDispatcher(py_func=function, targetoptions=options, pipeline_class=helper_compiler())
+
+    def __init__(self, function):
+        self.py_func = function
+        self._dispatcher = None
+
+    @property
+    def dispatcher(self) -> CPUDispatcher:
+        """Numba's dispatcher of the helper."""
+        if self._dispatcher is None:  # not a cached_property: see CFunction.address
+            self._dispatcher = self._made()
+        return self._dispatcher
+
+    def _made(self) -> CPUDispatcher:
+        options = {
+            "nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True,
+            "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
+        }  # fmt: skip
+        return CPUDispatcher(py_func=self.py_func, targetoptions=options, pipeline_class=helper_compiler())
+
+    @property
+    def _numba_type_(self):  # Numba's protocol for objects that compiled functions name
+        return self.dispatcher._numba_type_
 
 
 # ---- C structs -----------------------------------------------------------------------------------------------------
@@ -78,12 +98,18 @@ def offset_of(name: str, *path: str) -> int:
     return ffi.offsetof(name, *path)
 
 
+@functools.cache
+def _record_of(name: str):
+    return numpy_support.from_dtype(numpy_dtype(ffi.typeof(name)))
+
+
 def struct_at(name: str):
     """A native function from an address to the C struct `name` there, a record whose fields can be read and set."""
-    record = numpy_support.from_dtype(numpy_dtype(ffi.typeof(name)))
 
     @intrinsic
     def at(typingctx, address):
+        record = _record_of(name)
+
         def codegen(context, builder, signature, args):
             return builder.inttoptr(args[0], context.get_value_type(record))
 

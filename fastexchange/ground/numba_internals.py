@@ -726,6 +726,7 @@ def _registered(templates) -> Iterator[tuple[Callable | None, dict]]:
 
 _extensions: dict[str, list[Any]] = {}
 _extensions_seen: list[int] = [0, 0, 0]
+_WITHOUT_FUNCTIONS = frozenset({dict, bool, str, type(None), frozenset})  # three of four attributes of Numba's templates
 
 
 def extensions() -> dict[str, list[Any]]:
@@ -734,7 +735,8 @@ def extensions() -> dict[str, list[Any]]:
     for number, registry in enumerate(registries):
         for item in registry[_extensions_seen[number] :]:
             for value in vars(item).values() if isinstance(item, type) else item[:1]:
-                _add_extension(value)
+                if type(value) not in _WITHOUT_FUNCTIONS:
+                    _add_extension(value)
         _extensions_seen[number] = len(registry)
     return _extensions
 
