@@ -291,7 +291,7 @@ def run(context_address, args, nargs, flags, state):
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """``dispatch.vectorcall.call_any`` of a launcher."""
     launcher = load(callable_ + CALLABLE_CONTEXT)
-    return call_any(structs.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
+    return call_any(launch_on_device, structs.launcher_at(launcher).context, launcher, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

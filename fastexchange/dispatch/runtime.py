@@ -12,7 +12,7 @@ from ..ground.dtypes import plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import once
 from ..producers import ndarray
-from . import frame, lists, read_arguments, vectorcall
+from . import frame, lists, read_arguments, take_exports, vectorcall
 from .self_test import calls_as_numba
 from .type_table import TypeTable
 
@@ -72,7 +72,7 @@ class Runtime:
         self.is_native = not self.numba_failures and not {"object", "tuple", "dispatcher", "meminfo"} & set(self.unverified)
         if self.is_native:
             self.native.numbas_call = cpython.address_of_call(DispatcherBase)
-            self.add(read_arguments.walk, vectorcall.run, vectorcall.vectorcall_any)
+            self.add(read_arguments.walk, take_exports.export_managed, vectorcall.run, vectorcall.vectorcall_any)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 
     def add(self, *functions: CFunction) -> None:

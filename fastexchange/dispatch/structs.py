@@ -54,6 +54,7 @@ typedef struct {
     int64_t release_both;       /* NRT destructor: both of these */
     int64_t release_cached;     /* void (fx_runtime *, fx_frame *, PyObject *const *args, fx_overload *): and the frame */
     int64_t walk;               /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): `read_arguments.walk`, for the CPU */
+    int64_t export_managed;     /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `take_exports` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t refuse_argument;    /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */

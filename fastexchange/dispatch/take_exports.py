@@ -6,6 +6,7 @@
 from numba import types
 
 from ..ground import cpython as c
+from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, stack, store
@@ -25,8 +26,8 @@ PENDING_WORDS = 2 * structs.MAX_TUPLE_DEPTH
 BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the passes
 
 
-@native
-def export_managed(context, runtime, frame, args, nargs, flags):
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def export_managed(context_address, frame_address, args, nargs, flags):
     """Make every owning export of the call, in the order in which :data:`walk` uses them. Returns a STATUS_*.
 
     Three passes over the arguments:
@@ -36,6 +37,9 @@ def export_managed(context, runtime, frame, args, nargs, flags):
     3. BY_PYTORCH: export these tensors, and check each at once. This comes last, because Python code of the other passes (also
        by a garbage collection) could change a tensor after its check.
     """
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
+    frame = structs.frame_at(frame_address)
     pending = stack(PENDING_WORDS)
     status = structs.STATUS_OK
     before = frame.snapshot_count

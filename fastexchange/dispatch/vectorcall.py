@@ -29,7 +29,6 @@ from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins
 from .lists import drop_unchanged, reflect_changes
 from .pack import plain_field
 from .readers import DRY_RUN
-from .take_exports import export_managed
 from .type_table import GOLDEN, find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
@@ -150,7 +149,7 @@ def read(context_address, frame_address, args, nargs, flags):
     while status == structs.STATUS_EXPORT or status == structs.STATUS_GROW:
         drop_lists(frame)  # the next round makes them again
         if status == structs.STATUS_EXPORT:
-            status = export_managed(context, runtime, frame, args, nargs, flags)
+            status = call_word(runtime.export_managed, (context_address, frame_address, args, nargs, flags))
         if status == structs.STATUS_GROW:
             is_bound = args == frame.bound
             grown = grow_frame(runtime, frame_address, nargs + 1)
@@ -345,8 +344,8 @@ def call_numbas(context, runtime, callable_, args, nargs):
 
 
 @native
-def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
-    """The general path: make any call, also with keywords, defaults, ``*args`` and unknown types."""
+def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames):
+    """The general path: make any call, also with keywords, defaults, ``*args`` and unknown types. `launch`: as in `run_by`."""
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
     frame_address = take_frame(runtime)
@@ -364,7 +363,7 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
     store(state, frame_address)
     store(state + 24, launcher)
     if status == structs.STATUS_OK:
-        status = call_word(context.run, (context_address, items, nargs, 0, state))
+        status = run_by(launch, context_address, items, nargs, 0, state)
     frame = load(state)
     position = structs.frame_at(frame).position
     code = structs.frame_at(frame).code
@@ -396,7 +395,7 @@ def call_any(context_address, launcher, callable_, args, nargsf, kwnames):
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """:func:`call_any` for CPU kernels."""
-    return call_any(load(callable_ + KERNEL_CONTEXT), 0, callable_, args, nargsf, kwnames)
+    return call_any(launch_here, load(callable_ + KERNEL_CONTEXT), 0, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)
