@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ..measuring import figures, files
-from ..measuring.tables import Row, progress, show
+from ..measuring.tables import Row, progress, show, stage
 from ..measuring.timing import Statement, time_statements
 from . import CommandError
 from .probe import OnlyDunder
@@ -172,11 +172,12 @@ def run(options: argparse.Namespace) -> int:
     """Time a call with three arguments and print the table."""
     if options.json:
         _writable(options.json)
-    progress("importing …")
+    stage("importing …")
     notes: list[str] = []
     kinds = _kinds(notes)
-    progress("compiling …")
+    stage("compiling …")
     _check(kinds)
+    stage("measuring …")
     statements = {c.key: Statement(c.code, c.names) for kind in kinds for c in (*kind.calls, *kind.control)}
     rounds = 5 if options.quick else 101
     times, _ = time_statements(

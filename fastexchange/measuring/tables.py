@@ -86,3 +86,10 @@ def progress(text: str) -> None:
     """Show `text` on the terminal in the place of the last one. Does nothing if stderr is not a terminal."""
     if sys.stderr is not None and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def stage(text: str) -> None:
+    """:func:`progress` at the beginning of something long: if stderr is not a terminal, this prints a line."""
+    if sys.stderr is not None and not sys.stderr.isatty():
+        print(f"fastexchange: {text}", file=sys.stderr, flush=True)
+    progress(text)
