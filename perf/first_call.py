@@ -1,8 +1,9 @@
-"""One new process of the first-call rows: ``first_call.py njit|fast numpy|torch [call|out|bind|convert|list] [OBJECTS]``.
+"""One new process of the first-call rows: ``first_call.py njit|fast numpy|torch|cuda [call|out|bind|convert|list] [OBJECTS]``.
 
 Prints JSON, times in nanoseconds. So many objects are made beforehand: they decide when the garbage collector's next full
 collection comes, which takes a tenth of a warm first call. The kernel is cached on disk where Numba puts it: in this folder's
-``__pycache__``, or where NUMBA_CACHE_DIR says.
+``__pycache__``, or where NUMBA_CACHE_DIR says. With ``cuda`` it is a launch by numba-cuda against the tests' driver stub, where
+nothing runs.
 """
 
 import json
@@ -20,6 +21,17 @@ if framework == "torch":
     import torch
 
     arguments = [torch.from_numpy(array) for array in arguments]
+elif framework == "cuda":
+    import warnings
+
+    import cuda_places
+
+    warnings.simplefilter("ignore")  # one block is few
+    stub = cuda_places.Stub()
+    from numba import cuda  # after the stub: this loads the driver
+
+    cuda.current_context()
+    arguments = [stub.tensor() if who == "fast" else stub.interface() for _ in range(3)]
 
 
 def axpy(a, x, y, out):
@@ -36,7 +48,10 @@ def first(xs):
 if who == "fast":
     import fastexchange
 start = perf_counter_ns()
-if who == "fast":
+if framework == "cuda":
+    kernel = cuda.jit(axpy)
+    kernel = (fastexchange.fast_args(kernel) if who == "fast" else kernel)[1, 32]
+elif who == "fast":
     options = {"out": "x[n], y[n] -> out[n]"} if kind == "out" else {}
     kernel = fastexchange.fast_args(cache=True, **options)(first if kind == "list" else axpy)
 else:
@@ -54,7 +69,7 @@ else:
     kernel(arguments)
 end = perf_counter_ns()
 
-compiled = sum(kernel.stats.cache_misses.values())
+compiled = 1 if framework == "cuda" else sum(kernel.stats.cache_misses.values())
 if who == "fast":
     from fastexchange.ground.cfunction import code_cache
 

@@ -37,6 +37,8 @@ LABELS = {
     "new/torch/out/both": "new installation: fastexchange, PyTorch: the same with out=",
     "new/torch/bind/both": "new installation: fastexchange, PyTorch: the same with bind()",
     "new/torch/list/both": "new installation: fastexchange, PyTorch: the same with a list",
+    "new/cuda/njit/both": "new installation: numba-cuda, driver stub: decoration and launch",
+    "new/cuda/call/both": "new installation: fastexchange over numba-cuda, driver stub: the same",
     "new/torch/convert/both": "new installation: fastexchange, PyTorch: the same, convert()",
     "memory/kernels/njit": "a kernel: njit",
     "memory/kernels/fast": "a kernel: fastexchange",
@@ -154,11 +156,13 @@ def cold_calls(rounds: int) -> dict[str, Samples]:
 def new_installations(rounds: int) -> dict[str, Samples]:
     """Nanoseconds until the first result of a new installation from a wheel, which has native code, with an empty disk cache.
 
-    From the decoration on; ``njit`` is the plain kernel.
+    From the decoration on; ``njit`` is the plain kernel, in rows with ``cuda`` numba-cuda's.
     """
     kinds = [("njit", "numpy", "call"), ("fast", "numpy", "call")]
     if find_spec("torch"):
         kinds += [("fast", "torch", kind) for kind in ("call", "out", "bind", "list", "convert")]
+    if find_spec("numba_cuda"):
+        kinds += [("njit", "cuda", "call"), ("fast", "cuda", "call")]
     times: dict[str, list[int]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch, "installed")

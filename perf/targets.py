@@ -105,9 +105,10 @@ def _fallback_and_start(book: Book) -> None:
     for kind, call in (
         ("numpy/call", "new installation, NumPy"), ("torch/call", "new installation, PyTorch"),
         ("torch/out", "the same with out="), ("torch/bind", "the same with bind()"), ("torch/list", "the same with a list"),
-        ("torch/convert", "the same, convert()"),
+        ("torch/convert", "the same, convert()"), ("cuda/call", "new installation, a launch"),
     ):  # fmt: skip
-        more = lambda t, k=f"new/{kind}/both": (t[k] - t["new/numpy/njit/both"]) / 1e9  # noqa: E731
+        plain = "new/cuda/njit/both" if kind.startswith("cuda") else "new/numpy/njit/both"
+        more = lambda t, k=f"new/{kind}/both", plain=plain: (t[k] - t[plain]) / 1e9  # noqa: E731
         book.add(call, "≤ 0.5 s more than njit", more, 0.5, "s")
     for part, call in (("first", "first call, warm disk cache"), ("both", "the same, decoration included")):
         key = f"start/numpy/{{}}/{part}"
