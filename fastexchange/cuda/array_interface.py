@@ -59,19 +59,22 @@ class ArrayInterface:
     The object refers to the interface, not to the array. Its methods raise BufferError for what the protocol does not allow.
     """
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_dtype", "_fields")
 
-    def __init__(self, fields: dict):
-        self._fields = fields
+    def __init__(self, fields: dict, dtype: np.dtype):
+        self._fields, self._dtype = fields, dtype
 
     @classmethod
     def of(cls, value) -> "ArrayInterface | None":
         """The interface of an array of numbers; None for any other object, such as an array of records."""
         found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
-        if found is None or key_of(np.dtype(found["typestr"])) is None:
+        if found is None:
             return None
-        # The packages' own arrays give None as the strides of broadcast arrays.
-        return cls({**found, "strides": tuple(value.strides)} if is_of_package(type(value)) else found)
+        if is_of_package(type(value)):
+            # The packages' own arrays give bytes as the type of bfloat16, and None as the strides of broadcast arrays.
+            found = {**found, "typestr": value.dtype, "strides": tuple(value.strides)}
+        dtype = np.dtype(found["typestr"])
+        return None if key_of(dtype) is None else cls(found, dtype)
 
     @property
     def has_stream(self) -> bool:
@@ -107,8 +110,8 @@ class ArrayInterface:
         fields = self._fields
         if fields.get("mask") is not None:
             raise BufferError("its array interface has a mask, which a kernel would not see")
-        dtype, shape, strides = np.dtype(fields["typestr"]), tuple(fields["shape"]), fields.get("strides")
-        key, itemsize = key_of(dtype), dtype.itemsize
+        shape, strides = tuple(fields["shape"]), fields.get("strides")
+        key, itemsize = key_of(self._dtype), self._dtype.itemsize
         assert key is not None
         extents, steps = _int64s("shape", shape), None
         if strides is not None and len(strides) != len(shape):
