@@ -73,6 +73,8 @@ class ArrayInterface:
         if is_of_package(type(value)):
             # The packages' own arrays give bytes as the type of bfloat16, and None as the strides of broadcast arrays.
             found = {**found, "typestr": value.dtype, "strides": tuple(value.strides)}
+        if found["typestr"] is None:
+            raise TypeError("the typestr in its array interface is None")  # which is float64 to NumPy
         dtype = np.dtype(found["typestr"])
         return None if key_of(dtype) is None else cls(found, dtype)
 
@@ -95,12 +97,14 @@ class ArrayInterface:
     @property
     def data(self) -> int:
         """The address of the first element; 0 for an empty array."""
-        return operator.index(self._fields["data"][0] or 0)
+        pointer, _ = self._fields["data"]
+        return operator.index(pointer or 0)
 
     @property
     def is_readonly(self) -> bool:
         """Whether the memory must not be written to."""
-        return bool(self._fields["data"][1])
+        _, is_readonly = self._fields["data"]
+        return bool(is_readonly)
 
     def managed_tensor(self, place: tuple[int, int]):
         """Return a ``DLManagedTensorVersioned *`` without a deleter, and the memory to which it refers.
