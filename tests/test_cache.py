@@ -3,7 +3,9 @@
 import ctypes
 import os
 import shutil
+import sys
 import textwrap
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from interpreter import run_python
 from numba import types
 
-from fastexchange.ground.cfunction import cfunction, code_cache
+from fastexchange.ground.cfunction import _Announced, cfunction, code_cache
 from fastexchange.ground.native import native
 
 PROGRAM = """
@@ -354,3 +356,23 @@ def test_numba_disable_jit_is_not_about_our_own_code(monkeypatch):
     called = ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_ssize_t)(address)
     assert [called(3), called(4)] == [0, 1]
     assert numba.config.DISABLE_JIT == 1
+
+
+def test_native_code_is_compiled_without_a_thread_to_announce_it(monkeypatch):
+    """Python 3.12 starts no thread at shutdown: a kernel that ``atexit`` calls for the first time."""
+
+    def start(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    announced = _Announced()
+    for _ in range(2):
+        with announced:
+            pass
+
+
+def test_without_stderr_nothing_is_announced(monkeypatch, capsys):
+    """And nothing is printed to stdout, which ``print(file=None)`` would do."""
+    monkeypatch.setattr(sys, "stderr", None)
+    _Announced()._tell()
+    assert capsys.readouterr().out == ""

@@ -1,6 +1,7 @@
 """Lists of tensors as arguments: read natively, one type for all items, changed as under ``@njit``."""
 
 import gc
+import itertools
 import sys
 import weakref
 
@@ -14,6 +15,7 @@ from made_producers import Dunder, Ledger
 from oracle import blocks_in_use, is_same
 
 from fastexchange import explain, fast_args, from_dlpack
+from fastexchange.ground.parameters import flatten
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
@@ -525,3 +527,31 @@ def test_a_copy_of_the_arrays_is_not_made(framework):
     kernel = fast_args(lambda tensors: tensors[0])
     array = np.arange(3.0)
     assert is_same(kernel([framework.tensor(array)]), array)
+
+
+def of_itself():
+    tensors = [Dunder(np.ones(2), Ledger())]
+    tensors += [tensors] * 20
+    return tensors
+
+
+def test_a_list_of_itself_is_entered_once():
+    """There are 20**8 ways to the items of this one, down to the depth at which the search ends."""
+    tensors = of_itself()
+    value = tensors, 5, tensors
+    found = list(itertools.islice(flatten(3, value), 100))
+    assert [id(item) for _, item in found] == list(map(id, [value, tensors, *tensors, 5, tensors]))
+    assert [found[i][0].place for i in (2, 3, 24)] == [(0, 0), (0, 1), (2,)]
+    for refused in (total, total.bind):
+        with pytest.raises((TypeError, ValueError)):
+            refused(tensors, 1.0)
+
+
+def test_a_tuple_with_indexing_of_its_own_is_no_tensor():
+    class Odd(tuple):
+        def __getitem__(self, index):
+            raise AssertionError("asked")
+
+    for refused in (total, total.bind):
+        with pytest.raises(TypeError, match="Odd is no tensor"):
+            refused(Odd((np.ones(2),)), 1.0)

@@ -15,6 +15,7 @@ from ..dispatch.runtime import runtime
 from ..dispatch.signature import numba_types
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
+from ..ground.parameters import flatten
 from ..ground.safe_repr import type_name
 from .compile_errors import raise_named
 from .fallback import as_numba_takes_it
@@ -241,11 +242,10 @@ class _Unheld:
         self.bound = bound
 
 
-def _owners(value) -> Iterator[np.ndarray]:
+def _owners(bound: tuple) -> Iterator[np.ndarray]:
     """The ndarrays among arguments, in tuples and lists, and those whose memory they show. Runs no code of their classes."""
-    if issubclass(type(value), tuple) or type(value) is list:
-        for item in (tuple if type(value) is not list else list).__iter__(value):
-            yield from _owners(item)
-    while issubclass(type(value), np.ndarray):
-        yield value
-        value = np.ndarray.base.__get__(value)
+    for argument in bound:
+        for _, value in flatten(0, argument):
+            while issubclass(type(value), np.ndarray):
+                yield value
+                value = np.ndarray.base.__get__(value)

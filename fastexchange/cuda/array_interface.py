@@ -59,19 +59,24 @@ class ArrayInterface:
     The object refers to the interface, not to the array. Its methods raise BufferError for what the protocol does not allow.
     """
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_dtype", "_fields")
 
-    def __init__(self, fields: dict):
-        self._fields = fields
+    def __init__(self, fields: dict, dtype: np.dtype):
+        self._fields, self._dtype = fields, dtype
 
     @classmethod
     def of(cls, value) -> "ArrayInterface | None":
         """The interface of an array of numbers; None for any other object, such as an array of records."""
         found = None if isinstance(value, type) else getattr(value, "__cuda_array_interface__", None)
-        if found is None or key_of(np.dtype(found["typestr"])) is None:
+        if found is None:
             return None
-        # The packages' own arrays give None as the strides of broadcast arrays.
-        return cls({**found, "strides": tuple(value.strides)} if is_of_package(type(value)) else found)
+        if is_of_package(type(value)):
+            # The packages' own arrays give bytes as the type of bfloat16, and None as the strides of broadcast arrays.
+            found = {**found, "typestr": value.dtype, "strides": tuple(value.strides)}
+        if found["typestr"] is None:
+            raise TypeError("the typestr in its array interface is None")  # which is float64 to NumPy
+        dtype = np.dtype(found["typestr"])
+        return None if key_of(dtype) is None else cls(found, dtype)
 
     @property
     def has_stream(self) -> bool:
@@ -92,12 +97,14 @@ class ArrayInterface:
     @property
     def data(self) -> int:
         """The address of the first element; 0 for an empty array."""
-        return operator.index(self._fields["data"][0] or 0)
+        pointer, _ = self._fields["data"]
+        return operator.index(pointer or 0)
 
     @property
     def is_readonly(self) -> bool:
         """Whether the memory must not be written to."""
-        return bool(self._fields["data"][1])
+        _, is_readonly = self._fields["data"]
+        return bool(is_readonly)
 
     def managed_tensor(self, place: tuple[int, int]):
         """Return a ``DLManagedTensorVersioned *`` without a deleter, and the memory to which it refers.
@@ -107,8 +114,8 @@ class ArrayInterface:
         fields = self._fields
         if fields.get("mask") is not None:
             raise BufferError("its array interface has a mask, which a kernel would not see")
-        dtype, shape, strides = np.dtype(fields["typestr"]), tuple(fields["shape"]), fields.get("strides")
-        key, itemsize = key_of(dtype), dtype.itemsize
+        shape, strides = tuple(fields["shape"]), fields.get("strides")
+        key, itemsize = key_of(self._dtype), self._dtype.itemsize
         assert key is not None
         extents, steps = _int64s("shape", shape), None
         if strides is not None and len(strides) != len(shape):

@@ -128,7 +128,8 @@ class _Announced:
             self._timer = threading.Timer(max(0.0, self._AFTER - self._spent), self._tell)
             self._timer.daemon = True
             if not self._is_told:
-                self._timer.start()
+                with contextlib.suppress(RuntimeError):  # no more threads, or, from Python 3.12 on, none at shutdown
+                    self._timer.start()
 
     def __exit__(self, *exception):
         self._depth -= 1
@@ -140,8 +141,8 @@ class _Announced:
         self._is_told = True
         why = shipped_code().why_not
         text = f"fastexchange: compiling native code for this machine, once; later processes load it ({why})"
-        if why:  # else this process makes the code that is shipped
-            with contextlib.suppress(Exception):  # no stderr, or a closed one
+        if why and sys.stderr is not None:  # without `why` this process makes the code that is shipped
+            with contextlib.suppress(Exception):  # a closed stderr
                 print(text, file=sys.stderr, flush=True)
 
 

@@ -39,15 +39,19 @@ def find_item(position: int, value, part) -> int | None:
     return next((at for at, found in flatten(position, value) if found is part), None)
 
 
-def flatten(position: int, value, depth: int = 0) -> Iterator[tuple[int, Any]]:
+def flatten(position: int, value, depth: int = 0, entered: dict[int, Any] | None = None) -> Iterator[tuple[int, Any]]:
     """Yield the position and the object of an argument, then, depth first, those of the items of its tuples and lists.
 
-    Items that are deeper than ``MAX_TUPLE_DEPTH`` are left out, because a list may contain itself.
+    Each tuple and list is entered once, because a list may contain itself many times. Items that are deeper than
+    ``MAX_TUPLE_DEPTH`` are left out. Runs no code of the objects' classes.
     """
+    entered = {} if entered is None else entered
     yield position, value
-    is_nest = issubclass(type(value), tuple) or type(value) is list
-    for index, item in enumerate(value[:] if is_nest and depth < MAX_TUPLE_DEPTH else ()):  # a copy: a list may change meanwhile
-        yield from flatten(item_of(position, index), item, depth + 1)
+    nest = list if type(value) is list else tuple
+    if issubclass(type(value), nest) and depth < MAX_TUPLE_DEPTH and id(value) not in entered:
+        entered[id(value)] = value  # keeps it alive: a list may change meanwhile, and an address must not be used again
+        for index, item in enumerate(nest.__getitem__(value, slice(None))):
+            yield from flatten(item_of(position, index), item, depth + 1, entered)
 
 
 class Parameters:

@@ -15,6 +15,10 @@ def broadcast(package, dtype="f4"):
     return package.to_device(np.broadcast_to(np.arange(5).astype(dtype), (4, 5)))
 
 
+def bfloat16():
+    return pytest.importorskip("ml_dtypes").bfloat16
+
+
 def own(array, shape, strides):
     """An array with these strides, in bytes, of the memory of another."""
     return type(array)(shape, strides, array.dtype, gpu_data=array.gpu_data)
@@ -48,6 +52,8 @@ MADE = {
     "broadcast, no rows": lambda package: package.to_device(np.broadcast_to(np.ones(4, "f4"), (0, 4))),
     "view": lambda package: package.device_array((3, 4), "f4").view("i2"),
     "on a stream": lambda package: broadcast(package).bind(package.external_stream(0)),
+    "bfloat16": lambda package: package.device_array((3, 4), bfloat16()),
+    "bfloat16, on a stream": lambda package: package.device_array((3, 4), bfloat16()).bind(package.external_stream(0)),
 }
 
 

@@ -247,7 +247,8 @@ WRONG = {
     "flag": ({"stream": True}, BufferError), "text": ({"stream": "1"}, BufferError),
     "no elements' type": ({"typestr": "<x4"}, TypeError), "no shape": ({"shape": ...}, KeyError),
     "no data": ({"data": ...}, KeyError), "no type": ({"typestr": ...}, KeyError),
-    "not aligned": ({"data": "odd"}, BufferError),
+    "not aligned": ({"data": "odd"}, BufferError), "None for a type": ({"typestr": None}, TypeError),
+    "data of one": ({"data": (2**40,)}, ValueError), "data of three": ({"data": (2**40, False, 1)}, ValueError),
 }  # fmt: skip
 
 
