@@ -43,6 +43,11 @@ def _imported(module: str, name: str, instead: Any = None) -> Any:
         return instead
 
 
+def _module(name: str) -> Any:
+    """Import a module. One that is imported already takes no lock, which a fork could leave held (CPython before 3.11)."""
+    return sys.modules.get(name) or importlib.import_module(name)
+
+
 class _NoLock(contextlib.nullcontext):
     def __call__(self, function):
         return function
@@ -181,7 +186,7 @@ def _check_arguments() -> None:
     kernel = context.call_conv.get_function_type(types.int64, given)
     _expect("a kernel's type", f"{kernel.return_type} {kernel.args[0]} {kernel.args[1]}", "i32 i64* {i8*, i32, i8*, i8*, i32}**")
     _expect("a kernel's arguments", [str(leaf) for leaf in kernel.args[2:]], expected)
-    convention = importlib.import_module("numba.core.callconv")
+    convention = _module("numba.core.callconv")
     codes = [convention.RETCODE_OK, convention.RETCODE_NONE, convention.RETCODE_EXC]
     _expect("what kernels return", [code.constant for code in codes], [0, -2, -1])
 
@@ -280,7 +285,7 @@ def helper_compiler() -> type:
             self.state.library = _HelperLibraries.make(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
             manager: Any = _PassManager("native")
             for module, name in _HELPER_PASSES:
-                manager.add_pass(getattr(importlib.import_module(f"numba.core.{module}"), name), name)
+                manager.add_pass(getattr(_module(f"numba.core.{module}"), name), name)
             manager.finalize()
             return [manager]
 
@@ -499,7 +504,7 @@ def compiler_locks() -> list[Any]:
     with contextlib.suppress(AttributeError):
         found.append(global_compiler_lock._lock)
     with contextlib.suppress(AttributeError):
-        found.append(importlib.import_module("llvmlite.binding.ffi").lib._lock._lock)
+        found.append(_module("llvmlite.binding.ffi").lib._lock._lock)
     return found
 
 
@@ -516,7 +521,7 @@ def _check_units() -> None:
         (library._final_module, "global_variables"),
         (_Environment, "_memo consts"),
         (_Linkage, "external common"),
-        *((importlib.import_module(f"numba.core.{module}"), name) for module, name in _HELPER_PASSES),
+        *((_module(f"numba.core.{module}"), name) for module, name in _HELPER_PASSES),
     ):
         for name in names.split():
             getattr(thing, name)
@@ -667,7 +672,7 @@ def set_class_of_dispatchers(cls: Any) -> None:
     ``numba.jit`` reads the class in a registry. Dispatchers are pickled with the name of their class, so Numba's own class gets
     its other name, which it has in every process.
     """
-    where, also = map(importlib.import_module, ("numba.core.registry", "numba.core.target_extension"))
+    where, also = map(_module, ("numba.core.registry", "numba.core.target_extension"))
     if also.CPUDispatcher is not CPUDispatcher:
         raise RuntimeError(f"{also.__name__} has another CPUDispatcher")
     dict.__setitem__(_dispatchers, _CPU, cls)  # the registry's own __setitem__ refuses a second value
@@ -762,14 +767,14 @@ def locals_of(dispatcher) -> dict[str, Any]:
 
 def type_of_argument(value) -> Any:
     """The Numba type of a value as an argument, or None. Raises the exceptions of the function that types it."""
-    typeof = importlib.import_module("numba.core.typing.typeof")
+    typeof = _module("numba.core.typing.typeof")
     return typeof.typeof_impl(value, typeof._TypeofContext(typeof.Purpose.argument))  # numba.typeof raises ValueError for None
 
 
 def is_typed_by_extension(cls: type) -> bool:
     """Whether an extension, not Numba itself, has registered a type for objects of `cls` by ``numba.extending.typeof_impl``."""
     try:
-        asked = importlib.import_module("numba.extending").typeof_impl.dispatch(cls)
+        asked = _module("numba.extending").typeof_impl.dispatch(cls)
     except Exception:  # a metaclass may raise for a hash or for the bases
         return False
     return not re.match(r"numba\.(?!tests\b)", getattr(asked, "__module__", None) or "")
@@ -777,7 +782,7 @@ def is_typed_by_extension(cls: type) -> bool:
 
 def names_of_target_options() -> set[str]:
     """The names of the CPU target's options."""
-    registered, kind = CPUDispatcher.targetdescr.options, importlib.import_module("numba.core.options").TargetOptions.Mapping
+    registered, kind = CPUDispatcher.targetdescr.options, _module("numba.core.options").TargetOptions.Mapping
     return {name for name in dir(registered) if isinstance(getattr(registered, name), kind)}
 
 
@@ -794,7 +799,7 @@ def _check_dispatchers() -> None:
     ):  # fmt: skip
         getattr(made, name)
     _expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
-    templates = importlib.import_module("numba.core.typing.templates")
+    templates = _module("numba.core.typing.templates")
     overload = templates.make_overload_template(len, _called_by, {}, False, "never")
     intrinsic = templates.make_intrinsic_template(len, _called_by, "len")
     _expect("how functions are overloaded", [each for each, _ in _registered([overload, intrinsic])], [_called_by] * 2)
