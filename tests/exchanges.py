@@ -22,6 +22,7 @@ from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from interoperability import PRODUCERS, jax, ml_dtypes, pyarrow
 from interpreter import run_python
 from made_producers import TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name
+from oracle import ONE_REFERENCE
 
 from fastexchange import convert, exchange_api, from_dlpack, to_dlpack
 from fastexchange.ground.dlpack import ffi
@@ -78,7 +79,7 @@ def imported(managed) -> np.ndarray:
     assert IMPORT(address_of(managed), address_of(out)) == 0
     made = ctypes.cast(out[0], ctypes.py_object).value
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(made))
-    assert sys.getrefcount(made) == 2 and type(made) is np.ndarray
+    assert sys.getrefcount(made) == ONE_REFERENCE and type(made) is np.ndarray
     return made
 
 

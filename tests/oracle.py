@@ -16,6 +16,15 @@ from fastexchange.calls.kernel import KernelOptions
 from fastexchange.ground.numba_internals import numbas_call
 
 
+def _count_of_a_local() -> int:
+    thing = object()
+    return sys.getrefcount(thing)
+
+
+ONE_REFERENCE = _count_of_a_local()
+"""What ``sys.getrefcount`` says of an object that only a local variable refers to: 2, and 1 from CPython 3.14 on."""
+
+
 def numbas(kernel):
     """What a call of the kernel is to Numba itself, which knows nothing of tensors."""
     return functools.partial(numbas_call, kernel)

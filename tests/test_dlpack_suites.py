@@ -18,7 +18,7 @@ from exchanges import call, needs_torch, needs_tvm_ffi, run_with_tvm_ffi, table_
 from frameworks import torch, tvm_ffi
 from interoperability import LAYOUTS
 from made_producers import TABLE_CAPSULE, address_of, capsule_name, fill
-from oracle import type_and_message
+from oracle import ONE_REFERENCE, type_and_message
 
 from fastexchange import (
     convert,
@@ -328,7 +328,7 @@ def taken_by(table, managed):
     assert call(table.managed_tensor_to_py_object_no_sync, address_of(managed), address_of(made)) == 0
     tensor = ctypes.cast(made[0], ctypes.py_object).value
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(tensor))
-    assert sys.getrefcount(tensor) == 2
+    assert sys.getrefcount(tensor) == ONE_REFERENCE
     return tensor
 
 

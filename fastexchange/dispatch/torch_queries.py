@@ -55,7 +55,7 @@ def is_odd_if_asked(guard, ob, code, bits):
         if dtype != (queries.int8 if code == INT else queries.uint8):
             return True
     if guard.asks_autograd != 0 and is_yes(call_word(queries.requires_grad, (ob, 0))):
-        if is_yes(c.PyObject_CallFunctionObjArgs(queries.is_grad_enabled, 0, 0)):
+        if is_yes(c.PyObject_CallNoArgs(queries.is_grad_enabled)):
             return True
     if is_yes(call_word(queries.is_neg, (ob, 0))):
         return True
@@ -79,7 +79,7 @@ def is_movable(guard, storage):
 @native
 def forbid_moving(guard, storage):
     """Make ``resize_()`` of a storage an error from now on. Runs Python code. If that fails, the storage stays movable."""
-    made = c.PyObject_CallFunctionObjArgs(torch_queries_at(guard.queries).forbid_resizing, storage, 0)
+    made = c.PyObject_CallOneArg(torch_queries_at(guard.queries).forbid_resizing, storage)
     if made != 0:
         c.Py_DecRef(made)
     else:

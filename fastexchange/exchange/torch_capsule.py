@@ -41,7 +41,7 @@ def is_plain(address, ob):
 @native
 def is_seen(is_mode_enabled):
     """Whether a mode intercepts PyTorch's functions: it has to see the call of ``__dlpack__``."""
-    answer = c.PyObject_CallFunctionObjArgs(is_mode_enabled, 0, 0)
+    answer = c.PyObject_CallNoArgs(is_mode_enabled)
     if answer == 0:
         c.PyErr_Clear()
         return True
@@ -60,7 +60,7 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         return types.int32(-1)
     address = c.PyLong_AsSsize_t(load(side))
     if is_plain(address, py_object) and not is_seen(load(side + 8)):
-        capsule = c.PyObject_CallFunctionObjArgs(load(side + 16), py_object, 0)
+        capsule = c.PyObject_CallOneArg(load(side + 16), py_object)
         if capsule == 0:
             c.PyErr_Clear()
         elif dunder.take(capsule, out) == 0:

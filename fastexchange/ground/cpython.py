@@ -21,7 +21,7 @@ CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
 typedef struct { fx_object ob_base; double ob_fval; } fx_float;
 typedef struct { fx_object ob_base; double real; double imag; } fx_complex;
-typedef struct { fx_object ob_base; int64_t ob_size; void *ob_item[1]; } fx_tuple;
+typedef struct { fx_object ob_base; int64_t ob_size; } fx_sized;                          /* PyVarObject */
 typedef struct { fx_object ob_base; uintptr_t vectorcall; uintptr_t context; } fx_callable;
 typedef struct { char *name; void *function; int flags; char *doc; } fx_method;          /* PyMethodDef */
 typedef struct { char *name; void *get; void *set; char *doc; void *closure; } fx_getset; /* PyGetSetDef */
@@ -33,8 +33,8 @@ INT = types.int32
 
 OB_TYPE = ffi.offsetof("fx_object", "ob_type")
 OB_FVAL = ffi.offsetof("fx_float", "ob_fval")
-OB_SIZE = ffi.offsetof("fx_tuple", "ob_size")
-OB_ITEM = ffi.offsetof("fx_tuple", "ob_item")
+OB_SIZE = ffi.offsetof("fx_sized", "ob_size")
+OB_ITEM = tuple.__basicsize__  # a tuple's items follow its head, which has grown by a hash in CPython 3.14
 CALLABLE_VECTORCALL = ffi.offsetof("fx_callable", "vectorcall")
 CALLABLE_CONTEXT = ffi.offsetof("fx_callable", "context")
 NUMPY_SCALAR_VALUE = ffi.sizeof("fx_object")  # NumPy's scalars of up to 16 bytes: the value follows the object's head
@@ -63,7 +63,7 @@ PyLong_FromSsize_t = external("PyLong_FromSsize_t", POINTER, POINTER)
 PyObject_VectorcallMethod = external("PyObject_VectorcallMethod", POINTER, POINTER, POINTER, POINTER, POINTER)
 PyObject_GetAttr = external("PyObject_GetAttr", POINTER, POINTER, POINTER)
 PyObject_GetAttrString = external("PyObject_GetAttrString", POINTER, POINTER, POINTER)
-PyObject_CallFunctionObjArgs = external("PyObject_CallFunctionObjArgs", POINTER, POINTER, POINTER, POINTER)
+PyObject_CallNoArgs = external("PyObject_CallNoArgs", POINTER, POINTER)
 PyDict_GetItemWithError = external("PyDict_GetItemWithError", POINTER, POINTER, POINTER)
 PyImport_ImportModule = external("PyImport_ImportModule", POINTER, POINTER)
 PyTuple_New = external("PyTuple_New", POINTER, POINTER)
@@ -119,6 +119,26 @@ def decref(ob):
         Py_DecRef(ob)
     else:
         store(ob, count - 1)
+
+
+# ---- calls ---------------------------------------------------------------------------------------------------------
+
+if sys.version_info >= (3, 11):
+    PyObject_CallOneArg = external("PyObject_CallOneArg", POINTER, POINTER, POINTER)
+else:  # there it is no function, but a part of C headers. PyObject_CallFunctionObjArgs is variadic: some ABIs call that otherwise
+    PyObject_CallObject = external("PyObject_CallObject", POINTER, POINTER, POINTER)
+
+    @native
+    def PyObject_CallOneArg(callable_, argument):
+        """Call an object with one argument. Returns a new reference, or 0 with an exception set."""
+        given = PyTuple_New(1)
+        if given == 0:
+            return 0
+        incref(argument)
+        store(given + OB_ITEM, argument)
+        result = PyObject_CallObject(callable_, given)
+        Py_DecRef(given)
+        return result
 
 
 # ---- methods written in C ------------------------------------------------------------------------------------------

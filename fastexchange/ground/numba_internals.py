@@ -676,7 +676,7 @@ def set_class_of_dispatchers(cls: Any) -> None:
     if also.CPUDispatcher is not CPUDispatcher:
         raise RuntimeError(f"{also.__name__} has another CPUDispatcher")
     dict.__setitem__(_dispatchers, _CPU, cls)  # the registry's own __setitem__ refuses a second value
-    where.CPUDispatcher = cls  # type: ignore[attr-defined]
+    where.CPUDispatcher = cls
     CPUDispatcher.__module__ = (where if cls is CPUDispatcher else also).__name__
 
 

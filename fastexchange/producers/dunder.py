@@ -73,7 +73,7 @@ def take(capsule, out):
         else:
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
     else:
-        refused = c.PyObject_CallFunctionObjArgs(load(side + 24), capsule, 0)
+        refused = c.PyObject_CallOneArg(load(side + 24), capsule)
         if refused != 0:
             c.Py_DecRef(refused)
     c.Py_DecRef(capsule)

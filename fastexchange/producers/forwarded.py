@@ -25,7 +25,7 @@ def export(py_object, out):
     side = python_items()
     if side == 0:
         return types.int32(-1)
-    answer = c.PyObject_CallFunctionObjArgs(load(side), py_object, 0)
+    answer = c.PyObject_CallOneArg(load(side), py_object)
     if answer == 0:
         return types.int32(-1)
     if answer == global_address("_Py_NoneStruct"):

@@ -113,7 +113,7 @@ def field_of(array):
     field = 0
     side = python_items()
     if side != 0:
-        answer = c.PyObject_CallFunctionObjArgs(load(side), array.descr, 0)
+        answer = c.PyObject_CallOneArg(load(side), array.descr)
         if answer != 0:
             field = c.PyLong_AsSsize_t(answer)
             c.Py_DecRef(answer)
@@ -139,7 +139,7 @@ def descr_of(field):
     asked = c.PyLong_FromSsize_t(field)
     if asked == 0:
         return 0
-    descr = c.PyObject_CallFunctionObjArgs(load(side + 8), asked, 0)
+    descr = c.PyObject_CallOneArg(load(side + 8), asked)
     c.Py_DecRef(asked)
     return descr
 
