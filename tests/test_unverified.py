@@ -7,20 +7,13 @@ import textwrap
 import pytest
 
 SCRIPT = """
+import types
 import numpy as np
 from fastexchange import fast_args
 from fastexchange.ground import cpython
+{change}
 from fastexchange.dispatch import runtime
-from fastexchange.producers import ndarray
 what = {what!r}
-if what == "ndarray":
-    ndarray.verify = lambda: False
-elif what == "meminfo":
-    runtime._verify_meminfo = lambda: False
-else:
-    checks = dict(cpython.verify())
-    assert checks[what]
-    cpython.verify = lambda: {{**checks, what: False}}
 
 @fast_args
 def kernel(a, x, pair, y=2.0):
@@ -38,10 +31,45 @@ print(kernel.counts().fast)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["object", "float", "complex", "tuple", "meminfo", "ndarray"])
-def test_what_cannot_be_verified_is_not_used(what):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(SCRIPT.format(what=what))], capture_output=True, text=True)
+CHECKS = {
+    "ndarray": "from fastexchange.producers import ndarray; ndarray.verify = lambda: False",
+    "meminfo": "from fastexchange.dispatch import runtime; runtime._verify_meminfo = lambda: False",
+    "list": "from fastexchange.dispatch import lists; lists.verify = lambda: False",
+}
+for _name in ("object", "float", "complex", "tuple", "dispatcher"):
+    CHECKS[_name] = f"checks = dict(cpython.verify()); cpython.verify = lambda: {{**checks, {_name!r}: not checks[{_name!r}]}}"
+LAYOUTS = {  # what is read lies elsewhere than it does in this interpreter
+    "object": "cpython.OB_TYPE += 8",
+    "object, by its count": "cpython._word = lambda at, word=cpython._word: word(at) + 1",
+    "float": "cpython._double = lambda at: 0.0",
+    "complex": "cpython.OB_FVAL -= 8",
+    "tuple": "cpython.OB_ITEM -= 8",  # as with code for CPython 3.13 on 3.14
+    "tuple, by its size": "cpython.OB_SIZE -= 8",
+    "dispatcher": "cpython.KERNEL_CONTEXT -= 8",
+    "ndarray": (
+        "from fastexchange.producers import ndarray\n"
+        "from fastexchange.ground.dlpack import ffi\n"
+        "moved = lambda kind, at: ffi.cast(kind, at + 8 * isinstance(at, int))\n"
+        "ndarray.ffi = types.SimpleNamespace(cast=moved, sizeof=ffi.sizeof)"
+    ),
+}
+
+
+def _run(what: str, change: str) -> None:
+    code = textwrap.dedent(SCRIPT.format(what=what, change=change))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    if what in ("object", "tuple", "meminfo"):
+    if what in ("object", "tuple", "meminfo", "dispatcher"):
         assert done.stdout.strip() == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CHECKS)
+def test_what_cannot_be_verified_is_not_used(what):
+    _run(what, CHECKS[what])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", LAYOUTS)
+def test_a_layout_that_has_changed_is_noticed(what):
+    _run(what.partition(",")[0], LAYOUTS[what])
