@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 
 from forked import needs_fork, run_forked  # noqa: E402
 from interpreter import run_python  # noqa: E402
-from made_producers import Dunder, Ledger  # noqa: E402
+from made_producers import Dunder, Ledger, Legacy  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -144,6 +144,11 @@ def test_odd_tensors_are_refused_on_every_path(name, calls_before):
 def has_table() -> bool:
     """Whether tensors were found to have an exchange table: what a type has later (tvm-ffi gives it one) does not count."""
     return bool(runtime().entries.fields(torch.Tensor).get("to_object"))
+
+
+def is_freed() -> tuple:
+    """What is raised for a tensor longer than its storage: without a table, ``__dlpack__`` may raise its own error first."""
+    return (BufferError,) if has_table() else (BufferError, RuntimeError)
 
 
 def test_gradients_are_taken_while_grad_mode_is_off():
@@ -358,9 +363,9 @@ def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
         with Frees():  # PyTorch is asked nothing, so nothing is freed
             assert first_and_sum(a, b) == (2.0, 1 << 16)
     else:
-        with Frees(), pytest.raises(BufferError, match="'a'"):
+        with Frees(), pytest.raises(is_freed(), match="'a'"):
             first_and_sum(a, b)
-    with Frees(), pytest.raises(BufferError, match=r"requires grad|NULL|freed"):
+    with Frees(), pytest.raises(is_freed(), match=r"requires grad|NULL|freed|storage"):
         first_and_sum(a, b.clone().requires_grad_())
 
 
@@ -435,7 +440,7 @@ def test_subclasses_with_a_torch_function_are_checked_like_any_other():
     negated = (torch.ones(3, dtype=torch.complex64) * 1j).conj().imag.as_subclass(Calls)
     for kernel in (total, silent):
         for bad, why in ((cut, "storage"), (negated, "negated")):
-            with pytest.raises(BufferError, match=why):
+            with pytest.raises(is_freed() if bad is cut else BufferError, match=why):
                 kernel(bad)
 
 
@@ -532,7 +537,7 @@ class Refuses(torch.Tensor):
 def test_subclasses_that_change_what_dlpack_returns_are_heard():
     tensor = torch.ones(3).as_subclass(Tenfold)
     assert [total(tensor) for _ in range(40)] == [30.0] * 40
-    assert "__torch_function__" in str(fastexchange.explain(tensor))
+    assert "__torch_function__" in str(fastexchange.explain(tensor)) or not has_table()
     for _ in range(3):
         with pytest.raises(PermissionError, match="not this one"):
             total(torch.ones(3).as_subclass(Refuses))
@@ -564,7 +569,7 @@ def test_an_exception_survives_the_end_of_a_storage_that_only_the_call_still_hel
 
     for _ in range(3):
         ledger = Ledger()
-        tensor = torch.from_dlpack(Dunder(np.full(3, 5.0), ledger))
+        tensor = torch.from_dlpack((Dunder if has_table() else Legacy)(np.full(3, 5.0), ledger))
         with pytest.raises(ValueError, match="from the kernel"):
             fails(tensor)
         gc.collect()
@@ -668,7 +673,9 @@ def test_modes_of_the_caller_do_not_see_what_holds_a_storage():
             return args[0] if "set_" in str(function) else function(*args, **(kwargs or {}))
 
     kernel = fast_args(nogil=True)(lambda x: x.size)
-    for mode in (FakeTensorMode, Swallows, lambda: torch.device("meta")):
+    # Without a table, __dlpack__ makes a view of the tensor, which this mode refuses.
+    fake = [FakeTensorMode] if has_table() else []
+    for mode in (*fake, Swallows, lambda: torch.device("meta")):
         tensor = torch.ones(3)
         with mode():
             assert kernel(tensor) == 3

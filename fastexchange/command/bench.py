@@ -97,8 +97,9 @@ def _kinds(notes: list[str]) -> list[_Kind]:
         if short == "torch":
             add("views", "@njit through x.numpy()", f"njit({_each('{}.numpy()')})")
         add("from_dlpack", "@njit through np.from_dlpack(x)", f"njit({_each('view({})')})")
-        exports = "; ".join(f"{name}.__dlpack__(max_version=v)" for name in _PARAMETERS)
-        add(_YARDSTICK, "x.__dlpack__(max_version=(1, 3)) alone", exports)
+        told = _version_told(arguments[0])
+        exports = "; ".join(f"{name}.__dlpack__({'max_version=v' if told else ''})" for name in _PARAMETERS)
+        add(_YARDSTICK, f"x.__dlpack__({told}) alone", exports)
         if tvm_ffi is not None and short != "dunder":
             add("tvm", "tvm-ffi testing.nop(x, y, out), no kernel", f"nop({_each('{}')})")
         control = [_Call(f"control/bench-{short}/{which}", f"the same call, {which}", ours, names) for which in "ab"]
@@ -106,17 +107,38 @@ def _kinds(notes: list[str]) -> list[_Kind]:
     return kinds
 
 
-def _check(kinds: list[_Kind]) -> None:
-    """Call this package's kernel once with each kind of argument, which compiles it. Raises RuntimeError for a wrong result."""
+def _version_told(argument) -> str:
+    """The argument by which ``__dlpack__`` is told the version of DLPack; "" if it takes none, as in PyTorch before 2.9."""
+    try:
+        argument.__dlpack__(max_version=(1, 3))
+    except TypeError:
+        return ""
+    return "max_version=(1, 3)"
+
+
+def _check(kinds: list[_Kind], notes: list[str]) -> None:
+    """Make each call once, which compiles the kernels. Raises RuntimeError for a wrong result of this package's.
+
+    A call of an alternative that raises is taken out, and a sentence added to `notes`: NumPy's views of the tensors of PyTorch
+    before 2.9, for instance, are readonly.
+    """
     import numpy as np
 
     for kind in kinds:
         names = kind.calls[0].names
-        result = np.from_dlpack(names["out"])
+        out = names["out"]
+        result = out.numpy() if hasattr(out, "numpy") else np.from_dlpack(out)
         result.fill(0)
         names["kernel"](*(names[name] for name in _PARAMETERS))
         if result.tolist() != [2.0]:
             raise RuntimeError(f"{kind.name}: the kernel wrote {result.tolist()}, not [2.0]")
+        for call in kind.calls[1:]:
+            try:
+                exec(call.code, {}, dict(names))
+            except Exception as error:  # frameworks, and Numba, raise their own
+                kind.calls.remove(call)
+                words = str(error).partition("\n")[0]
+                notes.append(f"{kind.name}, {call.label}: {type(error).__name__}: {words}: the row is left out.")
 
 
 def _show_table(kinds: list[_Kind], times) -> None:
@@ -176,7 +198,7 @@ def run(options: argparse.Namespace) -> int:
     notes: list[str] = []
     kinds = _kinds(notes)
     stage("compiling …")
-    _check(kinds)
+    _check(kinds, notes)
     stage("measuring …")
     statements = {c.key: Statement(c.code, c.names) for kind in kinds for c in (*kind.calls, *kind.control)}
     rounds = 5 if options.quick else 101

@@ -109,7 +109,15 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(torch._C.DispatchKey.Python):
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
-    (tensor.detach() if requires_grad else tensor).__dlpack__(max_version=VERSION)
+    _call_dlpack(tensor.detach() if requires_grad else tensor)
+
+
+def _call_dlpack(tensor) -> None:
+    """Call ``__dlpack__`` for the error that it may raise. PyTorch's takes `max_version` since version 2.9."""
+    try:
+        tensor.__dlpack__(max_version=VERSION)
+    except TypeError:
+        tensor.__dlpack__()
 
 
 def check_storage(tensor) -> None:
@@ -125,7 +133,7 @@ def check_storage(tensor) -> None:
     except Exception:  # sparse, nested, fake …: their own __dlpack__ decides
         return
     if end > size and not is_empty:
-        (tensor.detach() if tensor.requires_grad else tensor).__dlpack__(max_version=VERSION)  # it may raise its own error
+        _call_dlpack(tensor.detach() if tensor.requires_grad else tensor)  # it may raise its own error
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )
@@ -151,7 +159,7 @@ def as_dlpack_raises(tensor, error: Exception) -> Exception:
     if type(error) is not RuntimeError or not is_tensor_type(type(tensor)):
         return error
     try:
-        tensor.detach().__dlpack__(max_version=VERSION)
+        _call_dlpack(tensor.detach())
     except Exception as own:
         return own
     return error
