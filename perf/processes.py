@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ LABELS = {
     "start/numpy/njit/both": "warm: njit(cache=True), NumPy: decoration and call",
     "start/numpy/fast/first": "warm: fastexchange, NumPy: the call",
     "start/numpy/fast/both": "warm: fastexchange, NumPy: decoration and call",
+    "start/torch/njit/first": "warm: njit(cache=True) of x.numpy(), PyTorch: the call",
+    "start/torch/njit/both": "warm: njit(cache=True) of x.numpy(), PyTorch: decoration and call",
     "start/torch/fast/first": "warm: fastexchange, PyTorch: the call",
     "start/torch/fast/both": "warm: fastexchange, PyTorch: decoration and call",
     "cold/njit/first": "cold: njit(cache=True): the call",
@@ -108,26 +111,34 @@ _OBJECTS_OF_A_COLLECTION = 84_000
 def first_calls(rounds: int) -> dict[str, Samples]:
     """Nanoseconds of a kernel's first call, alone and with the decoration before it (``both``), in new processes.
 
-    They find everything that they need in the disk cache. The garbage collector's next full collection is at another distance
-    in each round.
+    They find everything that they need in the disk cache. Each time is the mean of two processes in which the garbage collector's
+    full collections come half a collection apart: one takes a tenth of the time, and whether there is one is chance.
     """
     kinds = [("njit", "numpy"), ("fast", "numpy")]
     if find_spec("torch"):
-        kinds.append(("fast", "torch"))
-    times: dict[str, list[int]] = {}
+        kinds += [("njit", "torch"), ("fast", "torch")]
+    times: dict[str, list[float]] = {}
     for turn in range(-1, rounds):
-        objects = str(_OBJECTS_OF_A_COLLECTION * max(turn, 0) // rounds)
-        found = {kind: json.loads(_run(str(_HERE / "first_call.py"), *kind, "call", objects)) for kind in kinds}
+        objects = _OBJECTS_OF_A_COLLECTION * max(turn, 0) // (2 * rounds)
+        program = str(_HERE / "first_call.py")
+        found = {
+            kind: [
+                json.loads(_run(program, *kind, "call", str(number)))
+                for number in (objects, objects + _OBJECTS_OF_A_COLLECTION // 2)
+            ]
+            for kind in kinds
+        }
         if turn < 0:  # this one fills the disk cache
             continue
-        if any(measured["compiled"] for measured in found.values()):
+        if any(measured["compiled"] for both in found.values() for measured in both):
             # As it does when the package's source is edited during the run. Such a call is not what is measured here.
             print("A first call compiled although its disk cache was warm: its round is left out.", file=sys.stderr)
             continue
-        for (who, framework), measured in found.items():
+        for (who, framework), both in found.items():
             key = f"start/{framework}/{who}/"
-            times.setdefault(key + "first", []).append(measured["first"])
-            times.setdefault(key + "both", []).append(measured["decorate"] + measured["first"])
+            first, decorate = (statistics.mean(measured[part] for measured in both) for part in ("first", "decorate"))
+            times.setdefault(key + "first", []).append(first)
+            times.setdefault(key + "both", []).append(decorate + first)
     return {name: Samples(np.array(values, float)) for name, values in times.items()}
 
 

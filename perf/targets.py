@@ -110,8 +110,11 @@ def _fallback_and_start(book: Book) -> None:
         plain = "new/cuda/njit/both" if kind.startswith("cuda") else "new/numpy/njit/both"
         more = lambda t, k=f"new/{kind}/both", plain=plain: (t[k] - t[plain]) / 1e9  # noqa: E731
         book.add(call, "≤ 0.5 s more than njit", more, 0.5, "s")
-    for part, call in (("first", "first call, warm disk cache"), ("both", "the same, decoration included")):
-        key = f"start/numpy/{{}}/{part}"
+    for part, call in (
+        ("numpy/{}/first", "first call, warm disk cache"), ("numpy/{}/both", "the same, decoration included"),
+        ("torch/{}/both", "the same with PyTorch's tensors"),
+    ):  # fmt: skip
+        key = f"start/{part}"
         ratio = lambda t, k=key: t[k.format("fast")] / t[k.format("njit")]  # noqa: E731
         book.add(call, "≤ 1.15 x njit(cache=True)", ratio, 1.15, "x")
 

@@ -176,15 +176,23 @@ class Guard:
 
     def _find_dtype(self) -> bool:
         """Find the number of a tensor's dtype. Integers of less than a byte are odd: PyTorch exports them as bytes."""
+        size = _SCANNED_BYTES - _WORD
         tensors = {dtype: made for dtype in _dtypes() if (made := _made_of(dtype))}
+        memory = {dtype: [ctypes.string_at(t._cdata, size) for t in made] for dtype, made in tensors.items()}
 
         def numbers(at: int) -> dict:
-            return {dtype: {_byte(t._cdata + at) & 63 for t in made} for dtype, made in tensors.items()}
+            return {dtype: {each[at] & 63 for each in of} for dtype, of in memory.items()}
 
-        def tells(found: dict) -> bool:
-            return all(len(each) == 1 for each in found.values()) and len(set().union(*found.values())) == len(found)
+        def tells(at: int) -> bool:
+            seen: set[int] = set()
+            for of in memory.values():
+                found = {each[at] & 63 for each in of}
+                if len(found) > 1 or found & seen:
+                    return False
+                seen |= found
+            return True
 
-        places = [at for at in range(0, _SCANNED_BYTES - _WORD, 2) if tells(numbers(at))]
+        places = [at for at in range(0, size, 2) if tells(at)]
         if len(places) != 1:
             return self._not_one("dtype", dtype=places)
         narrow = [number for dtype, (number,) in numbers(places[0]).items() if is_narrow(dtype)]
@@ -491,7 +499,18 @@ def _differentiated_in_place(tensor) -> None:
 
     with contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level():  # no levels within levels
         one = torch.ones(1, dtype=torch.float32)
-        tensor.add_(forward_ad.make_dual(one, one))  # mul_() would import torch._dynamo, which is slow
+        tensor.add_(_make_dual(one, one))  # mul_() would import torch._dynamo, which is slow
+
+
+def _make_dual(tensor, tangent):
+    """``forward_ad.make_dual()`` without what that compiles first for other functions' derivatives: a tenth of a second."""
+    import torch
+    from torch.autograd import forward_ad
+
+    try:
+        return torch._VF._make_dual(tensor, tangent, level=forward_ad._current_level)
+    except Exception:  # a PyTorch in which this private function is another, or not there
+        return forward_ad.make_dual(tensor, tangent)
 
 
 def _dual():
