@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TRIPLES = {"x86_64-linux-gnu": "x86_64-unknown-linux-gnu", "aarch64-linux-gnu": "aarch64-unknown-linux-gnu"}
 """By the platform's name in the name of a Python's ABI: its name for LLVM."""
-PACKAGES = ("dispatch", "producers", "exchange", "cuda")
+PACKAGES = ("ground", "dispatch", "producers", "exchange", "measuring", "cuda")
 _SETTINGS = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "3", "PYTHONHASHSEED": "0"}
 
 

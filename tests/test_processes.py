@@ -229,6 +229,16 @@ def fork_while_others_learn():
     fork_while_others(learn, learn, 60)
 
 
+def begin():
+    """With a kernel that has not been called: what a first call looks up."""
+    for _ in range(100):
+        assert fast_args(lambda x: x)._outputs is None
+
+
+def fork_while_others_begin():
+    fork_while_others(begin, begin, 60)
+
+
 def fork_while_others_compile():
     compile_a_kernel()
     fork_while_others(compile_a_kernel, compile_a_kernel, 6)
@@ -283,7 +293,8 @@ def fork_that_the_holder_of_a_lock_waits_for():
 
 FORKS = [
     scene.__name__ for scene in (
-        fork_warm, fork_cold, fork_in_the_middle, fork_with_live_exports, fork_while_others_learn, fork_while_others_compile,
+        fork_warm, fork_cold, fork_in_the_middle, fork_with_live_exports, fork_while_others_learn, fork_while_others_begin,
+        fork_while_others_compile,
         fork_while_others_change_tables, fork_where_locks_are_held, fork_that_the_holder_of_a_lock_waits_for,
     )
 ]  # fmt: skip

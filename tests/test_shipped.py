@@ -1,5 +1,6 @@
 """Native code that comes with the package: what it saves, when it is not used, and that the same sources give the same bytes."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -117,8 +118,23 @@ def test_it_fits_its_tensors_of_pytorch(built):
         add(t, 1.0)
     assert t.tolist() == [20, 21, 22, 23]
     assert isinstance(both(t, t), torch.Tensor) or both(t, t)[0] == 40
+    assert fastexchange.convert(t, np.ndarray)[0] == fastexchange.from_dlpack(t)[0] == 20
         """,
     )
+
+
+def test_every_native_function_of_the_package_is_in_it(built):
+    printed = run(built, "from fastexchange.ground.shipped import shipped_code as s; print(sorted({*s().functions, *s().parts}))")
+    expected = set()
+    for file in PACKAGE.rglob("*.py"):
+        if file.name == "_abi.py":
+            continue
+        module = ".".join(("fastexchange", *file.relative_to(PACKAGE).with_suffix("").parts))
+        for node in ast.walk(ast.parse(file.read_text())):
+            decorators = getattr(node, "decorator_list", [])
+            if any(isinstance(each, ast.Call) and ast.unparse(each.func) in ("cfunction", "part") for each in decorators):
+                expected.add((module, node.name))
+    assert expected and {*ast.literal_eval(printed)} == expected
 
 
 @pytest.mark.parametrize(
@@ -175,6 +191,13 @@ def _of_another_format(file: Path):
     file.write_bytes(shipped.zlib.compress(shipped.framed("()", ((), {}))))
 
 
+def _of_other_contents(file: Path):
+    from fastexchange.ground import shipped
+
+    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), is_value_wanted=True)[1])
+    shipped.write(file, code._replace(sources=7))
+
+
 def _missing(file: Path):
     file.unlink()
 
@@ -184,6 +207,7 @@ def _missing(file: Path):
     [
         (_truncated, "cannot be read"), (_flipped, "cannot be read"), (_replaced, "cannot be read"),
         (_missing, "none is installed"), (_of_another_format, "the format of another version"),
+        (_of_other_contents, "the format of another version"),
         (_of_another_platform, "the ABI of Python is"), (_of_another_numba, "the version of Numba is"),
         (_of_other_sources, "dispatch/pack.py has changed"),
     ],
@@ -204,6 +228,15 @@ def test_without_it_native_code_is_compiled_and_the_user_is_told(copied):
     told = program.join(("import fastexchange.ground.cfunction as c; c._announced._AFTER = 0.01; ", ""))
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=env, cwd=copied, check=True)
     assert done.stderr.count("\n") == 1 and "compiling native code" in done.stderr and "none is installed" in done.stderr
+
+
+def test_a_package_without_source_files(copied):
+    """In a zip file, or as bytecode alone, nothing says which sources native code is of: every process compiles it."""
+    archive = shutil.make_archive(str(copied / "package"), "zip", copied, "fastexchange")
+    code = "import fastexchange, numpy; print(fastexchange.fast_args(cache=False)(lambda x: x.sum())(numpy.ones(3)))"
+    env = {**os.environ, "PYTHONPATH": archive}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=copied / "fastexchange")
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
 
 
 @pytest.mark.nightly

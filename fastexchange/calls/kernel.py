@@ -23,7 +23,7 @@ from ..ground.numba_internals import (
     pipeline_of,
     use_cache,
 )
-from ..ground.once import forkable_lock
+from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters
 from ..ground.shape_notation import pattern_of
 from .kernel_cache import KernelCache, with_unique_symbols
@@ -222,12 +222,12 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             self._device_kernel = kernel_options.cuda.beside(self, kernel_options.launch)
         return self
 
-    @functools.cached_property
+    @cached_property
     def _pattern(self):
         """The parsed :attr:`out`, or None."""
         return declared(self.out, self.py_func)
 
-    @functools.cached_property
+    @cached_property
     def _parameters(self) -> Parameters:
         return Parameters(self.py_func, 0 if self._pattern is None else len(self._pattern.outputs))
 
@@ -253,7 +253,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
                 raise
         return None
 
-    @functools.cached_property
+    @cached_property
     def _outputs(self):
         """The ``Outputs`` that the kernel declares, or None."""
         return outputs_of(self._pattern, self._parameters, self.__qualname__)

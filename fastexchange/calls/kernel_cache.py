@@ -23,6 +23,7 @@ from numba.core.errors import NumbaWarning
 from ..ground.cfunction import source_stamp
 from ..ground.disk_cache import FOLDER, CacheFolder
 from ..ground.numba_internals import FunctionCache, calls_itself_through_another, code_depends_on, sealed_library
+from ..version import __version__
 from .dependencies import Untold, dependencies, meaning_of, note_loaded
 
 __all__ = ["KernelCache", "with_unique_symbols"]
@@ -94,7 +95,8 @@ class KernelCache(FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
-        depends_on = lambda: (source_stamp(__name__), code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
+        own = source_stamp(__name__) or __version__
+        depends_on = lambda: (own, code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
         self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
     def load_overload(self, sig, target_context):

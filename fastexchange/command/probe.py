@@ -207,11 +207,13 @@ def _tried(section: str, example: _Example) -> Finding:
 def _origin() -> Iterator[Finding]:
     """Say where native code comes from. Runs after the calls."""
     from ..ground.cfunction import code_cache
-    from ..ground.shipped import shipped_code
+    from ..ground.shipped import own_path, shipped_code
 
     why = shipped_code().why_not
     if why:
-        yield Finding("native code", "from", OK, f"compiled on this machine: {why}")
+        made = f"this run loaded {code_cache.hits} from the disk cache, and compiled {code_cache.misses}"
+        advice = "install the package again, or what this file was made for" if own_path().exists() else ""
+        yield Finding("native code", "from", SLOW if advice else OK, f"compiled on this machine: {why}; {made}", advice)
     else:
         functions = f"this run used {code_cache.shipped} of {len(shipped_code().functions)} functions"
         yield Finding("native code", "from", OK, f"shipped with the package; {functions}")
@@ -225,10 +227,12 @@ def _disk_cache() -> Iterator[Finding]:
     from numba.core import config
 
     from ..ground.cfunction import code_cache
+    from ..ground.shipped import shipped_code
 
     section = "disk cache"
     wanted = getattr(config, "CACHE_DIR", "")
-    costs = "every process compiles native code again, which takes seconds"
+    made = "native code" if shipped_code().why_not else "what is not shipped"
+    costs = f"every process compiles {made} again, which takes {'seconds' if shipped_code().why_not else 'a part of a second'}"
     set_it = "set NUMBA_CACHE_DIR to a directory that only you can write to"
     *before, folder = code_cache.folders
     for each in before:

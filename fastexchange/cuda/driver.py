@@ -6,7 +6,6 @@ Source: CUDA Driver API 13.
 """
 
 import contextlib
-import functools
 import os
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from .._abi import ffi
 from ..dispatch.runtime import runtime
 from ..dispatch.structs import MAX_DEVICES
 from ..ground.native import address_of
-from ..ground.once import once
+from ..ground.once import cached_property, once
 from . import resets
 
 __all__ = ["CudaError", "Driver", "driver"]
@@ -233,7 +232,7 @@ class Driver:
                 return tuple(found)
             found.append((int(info[0]), int(info[1])))
 
-    @functools.cached_property
+    @cached_property
     def attributes(self):
         """``CUfunction_attribute``."""
         return self.bindings.CUfunction_attribute

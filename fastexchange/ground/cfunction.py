@@ -26,6 +26,7 @@ from . import numba_internals
 from .disk_cache import FOLDER, CacheFolder, user_cache
 from .native import native
 from .numba_internals import global_compiler_lock
+from .once import cached_property
 from .shipped import shipped_code
 
 __all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
@@ -92,7 +93,9 @@ def _digest_of(module: str) -> str:
 
 @functools.cache
 def source_stamp(module: str) -> str:
-    """A digest of these source files."""
+    """A digest of these source files; "" if they are not there, as in a zip file: nothing is cached on disk then."""
+    if module not in _files():
+        return ""
     told = [f"{name} {_digest_of(name)}" for name in sorted(_modules_with(module))]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
@@ -193,7 +196,7 @@ class CodeCache:
         self.hits = 0
         self.misses = 0
 
-    @functools.cached_property
+    @cached_property
     def folders(self) -> list[CacheFolder]:
         """The folders from which machine code is loaded, in this order. The last one, if writable, gets new code.
 
@@ -224,6 +227,7 @@ class CodeCache:
         """
         known = self._libraries.get(key)
         if known is None:
+            persist = persist and module in _files()  # else the key would not have its sources
             known = self._load_shipped(key) if persist else None
             if known is None:
                 full_key = self._full_key(key, module) if persist else ""
@@ -235,15 +239,17 @@ class CodeCache:
         """Run `test` once per installation and version of `module`. Returns its message if native code is wrong, else ""."""
         if shipped_code().is_proved:
             return ""
-        key = repr((name, source_stamp(module), numba_internals.code_depends_on()))
-        if not any(folder.load(name, key) == "right" for folder in self.folders):
+        stamp = source_stamp(module)
+        key = repr((name, stamp, numba_internals.code_depends_on()))
+        if not (stamp and any(folder.load(name, key) == "right" for folder in self.folders)):
             try:
                 why = test()
             except Exception as error:  # a changed Numba may raise any exception
                 why = f"{type(error).__name__}: {error}"
             if why:
                 return why
-            self.folders[-1].save(name, key, "right")
+            if stamp:
+                self.folders[-1].save(name, key, "right")
         return ""
 
     def _full_key(self, key: tuple, module: str) -> str:
@@ -295,7 +301,7 @@ class Part:
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
 
-    @functools.cached_property
+    @cached_property
     def compiled(self) -> tuple[str, Any]:
         """The function's symbol, and a library to link it from."""
         shipped = shipped_code().parts.get(self.key)
@@ -345,7 +351,6 @@ class CFunction:
     @property
     def address(self) -> int:
         """The address of the C function in this process. It never changes."""
-        # Not a cached_property, which before Python 3.12 has a lock that a fork may leave held in the child.
         if not self._address:
             if numba_internals.failures():
                 signature = self._result(*self._arguments)

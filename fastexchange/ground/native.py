@@ -19,6 +19,7 @@ from numba.np import numpy_support
 
 from .._abi import ffi
 from .numba_internals import CPUDispatcher, helper_compiler
+from .once import cached_property
 
 __all__ = [
     "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",
@@ -36,16 +37,10 @@ class native:
 
     def __init__(self, function):
         self.py_func = function
-        self._dispatcher = None
 
-    @property
+    @cached_property
     def dispatcher(self) -> CPUDispatcher:
         """Numba's dispatcher of the helper."""
-        if self._dispatcher is None:  # not a cached_property: see CFunction.address
-            self._dispatcher = self._made()
-        return self._dispatcher
-
-    def _made(self) -> CPUDispatcher:
         options = {
             "nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True,
             "no_cpython_wrapper": True, "no_cfunc_wrapper": True,

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .numba_internals import compiler_locks
 from .pythonapi import Py_IncRef
@@ -38,6 +38,25 @@ def once(make: Callable[[], T]) -> Callable[[], T]:
         return made[0]
 
     return get
+
+
+class cached_property(Generic[T]):
+    """Decorator: ``functools.cached_property`` without its lock, which before Python 3.12 a fork may leave held in the child.
+
+    Threads may compute a value at the same time; all get the one that was stored first.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        return instance.__dict__.setdefault(self._name, self._function(instance))
 
 
 # ---- locks and forks -------------------------------------------------------------------------------------------------

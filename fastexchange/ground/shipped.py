@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .disk_cache import NotBelieved, framed, unframed
 from .numba_internals import native_code_depends_on
 
-__all__ = ["ShippedCode", "path_of", "read", "shipped_code", "write"]
+__all__ = ["ShippedCode", "own_path", "path_of", "read", "shipped_code", "write"]
 
 _ROOT = Path(__file__).parents[1]
 _WHAT = "the ABI of Python", "the version of Numba", "the version of llvmlite", "the size of Numba's dispatcher"
@@ -43,6 +43,11 @@ def path_of(soabi: str) -> Path:
     return _ROOT / "_native" / f"{soabi}.code"
 
 
+def own_path() -> Path:
+    """The file for this Python, whether it is there or not."""
+    return path_of(str(sysconfig.get_config_var("SOABI")))
+
+
 def write(path: Path, code: ShippedCode) -> None:
     """Write a file. The same code gives the same bytes. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,13 +67,16 @@ def read(path: Path) -> ShippedCode:
     try:
         code = ShippedCode(*value)
         differences = list(zip(_WHAT, code.depends_on, native_code_depends_on(), strict=True))
-    except (TypeError, ValueError):
+        sources = {name: (_ROOT / name, str(digest)) for name, digest in code.sources.items()}
+        if not (isinstance(code.functions, dict) and isinstance(code.parts, dict)):
+            raise TypeError
+    except (AttributeError, TypeError, ValueError):
         raise NotBelieved(f"{path.name} has the format of another version of this package") from None
     for what, made_for, found in differences:
         if made_for != found:
             raise NotBelieved(f"{path.name} was made for another installation: {what} is {found}, not {made_for}")
-    for name, digest in code.sources.items():
-        if digest_of(_ROOT / name) != digest:
+    for name, (source, digest) in sources.items():
+        if digest_of(source) != digest:
             raise NotBelieved(f"{name} has changed since {path.name} was made")
     return code
 
@@ -85,6 +93,6 @@ def digest_of(file: Path) -> str:
 def shipped_code() -> ShippedCode:
     """The code for this Python; without functions and parts if there is none that can be used."""
     try:
-        return read(path_of(str(sysconfig.get_config_var("SOABI"))))
+        return read(own_path())
     except NotBelieved as error:
         return ShippedCode((), {}, {}, {}, False, str(error))

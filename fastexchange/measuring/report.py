@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from ..ground.once import cached_property
 from . import figures, pictures, tables
 from .timing import Samples
 

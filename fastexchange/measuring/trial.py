@@ -1,6 +1,5 @@
 """The call to measure, and its first two runs."""
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from numba.core import event
 from ..calls.explain import explain
 from ..calls.kernel import FastKernel
 from ..ground.omitted import OMITTED
+from ..ground.once import cached_property
 from ..ground.safe_repr import type_name
 from .restoring import Snapshot
 from .timing import Statement
@@ -67,7 +67,7 @@ class Call:
         self.is_for_numba = self.explanation.kind == "numba"
         """Whether an argument makes it a call for Numba's own dispatcher."""
 
-    @functools.cached_property
+    @cached_property
     def steps(self) -> list[Step]:
         """The two calls of empty kernels for each argument in :attr:`read`. Their difference is a multiple of its cost."""
         everything = range(len(self.read))
