@@ -154,7 +154,14 @@ def _processes(t: _Lines) -> Iterator[Callable[[], None]]:
     warm, cold = "decorating and calling in a new process, cached on disk", "the same, a kernel not called before"
     yield lambda: t.add(f"{warm}", f"{ratio('start/numpy/fast/both', 'start/numpy/njit/both')} `@njit(cache=True)`")
     yield lambda: t.add(f"{cold}", f"{ratio('cold/installed/both', 'cold/njit/both')} `@njit(cache=True)`")
-    yield lambda: t.add("the very first call after installing", figure(t.times["cold/fast/both"] / 1e9, "{:.1f} s".format))
+    for label, way in (("NumPy arrays", "numpy/call"), ("PyTorch tensors", "torch/call")):
+
+        def installed(label=label, way=way):
+            ours, plain = (figure(t.times[f"new/{key}/both"] / 1e9, "{:.2f} s".format) for key in (way, "numpy/njit"))
+            t.add(f"the very first call after installing a wheel, {label}", ours, njit=plain)
+
+        yield installed
+    yield lambda: t.add("the same from a checkout, compiling", figure(t.times["cold/fast/both"] / 1e9, "{:.1f} s".format))
     yield lambda: t.add("`import fastexchange` after `import numba`", figure(t.times["import/after"] / 1e6, "{:.0f} ms".format))
 
     def memory():
