@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 TRIPLES = {"x86_64-linux-gnu": "x86_64-unknown-linux-gnu", "aarch64-linux-gnu": "aarch64-unknown-linux-gnu"}
 """By the platform's name in the name of a Python's ABI: its name for LLVM."""
-PACKAGES = ("ground", "dispatch", "producers", "exchange", "measuring", "cuda")
+PLACES = ("ground", "dispatch", "producers", "exchange", "measuring.exports", "cuda")
+"""Packages and modules with native code. Those of ``measuring`` that need an optional package have none, and are not imported."""
 _SETTINGS = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "3", "PYTHONHASHSEED": "0"}
 
 
@@ -29,10 +30,11 @@ def native_code() -> "Iterator[CFunction | Part]":
     from .ground.cfunction import CFunction, Part
 
     seen = set()
-    for name in PACKAGES:
-        package = importlib.import_module(f"{__package__}.{name}")
-        for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__)):
-            for value in list(vars(importlib.import_module(f"{package.__name__}.{module}")).values()):
+    for place in PLACES:
+        found = importlib.import_module(f"{__package__}.{place}")
+        modules = sorted(each.name for each in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."))
+        for module in modules or (found.__name__,):
+            for value in list(vars(importlib.import_module(module)).values()):
                 if isinstance(value, (CFunction, Part)) and value.key not in seen:
                     seen.add(value.key)
                     yield value

@@ -137,6 +137,17 @@ def test_every_native_function_of_the_package_is_in_it(built):
     assert expected and {*ast.literal_eval(printed)} == expected
 
 
+def test_what_makes_it_needs_no_optional_package():
+    """It is made where nothing but the package's own requirements is installed."""
+    assert int(run(PACKAGE.parent, """
+        import sys
+        for name in ("torch", "IPython", "rich", "pandas", "matplotlib", "tqdm", "jax", "ml_dtypes"):
+            sys.modules[name] = None
+        from fastexchange._native_build import native_code
+        print(len(list(native_code())))
+    """)) > 90
+
+
 @pytest.mark.parametrize(
     "environment",
     [
