@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from made_producers import Dunder, Ignorant, Legacy, Tabled
 
+from fastexchange import from_dlpack
+
 try:
     import torch
 except ImportError:
@@ -16,6 +18,8 @@ try:
 except ImportError:
     tvm_ffi = None
 
+numpys_reader = np.from_dlpack if np.from_dlpack(np.ones(1)).flags.writeable else from_dlpack
+"""NumPy's own, for what it makes of an export; ours with NumPy 2.1, whose views are all readonly."""
 NUMPY_DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 """Every plain dtype that NumPy and DLPack share."""
 
@@ -43,7 +47,7 @@ class Framework:
         if not self.mutable:
             array = array.view()
             array.flags.writeable = False
-        return array if self.own_strides else np.from_dlpack(tensor)
+        return array if self.own_strides else numpys_reader(tensor)
 
     def __str__(self):
         return self.name

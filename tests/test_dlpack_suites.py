@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exchanges import call, needs_torch, needs_tvm_ffi, run_with_tvm_ffi, table_in
-from frameworks import torch, tvm_ffi
+from frameworks import numpys_reader, torch, tvm_ffi
 from interoperability import LAYOUTS
 from made_producers import TABLE_CAPSULE, address_of, capsule_name, fill
 from oracle import ONE_REFERENCE, type_and_message
@@ -221,7 +221,7 @@ def test_element_types_that_pytorch_refuses(dtype):
 
 # ---- all: layouts, held against what each framework makes itself ---------------------------------------------------
 
-FRAMEWORKS = {"numpy": np.from_dlpack}
+FRAMEWORKS = {"numpy": numpys_reader}
 SOURCES = {"numpy": lambda array: array}
 TARGETS = {"numpy": np.ndarray}
 if torch is not None:

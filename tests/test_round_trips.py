@@ -27,7 +27,7 @@ from exchanges import (  # isort: skip
     ml_dtypes, needs_ml_dtypes, needs_torch, one, place, taken_from, tensors, together, unwrapped, versioned, words,
 )
 from forked import needs_fork, run_forked
-from frameworks import NUMPY_DTYPES, torch, tvm_ffi
+from frameworks import NUMPY_DTYPES, numpys_reader, torch, tvm_ffi
 from hostile_producers import GOOD_IN_THE_END, Sets
 from interoperability import jax, pyarrow
 from interpreter import run_python
@@ -78,7 +78,7 @@ def through_a_capsule(x, **options):
         assert (managed.version.major, managed.flags & ~READONLY) == (1, COPIED * is_copy) and managed.version.minor <= 3
     if not is_copy:
         check_describes(managed.dl_tensor, own)
-    return np.from_dlpack(Given(made))
+    return numpys_reader(Given(made))
 
 
 def by_numpys_reader(x):
@@ -86,7 +86,7 @@ def by_numpys_reader(x):
     managed = exported(x)
     assert (managed.version.major, managed.flags) == (1, int(not x.flags.writeable)) and managed.version.minor <= 3
     check_describes(managed.dl_tensor, x)
-    return np.from_dlpack(Given(capsule(managed, b"dltensor_versioned")))
+    return numpys_reader(Given(capsule(managed, b"dltensor_versioned")))
 
 
 def by_its_own_capsule(x):
@@ -104,12 +104,12 @@ WAYS = {
     "from_dlpack, shared": Way(lambda x: from_dlpack(x, copy=False, device="cpu"), False),
     "from_dlpack, a copy": Way(lambda x: from_dlpack(x, copy=True), True),
     "capsule": Way(through_a_capsule),
-    "capsule, NumPy asks": Way(lambda x: np.from_dlpack(exporter(x), device="cpu", copy=False), False),
+    "capsule, NumPy asks": Way(lambda x: numpys_reader(exporter(x), device="cpu", copy=False), False),
     "capsule, a copy": Way(lambda x: through_a_capsule(x, copy=True), True),
     "capsule, of a later version, shared": Way(lambda x: through_a_capsule(x, copy=False, max_version=[2, 0]), False),
     "legacy capsule": Way(lambda x: through_a_capsule(x, max_version=None), is_legacy=True),
     "legacy capsule, from_dlpack": Way(lambda x: from_dlpack(Given(to_dlpack(x, max_version=(0, 99)))), is_legacy=True),
-    "legacy capsule, a copy": Way(lambda x: np.from_dlpack(Given(to_dlpack(x, copy=True))), True, is_legacy=True),
+    "legacy capsule, a copy": Way(lambda x: numpys_reader(Given(to_dlpack(x, copy=True))), True, is_legacy=True),
     **{
         f"to {name}{said}": Way(functools.partial(lambda to, options, x: convert(x, to, **options), to, options),
                                 options.get("copy"), to, has_own=True)
@@ -285,7 +285,7 @@ DESCRIPTIONS = {
 @pytest.mark.parametrize("description", DESCRIPTIONS)
 def test_unusual_descriptions_are_understood(description):
     ways = {name: way.take for name, way in WAYS.items() if name in ("from_dlpack", "from_dlpack, keywords", "to numpy.ndarray")}
-    ways["to_dlpack"] = lambda x: np.from_dlpack(Given(versioned(x)))
+    ways["to_dlpack"] = lambda x: numpys_reader(Given(versioned(x)))
     ways["the table's import"] = lambda x: imported(
         export_versioned(x.ledger, x.array, flags=READONLY * (not x.array.flags.writeable) | x.lies.get("flags", 0),
                          **{name: lie for name, lie in x.lies.items() if name != "flags"}))  # fmt: skip
@@ -397,7 +397,7 @@ def test_a_legacy_capsule_does_not_make_pytorchs_memory_readonly():
             return torch._C._to_dlpack(self.as_subclass(torch.Tensor))
 
     old = torch.ones(3).as_subclass(Old)
-    ways = (from_dlpack, lambda x: from_dlpack(x, copy=None), lambda x: np.from_dlpack(Given(versioned(x))), CALLS["convert"])
+    ways = (from_dlpack, lambda x: from_dlpack(x, copy=None), lambda x: numpys_reader(Given(versioned(x))), CALLS["convert"])
     for take in ways:
         for _ in range(2):
             assert place(take(old)) == old.data_ptr() and take(old).flags.writeable

@@ -7,9 +7,9 @@ import textwrap
 import pytest
 
 SCRIPT = """
-import types
+import importlib.util, sys, types
 import numpy as np
-from fastexchange import fast_args
+from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 from fastexchange.ground import cpython
 {change}
 from fastexchange.dispatch import runtime
@@ -19,8 +19,47 @@ what = {what!r}
 def kernel(a, x, pair, y=2.0):
     return a * x.sum() + pair[0] + y
 
+@fast_args
+def twice(x):
+    return 2 * x
+
+@fast_args
+def sums(items):
+    s = 0.0
+    for item in items:
+        s += item.sum()
+    return s
+
+class Protocol:
+    def __init__(self, array):
+        self.array = array
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+    def __dlpack_device__(self):
+        return 1, 0
+
+of = [np.ones, lambda n: Protocol(np.ones(n))]
+if importlib.util.find_spec("torch"):
+    import torch
+    of.append(lambda n: torch.ones(n, dtype=torch.float64))
 for _ in range(40):
-    assert kernel(2.0, np.ones(3), (1.0, 2.0)) == kernel(2.0, x=np.ones(3), pair=(1.0, 2.0)) == 9.0
+    for make in of:
+        x = make(3)
+        assert kernel(2.0, x, (1.0, 2.0)) == kernel(2.0, x=x, pair=(1.0, 2.0)) == kernel(2.0, x, (1.0, x)) == 9.0
+        assert sums([x, x]) == sums((x, x)) == 6.0
+        if type(x) is not Protocol:
+            made = twice(x)
+            assert type(made) is type(x) and made.tolist() == [2.0] * 3
+for make in of:
+    x = make(3)
+    count = sys.getrefcount(x)
+    for array in (from_dlpack(x), from_dlpack(x, copy=None), convert(x, np.ndarray)):
+        array[0] += 1.0
+    assert from_dlpack(x).tolist() == [4.0, 1.0, 1.0] and "dltensor" in repr(to_dlpack(x))
+    if len(of) == 3:
+        assert convert(x, torch.Tensor).tolist() == [4.0, 1.0, 1.0]
+    del array
+    assert sys.getrefcount(x) == count, type(x)
 try:
     kernel(2.0)
 except TypeError as error:

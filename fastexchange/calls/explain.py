@@ -158,7 +158,7 @@ def explain_type(cls: type, /) -> Explanation:
 def explain_call(kernel, bound: tuple) -> CallExplanation:
     """See :meth:`FastKernel.explain`. Reads the tensors; neither compiles nor runs the kernel."""
     if not runtime().is_native:
-        return explained(kernel, bound, Outcome("numba", "Numba's own dispatcher makes all calls"))
+        return explained(kernel, bound, Outcome("numba", f"Numba's own dispatcher makes all calls: {runtime().why_not_native}"))
     try:
         report = Resolver(kernel, bound).run(DRY_RUN)
         if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):

@@ -13,7 +13,7 @@ from numba.core.errors import TypingError
 
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
-from ..exchange.discovery import discover, is_masked_array
+from ..exchange.discovery import discover, fields_of, is_masked_array
 from ..exchange.errors import argument, check_tensors, refuse_value, refused, why_not_computed
 from ..exchange.export import numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
@@ -93,7 +93,7 @@ def _has_tensor(kernel, value, depth: int = 0) -> bool:
     if value is OMITTED:
         return False
     try:
-        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+        fields = fields_of(cls)
     except Exception:  # a type whose attributes raise
         return False
     is_buffer = fields.get("key", 0) >> structs.CLASS_SHIFT and fields["kind"] == structs.KIND_MANAGED
@@ -249,7 +249,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return given.taken[id(value)]
     cls = type(value)
     try:
-        fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+        fields = fields_of(cls)
     except Exception as error:  # a type whose attributes raise
         refused(kernel, position, error)
     kind = fields["kind"]
@@ -260,7 +260,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return value  # Numba reads objects with the buffer protocol itself
     elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED):
         is_torch = torch.is_tensor_type(cls)
-        is_checked = is_torch and not kernel.allows_grad and _can_be_viewed(value)
+        is_checked = is_torch and not kernel.allows_grad and kernel._native.runtime.is_native and _can_be_viewed(value)
         if not is_checked:
             check_tensors(kernel, position, value)
         try:
@@ -285,7 +285,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         return tuple([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
     elif kind == structs.KIND_NAMED_TUPLE:
         return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
-    elif kind == structs.KIND_LIST:
+    elif cls is list:  # also where native code leaves lists to Numba, because Numba's own are not laid out as expected
         return _list(kernel, position, value, given)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which reads __class__
         _require_native_order(kernel, position, value)
@@ -339,7 +339,7 @@ def _list(kernel, position: int, value: list, given: Given | None) -> list:
 
 def _is_tensor(kernel, value) -> bool:
     cls = type(value)
-    fields = kernel._native.runtime.entries.get(cls) or discover(cls).entry
+    fields = fields_of(cls)
     return fields["kind"] in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
@@ -365,7 +365,8 @@ def _require_numba_type(kernel, position: int, value) -> None:
         if not is_known:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
-        if not isinstance(value, type) and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
+        is_always = not isinstance(value, (type, list))  # not so for all objects of the type
+        if is_always and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
             entries.update(cls, is_typed=1)  # later calls go to Numba's dispatcher directly
         return
     if _is_method_of(kernel, value):

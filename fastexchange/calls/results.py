@@ -20,7 +20,7 @@ from ..dispatch.boxing import box
 from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
 from ..exchange.convert import has_from_dlpack, maker
-from ..exchange.discovery import discover, learn_type
+from ..exchange.discovery import fields_of, learn_type
 from ..exchange.export import export_of, known
 from ..ground.dtypes import field_to_dtype
 from ..ground.native import address_of
@@ -136,7 +136,7 @@ def check_argument(kernel, bound: tuple) -> None:
     if isinstance(kernel.returns, str):
         position = kernel._parameters.names.index(kernel.returns)
         cls = type(bound[position])
-        if (runtime().entries.get(cls) or discover(cls).entry)["kind"] not in _TENSORS:
+        if fields_of(cls)["kind"] not in _TENSORS:
             given = "omitted" if bound[position] is OMITTED else f"no tensor but of type {type_name(cls)}"
             raise TypeError(
                 f"{kernel.__qualname__}(): its results are to be as argument {kernel.returns!r} (position {position}), as "

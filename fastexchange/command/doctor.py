@@ -24,12 +24,15 @@ from pathlib import Path
 
 from .. import __file__ as package_file
 from .. import __version__
+from ..interpreter import is_free_threaded
 from ..measuring.tables import Row, progress, show
 from .probe import FRAMEWORKS, NOTHING, OK, SLOW, UNKNOWN, WRONG, Finding, failure, one_line
 
 __all__ = ["run"]
 
 _SECTIONS = ("interpreter", "packages", "native code", "types", "frameworks", "disk cache", "environment", "CUDA")
+TESTED = ("linux", "x86_64"), ("linux", "aarch64")
+"""The platforms on which this package's tests have run."""
 _STYLES = {OK: "green", SLOW: "yellow", WRONG: "bold red", UNKNOWN: "bold yellow", NOTHING: "dim"}
 _FROM_OUTSIDE = {
     "SIGKILL": "by the system if memory ran out, or by another process",
@@ -95,8 +98,16 @@ def _interpreter(requires: str) -> Iterator[Finding]:
         yield Finding(section, "version", OK, text)
     else:
         yield Finding(section, "version", WRONG, f"{text}: this package needs {requires}", "use such an interpreter")
-    # A build without the GIL cannot import this package, see `interpreter`.
-    yield Finding(section, "GIL", OK, "the interpreter has one")
+    if is_free_threaded():
+        text = "a free-threaded interpreter: Numba's own dispatcher makes all calls, with tensors as NumPy views"
+        yield Finding(section, "GIL", SLOW, text, "for native calls use the interpreter with the GIL, whose name has no t")
+    else:
+        yield Finding(section, "GIL", OK, "the interpreter has one")
+    if (sys.platform, platform.machine()) not in TESTED:
+        known = ", ".join(f"{system} on {machine}" for system, machine in TESTED)
+        own = f"{sys.platform} on {platform.machine()}"
+        text = f"{own} is not tested here, only {known}: what cannot be verified takes a safer path"
+        yield Finding(section, "platform", NOTHING, text, "run the tests (see CONTRIBUTING), and report their result")
     if hasattr(sys, "gettotalrefcount"):
         yield Finding(section, "build", SLOW, "a debug build: it counts all references", "use a release build")
     else:

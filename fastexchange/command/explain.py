@@ -85,7 +85,7 @@ def _kernel(kernel) -> str:
     signatures = [", ".join(map(str, signature)) or "no arguments" for signature in dispatcher.signatures]
     state = runtime()
     if not state.is_native:
-        way = f"Numba's own dispatcher makes all calls: the layout of {', '.join(state.unverified)} is not as expected"
+        way = f"Numba's own dispatcher makes all calls: {state.why_not_native}"
     elif options.get("nogil") or options.get("parallel"):
         way = "native; it gives up the GIL, so it holds owning exports of its tensors"
     else:

@@ -76,6 +76,7 @@ _HAVE_VECTORCALL = 1 << 11  # of tp_flags
 
 def _native() -> Iterator[Finding]:
     from ..dispatch.runtime import runtime
+    from ..interpreter import is_free_threaded
 
     section = "native code"
     found = runtime()
@@ -87,9 +88,14 @@ def _native() -> Iterator[Finding]:
     for name, (what, otherwise) in _LAYOUTS.items():
         if name in found.unverified:
             text = f"the layout of {what} is not as expected: {otherwise}"
-            yield Finding(section, name, SLOW, text, _REPORT)
+            yield Finding(section, name, SLOW, text, "see GIL, above" if is_free_threaded() else _REPORT)
+        elif "object" in found.unverified:
+            yield Finding(section, name, NOTHING, "not looked at, because no object is read")
         else:
             yield Finding(section, name, OK, f"the layout of {what} is verified")
+    if not found.is_native:
+        yield from _examples("types", _plain_examples())
+        return
     from ..calls.kernel import FastKernel
 
     if FastKernel.__flags__ & _HAVE_VECTORCALL:

@@ -184,7 +184,7 @@ class CudaKernel(Kernel, NativeCallable):
 def cuda_kernel_of(dispatcher: Any, kernel_options: KernelOptions) -> CudaKernel:
     """Return the only kernel of a ``@cuda.jit`` dispatcher with these options."""
     if not runtime().is_native:
-        raise TypeError("fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher")
+        raise TypeError(f"fast_args(): native code makes no launches here, so use the dispatcher: {runtime().why_not_native}")
     return kernel_of(dispatcher, kernel_options, _new_kernel)
 
 

@@ -119,8 +119,12 @@ def _load_leaves(builder, words, leaves):
 MAX_INLINED_VIEWS = 6
 """With more views, one function reads all views of a rank: more inlined copies would not fit the instruction cache."""
 
-READER_CONVENTION = "preserve_nonecc" if platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64") else "fastcc"
-"""That function's LLVM calling convention: saving registers that its caller does not use would cost time for each view."""
+_PRESERVES_NONE = (platform.system(), platform.machine()) in (("Linux", "x86_64"), ("Linux", "aarch64"))
+READER_CONVENTION = "preserve_nonecc" if _PRESERVES_NONE else "fastcc"
+"""That function's LLVM calling convention: saving registers that its caller does not use would cost time for each view.
+
+LLVM does not have it for each platform; ``fastcc`` is everywhere.
+"""
 
 
 class Node(NamedTuple):

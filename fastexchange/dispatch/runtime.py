@@ -11,6 +11,7 @@ from ..ground.cfunction import CFunction, cfunction, code_cache
 from ..ground.dtypes import plain_fields_by_type_number
 from ..ground.numba_internals import DispatcherBase
 from ..ground.once import once
+from ..interpreter import is_free_threaded
 from ..producers import ndarray
 from . import frame, lists, read_arguments, take_exports, vectorcall
 from .self_test import calls_as_numba
@@ -52,8 +53,9 @@ def _verify_meminfo() -> bool:
 class Runtime:
     """The state that all kernels of a process share.
 
-    ``unverified``: the names of layouts that differ from native code's assumptions. ``numba_failures``: by name, how Numba
-    differs from what this package expects. ``is_native``: if False, Numba's dispatcher makes all calls.
+    ``unverified``: the names of layouts that differ from native code's assumptions; only ``object`` if that one does, because
+    then no other is looked at. ``numba_failures``: by name, how Numba differs from what this package expects. ``why_not_native``:
+    why Numba's dispatcher makes all calls, and only Python code reads their arguments; "" where native code makes calls.
     """
 
     def __init__(self):
@@ -62,18 +64,36 @@ class Runtime:
             self.native.dtype_fields[number] = field
         self.entries = TypeTable(self.native)
         self.serials: dict[int, Callable[[], object]] = {}
-        checks = dict(cpython.verify(), ndarray=ndarray.verify())
-        self.numba_failures = numba_internals.failures()
-        if not self.numba_failures:
-            checks |= {"meminfo": _verify_meminfo(), "list": lists.verify()}
-            why = code_cache.proved("dispatch.self_test", f"{__package__}.self_test", calls_as_numba)
-            self.numba_failures = {"calls": why} if why else {}
+        checks = cpython.verify()
+        self.numba_failures: dict[str, str] = {}
+        if not checks["object"]:
+            checks = {"object": False}
+        else:
+            checks["ndarray"] = ndarray.verify()
+            self.numba_failures = numba_internals.failures()
+            if not self.numba_failures:
+                checks |= {"meminfo": _verify_meminfo(), "list": lists.verify()}
+                why = code_cache.proved("dispatch.self_test", f"{__package__}.self_test", calls_as_numba)
+                self.numba_failures = {"calls": why} if why else {}
         self.unverified = [name for name, holds in checks.items() if not holds]
-        self.is_native = not self.numba_failures and not {"object", "tuple", "dispatcher", "meminfo"} & set(self.unverified)
+        self.why_not_native = self._why_not_native()
         if self.is_native:
             self.native.numbas_call = cpython.address_of_call(DispatcherBase)
             self.add(read_arguments.walk, take_exports.export_managed, vectorcall.run, vectorcall.vectorcall_any)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
+
+    def _why_not_native(self) -> str:
+        if is_free_threaded():
+            return "this CPython is free-threaded, and native code relies on the GIL"
+        needed = [name for name in ("object", "tuple", "dispatcher", "meminfo") if name in self.unverified]
+        if needed:
+            return f"the layout of {', '.join(needed)} is not as expected"
+        return "; ".join(f"this Numba is not as expected, {name}: {why}" for name, why in self.numba_failures.items())
+
+    @property
+    def is_native(self) -> bool:
+        """Whether native code makes calls."""
+        return not self.why_not_native
 
     def add(self, *functions: CFunction) -> None:
         """Put the addresses of C functions into the fields of their names.

@@ -49,7 +49,9 @@ class _Transfer(NativeCallable):
         self._state.target = id(target) if target is not None else 0
 
     def __call__(self, /, *args, **kwargs):
-        """Make the first call, after which CPython calls native code directly."""
+        """Make the first call, after which CPython calls native code directly, or all calls where native code makes none."""
+        if not runtime().is_native:
+            return self._function(*args, **kwargs)
         self._state.runtime = runtime().address
         self._context = address_of(self._state)
         self._vectorcall = vectorcall_transfer.address
@@ -290,7 +292,7 @@ def maker(what: str, to: type, is_exact: bool = True):
         dtype, device = export.tensor.dtype, export.tensor.device
         kind = f"{dtype_name(dtype.code, dtype.bits, dtype.lanes)} on {device_name(device)}"
         try:
-            if to is np.ndarray and to_object:
+            if to is np.ndarray:
                 made = to_numpy(export, what)
             else:
                 made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))

@@ -166,10 +166,13 @@ class Export:
         other.managed, self.managed = self.managed, None
         return other
 
-    def release(self) -> None:
-        """Call the deleter, unless the export has been passed on."""
+    def release(self, is_finalizing=sys.is_finalizing) -> None:
+        """Call the deleter, unless the export has been passed on.
+
+        Not while the interpreter ends: then this module's names may be gone, too.
+        """
         managed, self.managed = self.managed, None
-        if managed is not None and managed.deleter != ffi.NULL and not sys.is_finalizing():
+        if managed is not None and not is_finalizing() and managed.deleter != ffi.NULL:
             _DELETER(address_of(managed.deleter))(address_of(managed))
 
 
@@ -232,6 +235,8 @@ def known(cls: type) -> dict[str, int]:
                 "takes_all": 1,
             }
             entries.update(cls, managed=managed, **(made if cls is np.ndarray else {}))
+        else:
+            entries.update(cls, managed=dunder.managed_tensor_from_py_object_no_sync.address)
     return entries.fields(cls)
 
 
@@ -242,8 +247,6 @@ def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) ->
     """
     prefix = f"{what}: " if what else ""
     to_object = known(np.ndarray).get("to_object")
-    if not to_object:
-        raise BufferError(f"{prefix}this NumPy's C API is not as expected: arrays over other memory cannot be made")
     tensor = export.tensor
     status = status_of(tensor)
     if not status and dtype_registry.dtype_of(tensor.dtype.code, tensor.dtype.bits) is None:
@@ -253,7 +256,36 @@ def to_numpy(export: Export, what: str = "", storage: np.dtype | None = None) ->
             export.retype(*cast(tuple, dtype_registry.key_of(storage)))
     if status:
         raise BufferError(prefix + wording(status, tensor))
-    return export.into(to_object)
+    return export.into(to_object) if to_object else _Memory(export).array()
+
+
+class _Memory:
+    """An export for ``np.asarray``, whose array keeps it alive: the way where NumPy's C API is not as expected.
+
+    Source: NumPy's array interface, version 3.
+    """
+
+    def __init__(self, export: Export):
+        dtype = export.tensor.dtype
+        self._dtype = cast(np.dtype, dtype_registry.dtype_of(dtype.code, dtype.bits))
+        self._export = export.passed_on()
+
+    def __del__(self):
+        self._export.release()
+
+    @property
+    def __array_interface__(self):
+        export = self._export
+        tensor, size = export.tensor, self._dtype.itemsize
+        shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+        strides = None if tensor.strides == ffi.NULL else tuple(size * tensor.strides[i] for i in range(tensor.ndim))
+        data = (export.data, export.is_readonly)
+        return {"version": 3, "shape": shape, "strides": strides, "data": data, "typestr": self._dtype.str}
+
+    def array(self) -> np.ndarray:
+        """The array."""
+        made = np.asarray(self)
+        return made if made.dtype == self._dtype else made.view(self._dtype)  # to the interface some dtypes are only bytes
 
 
 def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export:

@@ -64,7 +64,7 @@ def exchange_api(cls: type, /):
         capsule = _numpy_capsule()
         if capsule is not None:
             return capsule
-        notes.append("NumPy's C API is not as expected")
+        notes.append("its arrays, or CPython's objects, are not laid out in memory as expected")
     elif (overrides or not issubclass(cls, np.ndarray)) and callable(getattr(cls, "__dlpack__", None)):
         return _dunder_capsule()
     reasons = "; ".join(notes) or f"it has neither {EXCHANGE_ATTRIBUTE} nor __dlpack__"
@@ -88,7 +88,9 @@ def polyfill(cls: type, /) -> None:
         raise TypeError(f"only numpy.ndarray can be given an exchange table, not {shown(cls)}")
     capsule = _numpy_capsule()
     if capsule is None:
-        raise TypeError("this NumPy's C API is not as expected: numpy.ndarray cannot be given an exchange table")
+        raise TypeError(
+            "numpy.ndarray cannot be given an exchange table: its arrays, or CPython's objects, are not laid out as expected"
+        )
     with _lock:
         if cls in _polyfilled:
             return

@@ -13,6 +13,7 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
+from ..interpreter import is_free_threaded
 from .native import address_of, external, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 from .pythonapi import PyType_GetSlot, prototype
@@ -91,8 +92,24 @@ NARGS_MASK = 2**63 - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
 
 # ---- references ----------------------------------------------------------------------------------------------------
 
-COUNTS_IN_TOTAL = hasattr(sys, "gettotalrefcount")
-"""A debug build also counts all references in total, so CPython has to be called for each one."""
+def _word(address: int) -> int:
+    return ctypes.c_ssize_t.from_address(address).value
+
+
+def _counts_references() -> bool:
+    """Whether the first word of an object is its reference count, and as 32 bits negative for immortal objects."""
+    thing = object()
+    counts = [_word(id(thing))]
+    holders = [thing, thing, thing]
+    counts.append(_word(id(thing)))
+    holders.pop()
+    counts.append(_word(id(thing)))
+    is_immortal = sys.version_info >= (3, 12)
+    return counts == [1, 4, 3] and (_word(id(None)) & 0x80000000 != 0) == is_immortal
+
+
+CALLS_TO_COUNT = hasattr(sys, "gettotalrefcount") or not _counts_references()
+"""Whether CPython is called for each reference: a debug build also counts all in total, a free-threaded one has two counts."""
 
 
 @native
@@ -105,7 +122,7 @@ def Py_TYPE(ob):
 def incref(ob):
     """``Py_INCREF``. Calls CPython for immortal objects, whose count as 32 bits is negative (from 3.12 on)."""
     count = load(ob)
-    if COUNTS_IN_TOTAL or types.int32(count) < 0:
+    if CALLS_TO_COUNT or types.int32(count) < 0:
         Py_IncRef(ob)
     else:
         store(ob, count + 1)
@@ -115,7 +132,7 @@ def incref(ob):
 def decref(ob):
     """``Py_DECREF``. Calls CPython to drop the last reference."""
     count = load(ob)
-    if COUNTS_IN_TOTAL or types.int32(count) <= 1:
+    if CALLS_TO_COUNT or types.int32(count) <= 1:
         Py_DecRef(ob)
     else:
         store(ob, count - 1)
@@ -170,24 +187,8 @@ def function_of(descriptor) -> int:
 # ---- verification --------------------------------------------------------------------------------------------------
 
 
-def _word(address: int) -> int:
-    return ctypes.c_ssize_t.from_address(address).value
-
-
 def _double(address: int) -> float:
     return ctypes.c_double.from_address(address).value
-
-
-def _counts_references() -> bool:
-    """Whether the first word of an object is its reference count, and as 32 bits negative for immortal objects."""
-    thing = object()
-    counts = [_word(id(thing))]
-    holders = [thing, thing, thing]
-    counts.append(_word(id(thing)))
-    holders.pop()
-    counts.append(_word(id(thing)))
-    is_immortal = sys.version_info >= (3, 12)
-    return counts == [1, 4, 3] and (_word(id(None)) & 0x80000000 != 0) == is_immortal
 
 
 def verify() -> dict[str, bool]:
@@ -196,7 +197,8 @@ def verify() -> dict[str, bool]:
     z = complex(1.5, -2.5)
     float_value = 1234.5678
     return {
-        "object": object.__basicsize__ == ffi.sizeof("fx_object")
+        "object": not is_free_threaded()
+        and object.__basicsize__ == ffi.sizeof("fx_object")
         and _word(id(pair) + OB_TYPE) == id(tuple)
         and _counts_references(),
         "float": float.__basicsize__ == ffi.sizeof("fx_float") and _double(id(float_value) + OB_FVAL) == float_value,
@@ -296,7 +298,7 @@ def _find_flags_offset() -> int | None:
     return hits[0] if len(hits) == 1 else None
 
 
-_FLAGS_OFFSET = _find_flags_offset()
+_FLAGS_OFFSET = None if is_free_threaded() else _find_flags_offset()
 
 
 def enable_vectorcall(cls: type, call: Any = NativeCallable.__call__) -> bool:

@@ -1,5 +1,7 @@
 """DLTensors: checks, before any pointer of a producer is followed; making managed tensors, and calling their deleters."""
 
+import sys
+
 import numpy as np
 from numba import types
 
@@ -19,6 +21,11 @@ INTERFACE_STREAM = MANAGED_BYTES
 MAX_NDIM = 64  # NumPy's
 MAX_ELEMENTS = 1 << 55  # times 32 bytes an element still fits into 64 bits
 MAX_OFFSET = 1 << 60
+NOWHERE_BITS = 22 if sys.platform == "linux" else 16
+"""No program has memory at addresses of so few bits: on Linux, executables that are not relocatable begin at 4 MiB.
+
+Elsewhere, the first 64 KiB: Windows may hand out what follows them, and macOS keeps 4 GiB free.
+"""
 
 READONLY = np.uint64(1)
 """``DLPACK_FLAG_BITMASK_READ_ONLY``."""
@@ -120,9 +127,9 @@ def is_empty(tensor):
 def is_nowhere(tensor):
     """Whether a tensor's memory is NULL, or NULL plus an offset that the producer has added or subtracted.
 
-    No program has memory below 4 MiB: on Linux, executables that are not relocatable begin there.
+    No program has memory there: see NOWHERE_BITS.
     """
-    return (tensor.data >> 22 == 0) | ((tensor.data + types.intp(tensor.byte_offset)) >> 22 == 0)
+    return (tensor.data >> NOWHERE_BITS == 0) | ((tensor.data + types.intp(tensor.byte_offset)) >> NOWHERE_BITS == 0)
 
 
 @native
