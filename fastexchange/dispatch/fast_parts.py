@@ -11,7 +11,6 @@ The addresses in a cache entry stay valid: the overload holds the dtypes, and a 
 (``type_table.TypeTable``). A part reads its data in the record; only the rank is compiled in.
 """
 
-import sys
 
 from numba import types
 
@@ -31,7 +30,7 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU = int(DLDeviceType.kDLCPU)
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
-NONE_IS_IMMORTAL = sys.version_info >= (3, 12)
+NONE_IS_IMMORTAL = c.NONE_IS_IMMORTAL
 BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2  # what boxing a kernel's result needs
 _WORD = types.intp
 

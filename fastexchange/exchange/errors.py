@@ -1,6 +1,5 @@
 """Messages and exceptions for refused tensors and arguments: one message for each refusing ``STATUS_*``."""
 
-import sys
 from typing import NoReturn
 
 from .._abi import ffi
@@ -245,7 +244,7 @@ def refused(kernel, position: int, error: BaseException) -> NoReturn:
 
 def add_note(error: Exception, note: str) -> None:
     """Add a note to an exception, once; not before Python 3.11. Runs no code of the exception's class."""
-    if sys.version_info >= (3, 11):
+    if hasattr(BaseException, "add_note"):
         known = object.__getattribute__(error, "__dict__").get("__notes__")
         if known is None or (type(known) is list and not any(type(each) is str and each == note for each in known)):
             BaseException.add_note(error, note)

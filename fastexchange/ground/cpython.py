@@ -81,7 +81,7 @@ PyCapsule_New = external("PyCapsule_New", POINTER, POINTER, POINTER, POINTER)
 PyCapsule_SetDestructor = external("PyCapsule_SetDestructor", INT, POINTER, POINTER)
 PyCapsule_SetContext = external("PyCapsule_SetContext", INT, POINTER, POINTER)
 PyCapsule_GetContext = external("PyCapsule_GetContext", POINTER, POINTER)
-is_finalizing = external("Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing", INT)
+is_finalizing = external("Py_IsFinalizing" if hasattr(ctypes.pythonapi, "Py_IsFinalizing") else "_Py_IsFinalizing", INT)
 PyLong_AsSsize_t = external("PyLong_AsSsize_t", POINTER, POINTER)
 PyType_IsSubtype = external("PyType_IsSubtype", INT, POINTER, POINTER)
 
@@ -97,17 +97,19 @@ def _word(address: int) -> int:
 
 
 def _counts_references() -> bool:
-    """Whether the first word of an object is its reference count, and as 32 bits negative for immortal objects."""
+    """Whether the first word of an object is its reference count, and as 32 bits negative for objects that are not counted."""
     thing = object()
-    counts = [_word(id(thing))]
-    holders = [thing, thing, thing]
+    counts, nones = [_word(id(thing))], [_word(id(None))]
+    holders = [thing, thing, thing, None, None, None, None, None]
     counts.append(_word(id(thing)))
-    holders.pop()
+    nones.append(_word(id(None)))
+    del holders[:1]
     counts.append(_word(id(thing)))
-    is_immortal = sys.version_info >= (3, 12)
-    return counts == [1, 4, 3] and (_word(id(None)) & 0x80000000 != 0) == is_immortal
+    return counts == [1, 4, 3] and (nones[0] == nones[1] or not NONE_IS_IMMORTAL)
 
 
+NONE_IS_IMMORTAL = _word(id(None)) & 0x80000000 != 0
+"""Whether None is not counted, as from CPython 3.12 on."""
 CALLS_TO_COUNT = hasattr(sys, "gettotalrefcount") or not _counts_references()
 """Whether CPython is called for each reference: a debug build also counts all in total, a free-threaded one has two counts."""
 
@@ -140,9 +142,9 @@ def decref(ob):
 
 # ---- calls ---------------------------------------------------------------------------------------------------------
 
-if sys.version_info >= (3, 11):
+if hasattr(ctypes.pythonapi, "PyObject_CallOneArg"):
     PyObject_CallOneArg = external("PyObject_CallOneArg", POINTER, POINTER, POINTER)
-else:  # there it is no function, but a part of C headers. PyObject_CallFunctionObjArgs is variadic: some ABIs call that otherwise
+else:  # in CPython 3.10, where it is a part of C headers; PyObject_CallFunctionObjArgs is variadic: some ABIs call that otherwise
     PyObject_CallObject = external("PyObject_CallObject", POINTER, POINTER, POINTER)
 
     @native
@@ -212,7 +214,7 @@ def verify() -> dict[str, bool]:
 # ---- the callable type ---------------------------------------------------------------------------------------------
 
 _TPFLAGS_HAVE_VECTORCALL = 1 << 11
-_TPFLAGS_DEFAULT = (1 << 18) if sys.version_info < (3, 12) else 0  # HAVE_VERSION_TAG, until 3.12
+_TPFLAGS_DEFAULT = int.__flags__ & 1 << 18  # HAVE_VERSION_TAG, until 3.12
 _TPFLAGS_BASETYPE = 1 << 10
 _TPFLAGS_IMMUTABLETYPE = 1 << 8
 _TP_CALL, _TP_DESCR_GET, _TP_MEMBERS = 50, 54, 72  # typeslots.h; these numbers are part of the stable ABI
