@@ -481,6 +481,20 @@ def test_refused_items():
         assert total([torch.ones(2), torch.ones(2, requires_grad=True)], 1.0) == 4
 
 
+@needs_torch
+def test_lists_in_a_list():
+    x = torch.ones(2)
+    cyclic = [x]
+    cyclic.append(cyclic)
+    for bad, words in (([x, [x]], "item 1 a list"), (cyclic, "item 1 a list"), ([[x], [x]], "a list of lists"), ([[x], x], "")):
+        count = sys.getrefcount(x)
+        for _ in range(2):
+            with pytest.raises(TypeError, match=rf"argument 'tensors' \(position 0\).*{words}"):
+                total(bad, 1.0)
+        assert sys.getrefcount(x) == count
+    assert total([x, x], 1.0) == 4
+
+
 def test_a_list_that_changes_while_it_is_read():
     """What it held when the call began is what the kernel gets."""
     ledger = Ledger()

@@ -14,7 +14,7 @@ from numba.core.errors import TypingError
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
 from ..exchange.discovery import discover, fields_of, is_masked_array
-from ..exchange.errors import argument, check_tensors, refuse_value, refused, why_not_computed
+from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
 from ..exchange.export import numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match, type_of_argument
@@ -324,23 +324,23 @@ def _can_be_viewed(tensor) -> bool:
 def _list(kernel, position: int, value: list, given: Given | None) -> list:
     """Return a list of views for a list of tensors, and any other list itself."""
     check_items(kernel, position, value)
-    if not _is_tensor(kernel, value[0]):
+    if not _is_tensor(value[0]):
+        if type(value[0]) is list and type(value[0][0]) is not np.ndarray and _is_tensor(value[0][0]):
+            raise UnknownType(f"{argument(kernel, position)}: a list of lists of tensors cannot be passed; pass a tuple of lists")
         _require_numba_type(kernel, position, value)
         return value
+    lists = [i for i, item in enumerate(value) if type(item) is list]
+    if lists:
+        raise TypeError(mixed(kernel, position, f"item 0 is a tensor, item {lists[0]} a list"))
 
     def viewed() -> list:
-        return [
-            item if type(item) is list else as_numba_takes_it(kernel, item_of(position, i), item, given)
-            for i, item in enumerate(value)
-        ]
+        return [as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)]
 
     return viewed() if given is None else given.add_list(value, viewed)
 
 
-def _is_tensor(kernel, value) -> bool:
-    cls = type(value)
-    fields = fields_of(cls)
-    return fields["kind"] in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
+def _is_tensor(value) -> bool:
+    return fields_of(type(value))["kind"] in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:
