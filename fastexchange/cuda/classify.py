@@ -161,7 +161,7 @@ def _classified(position: int, value) -> ArgumentInfo:
     if kind == structs.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
-    if structs.KIND_FLOAT <= kind <= structs.KIND_NUMPY_COMPLEX128:
+    if structs.is_scalar_kind.py_func(kind):
         return ArgumentInfo(position, value, PLAIN)
     if kind == structs.KIND_NUMBA:
         if is_device_array(value) and not value.stream and key_of(value.dtype) is not None:

@@ -40,7 +40,7 @@ def kind_on_device(entry):
     is_read = (
         kind == structs.KIND_EXCHANGE or kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE
         or (kind == structs.KIND_MANAGED and entry.asks_python == 0)
-        or (structs.KIND_FLOAT <= kind and kind <= structs.KIND_NUMPY_COMPLEX128)
+        or structs.is_scalar_kind(kind)
     )  # fmt: skip
     return kind if is_read else structs.KIND_NUMBA
 

@@ -17,7 +17,7 @@ bits  meaning
 """
 
 from ..ground import dltensor, parameters
-from ..ground.native import sizeof, struct_at
+from ..ground.native import native, sizeof, struct_at
 
 CDEF = """
 /* One thing found by address: a type, or a NumPy dtype object. */
@@ -229,13 +229,13 @@ KIND_LIST = 8  # of arrays that have one type; the key of that follows
 KIND_NDARRAY = 16  # NumPy's struct
 KIND_EXCHANGE = 17  # a borrowed view through the type's exchange table
 KIND_MANAGED = 18  # an owning export through the type's exchange table
-KIND_FLOAT = 19
+KIND_FLOAT = 19  # the first kind of scalar
 KIND_INT = 20
 KIND_BOOL = 21
 KIND_COMPLEX = 22
 KIND_NUMPY_SCALAR = 23
 KIND_NUMPY_COMPLEX64 = 24
-KIND_NUMPY_COMPLEX128 = 25
+KIND_NUMPY_COMPLEX128 = 25  # the last
 KIND_NUMBA = 26  # only Numba's own dispatcher reads it
 KIND_DTYPE = 27  # a NumPy dtype object, not a type
 KIND_VIEW = 28  # a device array, not a type: its entry shows it
@@ -310,3 +310,9 @@ list_at = struct_at("fx_list")
 frame_at = struct_at("fx_frame")
 report_at = struct_at("fx_report")
 bound_at = struct_at("fx_bound")
+
+
+@native
+def is_scalar_kind(kind):
+    """Whether a KIND_* of an entry is one of Python's or NumPy's numbers."""
+    return KIND_FLOAT <= kind and kind <= KIND_NUMPY_COMPLEX128

@@ -313,9 +313,8 @@ def is_numbas(context, runtime, args, nargs):
         elif kind == structs.KIND_NDARRAY:
             if plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:
                 return False
-        elif kind < structs.KIND_FLOAT or kind > structs.KIND_NUMPY_COMPLEX128:
-            if kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT:
-                return False
+        elif not structs.is_scalar_kind(kind) and kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT:
+            return False
     return True
 
 
