@@ -56,7 +56,7 @@ def main() -> int:
 
 def build() -> None:
     """Compile everything, and write a file for each platform."""
-    from .ground import numba_internals, shipped
+    from .ground import numba_code, numba_internals, shipped
     from .ground.cfunction import CFunction, source_files
 
     found = numba_internals.failures()
@@ -68,7 +68,7 @@ def build() -> None:
         raise SystemExit(f"native code is made on Linux with x86-64, for all platforms; this Python's ABI is {here}")
     for name in TRIPLES:  # else this process would use their code
         shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
-    numba_internals.number_names()
+    numba_code.number_names()
     functions, parts, names = {}, {}, set()
     for value in native_code():
         print(f"{version}: {'.'.join(value.key)}", flush=True)
@@ -78,7 +78,7 @@ def build() -> None:
         else:
             name, library = value.compiled
             symbol = f"{__package__}.part.{'.'.join(value.key)}"
-            parts[value.key] = symbol, numba_internals.finish_part(library, name, symbol)
+            parts[value.key] = symbol, numba_code.finish_part(library, name, symbol)
     root = Path(__file__).parent
     files = sorted(file.relative_to(root).as_posix() for file in names)
     sources = {file: shipped.digest_of(root / file) for file in files}
@@ -88,10 +88,10 @@ def build() -> None:
     for name, triple in TRIPLES.items():
         soabi = f"{version}-{name}"
         code = shipped.ShippedCode(
-            (soabi, *numba_internals.native_code_depends_on()[1:]),
+            (soabi, *numba_code.native_code_depends_on()[1:]),
             sources,
-            {key: numba_internals.serialized_for(triple, *made) for key, made in functions.items()},
-            {key: (symbol, numba_internals.moved_to(triple, bitcode)) for key, (symbol, bitcode) in parts.items()},
+            {key: numba_code.serialized_for(triple, *made) for key, made in functions.items()},
+            {key: (symbol, numba_code.moved_to(triple, bitcode)) for key, (symbol, bitcode) in parts.items()},
             soabi == here,
         )
         path = shipped.path_of(soabi)

@@ -130,11 +130,11 @@ PUBLIC = {
 """Modules that Numba's and llvmlite's documentation names, or tells those who extend Numba to use."""
 
 
-def test_what_is_private_stands_in_one_file():
+def test_what_is_private_stands_in_two_files():
     """The packages for CUDA have a file each (``cuda.targets``)."""
     root = Path(fastexchange.__file__).parent
     for path in root.rglob("*.py"):
-        if path.name == "numba_internals.py" or path.parent.name == "targets":
+        if path.name in ("numba_internals.py", "numba_code.py") or path.parent.name == "targets":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -148,9 +148,9 @@ def test_what_is_private_stands_in_one_file():
             assert not private, f"{path.relative_to(root)} imports {private}"
 
 
-def test_private_attributes_of_numba_are_used_in_one_file():
+def test_private_attributes_of_numba_are_used_in_two_files():
     pattern = re.compile(r"\b(dispatcher|library|codegen|call_conv|codelib|cres|compiled|pyapi|api)\._(?!numba_type_)[a-z]\w*")
     root = Path(fastexchange.__file__).parent
     for path in root.rglob("*.py"):
-        if path.name != "numba_internals.py" and path.parent.name != "targets":
+        if path.name not in ("numba_internals.py", "numba_code.py") and path.parent.name != "targets":
             assert not (found := pattern.findall(path.read_text())), (path.name, found)

@@ -22,7 +22,8 @@ from numba.core.errors import NumbaWarning
 
 from ..ground.cfunction import source_stamp
 from ..ground.disk_cache import FOLDER, CacheFolder
-from ..ground.numba_internals import FunctionCache, calls_itself_through_another, code_depends_on, sealed_library
+from ..ground.numba_code import calls_itself_through_another, code_depends_on, sealed_library
+from ..ground.numba_internals import FunctionCache
 from ..version import __version__
 from .dependencies import Untold, dependencies, meaning_of, note_loaded
 

@@ -22,7 +22,8 @@ from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.native import address_of
-from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature, may_run_python
+from ..ground.numba_code import may_run_python
+from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item
 from ..producers import buffer, torch, torch_storage
 from .fallback import are_numbas, call_numba, forget_frames

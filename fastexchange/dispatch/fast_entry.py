@@ -18,14 +18,8 @@ from numba.core import types
 
 from ..ground.cfunction import CodeUnit, code_cache
 from ..ground.cpython import OB_ITEM
-from ..ground.numba_internals import (
-    argument_leaves,
-    argument_packer,
-    can_be_linked,
-    global_compiler_lock,
-    may_keep_arguments,
-    runtime_library,
-)
+from ..ground.numba_code import can_be_linked, may_keep_arguments
+from ..ground.numba_internals import argument_leaves, argument_packer, global_compiler_lock, runtime_library
 from . import bound_launch, fast_parts, structs
 from .boxing import UnsupportedEntry, is_plain, target_context
 from .frame import ARRAY_BYTES

@@ -22,7 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import config
 
-from . import numba_internals
+from . import numba_code, numba_internals
 from .disk_cache import FOLDER, CacheFolder, user_cache
 from .native import native
 from .numba_internals import global_compiler_lock
@@ -156,8 +156,8 @@ class CodeUnit:
     """An LLVM function under construction, in a code library of its own. Its symbol is unique in all processes."""
 
     def __init__(self, context, name: str, function_type):
-        self.symbol = f"fastexchange.{name}.{numba_internals.unique()}"
-        self.library, self.module = numba_internals.new_library(context, self.symbol)
+        self.symbol = f"fastexchange.{name}.{numba_code.unique()}"
+        self.library, self.module = numba_code.new_library(context, self.symbol)
         self.function = ir.Function(self.module, function_type, self.symbol)
         # No vector registers for integers: a wide load of words that were stored one by one waits until these stores have left
         # the pipeline, 5 ns for each argument.
@@ -179,7 +179,7 @@ class CodeUnit:
 
     def finish(self, extra=None):
         """Compile the function. Returns ``(library, symbol, extra)`` for :meth:`CodeCache.get`."""
-        numba_internals.finish_library(self.library, self.module, self.linked, self.symbol)
+        numba_code.finish_library(self.library, self.module, self.linked, self.symbol)
         return self.library, self.symbol, extra
 
 
@@ -240,7 +240,7 @@ class CodeCache:
         if shipped_code().is_proved:
             return ""
         stamp = source_stamp(module)
-        key = repr((name, stamp, numba_internals.code_depends_on()))
+        key = repr((name, stamp, numba_code.code_depends_on()))
         if not (stamp and any(folder.load(name, key) == "right" for folder in self.folders)):
             try:
                 why = test()
@@ -253,14 +253,14 @@ class CodeCache:
         return ""
 
     def _full_key(self, key: tuple, module: str) -> str:
-        depends_on = numba_internals.native_code_depends_on(), numba_internals.machine_depends_on()
+        depends_on = numba_code.native_code_depends_on(), numba_code.machine_depends_on()
         return repr((key, source_stamp(module), depends_on))
 
     def _load_shipped(self, key: tuple):
         state = shipped_code().functions.get(key[1:]) if key[0] == "function" else None
         if state is None:
             return None
-        library = numba_internals.restored(state)
+        library = numba_code.restored(state)
         self.shipped += 1
         return library, library.get_pointer_to_function(state[0]), None
 
@@ -269,7 +269,7 @@ class CodeCache:
             stored = folder.load(_name_of(key), full_key)
             if stored is not None:
                 state, symbol, extra = stored
-                library = numba_internals.restored(state)
+                library = numba_code.restored(state)
                 self.hits += 1
                 return library, library.get_pointer_to_function(symbol), extra
         return None
@@ -279,7 +279,7 @@ class CodeCache:
             library, symbol, extra = build()
         self.misses += 1
         if full_key:  # code that cannot be saved still works in this process
-            self.folders[-1].save(_name_of(key), full_key, (numba_internals.serialized(library, symbol), symbol, extra))
+            self.folders[-1].save(_name_of(key), full_key, (numba_code.serialized(library, symbol), symbol, extra))
         return library, library.get_pointer_to_function(symbol), extra
 
 
@@ -306,7 +306,7 @@ class Part:
         """The function's symbol, and a library to link it from."""
         shipped = shipped_code().parts.get(self.key)
         if shipped is not None:
-            return shipped[0], numba_internals.LinkableCode(shipped[1])
+            return shipped[0], numba_code.LinkableCode(shipped[1])
         with _jit_enabled(), _announced:
             body = native(self._python_function).dispatcher
             body.compile(self._signature)

@@ -18,7 +18,8 @@ from numba.extending import intrinsic
 from numba.np import numpy_support
 
 from .._abi import ffi
-from .numba_internals import CPUDispatcher, helper_compiler
+from .numba_code import helper_compiler
+from .numba_internals import CPUDispatcher
 from .once import cached_property
 
 __all__ = [

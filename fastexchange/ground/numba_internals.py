@@ -1,8 +1,8 @@
 """The private parts of Numba and llvmlite that this package uses, and checks of the installed versions.
 
-Each private name, layout and convention of theirs has a public name here. :func:`failures` checks them without compiling
-anything, and ``dispatch.self_test`` makes calls, once per installation. A failure turns native calls off: Numba's dispatcher
-calls the kernels, ``numba.cfunc`` makes C functions, and ``doctor`` gives the reason.
+Each private name, layout and convention of theirs has a public name here, or in ``numba_code``. :func:`failures` checks them
+without compiling anything, and ``dispatch.self_test`` makes calls, once per installation. A failure turns native calls off:
+Numba's dispatcher calls the kernels, ``numba.cfunc`` makes C functions, and ``doctor`` gives the reason.
 
 Read in Numba 0.68 and llvmlite 0.50.
 """
@@ -11,31 +11,28 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import itertools
 import os
 import pickle
 import re
 import sys
 import sysconfig
-import uuid
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 import llvmlite
-import llvmlite.binding as _llvm
 import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import compiler, config
+from numba.core import compiler
 
 from .pythonapi import prototype
 
 _missing: dict[str, str] = {}
 
 
-def _imported(module: str, name: str, instead: Any = None) -> Any:
+def imported(module: str, name: str, instead: Any = None) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -43,7 +40,7 @@ def _imported(module: str, name: str, instead: Any = None) -> Any:
         return instead
 
 
-def _module(name: str) -> Any:
+def module_of(name: str) -> Any:
     """Import a module. One that is imported already takes no lock, which a fork could leave held (CPython before 3.11)."""
     return sys.modules.get(name) or importlib.import_module(name)
 
@@ -59,45 +56,51 @@ def note_failure(what: str, error: Exception) -> None:
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-global_compiler_lock: Any = _imported("numba.core.compiler_lock", "global_compiler_lock", _NoLock())
-EnvironmentManager: Any = _imported("numba.core.pythonapi", "EnvironmentManager", object)
-FunctionCache: Any = _imported("numba.core.caching", "FunctionCache", object)
-CPUDispatcher: Any = _imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
+global_compiler_lock: Any = imported("numba.core.compiler_lock", "global_compiler_lock", _NoLock())
+EnvironmentManager: Any = imported("numba.core.pythonapi", "EnvironmentManager", object)
+FunctionCache: Any = imported("numba.core.caching", "FunctionCache", object)
+CPUDispatcher: Any = imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
 DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__flags__ & _HEAP_TYPE)
 """The C base type of dispatchers."""
 numbas_call: Any = DispatcherBase.__call__
 """Numba's own call of a dispatcher, even if its class overrides ``__call__``."""
-OmittedArg: Any = _imported("numba.core.dispatcher", "OmittedArg")
+OmittedArg: Any = imported("numba.core.dispatcher", "OmittedArg")
 """What a dispatcher gives its function for an argument that is omitted: a default."""
-register_dispatcher: Any = _imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
-dumps: Any = _imported("numba.core.serialize", "dumps", pickle.dumps)
-_cpu_target: Any = _imported("numba.core.registry", "cpu_target")
-_rtsys: Any = _imported("numba.core.runtime", "rtsys")
-_get_type_class: Any = _imported("numba.core.typing.bufproto", "get_type_class")
-_Environment: Any = _imported("numba.core.environment", "Environment")
-_typing_registry: Any = _imported("numba.core.typing.templates", "builtin_registry")
-_lowering_registry: Any = _imported("numba.core.imputils", "builtin_registry")
-_targets: Any = _imported("numba.core.target_extension", "target_registry")
-_dispatchers: Any = _imported("numba.core.target_extension", "dispatcher_registry")
-_CPU: Any = _imported("numba.core.target_extension", "CPU", object)
-_Linkage: Any = _imported("llvmlite.binding", "Linkage")
-_PassManager: Any = _imported("numba.core.compiler_machinery", "PassManager")
-_excinfo_ptr_t: Any = _imported("numba.core.callconv", "excinfo_ptr_t")
+register_dispatcher: Any = imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
+dumps: Any = imported("numba.core.serialize", "dumps", pickle.dumps)
+cpu_target: Any = imported("numba.core.registry", "cpu_target")
+_rtsys: Any = imported("numba.core.runtime", "rtsys")
+_get_type_class: Any = imported("numba.core.typing.bufproto", "get_type_class")
+_typing_registry: Any = imported("numba.core.typing.templates", "builtin_registry")
+_lowering_registry: Any = imported("numba.core.imputils", "builtin_registry")
+_targets: Any = imported("numba.core.target_extension", "target_registry")
+_dispatchers: Any = imported("numba.core.target_extension", "dispatcher_registry")
+_CPU: Any = imported("numba.core.target_extension", "CPU", object)
+_excinfo_ptr_t: Any = imported("numba.core.callconv", "excinfo_ptr_t")
+
+
+_checks: list[Callable[[], None]] = []
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    """Decorator: :func:`failures` calls `function`, which raises an exception if Numba or llvmlite are not as expected."""
+    _checks.append(function)
+    return function
 
 
 @functools.cache
 def failures() -> dict[str, str]:
     """By name, how the installed Numba and llvmlite differ from what this package expects. Empty if they do not."""
     found = dict(_missing)
-    for check in (_check_arrays, _check_arguments, _check_units, _check_boxing, _check_dispatchers):
+    for each in _checks:
         try:
-            check()
+            each()
         except Exception as error:  # a changed Numba may raise any exception
-            found[check.__name__.removeprefix("_check_")] = f"{type(error).__name__}: {error}"
+            found[each.__name__.removeprefix("_check_")] = f"{type(error).__name__}: {error}"
     return found
 
 
-def _expect(what: str, found: Any, expected: Any) -> None:
+def expect(what: str, found: Any, expected: Any) -> None:
     if found != expected:
         raise AssertionError(f"{what} is {found}, not {expected}")
 
@@ -107,12 +110,12 @@ def _expect(what: str, found: Any, expected: Any) -> None:
 
 def target_context() -> Any:
     """Numba's target context for the CPU."""
-    return _cpu_target.target_context
+    return cpu_target.target_context
 
 
 def target_context_with_references() -> Any:
     """The same with reference counting, which a cache-loaded kernel's context lacks."""
-    target = _cpu_target.target_context
+    target = cpu_target.target_context
     target.refresh()
     _rtsys.initialize(target)
     return target.subtarget(enable_nrt=True)
@@ -120,7 +123,7 @@ def target_context_with_references() -> Any:
 
 def initialize_runtime() -> None:
     """Initialize Numba's runtime (NRT)."""
-    _rtsys.initialize(_cpu_target.target_context)
+    _rtsys.initialize(cpu_target.target_context)
 
 
 def runtime_library() -> Any:
@@ -130,20 +133,20 @@ def runtime_library() -> Any:
 
 def fields_of(numba_type) -> list[tuple[str, Any]]:
     """The fields of a type's struct in native code: their names and Numba types, in order."""
-    model = _cpu_target.target_context.data_model_manager[numba_type]
+    model = cpu_target.target_context.data_model_manager[numba_type]
     return list(zip(model._fields, model._members, strict=True))
 
 
 def size_of(numba_type) -> int:
     """Bytes of a value of a type in memory."""
-    context = _cpu_target.target_context
+    context = cpu_target.target_context
     return context.get_abi_sizeof(context.get_data_type(numba_type))
 
 
 def has_representation(numba_type) -> bool:
     """Whether values of this type have a representation on the CPU."""
     try:
-        _cpu_target.target_context.data_model_manager.lookup(numba_type)
+        cpu_target.target_context.data_model_manager.lookup(numba_type)
     except (NotImplementedError, KeyError):  # KeyError: another target's type
         return False
     return True
@@ -151,20 +154,21 @@ def has_representation(numba_type) -> bool:
 
 def load_representations() -> None:
     """Load the types that Numba loads before its first compilation, for example strings, for :func:`has_representation`."""
-    _cpu_target.target_context.refresh()
+    cpu_target.target_context.refresh()
 
 
+@check
 def _check_arrays() -> None:
     """Check the layout of arrays as ``dispatch.pack`` writes it: five words, then shape and strides in bytes."""
     array = types.Array(types.float64, 2, "A")
     names = [name for name, _ in fields_of(array)]
-    _expect("Numba's array struct", names, ["meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"])
+    expect("Numba's array struct", names, ["meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides"])
     found = [has_representation(each) for each in (types.float32, array, types.float16)]
-    _expect("which types have values on the CPU", found, [True, True, False])
-    _expect("an array's size", size_of(array), 8 * (5 + 2 + 2))
+    expect("which types have values on the CPU", found, [True, True, False])
+    expect("an array's size", size_of(array), 8 * (5 + 2 + 2))
 
 
-# ---- calls of kernels --------------------------------------------------------------------------------------------------
+# ---- calls of kernels ------------------------------------------------------------------------------------------------
 
 
 def argument_packer(context, numba_types) -> Any:
@@ -177,18 +181,19 @@ def argument_leaves(context, numba_types) -> list:
     return list(argument_packer(context, numba_types).argument_types)
 
 
+@check
 def _check_arguments() -> None:
     context = target_context()
     given = (types.Array(types.float64, 2, "A"), types.UniTuple(types.int64, 2), types.complex128)
     leaves = [str(leaf) for leaf in argument_leaves(context, given)]
     expected = ["i8*", "i8*", "i64", "i64", "double*", *["i64"] * 4, "i64", "i64", "double", "double"]
-    _expect("what kernels take", leaves, expected)
+    expect("what kernels take", leaves, expected)
     kernel = context.call_conv.get_function_type(types.int64, given)
-    _expect("a kernel's type", f"{kernel.return_type} {kernel.args[0]} {kernel.args[1]}", "i32 i64* {i8*, i32, i8*, i8*, i32}**")
-    _expect("a kernel's arguments", [str(leaf) for leaf in kernel.args[2:]], expected)
-    convention = _module("numba.core.callconv")
+    expect("a kernel's type", f"{kernel.return_type} {kernel.args[0]} {kernel.args[1]}", "i32 i64* {i8*, i32, i8*, i8*, i32}**")
+    expect("a kernel's arguments", [str(leaf) for leaf in kernel.args[2:]], expected)
+    convention = module_of("numba.core.callconv")
     codes = [convention.RETCODE_OK, convention.RETCODE_NONE, convention.RETCODE_EXC]
-    _expect("what kernels return", [code.constant for code in codes], [0, -2, -1])
+    expect("what kernels return", [code.constant for code in codes], [0, -2, -1])
 
 
 @global_compiler_lock  # as for all calls of LLVM: prevents a fork in the middle
@@ -208,370 +213,7 @@ def address_of_kernel(compiled) -> int:
 _c_function = prototype("PyCFunction_GetFunction", ctypes.c_void_p, ctypes.py_object)
 
 
-# ---- code under construction -----------------------------------------------------------------------------------------
-
-_numbers: Iterator[int] | None = None
-
-
-def unique() -> str:
-    """Return a part of a symbol's name that no other process uses."""
-    return uuid.uuid4().hex if _numbers is None else str(next(_numbers))
-
-
-def number_names() -> None:
-    """Let :func:`unique` count in this process, which only writes code to files: the same sources give the same bytes."""
-    global _numbers
-    _numbers = itertools.count()
-
-
-def new_library(context, name: str) -> tuple[Any, Any]:
-    """Make a code library and an IR module for it."""
-    library = context.codegen().create_library(name)
-    library.enable_object_caching()  # before it is finalised
-    return library, library.create_ir_module(name)
-
-
-def finish_library(library, module, linked: list, symbol: str) -> None:
-    """Compile a module, linked with the libraries `linked`. Only `symbol` is visible from outside.
-
-    Otherwise the linker would resolve any other name to another unit's function, or to a kernel's from another process.
-    """
-    library.add_ir_module(module)
-    for each in _HelperLibraries.with_called(linked):
-        library._final_module.link_in(each._get_module_for_linking(), preserve=True)
-    _finish(library._final_module, {symbol})
-    library.finalize()
-
-
-def finish_part(library, symbol: str, name: str) -> bytes:
-    """Link the function `symbol` of a helper's library with all that it calls. Return it, named `name`, as LLVM bitcode."""
-    module = library._final_module.clone()
-    for each in _HelperLibraries.with_called([library])[1:]:
-        module.link_in(each._get_module_for_linking(), preserve=True)
-    module.get_function(symbol).name = name
-    _finish(module, {name})
-    module.get_function(name).linkage = "linkonce_odr"
-    return module.as_bitcode()
-
-
-def _finish(module, shown: set[str]) -> None:
-    _hide(module, shown)
-    for variable in module.global_variables:
-        if variable.linkage == _Linkage.common:  # a table of Python objects, which native functions do not have
-            variable.linkage = "internal"
-
-
-_HELPER_PASSES = (
-    ("untyped_passes", "TranslateByteCode"), ("untyped_passes", "FixupArgs"), ("untyped_passes", "IRProcessing"),
-    ("untyped_passes", "DeadBranchPrune"), ("untyped_passes", "ReconstructSSA"), ("typed_passes", "NopythonTypeInference"),
-    ("typed_passes", "PreLowerStripPhis"), ("typed_passes", "NativeLowering"), ("typed_passes", "NoPythonBackend"),
-)  # fmt: skip
-"""Those of Numba's passes that helpers need. The others, for closures, loops over tuples, raised exceptions and so on, find
-nothing in the dialect of ``ground.native``, but take time."""
-
-
-@functools.cache
-def helper_compiler() -> type:
-    """The compiler of native helpers: it translates them to LLVM's language, no further.
-
-    The unit that links a helper optimises it and translates it to machine code, once. Numba's own compiler would do so for each
-    helper with all that it calls.
-    """
-
-    class HelperCompiler(compiler.Compiler):
-        def define_pipelines(self):
-            if failures():
-                return super().define_pipelines()
-            self.state.library = _HelperLibraries.make(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
-            manager: Any = _PassManager("native")
-            for module, name in _HELPER_PASSES:
-                manager.add_pass(getattr(_module(f"numba.core.{module}"), name), name)
-            manager.finalize()
-            return [manager]
-
-    return HelperCompiler
-
-
-class _HelperCodegen:
-    """A code generator whose functions have no Python objects."""
-
-    def __init__(self, codegen):
-        self._codegen = codegen
-
-    def __getattr__(self, name):
-        return getattr(self._codegen, name)
-
-    def set_env(self, name, environment) -> None:
-        """Do nothing: the function's table of objects is not in memory."""
-
-
-class _HelperLibraries:
-    """Libraries of helpers: LLVM modules with one function each, neither optimised nor translated."""
-
-    @staticmethod
-    @functools.cache
-    def _derived(kind: Any) -> Any:
-        class HelperLibrary(kind):
-            codegen = property(lambda self: _HelperCodegen(self._codegen))
-
-            def finalize(self):
-                self._finalized = True
-
-            def _get_module_for_linking(self):
-                return self._final_module  # not "linkonce_odr": the linker would drop it before the first call is linked
-
-            def get_pointer_to_function(self, name):
-                return 0
-
-        return HelperLibrary
-
-    @classmethod
-    def make(cls, codegen, name: str) -> Any:
-        """Make the library of one helper."""
-        kind: Any = type(codegen.create_library(name))
-        return cls._derived(kind)(codegen, name)
-
-    @classmethod
-    def with_called(cls, libraries) -> list:
-        """Return libraries with those of the functions that helpers among them call, each once, after the first that calls it."""
-        found: dict[Any, None] = {}
-        pending = list(libraries)[::-1]
-        while pending:
-            library = pending.pop()
-            if library not in found:
-                found[library] = None
-                if isinstance(library.codegen, _HelperCodegen):  # any other library has what it calls
-                    pending += library._linking_libraries[::-1]
-        return list(found)
-
-
-def _hide(module, shown: set[str]) -> None:
-    """Make a module's functions local, except for `shown`, so that LLVM may change their signatures.
-
-    They also get other names, because the linker resolves later references to local functions, too. The functions of Numba's
-    runtime keep theirs: they are the same everywhere, and Numba's LLVM passes know them by name.
-    """
-    suffix = f".{unique()}"
-    for function in list(module.functions):
-        if not function.is_declaration and function.name not in shown and not function.name.startswith("NRT_"):
-            function.linkage = "internal"
-            function.name += suffix
-
-
-def sealed_library(context, name: str) -> Any:
-    """Make a library for a function that is cached on disk: only the function's own symbols are visible from outside.
-
-    Functions linked into it and their environments (Numba's tables of Python objects) have symbols that are unique in this
-    process only. In a process that loads the library, they could lead to other functions' code and objects.
-    """
-    made = context.codegen().create_library(name)
-    kind: Any = type(made)
-    library = _sealing(kind)(made.codegen, name)
-    library.enable_object_caching()
-    return library
-
-
-@functools.cache
-def _sealing(kind: Any):
-    class Sealed(kind):
-        def finalize(self):
-            module = self._final_module
-            defined = [each for each in (*module.functions, *module.global_variables) if not each.is_declaration]
-            self._own = {each.name for each in defined if each.linkage in (_Linkage.external, _Linkage.common)}
-            self._environments = []  # Numba does not keep them alive
-            super().finalize()
-            for environment in self._environments:
-                self.codegen.set_env(environment.env_name, environment)
-
-        def _optimize_final_module(self):
-            _hide(self._final_module, self._own)
-            for variable in list(self._final_module.global_variables):
-                if variable.linkage == _Linkage.common and variable.name not in self._own:
-                    self._rename(variable)
-            super()._optimize_final_module()
-
-        def _rename(self, variable):
-            known = _Environment._memo.get(variable.name)
-            if known is not None:
-                variable.name = f"{variable.name}x{unique()}"
-                renamed = _Environment(known.globals)
-                renamed.consts[:] = known.consts
-                renamed.env_name = variable.name
-                _Environment._memo[variable.name] = renamed
-                self._environments.append(renamed)
-
-    return Sealed
-
-
-def calls_itself_through_another(library) -> bool:
-    """Whether code refers to a name whose address is known to its compiler, but not to a process that loads it."""
-    return any(variable.name.startswith(".numba.unresolved$") for variable in library._final_module.global_variables)
-
-
-def serialized(library, symbol: str) -> Any:
-    """A library's machine code, of which only the function `symbol` is used, as an object that can be pickled."""
-    return _object_of(symbol, library._get_compiled_object())
-
-
-def serialized_for(triple: str, library, symbol: str) -> Any:
-    """:func:`serialized` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
-    machine = _machine(triple)
-    return _object_of(symbol, machine.emit_object(_moved(library._final_module.as_bitcode(), triple, machine)))
-
-
-def moved_to(triple: str, bitcode: bytes) -> bytes:
-    """LLVM bitcode for another platform with the same sizes of integers and pointers."""
-    return _moved(bitcode, triple, _machine(triple)).as_bitcode()
-
-
-def _object_of(symbol: str, code: bytes) -> tuple:
-    """What :func:`restored` needs: the code, and a module with the same symbol."""
-    named = _llvm.parse_assembly(f'define void @"{symbol}"() {{ ret void }}')
-    return symbol, "object", (code, named.as_bitcode())
-
-
-def _moved(bitcode: bytes, triple: str, machine) -> Any:
-    module = _llvm.parse_bitcode(bitcode)
-    module.triple, module.data_layout = triple, str(machine.target_data)
-    return module
-
-
-@functools.cache
-def _machine(triple: str) -> Any:
-    """LLVM's code generator for all processors of a platform, with the options by which Numba makes its own for this one."""
-    _llvm.initialize_all_targets()
-    _llvm.initialize_all_asmprinters()
-    relocation = "static" if triple.startswith("x86_64") else "default"
-    target = _llvm.Target.from_triple(triple)
-    return target.create_target_machine(cpu="generic", opt=3, reloc=relocation, codemodel="jitdefault", jit=True)
-
-
-class LinkableCode:
-    """LLVM bitcode in the place of a library, for linking."""
-
-    codegen = None
-
-    def __init__(self, bitcode: bytes):
-        self._module = _llvm.parse_bitcode(bitcode)
-
-    def _get_module_for_linking(self):
-        return self._module
-
-
-def restored(state) -> Any:
-    """Make the library of :func:`serialized`, possibly in another process."""
-    return _cpu_target.target_context.codegen().unserialize_library(state)
-
-
-def native_code_depends_on() -> tuple:
-    """What the code of native functions depends on beside their sources and the processor: Python's ABI, Numba, llvmlite."""
-    return sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
-
-
-def machine_depends_on() -> tuple:
-    """What machine code made here depends on: the processor and Numba's settings."""
-    settings: Any = config
-    processor = _cpu_target.target_context.codegen().magic_tuple()
-    return processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
-
-
-def code_depends_on() -> tuple:
-    """Everything that a kernel's machine code depends on beside its sources: builds and versions, the processor, settings."""
-    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, machine_depends_on()
-
-
-FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
-"""The folders of the packages whose versions :func:`code_depends_on` has."""
-_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be inside those of _LIBRARY
-
-
-def is_known_file(file: str) -> bool:
-    """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it."""
-    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
-
-
-_SETTINGS = (
-    "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
-    "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
-)  # fmt: skip
-"""Numba's settings that affect the code of a function."""
-
-
-def compiler_locks() -> list[Any]:
-    """Numba's compiler lock, and llvmlite's, which finalizers take alone."""
-    found = []
-    with contextlib.suppress(AttributeError):
-        found.append(global_compiler_lock._lock)
-    with contextlib.suppress(AttributeError):
-        found.append(_module("llvmlite.binding.ffi").lib._lock._lock)
-    return found
-
-
-def _check_units() -> None:
-    _expect("the number of the compiler's locks", len(compiler_locks()), 2)
-    library, module = new_library(target_context(), "fastexchange.check")
-    for thing, names in (
-        (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
-        (library, "codegen _codegen _finalized _linking_libraries"),
-        (library, "serialize_using_object_code _get_module_for_linking"),
-        (library._final_module, "link_in functions"),
-        (target_context().codegen(), "unserialize_library magic_tuple set_env"),
-        (module, "globals"),
-        (library._final_module, "global_variables"),
-        (_Environment, "_memo consts"),
-        (_Linkage, "external common"),
-        *((_module(f"numba.core.{module}"), name) for module, name in _HELPER_PASSES),
-    ):
-        for name in names.split():
-            getattr(thing, name)
-
-
-# ---- code that has been compiled -------------------------------------------------------------------------------------
-
-_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout", "PyEval_SaveThread")
-_KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
-
-
-def _called_by(library) -> Iterator[str | None]:
-    """The names of all functions that a kernel's code calls; None for a call through a pointer.
-
-    Leaves out Numba's wrappers around kernels, which run before and after them, and the functions that count references.
-    """
-    for function in library._get_module_for_linking().functions:
-        if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
-            continue
-        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
-            yield callee.lstrip('@"') if callee.startswith("@") else None
-
-
-def may_run_python(library) -> bool:
-    """Whether Python code may run during a kernel.
-
-    The kernel may run some itself (an ``objmode`` block, ``print``, a callback), or let other threads run it: a parallel loop
-    releases the GIL. True if the code cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions).
-    """
-    try:
-        return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
-    except Exception:
-        return True
-
-
-def can_be_linked(library) -> bool:
-    """Whether a kernel can be linked into other code: it was not loaded from a cache, and runs no Python code."""
-    try:
-        library._get_module_for_linking()
-    except Exception:
-        return False
-    return not may_run_python(library)
-
-
-def may_keep_arguments(library) -> bool:
-    """Whether a kernel may keep arrays of its arguments: it takes references, or calls unknown functions."""
-    return any(name is None or name.startswith(_KEEP) for name in _called_by(library))
-
-
-# ---- boxing ------------------------------------------------------------------------------------------------------------
+# ---- boxing ----------------------------------------------------------------------------------------------------------
 
 
 def set_exception(context, builder, code, excinfo) -> None:
@@ -581,6 +223,7 @@ def set_exception(context, builder, code, excinfo) -> None:
     convention.raise_error(builder, context.get_python_api(builder), status)
 
 
+@check
 def _check_boxing() -> None:
     function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), []), "fastexchange.check")
     api = target_context().get_python_api(ir.IRBuilder(function.append_basic_block("entry")))
@@ -597,7 +240,30 @@ def _check_boxing() -> None:
         getattr(target_context(), name)
 
 
-# ---- dispatchers -------------------------------------------------------------------------------------------------------
+# ---- files and locks -------------------------------------------------------------------------------------------------
+
+FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
+"""The folders of the packages whose versions :func:`code_depends_on` has."""
+_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be inside those of _LIBRARY
+
+
+def is_known_file(file: str) -> bool:
+    """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it."""
+    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+
+
+def compiler_locks() -> list[Any]:
+    """Numba's compiler lock, and llvmlite's, which finalizers take alone."""
+    found = []
+    with contextlib.suppress(AttributeError):
+        found.append(global_compiler_lock._lock)
+    with contextlib.suppress(AttributeError):
+        found.append(module_of("llvmlite.binding.ffi").lib._lock._lock)
+    return found
+
+
+# ---- dispatchers -----------------------------------------------------------------------------------------------------
 
 
 def can_compile(dispatcher) -> bool:
@@ -672,7 +338,7 @@ def set_class_of_dispatchers(cls: Any) -> None:
     ``numba.jit`` reads the class in a registry. Dispatchers are pickled with the name of their class, so Numba's own class gets
     its other name, which it has in every process.
     """
-    where, also = map(_module, ("numba.core.registry", "numba.core.target_extension"))
+    where, also = map(module_of, ("numba.core.registry", "numba.core.target_extension"))
     if also.CPUDispatcher is not CPUDispatcher:
         raise RuntimeError(f"{also.__name__} has another CPUDispatcher")
     dict.__setitem__(_dispatchers, _CPU, cls)  # the registry's own __setitem__ refuses a second value
@@ -709,7 +375,7 @@ def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
 
     The function is None for other kinds of definition.
     """
-    typing_context = _cpu_target.typing_context
+    typing_context = cpu_target.typing_context
     try:
         typing_context.refresh()
         templates = getattr(typing_context.resolve_value_type(value), "templates", ())
@@ -767,14 +433,14 @@ def locals_of(dispatcher) -> dict[str, Any]:
 
 def type_of_argument(value) -> Any:
     """The Numba type of a value as an argument, or None. Raises the exceptions of the function that types it."""
-    typeof = _module("numba.core.typing.typeof")
+    typeof = module_of("numba.core.typing.typeof")
     return typeof.typeof_impl(value, typeof._TypeofContext(typeof.Purpose.argument))  # numba.typeof raises ValueError for None
 
 
 def is_typed_by_extension(cls: type) -> bool:
     """Whether an extension, not Numba itself, has registered a type for objects of `cls` by ``numba.extending.typeof_impl``."""
     try:
-        asked = _module("numba.extending").typeof_impl.dispatch(cls)
+        asked = module_of("numba.extending").typeof_impl.dispatch(cls)
     except Exception:  # a metaclass may raise for a hash or for the bases
         return False
     return not re.match(r"numba\.(?!tests\b)", getattr(asked, "__module__", None) or "")
@@ -782,7 +448,7 @@ def is_typed_by_extension(cls: type) -> bool:
 
 def names_of_target_options() -> set[str]:
     """The names of the CPU target's options."""
-    registered, kind = CPUDispatcher.targetdescr.options, _module("numba.core.options").TargetOptions.Mapping
+    registered, kind = CPUDispatcher.targetdescr.options, module_of("numba.core.options").TargetOptions.Mapping
     return {name for name in dir(registered) if isinstance(getattr(registered, name), kind)}
 
 
@@ -791,6 +457,7 @@ def class_of_buffer(cls: type) -> Any:
     return _get_type_class(cls)
 
 
+@check
 def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
     for name in (
@@ -798,13 +465,13 @@ def _check_dispatchers() -> None:
         "locals", "compile", "disable_compile", "py_func", "stats",
     ):  # fmt: skip
         getattr(made, name)
-    _expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
-    templates = _module("numba.core.typing.templates")
-    overload = templates.make_overload_template(len, _called_by, {}, False, "never")
-    intrinsic = templates.make_intrinsic_template(len, _called_by, "len")
-    _expect("how functions are overloaded", [each for each, _ in _registered([overload, intrinsic])], [_called_by] * 2)
-    _expect("the overloads of a function", types.Function(overload).templates, (overload,))
+    expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
+    templates = module_of("numba.core.typing.templates")
+    overload = templates.make_overload_template(len, _raised_in, {}, False, "never")
+    intrinsic = templates.make_intrinsic_template(len, _raised_in, "len")
+    expect("how functions are overloaded", [each for each, _ in _registered([overload, intrinsic])], [_raised_in] * 2)
+    expect("the overloads of a function", types.Function(overload).templates, (overload,))
     for registry in (_typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions):
         len(registry), registry[:0]
-    _expect("the type of an int", type_of_argument(1), types.int64)
-    _expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)
+    expect("the type of an int", type_of_argument(1), types.int64)
+    expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .disk_cache import NotBelieved, framed, unframed
-from .numba_internals import native_code_depends_on
+from .numba_code import native_code_depends_on
 
 __all__ = ["ShippedCode", "own_path", "path_of", "read", "shipped_code", "write"]
 
@@ -25,11 +25,11 @@ class ShippedCode(NamedTuple):
     """The content of a file. Names are those of modules of this package, then of functions in them."""
 
     depends_on: tuple
-    """``numba_internals.native_code_depends_on()`` when it was made."""
+    """``numba_code.native_code_depends_on()`` when it was made."""
     sources: dict[str, str]
     """The digests of source files, by their paths in the package."""
     functions: dict[tuple[str, str], Any]
-    """The machine code of C functions, for ``numba_internals.restored``."""
+    """The machine code of C functions, for ``numba_code.restored``."""
     parts: dict[tuple[str, str], tuple[str, bytes]]
     """The symbol and the LLVM bitcode of each part."""
     is_proved: bool

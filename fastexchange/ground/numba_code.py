@@ -1,0 +1,370 @@
+"""Numba's code libraries and LLVM's modules: linked, sealed, kept, and what a kernel's code calls.
+
+The other half of ``numba_internals``: private names of Numba and llvmlite stand in these two files.
+"""
+
+import functools
+import itertools
+import re
+import sys
+import sysconfig
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import llvmlite
+import llvmlite.binding as _llvm
+import numba
+import numpy as np
+from numba.core import compiler, config
+
+from .numba_internals import (  # isort: skip
+    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, imported, module_of, target_context,
+)  # fmt: skip
+
+_Environment: Any = imported("numba.core.environment", "Environment")
+_Linkage: Any = imported("llvmlite.binding", "Linkage")
+_PassManager: Any = imported("numba.core.compiler_machinery", "PassManager")
+
+
+# ---- under construction ----------------------------------------------------------------------------------------------
+
+_numbers: Iterator[int] | None = None
+
+
+def unique() -> str:
+    """Return a part of a symbol's name that no other process uses."""
+    return uuid.uuid4().hex if _numbers is None else str(next(_numbers))
+
+
+def number_names() -> None:
+    """Let :func:`unique` count in this process, which only writes code to files: the same sources give the same bytes."""
+    global _numbers
+    _numbers = itertools.count()
+
+
+def new_library(context, name: str) -> tuple[Any, Any]:
+    """Make a code library and an IR module for it."""
+    library = context.codegen().create_library(name)
+    library.enable_object_caching()  # before it is finalised
+    return library, library.create_ir_module(name)
+
+
+def finish_library(library, module, linked: list, symbol: str) -> None:
+    """Compile a module, linked with the libraries `linked`. Only `symbol` is visible from outside.
+
+    Otherwise the linker would resolve any other name to another unit's function, or to a kernel's from another process.
+    """
+    library.add_ir_module(module)
+    for each in _HelperLibraries.with_called(linked):
+        library._final_module.link_in(each._get_module_for_linking(), preserve=True)
+    _finish(library._final_module, {symbol})
+    library.finalize()
+
+
+def finish_part(library, symbol: str, name: str) -> bytes:
+    """Link the function `symbol` of a helper's library with all that it calls. Return it, named `name`, as LLVM bitcode."""
+    module = library._final_module.clone()
+    for each in _HelperLibraries.with_called([library])[1:]:
+        module.link_in(each._get_module_for_linking(), preserve=True)
+    module.get_function(symbol).name = name
+    _finish(module, {name})
+    module.get_function(name).linkage = "linkonce_odr"
+    return module.as_bitcode()
+
+
+def _finish(module, shown: set[str]) -> None:
+    _hide(module, shown)
+    for variable in module.global_variables:
+        if variable.linkage == _Linkage.common:  # a table of Python objects, which native functions do not have
+            variable.linkage = "internal"
+
+
+_HELPER_PASSES = (
+    ("untyped_passes", "TranslateByteCode"), ("untyped_passes", "FixupArgs"), ("untyped_passes", "IRProcessing"),
+    ("untyped_passes", "DeadBranchPrune"), ("untyped_passes", "ReconstructSSA"), ("typed_passes", "NopythonTypeInference"),
+    ("typed_passes", "PreLowerStripPhis"), ("typed_passes", "NativeLowering"), ("typed_passes", "NoPythonBackend"),
+)  # fmt: skip
+"""Those of Numba's passes that helpers need. The others, for closures, loops over tuples, raised exceptions and so on, find
+nothing in the dialect of ``ground.native``, but take time."""
+
+
+@functools.cache
+def helper_compiler() -> type:
+    """The compiler of native helpers: it translates them to LLVM's language, no further.
+
+    The unit that links a helper optimises it and translates it to machine code, once. Numba's own compiler would do so for each
+    helper with all that it calls.
+    """
+
+    class HelperCompiler(compiler.Compiler):
+        def define_pipelines(self):
+            if failures():
+                return super().define_pipelines()
+            self.state.library = _HelperLibraries.make(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
+            manager: Any = _PassManager("native")
+            for module, name in _HELPER_PASSES:
+                manager.add_pass(getattr(module_of(f"numba.core.{module}"), name), name)
+            manager.finalize()
+            return [manager]
+
+    return HelperCompiler
+
+
+class _HelperCodegen:
+    """A code generator whose functions have no Python objects."""
+
+    def __init__(self, codegen):
+        self._codegen = codegen
+
+    def __getattr__(self, name):
+        return getattr(self._codegen, name)
+
+    def set_env(self, name, environment) -> None:
+        """Do nothing: the function's table of objects is not in memory."""
+
+
+class _HelperLibraries:
+    """Libraries of helpers: LLVM modules with one function each, neither optimised nor translated."""
+
+    @staticmethod
+    @functools.cache
+    def _derived(kind: Any) -> Any:
+        class HelperLibrary(kind):
+            codegen = property(lambda self: _HelperCodegen(self._codegen))
+
+            def finalize(self):
+                self._finalized = True
+
+            def _get_module_for_linking(self):
+                return self._final_module  # not "linkonce_odr": the linker would drop it before the first call is linked
+
+            def get_pointer_to_function(self, name):
+                return 0
+
+        return HelperLibrary
+
+    @classmethod
+    def make(cls, codegen, name: str) -> Any:
+        """Make the library of one helper."""
+        kind: Any = type(codegen.create_library(name))
+        return cls._derived(kind)(codegen, name)
+
+    @classmethod
+    def with_called(cls, libraries) -> list:
+        """Return libraries with those of the functions that helpers among them call, each once, after the first that calls it."""
+        found: dict[Any, None] = {}
+        pending = list(libraries)[::-1]
+        while pending:
+            library = pending.pop()
+            if library not in found:
+                found[library] = None
+                if isinstance(library.codegen, _HelperCodegen):  # any other library has what it calls
+                    pending += library._linking_libraries[::-1]
+        return list(found)
+
+
+def _hide(module, shown: set[str]) -> None:
+    """Make a module's functions local, except for `shown`, so that LLVM may change their signatures.
+
+    They also get other names, because the linker resolves later references to local functions, too. The functions of Numba's
+    runtime keep theirs: they are the same everywhere, and Numba's LLVM passes know them by name.
+    """
+    suffix = f".{unique()}"
+    for function in list(module.functions):
+        if not function.is_declaration and function.name not in shown and not function.name.startswith("NRT_"):
+            function.linkage = "internal"
+            function.name += suffix
+
+
+def sealed_library(context, name: str) -> Any:
+    """Make a library for a function that is cached on disk: only the function's own symbols are visible from outside.
+
+    Functions linked into it and their environments (Numba's tables of Python objects) have symbols that are unique in this
+    process only. In a process that loads the library, they could lead to other functions' code and objects.
+    """
+    made = context.codegen().create_library(name)
+    kind: Any = type(made)
+    library = _sealing(kind)(made.codegen, name)
+    library.enable_object_caching()
+    return library
+
+
+@functools.cache
+def _sealing(kind: Any):
+    class Sealed(kind):
+        def finalize(self):
+            module = self._final_module
+            defined = [each for each in (*module.functions, *module.global_variables) if not each.is_declaration]
+            self._own = {each.name for each in defined if each.linkage in (_Linkage.external, _Linkage.common)}
+            self._environments = []  # Numba does not keep them alive
+            super().finalize()
+            for environment in self._environments:
+                self.codegen.set_env(environment.env_name, environment)
+
+        def _optimize_final_module(self):
+            _hide(self._final_module, self._own)
+            for variable in list(self._final_module.global_variables):
+                if variable.linkage == _Linkage.common and variable.name not in self._own:
+                    self._rename(variable)
+            super()._optimize_final_module()
+
+        def _rename(self, variable):
+            known = _Environment._memo.get(variable.name)
+            if known is not None:
+                variable.name = f"{variable.name}x{unique()}"
+                renamed = _Environment(known.globals)
+                renamed.consts[:] = known.consts
+                renamed.env_name = variable.name
+                _Environment._memo[variable.name] = renamed
+                self._environments.append(renamed)
+
+    return Sealed
+
+
+def calls_itself_through_another(library) -> bool:
+    """Whether code refers to a name whose address is known to its compiler, but not to a process that loads it."""
+    return any(variable.name.startswith(".numba.unresolved$") for variable in library._final_module.global_variables)
+
+
+def serialized(library, symbol: str) -> Any:
+    """A library's machine code, of which only the function `symbol` is used, as an object that can be pickled."""
+    return _object_of(symbol, library._get_compiled_object())
+
+
+def serialized_for(triple: str, library, symbol: str) -> Any:
+    """:func:`serialized` for any processor of a platform, such as ``"aarch64-unknown-linux-gnu"``."""
+    machine = _machine(triple)
+    return _object_of(symbol, machine.emit_object(_moved(library._final_module.as_bitcode(), triple, machine)))
+
+
+def moved_to(triple: str, bitcode: bytes) -> bytes:
+    """LLVM bitcode for another platform with the same sizes of integers and pointers."""
+    return _moved(bitcode, triple, _machine(triple)).as_bitcode()
+
+
+def _object_of(symbol: str, code: bytes) -> tuple:
+    """What :func:`restored` needs: the code, and a module with the same symbol."""
+    named = _llvm.parse_assembly(f'define void @"{symbol}"() {{ ret void }}')
+    return symbol, "object", (code, named.as_bitcode())
+
+
+def _moved(bitcode: bytes, triple: str, machine) -> Any:
+    module = _llvm.parse_bitcode(bitcode)
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    return module
+
+
+@functools.cache
+def _machine(triple: str) -> Any:
+    """LLVM's code generator for all processors of a platform, with the options by which Numba makes its own for this one."""
+    _llvm.initialize_all_targets()
+    _llvm.initialize_all_asmprinters()
+    relocation = "static" if triple.startswith("x86_64") else "default"
+    target = _llvm.Target.from_triple(triple)
+    return target.create_target_machine(cpu="generic", opt=3, reloc=relocation, codemodel="jitdefault", jit=True)
+
+
+class LinkableCode:
+    """LLVM bitcode in the place of a library, for linking."""
+
+    codegen = None
+
+    def __init__(self, bitcode: bytes):
+        self._module = _llvm.parse_bitcode(bitcode)
+
+    def _get_module_for_linking(self):
+        return self._module
+
+
+def restored(state) -> Any:
+    """Make the library of :func:`serialized`, possibly in another process."""
+    return cpu_target.target_context.codegen().unserialize_library(state)
+
+
+def native_code_depends_on() -> tuple:
+    """What the code of native functions depends on beside their sources and the processor: Python's ABI, Numba, llvmlite."""
+    return sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
+
+
+def machine_depends_on() -> tuple:
+    """What machine code made here depends on: the processor and Numba's settings."""
+    settings: Any = config
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    return processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+
+
+def code_depends_on() -> tuple:
+    """Everything that a kernel's machine code depends on beside its sources: builds and versions, the processor, settings."""
+    return native_code_depends_on(), sys.version, sys.maxsize, np.__version__, machine_depends_on()
+
+
+_SETTINGS = (
+    "OPT", "DEBUG_JIT", "DEBUGINFO_DEFAULT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML",
+    "DISABLE_INTEL_SVML", "LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS",
+)  # fmt: skip
+"""Numba's settings that affect the code of a function."""
+
+
+@check
+def _check_units() -> None:
+    expect("the number of the compiler's locks", len(compiler_locks()), 2)
+    library, module = new_library(target_context(), "fastexchange.check")
+    for thing, names in (
+        (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
+        (library, "codegen _codegen _finalized _linking_libraries"),
+        (library, "serialize_using_object_code _get_module_for_linking"),
+        (library._final_module, "link_in functions"),
+        (target_context().codegen(), "unserialize_library magic_tuple set_env"),
+        (module, "globals"),
+        (library._final_module, "global_variables"),
+        (_Environment, "_memo consts"),
+        (_Linkage, "external common"),
+        *((module_of(f"numba.core.{module}"), name) for module, name in _HELPER_PASSES),
+    ):
+        for name in names.split():
+            getattr(thing, name)
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------------
+
+_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout", "PyEval_SaveThread")
+_KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
+
+
+def _called_by(library) -> Iterator[str | None]:
+    """The names of all functions that a kernel's code calls; None for a call through a pointer.
+
+    Leaves out Numba's wrappers around kernels, which run before and after them, and the functions that count references.
+    """
+    for function in library._get_module_for_linking().functions:
+        if function.is_declaration or function.name.startswith(("_ZN7cpython", "cfunc.", "NRT_")):
+            continue
+        for callee in re.findall(r"^[^;\n]*?\b(?:call|invoke)\b[^@%\n]*(@\"?[\w.$]+|%|$)", str(function), re.MULTILINE):
+            yield callee.lstrip('@"') if callee.startswith("@") else None
+
+
+def may_run_python(library) -> bool:
+    """Whether Python code may run during a kernel.
+
+    The kernel may run some itself (an ``objmode`` block, ``print``, a callback), or let other threads run it: a parallel loop
+    releases the GIL. True if the code cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions).
+    """
+    try:
+        return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
+    except Exception:
+        return True
+
+
+def can_be_linked(library) -> bool:
+    """Whether a kernel can be linked into other code: it was not loaded from a cache, and runs no Python code."""
+    try:
+        library._get_module_for_linking()
+    except Exception:
+        return False
+    return not may_run_python(library)
+
+
+def may_keep_arguments(library) -> bool:
+    """Whether a kernel may keep arrays of its arguments: it takes references, or calls unknown functions."""
+    return any(name is None or name.startswith(_KEEP) for name in _called_by(library))
