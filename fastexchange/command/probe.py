@@ -296,6 +296,11 @@ def _torch(torch) -> Iterator[Finding]:
         why = guard.why.get(what, "it needs the keys")
         also = "" if guard.can_ask else f"; native code cannot ask either: {guard.why.get('queries')}"
         yield Finding(section, name, SLOW, f"not found, so {who}: {why}{also}", _REPORT)
+    if guard.knows_views:
+        yield Finding(section, "torch: views", OK, "verified: cached calls on the CPU read tensors in memory")
+    elif guard.knows_all:
+        text = f"not found, so each call asks the exchange table: {guard.why.get('views', 'it needs the deleter')}"
+        yield Finding(section, "torch: views", SLOW, text, _REPORT)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
     yield from _refused(section, "requires grad", torch.ones(4, requires_grad=True))
     yield from _refused(section, "lazily conjugated", torch.ones(4, dtype=torch.complex64).conj())

@@ -58,7 +58,7 @@ def read_view(ob, expected_address, words, ndim, is_contiguous, in_elements):
 @part(types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS)))
 def read_guarded_view(
     ob, expected_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-    storage, storage_data, storage_size,
+    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
 ):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard."""
     record = dispatch.expected_at(expected_address)
@@ -66,7 +66,7 @@ def read_guarded_view(
         return DIFFERS
     return borrow_guarded(
         ob, record, words, ndim, CUDA, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-        storage, storage_data, storage_size,
+        storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
+from ..producers import torch_offsets
 from ..producers.ndarray import dtype_of
 from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
@@ -326,7 +327,9 @@ class KernelContext:
         address = self._guard_of(self.runtime.entries.fields(type(value)))
         guard = ffi.cast("fx_guard *", address)
         may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # types narrower than a byte are exported as bytes
-        irrelevant = () if may_be_narrow else ("element_type", "odd_types")
+        irrelevant = set() if may_be_narrow else {"odd_types"}
+        if address and guard.ndim and not torch_offsets.guard().reads(value):
+            irrelevant.add("ndim")  # its exchange table is asked
         return tuple(0 if name in irrelevant else getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
 
     def _expect(self, expected, keys: tuple[int, ...], bound: tuple) -> list:

@@ -4,7 +4,10 @@ Offsets and bits come from ``producers.torch_offsets``, which has verified them.
 views stay valid.
 """
 
+from numba import types
+
 from ..ground import cpython as c
+from ..ground.dltensor import dl_tensor_at
 from ..ground.native import call_int, load, native
 from . import structs
 
@@ -99,3 +102,36 @@ def is_short(address, ob, end):
         return False
     guard = structs.guard_at(address)
     return is_short_there(ob, guard.object, guard.storage, guard.storage_data, guard.storage_size, end)
+
+
+@native
+def view_there(
+    guard, implementation, view, keys, element_type, storage, storage_data,
+    ndim, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
+):
+    """Fill the DLTensor at `view` with what lies in the memory of a tensor that is not odd.
+
+    Returns False if it is not on the CPU, or copy-on-write, or of a dtype that is not exported as it lies in memory.
+    """
+    owner = load(implementation + storage)
+    field = load(guard.elements + 8 * (load(implementation + element_type) & 63))
+    if load(implementation + keys) & other_keys != 0 or load(owner + storage_deleter) == guard.lazy_deleter or field == 0:
+        return False
+    count = load(implementation + ndim)
+    shape = implementation + sizes
+    steps = implementation + strides
+    if count > inline_ndim:
+        shape = load(shape)
+        steps = shape + 8 * count
+    tensor = dl_tensor_at(view)
+    tensor.data = load(owner + storage_data)
+    tensor.byte_offset = load(implementation + storage_offset) * (field >> 11)
+    tensor.device.device_type = 1
+    tensor.device.device_id = 0
+    tensor.ndim = types.int32(count)
+    tensor.dtype.code = types.uint8(field)
+    tensor.dtype.bits = types.uint8(field >> 8)
+    tensor.dtype.lanes = 1
+    tensor.shape = shape
+    tensor.strides = steps
+    return True

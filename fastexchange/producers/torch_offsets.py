@@ -8,17 +8,22 @@ module finds the offsets and verifies them on tensors of every kind. If that fai
 import contextlib
 import ctypes
 import functools
+import os
 import re
 import sys
 import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
+
 from .._abi import ffi
 from ..ground.cpython import function_of
+from ..ground.dlpack import VERSION
 from ..ground.native import address_of
 from ..ground.once import once
-from .torch_storage import forbid_resizing_of
+from ..ground.pythonapi import PyCapsule_GetPointer
+from .torch_storage import forbid_resizing_of, without_modes
 
 __all__ = ["BITS_ALLOWED", "GRAD_ALLOWED", "GUARDS", "Guard", "guard", "is_narrow", "keys_of"]
 
@@ -44,6 +49,15 @@ typedef struct {
     int64_t storage_size;       /* the size in bytes */
     int64_t storage_deleter;    /* the deleter; copy-on-write memory has another one */
     int64_t storage_object;     /* in a storage's Python object: a pointer to the storage */
+    /* What a view needs, read in a tensor that is not odd and has none of `other_keys`. `ndim` 0: its exchange table is asked. */
+    int64_t ndim;               /* in the implementation: the number of dimensions */
+    int64_t sizes;              /* the extents of up to `inline_ndim` dimensions; of more, a pointer to extents and strides */
+    int64_t strides;            /* the strides of up to `inline_ndim` dimensions, in elements */
+    int64_t inline_ndim;        /* not an offset */
+    int64_t storage_offset;     /* of the first element in the storage, in elements */
+    int64_t other_keys;         /* not an offset: dispatch keys of tensors that are on another device than the CPU */
+    int64_t lazy_deleter;       /* not an offset: the deleter of storages that are copy-on-write */
+    int64_t elements;           /* int64_t[64]: by the dtype's number its field for DLPack, code | bits << 8; 0: it is not read */
     int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
     int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */
@@ -79,7 +93,8 @@ class Guard:
         self._guards, self._checking = ffi.new("fx_guard[]", GUARDS), ffi.new("fx_guard[]", GUARDS)
         self.native = ffi.addressof(self._guards[0])
         self._queries = ffi.new("fx_torch_queries *")
-        self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = False
+        self._elements = ffi.new("int64_t[]", 64)
+        self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = self.knows_views = False
         self.can_ask = False
         self.why: dict[str, str] = {}
         """Why ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
@@ -131,6 +146,8 @@ class Guard:
                 self._has_found("deleter", self._find_deleter)
             self.knows_autograd = self._has_found("autograd", self._find_autograd)
             self.knows_dtype = self._has_found("dtype", self._find_dtype)
+            if self.knows_all and self.native.storage_deleter:
+                self.knows_views = self._has_found("views", self._find_views)
 
     def _has_found(self, what: str, find) -> bool:
         """Call `find` and return whether it has found `what`. If not, put the reason into :attr:`why`."""
@@ -220,6 +237,76 @@ class Guard:
             return self._not_one("storage", storage=at, address=inside(data)[:1], size=inside(size))
         self._set(storage=at[0], storage_data=inside(data)[0], storage_size=inside(size)[0])
         return True
+
+    def _find_views(self) -> bool:
+        """Find sizes, strides, their number, the offset in the storage; check the views read there against PyTorch's answers."""
+        import torch
+
+        if os.environ.get("FASTEXCHANGE_TORCH") == "table":
+            self.why["views"] = "FASTEXCHANGE_TORCH=table"
+            return False
+
+        def at_all(tensors: list, wanted) -> list[int]:
+            return _offsets(_WORD, lambda at: all(_word(t._cdata + at) == wanted(t) for t in tensors))
+
+        shapes = [(17,), (19, 23), (3, 29, 5), (7, 1, 31, 2), (2, 3, 2, 37, 3), (3, 2, 2, 2, 2, 41), (2,) * 7, (1, 2) * 4]
+        dense = [torch.empty(shape, dtype=torch.float32) for shape in shapes]
+        views = [tensor.transpose(0, -1)[1:] for tensor in dense[:5]]
+        ndim = at_all([*dense, *views], lambda t: t.dim())
+        offset = [at for at in at_all([*dense, *views], lambda t: t.storage_offset()) if at not in ndim]
+
+        def counted(count: int, read) -> list[int]:
+            of = [tensor for tensor in [*dense, *views] if tensor.dim() <= count]
+            return _offsets(_WORD, lambda at: all(_words(t._cdata + at, t.dim()) == read(t) for t in of))
+
+        inline = max((n for n in range(1, 9) if counted(n, lambda t: [*t.size()])), default=0)
+        sizes, strides = counted(inline, lambda t: [*t.size()]), counted(inline, lambda t: [*t.stride()])
+        if not (len(ndim) == len(offset) == len(sizes) == len(strides) == 1 and inline < 8):
+            return self._not_one("views", dimensions=ndim, offset=offset, sizes=sizes, strides=strides)
+        source = torch.ones(2, dtype=torch.float32)
+        lazy = torch._lazy_clone(source)
+        deleters = {_word(t.untyped_storage()._cdata + self.native.storage_deleter) for t in (source, lazy)}
+        if len(deleters) != 1:
+            return False
+        for dtype in _dtypes():
+            made = _made_of(dtype)
+            number = _word(made[0]._cdata + self.native.element_type) & 63 if made else 0
+            if made and not is_narrow(dtype):
+                self._elements[number] = _field_of(made[0])
+        plain = keys_of(dense[0])
+        others = _keys_of_cuda(plain) & ~plain
+        self._set(
+            ndim=ndim[0], sizes=sizes[0], strides=strides[0], inline_ndim=inline, storage_offset=offset[0], other_keys=others,
+            lazy_deleter=deleters.pop(), elements=address_of(self._elements),
+        )  # fmt: skip
+        made = [tensor for dtype in _dtypes() for tensor in _made_of(dtype)]
+        unusual = [
+            torch.ones(1, 3).expand(4, 3), torch.empty(0, 3)[:, 1:], torch.ones(5)[5:], torch.from_numpy(np.arange(6.0)[2:]),
+            torch.ones(2, 3, 2, 3, 2, 3).transpose(1, 5)[:, 1:], torch.ones(3, 4)[1, 2], torch.ones(4).view(2, 2, 1, 1, 1, 1, 1),
+        ]  # fmt: skip
+        if all(map(self.reads, [*_plain_tensors(), *_views(), *_watched_tensors(), *dense, *views, *made, *unusual])):
+            return True
+        self._set(ndim=0)
+        return False
+
+    def reads(self, tensor) -> bool:
+        """Whether the view that lies in a tensor's memory is the one that PyTorch tells of."""
+        native = self.native
+        try:
+            with without_modes():
+                count, itemsize, size = tensor.dim(), tensor.element_size(), tensor.numel()
+                told = tensor.data_ptr(), [*tensor.size()], [*tensor.stride()]
+        except Exception:  # a kind of tensor without memory
+            return False
+        at, owner = tensor._cdata, _word(tensor._cdata + native.storage)
+        sizes, strides = at + native.sizes, at + native.strides
+        if count > native.inline_ndim:
+            sizes = _word(sizes)
+            strides = sizes + _WORD * count
+        read = _word(owner + native.storage_data) + _word(at + native.storage_offset) * itemsize
+        seen = read if size else told[0], _words(sizes, count), _words(strides, count)
+        field = self._elements[_word(at + native.element_type) & 63]
+        return _word(at + native.ndim) == count and seen == told and field >> 8 in (0, 8 * itemsize)
 
     def _find_deleter(self) -> bool:
         """Find a storage in its Python object, and in the storage the deleter, which differs while it is copy-on-write.
@@ -406,6 +493,10 @@ def _word(address: int) -> int:
     return ctypes.c_ssize_t.from_address(address).value
 
 
+def _words(address: int, count: int) -> list[int]:
+    return [_word(address + _WORD * i) for i in range(count)]
+
+
 def _byte(address: int) -> int:
     return ctypes.c_uint8.from_address(address).value
 
@@ -439,6 +530,17 @@ def _keys_of_cuda(plain: int) -> int:
 def is_narrow(dtype) -> bool:
     """Whether a dtype is an integer of less than a byte: int1 to uint7, which PyTorch stores one in a byte."""
     return re.fullmatch("torch.u?int[1-7]", str(dtype)) is not None
+
+
+def _field_of(tensor) -> int:
+    """Return ``code | bits << 8`` of a tensor's export; 0 if it has none, or another number of lanes than 1."""
+    try:
+        capsule = tensor.__dlpack__(max_version=VERSION)
+        managed = ffi.cast("DLManagedTensorVersioned *", PyCapsule_GetPointer(capsule, b"dltensor_versioned"))
+    except Exception:  # a dtype that DLPack lacks
+        return 0
+    dtype = managed.dl_tensor.dtype
+    return dtype.code | dtype.bits << 8 if dtype.lanes == 1 else 0
 
 
 def _dtypes() -> set:

@@ -2,7 +2,7 @@
 
 import contextlib
 
-__all__ = ["forbid_resizing", "forbid_resizing_of"]
+__all__ = ["forbid_resizing", "forbid_resizing_of", "without_modes"]
 
 
 def forbid_resizing(tensor) -> None:
@@ -15,7 +15,7 @@ def forbid_resizing(tensor) -> None:
     if type(tensor) is torch.Tensor and _no_modes(torch._C):
         storage = tensor.untyped_storage()
     else:
-        with _without_modes():
+        with without_modes():
             storage = tensor.untyped_storage()
     if storage.resizable():
         forbid_resizing_of(storage)
@@ -28,7 +28,7 @@ def forbid_resizing_of(storage) -> None:
     if _no_modes(torch._C):
         _view_nothing_of(storage)
         return
-    with _without_modes():
+    with without_modes():
         _view_nothing_of(storage)
 
 
@@ -48,7 +48,7 @@ def _no_modes(torch_c) -> bool:
 
 
 @contextlib.contextmanager
-def _without_modes():
+def without_modes():
     """Context manager: disable the user's modes (fake tensors, a default device, function modes)."""
     import torch
 
