@@ -44,7 +44,8 @@ def tensors():
     yield from (base[:0], base[:1], base[7:], base[::3], base[5], base.view(10, 12).t(), base.view(2, 3, 4, 5)[1:, :, 1::2])
     yield from (base.view(1, 2, 3, 4, 5), base.view(2, 3, 2, 2, 5, 1).transpose(0, 4), base.view(1, 2, 1, 3, 1, 4, 1, 5)[:, 1:])
     yield from (base[:3].expand(4, 3), torch.ones(0, 3), torch.ones(3, 0)[1:], torch.nn.Parameter(torch.ones(3), False))
-    yield from (torch.from_numpy(np.arange(5.0)), base.clone().share_memory_()[3:], torch.frombuffer(bytearray(16), dtype=torch.int16))
+    yield from (torch.from_numpy(np.arange(5.0)), base.clone().share_memory_()[3:])
+    yield torch.frombuffer(bytearray(16), dtype=torch.int16)
     yield from (torch.ones(3, dtype=each) for each in (torch.int64, torch.bool, torch.int8, torch.complex64, torch.float64))
     with torch.inference_mode():
         yield torch.ones(4)[1:]
