@@ -6,6 +6,7 @@ import pytest
 from interpreter import run_python
 
 FREE_THREADED_BUILD = "sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1"
+WITH_THE_GIL_ON = f"{FREE_THREADED_BUILD}; sys._is_gil_enabled = lambda: True"
 GIL_OFF = "sys._is_gil_enabled = lambda: False"
 
 
@@ -25,7 +26,7 @@ def test_an_interpreter_that_is_not_trusted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [FREE_THREADED_BUILD, GIL_OFF])
+@pytest.mark.parametrize("change", [FREE_THREADED_BUILD, WITH_THE_GIL_ON, GIL_OFF])
 def test_free_threaded_interpreters(change):
     """As far as one with the GIL can show it: no code reads objects, none that is native makes calls, and results are right."""
     has_torch = importlib.util.find_spec("torch") is not None
