@@ -655,6 +655,3 @@ def many_types(count: int, measured_from: int, blocks_allowed: int):
 def test_types_made_and_dropped():
     """(100,000 of them: ``soak.py``.)"""
     run_python("from test_processes import many_types; many_types(2_000, 1_000, 400)")
-
-
-# ---- interpreters that are refused -----------------------------------------------------------------------------------
