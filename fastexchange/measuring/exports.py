@@ -20,7 +20,7 @@ from ..ground.cfunction import cfunction
 from ..ground.dlpack import VERSION
 from ..ground.dltensor import DL_TENSOR_WORDS, delete_managed
 from ..ground.native import address_of, call_int, load, native, sizeof, stack, store
-from ..producers import forwarded
+from ..producers import forwarded, torch_offsets
 from ..producers.buffer import PyBUF_STRIDED_RO_FORMAT, PyBuffer_Release, PyObject_GetBuffer
 from .timing import Statement
 
@@ -100,9 +100,11 @@ def _leaf(tensor, needs_owning_exports: bool) -> "_Leaf | None":
     return _Leaf(_OWN, tensor, function)
 
 
-def _is_exported(value) -> bool:
-    """Whether a producer exports `value`. NumPy arrays are read in place, and scalars are no tensors."""
+def _is_exported(value, is_read: bool) -> bool:
+    """Whether a producer exports `value`. NumPy arrays are read in place, and so are PyTorch's tensors if `is_read`."""
     fields = runtime().entries.get(type(value)) or discover(type(value), value).entry
+    if fields["kind"] == structs.KIND_EXCHANGE and fields.get("guard") and is_read:
+        return not (torch_offsets.guard().knows_views and value.device.type == "cpu" and torch_offsets.guard().reads(value))
     return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
@@ -126,7 +128,8 @@ def statements_of(value, needs_owning_exports: bool) -> list[Statement]:
 
     `needs_owning_exports`: whether the kernel holds owning exports. The statements keep `value` alive.
     """
-    tensors = [tensor for tensor in _tensors_in(value) if _is_exported(tensor)]
+    is_read = not needs_owning_exports and type(value) is not list  # in a fast entry
+    tensors = [tensor for tensor in _tensors_in(value) if _is_exported(tensor, is_read)]
     leaves = [(tensor, _leaf(tensor, needs_owning_exports)) for tensor in tensors]
     statements = []
     if native_leaves := [leaf for _, leaf in leaves if leaf is not None]:
