@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from made_producers import Dunder, Ignorant, Legacy, Tabled
 
+from fastexchange.exchange.export import known
+
 try:
     import torch
 except ImportError:
@@ -43,10 +45,29 @@ class Framework:
         if not self.mutable:
             array = array.view()
             array.flags.writeable = False
-        return array if self.own_strides else np.from_dlpack(tensor)
+        return array if self.own_strides else with_strides_of(tensor, array)
 
     def __str__(self):
         return self.name
+
+
+def with_strides_of(tensor, array):
+    """`array`, which `tensor` shares, with the strides that `tensor` is exported with."""
+    return np.lib.stride_tricks.as_strided(array, strides=np.from_dlpack(tensor).strides, writeable=array.flags.writeable)
+
+
+def has_table() -> bool:
+    """Whether PyTorch's tensors were found to have an exchange table: what they get later (from tvm-ffi) does not count."""
+    return torch is not None and bool(known(torch.Tensor).get("to_object"))
+
+
+def is_exported(dtype) -> bool:
+    """Whether this PyTorch exports tensors of this dtype."""
+    try:
+        torch.empty(0, dtype=dtype).__dlpack__()
+    except (BufferError, RuntimeError):
+        return False
+    return True
 
 
 FRAMEWORKS = [
@@ -57,7 +78,13 @@ FRAMEWORKS = [
     Framework("unversioned __dlpack__", Ignorant, readonly=False, mutable=False),
 ]
 if torch is not None:
-    FRAMEWORKS.append(Framework("torch", torch.from_numpy, readonly=False, negative_strides=False))
+    strange = torch.empty_strided((1, 2), (77, 1))  # PyTorch before 2.9 exports it with the strides (1, 1)
+    FRAMEWORKS.append(
+        Framework(
+            "torch", torch.from_numpy, readonly=False, negative_strides=False,
+            own_strides=np.from_dlpack(strange).strides == strange.numpy().strides,
+        )
+    )  # fmt: skip
 if tvm_ffi is not None:
     FRAMEWORKS.append(
         Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)
