@@ -24,7 +24,7 @@ torch = pytest.importorskip("torch")
 from forked import needs_fork, run_forked  # noqa: E402
 from frameworks import has_table  # noqa: E402
 from interpreter import run_python  # noqa: E402
-from made_producers import Dunder, Ledger, Legacy  # noqa: E402
+from made_producers import Dunder, Ledger, Legacy, tabled_type  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -751,6 +751,40 @@ def test_a_subclass_may_export_what_pytorch_does_not():
 
     tensor = torch.ones(3, dtype=torch.uint8).view(torch.bits8).as_subclass(Exporting)
     assert [total(tensor) for _ in range(3)] == [3] * 3
+
+
+Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
+
+
+@fast_args
+def reverse(x):
+    return x[::-1]
+
+
+def test_what_the_framework_itself_would_misread():
+    """PyTorch before 2.10 has no table, and its ``from_dlpack`` aborts at negative strides and ignores byte offsets."""
+    array, readonly = np.arange(4.0), np.arange(4.0)
+    readonly.flags.writeable = False
+    for memory in (array[::-1], array.reshape(2, 2)[:, ::-1], readonly):
+        for _ in range(2):
+            tensor = fastexchange.convert(memory, torch.Tensor)
+            assert np.array_equal(tensor.numpy(), memory) and not np.shares_memory(tensor.numpy(), memory)
+            with pytest.raises(BufferError, match=r"has no (negative strides|readonly tensors)"):
+                fastexchange.convert(memory, torch.Tensor, copy=False)
+    address = array.ctypes.data
+    for _ in range(2):
+        with pytest.raises(BufferError, match="negative stride"):
+            reverse(torch.ones(3))
+        for options in ({}, {"copy": False}):
+            ledger = Ledger()
+            tensor = fastexchange.convert(Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options)
+            assert tensor.data_ptr() == address and tensor.tolist() == [0, 1, 2, 3]
+            del tensor
+            ledger.check(1)
+    ledger = Ledger()
+    with contextlib.suppress(BufferError):  # a device that PyTorch knows, and may refuse after it has released the export
+        fastexchange.convert(Exporting(array, ledger, device_type=4), torch.Tensor)
+    ledger.check(1)
 
 
 def test_a_freed_storage_is_refused_with_the_same_words_everywhere():
