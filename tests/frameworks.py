@@ -1,5 +1,6 @@
 """The frameworks that the tests run over: those installed, and the producers made for the tests."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,19 @@ def with_strides_of(tensor, array):
 def has_table() -> bool:
     """Whether PyTorch's tensors were found to have an exchange table: what they get later (from tvm-ffi) does not count."""
     return torch is not None and bool(known(torch.Tensor).get("to_object"))
+
+
+def has_versioned_capsules() -> bool:
+    """Whether PyTorch's ``__dlpack__`` takes `max_version` and makes capsules that can say what is readonly."""
+    try:
+        return torch is not None and "dltensor_versioned" in repr(torch.empty(0).__dlpack__(max_version=(1, 0)))
+    except TypeError:
+        return False
+
+
+def takes_copy() -> bool:
+    """Whether PyTorch's ``from_dlpack`` takes `copy`, and asks for capsules that can say what is readonly."""
+    return torch is not None and "copy" in inspect.signature(torch.from_dlpack).parameters
 
 
 def is_exported(dtype) -> bool:

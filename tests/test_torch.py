@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 
 from forked import needs_fork, run_forked  # noqa: E402
 from frameworks import has_table  # noqa: E402
+from interoperability import Wrapper  # noqa: E402
 from interpreter import run_python  # noqa: E402
 from made_producers import Dunder, Ledger, Legacy, tabled_type  # noqa: E402
 
@@ -785,6 +786,20 @@ def test_what_the_framework_itself_would_misread():
     with contextlib.suppress(BufferError):  # a device that PyTorch knows, and may refuse after it has released the export
         fastexchange.convert(Exporting(array, ledger, device_type=4), torch.Tensor)
     ledger.check(1)
+
+
+def test_a_wrapped_tensor_is_mutable():
+    """As the tensor is, also where PyTorch exports it by capsules that cannot say so."""
+    tensor = torch.zeros(3)
+
+    @fast_args
+    def add_one(x):
+        x += 1
+
+    for _ in range(3):
+        add_one(Wrapper(tensor))
+    fastexchange.from_dlpack(Wrapper(tensor))[0] = 7
+    assert tensor.tolist() == [7, 3, 3]
 
 
 def test_a_freed_storage_is_refused_with_the_same_words_everywhere():
