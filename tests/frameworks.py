@@ -84,6 +84,14 @@ def is_exported(dtype) -> bool:
     return True
 
 
+def exports_own_strides() -> bool:
+    """Whether PyTorch exports strides of dimensions of one element as they are; before version 2.9 they become 1."""
+    if torch is None:
+        return False
+    strange = torch.empty_strided((1, 2), (77, 1))
+    return np.from_dlpack(strange).strides == strange.numpy().strides
+
+
 FRAMEWORKS = [
     Framework("numpy", lambda array: array),
     Framework("exchange table", Tabled, readonly=False),
@@ -92,13 +100,9 @@ FRAMEWORKS = [
     Framework("unversioned __dlpack__", Ignorant, readonly=False, mutable=False),
 ]
 if torch is not None:
-    strange = torch.empty_strided((1, 2), (77, 1))  # PyTorch before 2.9 exports it with the strides (1, 1)
     FRAMEWORKS.append(
-        Framework(
-            "torch", torch.from_numpy, readonly=False, negative_strides=False,
-            own_strides=np.from_dlpack(strange).strides == strange.numpy().strides,
-        )
-    )  # fmt: skip
+        Framework("torch", torch.from_numpy, readonly=False, negative_strides=False, own_strides=exports_own_strides())
+    )
 if tvm_ffi is not None:
     FRAMEWORKS.append(
         Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)
