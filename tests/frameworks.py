@@ -1,5 +1,6 @@
 """The frameworks that the tests run over: those installed, and the producers made for the tests."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 from made_producers import Dunder, Ignorant, Legacy, Tabled
 
 from fastexchange import from_dlpack
+from fastexchange.exchange.export import known
 
 try:
     import torch
@@ -47,10 +49,50 @@ class Framework:
         if not self.mutable:
             array = array.view()
             array.flags.writeable = False
-        return array if self.own_strides else numpys_reader(tensor)
+        return array if self.own_strides else with_strides_of(tensor, array)
 
     def __str__(self):
         return self.name
+
+
+def with_strides_of(tensor, array):
+    """`array`, which `tensor` shares, with the strides that `tensor` is exported with."""
+    return np.lib.stride_tricks.as_strided(array, strides=np.from_dlpack(tensor).strides, writeable=array.flags.writeable)
+
+
+def has_table() -> bool:
+    """Whether PyTorch's tensors were found to have an exchange table: what they get later (from tvm-ffi) does not count."""
+    return torch is not None and bool(known(torch.Tensor).get("to_object"))
+
+
+def has_versioned_capsules() -> bool:
+    """Whether PyTorch's ``__dlpack__`` takes `max_version` and makes capsules that can say what is readonly."""
+    try:
+        return torch is not None and "dltensor_versioned" in repr(torch.empty(0).__dlpack__(max_version=(1, 0)))
+    except TypeError:
+        return False
+
+
+def takes_copy() -> bool:
+    """Whether PyTorch's ``from_dlpack`` takes `copy`, and asks for capsules that can say what is readonly."""
+    return torch is not None and "copy" in inspect.signature(torch.from_dlpack).parameters
+
+
+def is_exported(dtype) -> bool:
+    """Whether this PyTorch exports tensors of this dtype."""
+    try:
+        torch.empty(0, dtype=dtype).__dlpack__()
+    except (BufferError, RuntimeError):
+        return False
+    return True
+
+
+def exports_own_strides() -> bool:
+    """Whether PyTorch exports strides of dimensions of one element as they are; before version 2.9 they become 1."""
+    if torch is None:
+        return False
+    strange = torch.empty_strided((1, 2), (77, 1))
+    return np.from_dlpack(strange).strides == strange.numpy().strides
 
 
 FRAMEWORKS = [
@@ -61,7 +103,9 @@ FRAMEWORKS = [
     Framework("unversioned __dlpack__", Ignorant, readonly=False, mutable=False),
 ]
 if torch is not None:
-    FRAMEWORKS.append(Framework("torch", torch.from_numpy, readonly=False, negative_strides=False))
+    FRAMEWORKS.append(
+        Framework("torch", torch.from_numpy, readonly=False, negative_strides=False, own_strides=exports_own_strides())
+    )
 if tvm_ffi is not None:
     FRAMEWORKS.append(
         Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)

@@ -24,7 +24,7 @@ from exchanges import (  # isort: skip
     BySlot, Given, Sub, delete, elements, end_of, eventually, failing, is_held, ml_dtypes, needs_the_attribute_free, place,
     versioned,
 )
-from frameworks import torch
+from frameworks import has_table, torch
 from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, GivesLegacy
 from interoperability import jax, pyarrow
 
@@ -552,6 +552,8 @@ def test_lies(group, kind):
         if group_of(name) != group or (kind is Legacy and name not in CONTENTS):
             continue
         for way, take in ways.items():
+            if name == "device kDLExtDev" and "torch" in way and not has_table():
+                continue  # PyTorch before 2.10 calls the deleter, here Python code, with an exception set
             tensor = kind(np.arange(4.0), **lies)
             end = end_of(take, tensor)
             if not ends_well(way, end, lies, want, word, SAID.get(group, ".")):

@@ -27,7 +27,7 @@ from exchanges import (  # isort: skip
     ml_dtypes, needs_ml_dtypes, needs_torch, one, place, taken_from, tensors, together, unwrapped, versioned, words,
 )
 from forked import needs_fork, run_forked
-from frameworks import NUMPY_DTYPES, numpys_reader, torch, tvm_ffi
+from frameworks import NUMPY_DTYPES, has_versioned_capsules, numpys_reader, torch, tvm_ffi
 from hostile_producers import GOOD_IN_THE_END, Sets
 from interoperability import jax, pyarrow
 from interpreter import run_python
@@ -175,9 +175,10 @@ def ways_of(tensor, own, dtypes) -> dict[str, Way]:
     found = {name: way for name, way in WAYS.items() if way.to is np.ndarray or own.dtype in dtypes}
     if jax is not None and own.dtype in dtypes and jax_misreads(own):
         found = {name: way for name, way in found.items() if way.to is not jax.Array}
+    is_mute = torch is not None and isinstance(tensor, torch.Tensor) and not has_versioned_capsules()
     if isinstance(tensor, (Tabled, np.ndarray, Dunder)) or hasattr(type(tensor), "__dlpack__"):
-        found["by its type's table"] = BY_TABLE
-    if hasattr(type(tensor), "__dlpack__") and not isinstance(tensor, OF_LEGACY_CAPSULES):
+        found["by its type's table"] = Way(by_its_table, is_legacy=True) if is_mute else BY_TABLE
+    if hasattr(type(tensor), "__dlpack__") and not isinstance(tensor, OF_LEGACY_CAPSULES) and not is_mute:
         found["by its own capsule"] = BY_OWN_CAPSULE
     if isinstance(tensor, np.ndarray):
         found["by NumPy's table and reader"] = BY_READER

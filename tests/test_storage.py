@@ -7,7 +7,7 @@ import pickle
 import numba
 import numpy as np
 import pytest
-from frameworks import torch, tvm_ffi
+from frameworks import is_exported, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
 from made_producers import Dunder, Tabled, tabled_type
@@ -172,6 +172,11 @@ def test_every_type_of_pytorch(name):
     tensor = torch.tensor([1.0, 2.0, 0.5]).to(getattr(torch, name))
     stored = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[tensor.element_size()]
     advice = "complex64" if name == "complex32" else ".float()"
+    if not is_exported(tensor.dtype):
+        for options in ({}, {"storage": True}):
+            with pytest.raises(BufferError, match=rf"'x'.* {name}, which this PyTorch cannot export.*view\(torch.uint8\)"):
+                fast_args(total, **options)(tensor)
+        return
     for _ in range(3):
         refused(lambda: fast_args(total)(tensor), name, advice, f"to(torch.{'complex64' if 'complex' in name else 'float32'})")
     kernel = fast_args(lambda x: (x, x[1:], x.copy()), storage=True)

@@ -21,7 +21,7 @@ from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
 from ..exchange.convert import has_from_dlpack, maker
 from ..exchange.discovery import fields_of, learn_type
-from ..exchange.export import export_of, known
+from ..exchange.export import export_of
 from ..ground.dtypes import field_to_dtype
 from ..ground.native import address_of
 from ..ground.omitted import OMITTED
@@ -60,7 +60,7 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
         return array
     if array.base is None and not array.flags.owndata:
         array = array.copy()
-    if known(cls).get("to_object") and not known(cls)["takes_all"]:  # PyTorch
+    if torch.is_tensor_type(cls):
         if not array.flags.writeable:
             why = "is readonly, as an argument is whose memory it shows"
         elif any(stride < 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):

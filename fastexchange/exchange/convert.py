@@ -21,7 +21,9 @@ from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.dlpack import VERSION, DLDeviceType
 from ..ground.native import address_of
+from ..ground.pythonapi import PyCapsule_SetName
 from ..ground.safe_repr import shown, type_name
+from ..producers import torch
 from .errors import device_name, dtype_name, memory_status_of, wording
 from .export import COPIED, PADDED, Export, copy_of, export_of, known, to_numpy
 from .transfer import vectorcall_transfer
@@ -244,7 +246,7 @@ def _has_table(to: type) -> bool:
 
 def _why_not_shared(export: Export, to: type) -> str:
     """Why the type `to` cannot share this export's memory; "" if it can, or if its framework has to decide."""
-    if _has_table(to) and not known(to)["takes_all"]:  # PyTorch
+    if torch.is_tensor_type(to):
         if export.is_readonly:
             return f"{type_name(to)} has no readonly tensors"
         if export.runs_backwards:
@@ -287,6 +289,7 @@ def maker(what: str, to: type, is_exact: bool = True):
     to_object = known(to).get("to_object", 0)
     own = None if to_object else _own_from_dlpack(what, to)
     is_immutable = to.__module__.partition(".")[0] in _IMMUTABLE
+    ignores_offset = own is not None and torch.is_tensor_type(to)  # PyTorch's from_dlpack, before version 2.10
 
     def make(export: Export):
         dtype, device = export.tensor.dtype, export.tensor.device
@@ -295,7 +298,9 @@ def maker(what: str, to: type, is_exact: bool = True):
             if to is np.ndarray:
                 made = to_numpy(export, what)
             else:
-                made = export.into(to_object) if own is None else own(_Exported(export, is_immutable))
+                if ignores_offset:
+                    export.clear_offset()
+                made = export.into(to_object) if own is None else _Exported(export, is_immutable).passed_to(own)
         except RuntimeError as error:  # PyTorch, JAX and pyarrow raise it in place of BufferError
             reason = str(error).partition("\n")[0]
             raise BufferError(f"{what}: no {type_name(to)} can be made of {kind}: {reason}") from error
@@ -318,6 +323,23 @@ class _Exported:
         self._device = export.device
         self._is_immutable = is_immutable
         self._export = export.passed_on()
+        self._capsule = self._watched = None
+        self._told = ffi.new("int64_t *")
+
+    def passed_to(self, from_dlpack):
+        """Return the tensor that `from_dlpack` makes of the export.
+
+        PyTorch's, before version 2.10, may call the deleter and fail after that, without renaming the capsule. The capsule would
+        call the deleter again.
+        """
+        try:
+            return from_dlpack(self)
+        finally:
+            if self._told[0]:
+                PyCapsule_SetName(self._capsule, None)
+            elif self._watched is not None:
+                self._watched.told = 0
+            self._capsule = self._watched = self._told = None
 
     def __del__(self):
         self._export.release()
@@ -331,7 +353,11 @@ class _Exported:
         is_versioned = max_version is not None and tuple(max_version) >= (1, 0)
         if self._export.is_readonly and not is_versioned and not self._is_immutable:
             raise BufferError("a legacy capsule cannot say that the tensor is readonly")
-        return self._export.capsule(is_versioned)
+        if self._told is None:
+            return self._export.capsule(is_versioned)
+        self._watched = self._export.watch(address_of(self._told))
+        self._capsule = self._export.capsule(is_versioned)
+        return self._capsule
 
 
 def has_from_dlpack(to: type) -> bool:

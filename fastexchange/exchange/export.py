@@ -13,7 +13,7 @@ from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..ground import dtype_registry
-from ..ground.dlpack import DLPackFlag, is_readable_by_cpu
+from ..ground.dlpack import DLDeviceType, DLPackFlag, is_readable_by_cpu
 from ..ground.dlpack_types import why_not_exported
 from ..ground.dltensor import READONLY_IS_ASSUMED
 from ..ground.dtypes import element_of, storage_of
@@ -28,6 +28,8 @@ from .errors import add_note, device_name, status_of, wording
 __all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
 
 COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
+_WITH_ADDRESSES = (DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM)
+"""Device types whose data pointers are addresses, besides those that the CPU can read; those of others may be handles."""
 PADDED = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED)
 
 # ctypes' PYFUNCTYPE keeps the GIL and raises an exception that the function has set.
@@ -123,7 +125,7 @@ class Export:
         After a failure the export has been released, by that function (PyTorch's releases it if it fails late) or here.
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
-        watched = self._watch(address_of(told))
+        watched = self.watch(address_of(told))
         try:
             failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
         finally:  # a consumer may have made an object and set an exception
@@ -136,7 +138,7 @@ class Export:
             raise BufferError("the tensor's type failed to make one of the export and did not say why")
         return made
 
-    def _watch(self, told: int):
+    def watch(self, told: int):
         """Wrap the export in an ``fx_watched`` and return that. Its deleter sets the word at `told` to 1, unless that is 0."""
         make = _AS_WATCHED(capsules.as_watched.address)
         at = make(address_of(self.managed), capsules.delete_watched.address, told)
@@ -148,14 +150,20 @@ class Export:
 
     def retype(self, code: int, bits: int, lanes: int = 1) -> None:
         """Change the dtype to another one of the same width. The producer's own struct stays as it is."""
-        self._watch(0)
+        self.watch(0)
         dtype = self.tensor.dtype
         dtype.code, dtype.bits, dtype.lanes = code, bits, lanes
+
+    def clear_offset(self) -> None:
+        """Let the data pointer point to the first element, unless it may be a handle. The producer's struct stays as it is."""
+        if self.tensor.byte_offset and (self.is_on_cpu or self.device[0] in _WITH_ADDRESSES):
+            self.watch(0)
+            self.tensor.data, self.tensor.byte_offset = ffi.cast("void *", self.data), 0
 
     def capsule(self, is_versioned: bool):
         """Make a capsule, which then owns the export."""
         if self.managed.deleter == ffi.NULL:  # DLPack allows this, but not every consumer expects it
-            self._watch(0)
+            self.watch(0)
         made = capsules.capsule_of(address_of(self.managed), is_versioned)
         self.managed = None
         return made

@@ -18,7 +18,18 @@ from ..dispatch.structs import guard_at
 from ..dispatch.torch_guard import is_odd_there, is_short
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.dltensor import DL_TENSOR, SOUND, delete_managed, dl_tensor_at, end_of, examine, is_empty
+from ..ground.dltensor import (
+    DL_TENSOR,
+    READONLY,
+    READONLY_IS_ASSUMED,
+    SOUND,
+    delete_managed,
+    dl_tensor_at,
+    end_of,
+    examine,
+    is_empty,
+    managed_at,
+)
 from ..ground.native import address_of, global_address, load, native
 from ..ground.once import once
 from ..ground.pythonapi import PyCapsule_GetPointer
@@ -49,12 +60,9 @@ def is_seen(is_mode_enabled):
     return answer != global_address("_Py_FalseStruct")
 
 
-@cfunction(types.int32, types.intp, types.intp)
-def managed_tensor_from_py_object_no_sync(py_object, out):
-    """Store an owning export of the tensor `py_object` at `out`.
-
-    Returns: 0, or -1 with an exception set. Raises: the exceptions of ``__dlpack__``. GIL: held; may run Python code.
-    """
+@native
+def export(py_object, out):
+    """Fill the pointer at `out` with an owning export of the tensor `py_object`; returns 0, or -1 with an exception set."""
     side = python_items()
     if side == 0:
         return types.int32(-1)
@@ -72,6 +80,18 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
         else:
             c.PyErr_Clear()
     return forwarded.export(py_object, out)
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def managed_tensor_from_py_object_no_sync(py_object, out):
+    """Store an owning export of the tensor `py_object` at `out`. It is mutable, as all PyTorch tensors are.
+
+    Returns: 0, or -1 with an exception set. Raises: the exceptions of ``__dlpack__``. GIL: held; may run Python code.
+    """
+    failed = export(py_object, out)
+    if failed == 0 and managed_at(load(out)).flags & READONLY_IS_ASSUMED != 0:
+        managed_at(load(out)).flags &= ~(READONLY | READONLY_IS_ASSUMED)
+    return failed
 
 
 # ---- in Python -----------------------------------------------------------------------------------------------------

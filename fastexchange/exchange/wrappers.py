@@ -12,6 +12,7 @@ MAX_WRAPPERS = 8
 def resolve(wrapper):
     """Return (the wrapped tensor, the address of the function that exports it), or None to use the wrapper's ``__dlpack__``."""
     if torch.is_tensor_type(type(wrapper)):
+        torch.check_kind(wrapper)
         torch.check_storage(wrapper)
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
     found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper, exporter_of)

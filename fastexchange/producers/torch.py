@@ -6,15 +6,16 @@ negated), without memory (fake, zero, wrapper tensors), or tracked by autograd. 
 """
 
 import sys
+from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
 from .torch_kinds import why_no_memory
-from .torch_offsets import guard, is_narrow, keys_of
+from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
 
 __all__ = [
-    "as_dlpack_raises", "check", "check_storage", "is_tensor_type", "narrow_elements", "overrides_functions",
-    "with_elements_of",
+    "as_dlpack_raises", "check", "check_kind", "check_storage", "is_tensor_type", "narrow_elements",
+    "overrides_functions", "with_elements_of",
 ]  # fmt: skip
 
 
@@ -91,6 +92,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     if not allows_bits and (name := narrow_elements(tensor)) is not None:
         whole = f"{name[:-1]}8"
         raise BufferError(f"its elements are {name}, and PyTorch exports them as {whole}; pass its view(torch.{whole})")
+    check_kind(tensor)
     if is_plain and not is_watched:
         return
     if tensor_layout is not torch.strided:
@@ -114,10 +116,33 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
 
 def _call_dlpack(tensor) -> None:
     """Call ``__dlpack__`` for the error that it may raise. PyTorch's takes `max_version` since version 2.9."""
-    try:
+    with suppress(TypeError):
         tensor.__dlpack__(max_version=VERSION)
-    except TypeError:
-        tensor.__dlpack__()
+        return
+    tensor.__dlpack__()
+
+
+def check_kind(tensor) -> None:
+    """Raise BufferError for a tensor of a dtype or device that PyTorch does not export.
+
+    PyTorch is not asked: versions before 2.10 hold such a tensor for ever when they fail to export it.
+    """
+    import torch
+
+    cls = type(tensor)
+    if overrides_functions(cls) or cls.__dlpack__ is not torch.Tensor.__dlpack__:  # it may export what PyTorch does not
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        of: Any = torch.Tensor
+        dtype, is_meta = of.dtype.__get__(tensor), of.is_meta.__get__(tensor)
+    if is_meta:
+        raise BufferError(why_no_memory(tensor))
+    if dtype in dtypes_not_exported():
+        name = str(dtype).removeprefix("torch.")
+        raise BufferError(
+            f"its elements are {name}, which this PyTorch cannot export; pass its view(torch.uint{8 * dtype.itemsize}), "
+            "or convert it"
+        )
 
 
 def check_storage(tensor) -> None:
@@ -133,7 +158,8 @@ def check_storage(tensor) -> None:
     except Exception:  # sparse, nested, fake …: their own __dlpack__ decides
         return
     if end > size and not is_empty:
-        _call_dlpack(tensor.detach() if tensor.requires_grad else tensor)  # it may raise its own error
+        with suppress(RuntimeError):  # PyTorch's own error, before version 2.9
+            _call_dlpack(tensor.detach() if tensor.requires_grad else tensor)  # it may raise its own error
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )

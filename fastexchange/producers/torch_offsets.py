@@ -25,7 +25,7 @@ from ..ground.once import once
 from ..ground.pythonapi import PyCapsule_GetPointer
 from .torch_storage import forbid_resizing_of, without_modes
 
-__all__ = ["BITS_ALLOWED", "GRAD_ALLOWED", "GUARDS", "Guard", "guard", "is_narrow", "keys_of"]
+__all__ = ["BITS_ALLOWED", "GRAD_ALLOWED", "GUARDS", "Guard", "dtypes_not_exported", "guard", "is_narrow", "keys_of"]
 
 CDEF = """
 /* Offsets with which native code finds odd tensors of a framework: dispatch.torch_guard. 0: unknown, not checked. */
@@ -94,16 +94,12 @@ class Guard:
         self.native = ffi.addressof(self._guards[0])
         self._queries = ffi.new("fx_torch_queries *")
         self._elements = ffi.new("int64_t[]", 64)
+        self._not_exported = 0  # as `odd_types`
         self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = self.knows_views = False
         self.can_ask = False
         self.why: dict[str, str] = {}
         """Why ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns about prototype features
-            # A new thread: the caller's modes (inference, no gradients, fake tensors, a default device) do not reach it.
-            experiments = threading.Thread(target=self._find)
-            experiments.start()
-            experiments.join()
+        _alone(self._find)
         if self.can_ask:
             self._set(queries=address_of(self._queries))
         if not self.knows_all:
@@ -112,13 +108,14 @@ class Guard:
             self.native[0] = ffi.new("fx_guard *", odd)[0]
             for number in range(GUARDS):
                 self._checking[number] = self.native[0]
+            self._not_exported = 0
             self._set(asks=self.native.queries != 0, asks_autograd=1)
         for number in range(1, GUARDS):
             self._guards[number] = self.native[0]
             if number & GRAD_ALLOWED:
                 self._guards[number].autograd = self._guards[number].asks_autograd = 0
             if number & BITS_ALLOWED:
-                self._guards[number].odd_types = 0
+                self._guards[number].odd_types = self._not_exported
 
     @property
     def knows_all(self) -> bool:
@@ -192,7 +189,10 @@ class Guard:
         return True
 
     def _find_dtype(self) -> bool:
-        """Find the number of a tensor's dtype. Integers of less than a byte are odd: PyTorch exports them as bytes."""
+        """Find the number of a tensor's dtype. Odd are dtypes that PyTorch does not export, and integers of less than a byte.
+
+        PyTorch exports the latter as bytes.
+        """
         size = _SCANNED_BYTES - _WORD
         tensors = {dtype: made for dtype in _dtypes() if (made := _made_of(dtype))}
         memory = {dtype: [ctypes.string_at(t._cdata, size) for t in made] for dtype, made in tensors.items()}
@@ -212,8 +212,10 @@ class Guard:
         places = [at for at in range(0, size, 2) if tells(at)]
         if len(places) != 1:
             return self._not_one("dtype", dtype=places)
-        narrow = [number for dtype, (number,) in numbers(places[0]).items() if is_narrow(dtype)]
-        self._set(element_type=places[0], odd_types=sum(1 << number for number in narrow))
+        bits = {dtype: 1 << number for dtype, (number,) in numbers(places[0]).items()}
+        self._not_exported = sum(bits[dtype] for dtype in dtypes_not_exported() if dtype in bits)
+        narrow = sum(bits[dtype] for dtype in bits if is_narrow(dtype))
+        self._set(element_type=places[0], odd_types=narrow | self._not_exported)
         return True
 
     def _find_storage(self) -> bool:
@@ -484,6 +486,15 @@ def _grad_mode_function() -> int | None:
     return None
 
 
+def _alone(find) -> None:
+    """Call `find` in a new thread: the caller's modes (inference, no gradients, a default device) do not reach it."""
+    experiments = threading.Thread(target=find)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns about prototype features
+        experiments.start()
+        experiments.join()
+
+
 def _offsets(step: int, holds) -> list[int]:
     """Return the offsets in a C++ object for which `holds` is true."""
     return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
@@ -547,6 +558,23 @@ def _dtypes() -> set:
     import torch
 
     return {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+
+
+@once
+def dtypes_not_exported() -> frozenset:
+    """Return the dtypes whose tensors PyTorch fails to export. PyTorch before 2.10 keeps the few bytes that are tried here."""
+    found = set()
+
+    def find() -> None:
+        for dtype in _dtypes():
+            for tensor in _made_of(dtype)[:1]:
+                try:
+                    tensor.__dlpack__()
+                except Exception:
+                    found.add(dtype)
+
+    _alone(find)
+    return frozenset(found)
 
 
 def _made_of(dtype) -> list:
