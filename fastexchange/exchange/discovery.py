@@ -177,6 +177,9 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
     if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
+    elif hasattr(cls, "readonly"):  # the name of it in Python's buffers, too
+        notes.append("it may be readonly, which a borrowed view cannot say: each call takes an owning export")
+        view = 0
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code: it comes before any view is borrowed
