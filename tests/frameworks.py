@@ -1,5 +1,6 @@
 """The frameworks that the tests run over: those installed, and the producers made for the tests."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,17 @@ try:
     import tvm_ffi
 except ImportError:
     tvm_ffi = None
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it wants ccache
+        import paddle
+    paddle.disable_signal_handler()  # its own, of crashes
+except ImportError:
+    paddle = None
+try:
+    from cuda.core.utils import StridedMemoryView
+except ImportError:
+    StridedMemoryView = None
 
 NUMPY_DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 """Every plain dtype that NumPy and DLPack share."""
