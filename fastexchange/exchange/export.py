@@ -124,7 +124,7 @@ class Export:
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
         watched = self._watch(address_of(told))
-        if self.is_on_cpu:  # PaddlePaddle 3.3.1 ignores the offset
+        if self.tensor.byte_offset and self.is_on_cpu:  # PaddlePaddle 3.3.1 ignores the offset
             self.tensor.data, self.tensor.byte_offset = ffi.cast("void *", self.data), 0
         try:
             failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
