@@ -17,7 +17,7 @@ import time
 
 import numpy as np
 import pytest
-from frameworks import torch, tvm_ffi
+from frameworks import StridedMemoryView, paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from interoperability import PRODUCERS, jax, ml_dtypes, pyarrow
 from interpreter import run_python
@@ -217,7 +217,8 @@ COUNTED = (Tabled, Dunder, Legacy, Ignorant)
 TARGETS = {
     name: getattr(module, name.rpartition(".")[2])
     for name, module in {
-        "numpy.ndarray": np, "torch.Tensor": torch, "tvm_ffi.Tensor": tvm_ffi, "jax.Array": jax, "pyarrow.Array": pyarrow,
+        "numpy.ndarray": np, "torch.Tensor": torch, "paddle.Tensor": paddle, "tvm_ffi.Tensor": tvm_ffi, "jax.Array": jax,
+        "pyarrow.Array": pyarrow,
     }.items()
     if module is not None and (module is not pyarrow or hasattr(pyarrow.Array, "from_dlpack"))
 }  # fmt: skip
@@ -273,6 +274,12 @@ def unwrapped(tensor):
     return tensor
 
 
+OF_DLPACK = tuple(
+    cls for cls in (tvm_ffi and tvm_ffi.Tensor, paddle and paddle.Tensor, StridedMemoryView) if cls is not None
+)
+"""Types whose memory only their ``__dlpack__`` shows."""
+
+
 def elements(tensor) -> np.ndarray:
     """A tensor's elements as an array, made by its own framework."""
     tensor = unwrapped(tensor)
@@ -280,7 +287,7 @@ def elements(tensor) -> np.ndarray:
         return tensor.detach().numpy()
     if pyarrow is not None and isinstance(tensor, pyarrow.Array):
         return tensor.to_numpy(zero_copy_only=False)
-    if tvm_ffi is not None and isinstance(tensor, tvm_ffi.Tensor):
+    if isinstance(tensor, OF_DLPACK):
         return np.from_dlpack(tensor)
     if isinstance(tensor, (bytes, mmap.mmap)):
         return np.frombuffer(tensor, "u1")

@@ -1,6 +1,7 @@
 """The frameworks that the tests run over: those installed, and the producers made for the tests."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,17 @@ try:
     import tvm_ffi
 except ImportError:
     tvm_ffi = None
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it wants ccache
+        import paddle
+    paddle.disable_signal_handler()  # its own, of crashes
+except ImportError:
+    paddle = None
+try:
+    from cuda.core.utils import StridedMemoryView
+except ImportError:
+    StridedMemoryView = None
 
 numpys_reader = np.from_dlpack if np.from_dlpack(np.ones(1)).flags.writeable else from_dlpack
 """NumPy's own, for what it makes of an export; ours with NumPy 2.1, whose views are all readonly."""

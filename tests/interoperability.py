@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from frameworks import NUMPY_DTYPES, torch, tvm_ffi  # noqa: E402
+from frameworks import NUMPY_DTYPES, StridedMemoryView, paddle, torch, tvm_ffi  # noqa: E402
 from made_producers import TABLE_CAPSULE, Dunder, Legacy, Tabled, capsule, exchange_table  # noqa: E402
 from oracle import seen_type  # noqa: E402
 
@@ -147,9 +147,22 @@ def _torch(array: np.ndarray):
     return torch.from_numpy(array)
 
 
+def _paddle(array: np.ndarray):
+    if not array.flags.writeable or min(array.strides, default=0) < 0 or array.ndim > 9:
+        raise LookupError("PaddlePaddle has no readonly tensors, reads negative strides wrongly, and has nine dimensions at most")
+    return paddle.from_dlpack(array)
+
+
+def memory_view(array: np.ndarray):
+    """``cuda.core``'s view of an array on the CPU."""
+    return StridedMemoryView.from_dlpack(array, stream_ptr=-1)
+
+
 PRODUCERS = [
     Producer("`numpy.ndarray`", lambda array: array),
     Producer("`torch.Tensor`", _torch, torch is not None),
+    Producer("`paddle.Tensor`", _paddle, paddle is not None),
+    Producer("`cuda.core`'s `StridedMemoryView`", memory_view, StridedMemoryView is not None),
     Producer("`tvm_ffi.Tensor`", lambda array: tvm_ffi.from_dlpack(array), tvm_ffi is not None),
     Producer("`jax.Array`", _jax, jax is not None),
     Producer("`pyarrow.Array`", _pyarrow, pyarrow is not None),
@@ -210,6 +223,7 @@ WAYS = [
     Way("kernel", _by_kernel, sees_bits=True),
     Way("`from_dlpack`", _by_numpy),
     Way("to `torch.Tensor`", _by(torch and torch.Tensor), torch is not None),
+    Way("to `paddle.Tensor`", _by(paddle and paddle.Tensor), paddle is not None),
     Way("to `tvm_ffi.Tensor`", _by(tvm_ffi and tvm_ffi.Tensor), tvm_ffi is not None),
     Way("to `jax.Array`", _by(jax and jax.Array), jax is not None, is_by_address=True),
     Way("vectors to `pyarrow.Array`", _by_pyarrow, pyarrow is not None and hasattr(pyarrow.Array, "from_dlpack")),

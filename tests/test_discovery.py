@@ -178,6 +178,20 @@ def test_slots_and_classes_without_a_dict():
     assert total(Slotted(np.ones(3))) == total(Slotted(np.ones(3))) == 3.0
 
 
+def test_a_table_of_tensors_that_may_be_readonly():
+    """A borrowed view cannot say so: kernels get the owning export, whose flags can."""
+    base = tabled_type("Viewed", attributes={"readonly": property(lambda self: not self.array.flags.writeable)})
+    for is_readonly in (False, True):
+        array = np.ones(3)
+        array.flags.writeable = not is_readonly
+        tensor = base(array, flags=int(is_readonly))
+        kernel = fast_args(lambda x: x.sum())
+        assert kernel(tensor) == kernel(tensor) == 3.0 and tensor.borrows == 0
+        assert kernel.signatures == [(numba.typeof(array),)]
+        tensor.ledger.check(tensor.ledger.made)
+    assert "it may be readonly" in str(explain(tensor))
+
+
 # ---- once per type -------------------------------------------------------------------------------------------------
 
 

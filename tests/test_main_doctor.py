@@ -39,7 +39,8 @@ def test_looks_at_every_kind_of_argument(healthy):
     found = lines(healthy)
     assert "path ndarray, 20 calls are right" in found["types", "numpy.ndarray"]["text"]
     assert "path dunder, 20 calls are right" in found["types", "only __dlpack__"]["text"]
-    examples = {"torch": "torch.Tensor", "jax": "jax.Array", "tvm_ffi": "tvm_ffi.Tensor", "pyarrow": "pyarrow.Array"}
+    examples = {"torch": "torch.Tensor", "paddle": "paddle.Tensor", "jax": "jax.Array", "tvm_ffi": "tvm_ffi.Tensor"}
+    examples["pyarrow"] = "pyarrow.Array"
     for module, example in examples.items():
         is_there = found["frameworks", module]["status"] == "ok"
         assert is_there == (("frameworks", example) in found)

@@ -19,8 +19,8 @@ __all__ = ["FRAMEWORKS", "NOTHING", "OK", "SLOW", "UNKNOWN", "WRONG", "Finding",
 
 OK, SLOW, WRONG, UNKNOWN, NOTHING = "ok", "slow", "wrong", "unknown", "-"
 FRAMEWORKS = {
-    "torch": "PyTorch", "jax": "JAX", "tvm_ffi": "apache-tvm-ffi", "pyarrow": "pyarrow", "ml_dtypes": "ml_dtypes",
-    "numba_cuda": "numba-cuda", "numba_cuda_mlir": "numba-cuda-mlir",
+    "torch": "PyTorch", "paddle": "PaddlePaddle", "jax": "JAX", "tvm_ffi": "apache-tvm-ffi", "pyarrow": "pyarrow",
+    "ml_dtypes": "ml_dtypes", "numba_cuda": "numba-cuda", "numba_cuda_mlir": "numba-cuda-mlir",
 }  # fmt: skip
 """The names of the frameworks, by module."""
 CALLS = 20  # more than sixteen, after which an entry for the types is compiled and called
@@ -302,8 +302,8 @@ def _torch(torch) -> Iterator[Finding]:
         text = f"not found, so each call asks the exchange table: {guard.why.get('views', 'it needs the deleter')}"
         yield Finding(section, "torch: views", SLOW, text, _REPORT)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
-    yield from _refused(section, "requires grad", torch.ones(4, requires_grad=True))
-    yield from _refused(section, "lazily conjugated", torch.ones(4, dtype=torch.complex64).conj())
+    yield from _refused(section, "torch: requires grad", torch.ones(4, requires_grad=True))
+    yield from _refused(section, "torch: lazily conjugated", torch.ones(4, dtype=torch.complex64).conj())
     cuda = "CUDA"
     if torch.version.cuda is None:
         yield Finding(cuda, "torch.cuda", NOTHING, "this PyTorch is built without CUDA")
@@ -314,13 +314,12 @@ def _torch(torch) -> Iterator[Finding]:
         yield Finding(cuda, "torch.cuda", OK, text)
 
 
-def _refused(section: str, what: str, tensor) -> Iterator[Finding]:
+def _refused(section: str, name: str, tensor) -> Iterator[Finding]:
     """Check that a kernel refuses this tensor."""
     import numpy as np
 
     from .. import fast_args
 
-    name = f"torch: {what}"
     try:
         fast_args(_double)(tensor, np.empty(4))
     except BufferError:
@@ -329,6 +328,13 @@ def _refused(section: str, what: str, tensor) -> Iterator[Finding]:
         yield failure(section, name, error, "such a tensor is not refused by a BufferError: ", _REPORT)
     else:
         yield Finding(section, name, WRONG, "such a tensor is not refused: a kernel reads a wrong value", _REPORT)
+
+
+def _paddle(paddle) -> Iterator[Finding]:
+    section = "frameworks"
+    plain, watched = (paddle.to_tensor([0.0, 1.0, 2.0, 3.0], place="cpu", stop_gradient=not each) for each in (False, True))
+    yield from _examples(section, iter([_Example("paddle.Tensor", plain, _OWN)]))
+    yield from _refused(section, "paddle: requires grad", watched)
 
 
 def _jax(jax) -> Iterator[Finding]:
@@ -398,7 +404,7 @@ def _cuda(module: str) -> Iterator[Finding]:
 
 
 _CHECKS = {
-    "torch": _torch, "jax": _jax, "tvm_ffi": _tvm_ffi, "pyarrow": _pyarrow, "ml_dtypes": _ml_dtypes,
+    "torch": _torch, "paddle": _paddle, "jax": _jax, "tvm_ffi": _tvm_ffi, "pyarrow": _pyarrow, "ml_dtypes": _ml_dtypes,
     "numba_cuda": _numba_cuda, "numba_cuda_mlir": _numba_cuda_mlir,
 }  # fmt: skip
 

@@ -274,7 +274,7 @@ def _device(value, fields: dict[str, int]) -> tuple[int, int]:
         if _BORROW(fields["borrow"])(value, address_of(tensor)) == 0:
             return int(tensor.device.device_type), tensor.device.device_id
     device_type, number = value.__dlpack_device__()
-    return int(device_type), int(number)
+    return int(device_type), int(number or 0)  # PaddlePaddle names no number on a CPU
 
 
 def _named(place: tuple[int, int]) -> str:

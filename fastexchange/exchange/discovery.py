@@ -25,7 +25,7 @@ from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
 from ..ground.safe_repr import shown, type_name
-from ..producers import buffer, dunder, forwarded, torch, torch_offsets
+from ..producers import buffer, dunder, forwarded, paddle, torch, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import torch_capsule
 
@@ -164,6 +164,9 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
         notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
         return None
     table = _table_in(capsule, notes, attribute)
+    if table is not None and paddle.is_tensor_type(cls) and not paddle.stands_before(table):
+        notes.append("its exchange table does not check tensors, and this package cannot check them: each call calls __dlpack__")
+        return None
     return None if table is None else OwnTable(capsule, table)
 
 
@@ -175,15 +178,21 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     capsule, table = found
     view = int(ffi.cast("intptr_t", table.dltensor_from_py_object_no_sync))
     managed = int(ffi.cast("intptr_t", table.managed_tensor_from_py_object_no_sync))
+    if paddle.is_tensor_type(cls):
+        view = view and paddle.dltensor_from_py_object_no_sync.address
+        managed = paddle.managed_tensor_from_py_object_no_sync.address
     if not view:
         notes.append("its exchange table has no dltensor_from_py_object_no_sync: each call takes an owning export")
+    elif hasattr(cls, "readonly"):  # the name of it in Python's buffers, too
+        notes.append("it may be readonly, which a borrowed view cannot say: each call takes an owning export")
+        view = 0
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code: it comes before any view is borrowed
     kind = structs.KIND_EXCHANGE if view and not is_asked else structs.KIND_MANAGED
     fields = {
         "kind": kind, "borrow": view, "managed": managed, "guard": guard, "is_own_memory": int(bool(view)),
-        "to_object": made, "takes_all": not torch.is_tensor_type(cls),
+        "to_object": made, "takes_all": not (torch.is_tensor_type(cls) or paddle.is_tensor_type(cls)),
         "allocator": int(ffi.cast("intptr_t", table.managed_tensor_allocator)),
         "stream": int(ffi.cast("intptr_t", table.current_work_stream)),
     }  # fmt: skip

@@ -126,6 +126,8 @@ class Export:
         """
         out, told = ffi.new("intptr_t *"), ffi.new("int64_t *")
         watched = self.watch(address_of(told))
+        if self.tensor.byte_offset and self.is_on_cpu:  # PaddlePaddle 3.3.1 ignores the offset
+            self.tensor.data, self.tensor.byte_offset = ffi.cast("void *", self.data), 0
         try:
             failed = _FROM_OR_TO_OBJECT(to_object)(address_of(watched), address_of(out))
         finally:  # a consumer may have made an object and set an exception
@@ -162,7 +164,7 @@ class Export:
 
     def capsule(self, is_versioned: bool):
         """Make a capsule, which then owns the export."""
-        if self.managed.deleter == ffi.NULL:  # DLPack allows this, but not every consumer expects it
+        if ffi.NULL in (self.managed.deleter, self.managed.manager_ctx):  # DLPack allows this, but not every consumer expects it
             self.watch(0)
         made = capsules.capsule_of(address_of(self.managed), is_versioned)
         self.managed = None

@@ -213,7 +213,7 @@ def new_managed(ndim, extra):
         managed = managed_at(at)
         managed.version.major = DLPACK_VERSION[0]
         managed.version.minor = DLPACK_VERSION[1]
-        managed.manager_ctx = 0
+        managed.manager_ctx = at  # not NULL, with which PaddlePaddle 3.3.1 does not call the deleter
         managed.flags = 0
     return at
 

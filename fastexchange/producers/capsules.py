@@ -106,6 +106,7 @@ def as_watched(managed, deleter, told):
         for i in range(MANAGED_BYTES // 8):
             store(at + 8 * i, load(managed + 8 * i))
         managed_at(at).deleter = deleter
+        managed_at(at).manager_ctx = at  # PaddlePaddle 3.3.1 does not call the deleter if this is NULL
         watched_at(at).stands_for = managed
         watched_at(at).told = told
     return at
