@@ -246,7 +246,7 @@ def _has_table(to: type) -> bool:
 
 def _why_not_shared(export: Export, to: type) -> str:
     """Why the type `to` cannot share this export's memory; "" if it can, or if its framework has to decide."""
-    if torch.is_tensor_type(to):
+    if torch.is_tensor_type(to) or (_has_table(to) and not known(to)["takes_all"]):
         if export.is_readonly:
             return f"{type_name(to)} has no readonly tensors"
         if export.runs_backwards:
