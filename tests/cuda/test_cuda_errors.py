@@ -301,7 +301,8 @@ print(len(stub.launches))
 
 def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package, tmp_path):
     said = run_with_stub(_NOT_AS_EXPECTED.format(package=package.__name__), tmp_path)
-    assert said == 2 * "fast_args(): this interpreter's objects are not laid out as launches need it: use the dispatcher\n" + (
+    why = "native code makes no launches here, so use the dispatcher: the layout of object is not as expected"
+    assert said == 2 * f"fast_args(): {why}\n" + (
         "1\n"
     )
 
