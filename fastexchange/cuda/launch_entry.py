@@ -11,8 +11,9 @@ from numba import types
 
 from ..dispatch import fast_entry, fast_parts
 from ..dispatch import structs as dispatch
-from ..dispatch.fast_parts import AGREES, DIFFERS, GUARD_OFFSETS, borrow, borrow_guarded
+from ..dispatch.fast_parts import AGREES, DIFFERS, borrow, borrow_guarded
 from ..dispatch.readers import CUDA
+from ..dispatch.torch_guard import OFFSETS, Offsets
 from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
@@ -55,19 +56,20 @@ def read_view(ob, expected_address, words, ndim, is_contiguous, in_elements):
     return borrow(ob, record, words, ndim, False, CUDA, is_contiguous, in_elements)
 
 
-@part(types.intp(*_VIEW.args, *[types.intp] * len(GUARD_OFFSETS)))
+@part(types.intp(*_VIEW.args, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
     ob, expected_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
+    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_checked,
 ):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard."""
     record = dispatch.expected_at(expected_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
-    return borrow_guarded(
-        ob, record, words, ndim, CUDA, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-        storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
+    offsets = Offsets(
+        object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
+        inline_ndim, storage_offset, other_keys, storage_checked,
     )  # fmt: skip
+    return borrow_guarded(ob, record, words, ndim, CUDA, is_contiguous, in_elements, offsets)
 
 
 @part(types.intp(types.intp))

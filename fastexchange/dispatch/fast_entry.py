@@ -128,7 +128,7 @@ class Node(NamedTuple):
     kind: int
     """The kind of its type's entry, one of ``fast_parts.PARTS``."""
     guard: tuple[int, ...]
-    """The offsets ``fast_parts.GUARD_OFFSETS`` of its type's guard, or ()."""
+    """The offsets ``torch_guard.OFFSETS`` of its type's guard, or ()."""
     items: int
     """A tuple's number of items; -1 for any other value."""
 

@@ -24,7 +24,7 @@ from ..producers.ndarray import ndarray_at
 from . import structs
 from .frame import is_anything_kept, put_back
 from .pack import pack_contiguous, pack_ndarray, pack_tensor
-from .torch_guard import is_odd_there, is_short_there, view_there
+from .torch_guard import OFFSETS, Offsets, is_odd_by, is_short_by, take_view
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU = int(DLDeviceType.kDLCPU)
@@ -161,11 +161,11 @@ def borrow(ob, expected, words, ndim, is_known, device_type, is_contiguous, in_e
         return FAILED
     if failed:
         return DIFFERS  # a known producer fails again on the general path, which raises the error
-    return take_view(view, expected, words, ndim, device_type, is_contiguous, in_elements)
+    return check_view(view, expected, words, ndim, device_type, is_contiguous, in_elements)
 
 
 @native
-def take_view(view, expected, words, ndim, device_type, is_contiguous, in_elements):
+def check_view(view, expected, words, ndim, device_type, is_contiguous, in_elements):
     """Check the DLTensor at `view`, and write its words, for :func:`borrow`."""
     tensor = dl_tensor_at(view)
     if tensor.device.device_type != device_type or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
@@ -187,27 +187,18 @@ def take_view(view, expected, words, ndim, device_type, is_contiguous, in_elemen
 
 
 @native
-def borrow_guarded(
-    ob, expected, words, ndim, device_type, is_contiguous, in_elements,
-    object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size,
-    ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
-):
-    """:func:`borrow` for a type with a guard, whose offsets are compile-time constants: loading them takes time."""
-    if is_odd_there(expected.guard, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
+def borrow_guarded(ob, expected, words, ndim, device_type, is_contiguous, in_elements, offsets):
+    """:func:`borrow` for a type with a guard, whose :data:`torch_guard.Offsets` these are. Reads memory where that is known."""
+    if is_odd_by(offsets, expected.guard, ob):
         return DIFFERS
-    if ndim_at != 0 and device_type == CPU:
-        view = stack(DL_TENSOR_WORDS)
-        if not view_there(
-            structs.guard_at(expected.guard), load(ob + object_), view, keys, element_type, storage, storage_data,
-            ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
-        ):
-            return DIFFERS
-        outcome = take_view(view, expected, words, ndim, device_type, is_contiguous, in_elements)
+    view = stack(DL_TENSOR_WORDS)
+    if take_view(offsets, expected.guard, ob, view):
+        outcome = check_view(view, expected, words, ndim, device_type, is_contiguous, in_elements)
     else:
         outcome = borrow(ob, expected, words, ndim, True, device_type, is_contiguous, in_elements)
     if outcome >= AGREES and words[2] != 0:
         end = words[4] + words[2] * words[3] if is_contiguous else end_of_array(words, ndim)
-        if is_short_there(ob, object_, storage, storage_data, storage_size, end):
+        if is_short_by(offsets, ob, end):
             return DIFFERS
     return outcome
 
@@ -231,27 +222,21 @@ def end_of_array(words, ndim):
     return end
 
 
-GUARD_OFFSETS = (
-    "object", "keys", "odd_keys", "element_type", "odd_types", "autograd", "storage", "storage_data", "storage_size",
-    "ndim", "sizes", "strides", "inline_ndim", "storage_offset", "other_keys", "storage_deleter",
-)  # fmt: skip
-"""The fields of an ``fx_guard`` that :data:`read_guarded_view` gets as constants."""
-
-
-@part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(GUARD_OFFSETS)))
+@part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
     ob, expected_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
-    storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
+    storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_checked,
 ):  # fmt: skip
-    """:data:`read_view` for a type with a guard."""
+    """:data:`read_view` for a type with a guard, whose :data:`torch_guard.OFFSETS` are the last arguments."""
     expected = structs.expected_at(expected_address)
     if Py_TYPE(ob) != expected.type:
         return DIFFERS
     put(words, 0, structs.array_at(array_address).meminfo)
-    return borrow_guarded(
-        ob, expected, words, ndim, CPU, False, False, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
-        storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
+    offsets = Offsets(
+        object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
+        inline_ndim, storage_offset, other_keys, storage_checked,
     )  # fmt: skip
+    return borrow_guarded(ob, expected, words, ndim, CPU, False, False, offsets)
 
 
 @part(types.intp())

@@ -15,10 +15,11 @@ from ..producers import torch_offsets
 from ..producers.ndarray import dtype_of
 from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
-from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, GUARD_OFFSETS, PARTS
+from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, PARTS
 from .frame import DEFAULT_KEYS
 from .runtime import runtime
 from .signature import lists_in, readonly_arrays
+from .torch_guard import OFFSETS
 from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
@@ -323,14 +324,14 @@ class KernelContext:
         return address + self.native.guard_offset if address else 0
 
     def _guard_offsets(self, value, key: int) -> tuple[int, ...]:
-        """``fast_parts.GUARD_OFFSETS`` for tensors of a value's type with this key."""
+        """``torch_guard.OFFSETS`` for tensors of a value's type with this key."""
         address = self._guard_of(self.runtime.entries.fields(type(value)))
         guard = ffi.cast("fx_guard *", address)
         may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # types narrower than a byte are exported as bytes
         irrelevant = set() if may_be_narrow else {"odd_types"}
         if address and guard.ndim and not torch_offsets.guard().reads(value):
             irrelevant.add("ndim")  # its exchange table is asked
-        return tuple(0 if name in irrelevant else getattr(guard, name) for name in GUARD_OFFSETS) if address else ()
+        return tuple(0 if name in irrelevant else getattr(guard, name) for name in OFFSETS) if address else ()
 
     def _expect(self, expected, keys: tuple[int, ...], bound: tuple) -> list:
         """Fill the records of a cache entry (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.

@@ -32,7 +32,7 @@ from ..producers.ndarray import ndarray_at
 from . import structs
 from .frame import EXPORT_BYTES
 from .pack import keep_tensor, pack_ndarray, pack_tensor
-from .torch_guard import guard_of, is_odd, is_short
+from .torch_guard import guard_of, is_odd, is_short, take_view
 from .torch_queries import is_beyond, is_movable
 from .type_table import find
 
@@ -201,11 +201,13 @@ def take_export(reading, ob, entry, view):
 
 @native
 def borrow_view(reading, ob, entry, view):
-    """Borrow a view by the type's exchange table. Returns as :func:`find_shown`."""
+    """Borrow a view: from memory where that is known, else by the type's exchange table. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_VIEW
     guard = guard_of(reading.context, structs.entry_at(entry))
     if is_odd(guard, ob):
         return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
+    if guard != 0 and take_view(structs.guard_at(guard), guard, ob, view):
+        return structs.STATUS_OK, view, True, 0, origin
     dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
     if failed or PyErr_Occurred() != 0:

@@ -4,12 +4,26 @@ Offsets and bits come from ``producers.torch_offsets``, which has verified them.
 views stay valid.
 """
 
+from collections import namedtuple
+
 from numba import types
 
 from ..ground import cpython as c
+from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import dl_tensor_at
 from ..ground.native import call_int, load, native
 from . import structs
+
+CPU = int(DLDeviceType.kDLCPU)
+
+Offsets = namedtuple(
+    "Offsets",
+    "object keys odd_keys element_type odd_types autograd storage storage_data storage_size ndim sizes strides inline_ndim"
+    " storage_offset other_keys storage_checked",
+)
+"""Fields of an ``fx_guard`` as compile-time constants: loading them takes time."""
+
+OFFSETS = Offsets._fields
 
 
 @native
@@ -53,14 +67,15 @@ def is_watched(guard, known):
 
 
 @native
-def is_odd_there(address, ob, object_, keys, odd_keys, element_type, odd_types, autograd):
-    """:func:`is_odd` with the offsets of the ``fx_guard`` at `address` as arguments, which may be compile-time constants."""
-    implementation = load(ob + object_)
-    if load(implementation + keys) & odd_keys | odd_types >> (load(implementation + element_type) & 63) & 1 != 0:
+def is_odd_by(offsets, address, ob):
+    """:func:`is_odd` with the fields of the ``fx_guard`` at `address` in `offsets`: that guard, or :data:`Offsets`."""
+    implementation = load(ob + offsets.object)
+    number = load(implementation + offsets.element_type) & 63
+    if load(implementation + offsets.keys) & offsets.odd_keys | offsets.odd_types >> number & 1 != 0:
         return True
-    if autograd == 0:
+    if offsets.autograd == 0:
         return False
-    known = load(implementation + autograd)
+    known = load(implementation + offsets.autograd)
     return known != 0 and is_watched(structs.guard_at(address), known)
 
 
@@ -69,10 +84,7 @@ def is_odd(address, ob):
     """Whether the tensor `ob` is odd by the ``fx_guard`` at `address`; False for address 0."""
     if address == 0:
         return False
-    guard = structs.guard_at(address)
-    return is_odd_there(
-        address, ob, guard.object, guard.keys, guard.odd_keys, guard.element_type, guard.odd_types, guard.autograd
-    )
+    return is_odd_by(structs.guard_at(address), address, ob)
 
 
 @native
@@ -82,56 +94,56 @@ def guard_of(context, entry):
 
 
 @native
-def is_short_there(ob, object_, storage, storage_data, storage_size, end):
+def is_short_by(offsets, ob, end):
     """Whether the tensor's storage has been freed, or ends before `end`, where the tensor ends.
 
     The tensor's own address does not tell: with an offset it is not NULL. `end` is 0 for a tensor that may show other memory
     than its storage's.
     """
-    if storage == 0:
+    if offsets.storage == 0:
         return False
-    at = load(load(ob + object_) + storage)
-    start = load(at + storage_data)
-    return start == 0 or (storage_size != 0 and end > start + load(at + storage_size))
+    at = load(load(ob + offsets.object) + offsets.storage)
+    start = load(at + offsets.storage_data)
+    return start == 0 or (offsets.storage_size != 0 and end > start + load(at + offsets.storage_size))
 
 
 @native
 def is_short(address, ob, end):
-    """:func:`is_short_there` with the offsets of the ``fx_guard`` at `address`; False for address 0."""
-    if address == 0:
-        return False
-    guard = structs.guard_at(address)
-    return is_short_there(ob, guard.object, guard.storage, guard.storage_data, guard.storage_size, end)
+    """:func:`is_short_by` the ``fx_guard`` at `address`; False for address 0."""
+    return address != 0 and is_short_by(structs.guard_at(address), ob, end)
 
 
 @native
-def view_there(
-    guard, implementation, view, keys, element_type, storage, storage_data,
-    ndim, sizes, strides, inline_ndim, storage_offset, other_keys, storage_deleter,
-):
+def take_view(offsets, address, ob, view):
     """Fill the DLTensor at `view` with what lies in the memory of a tensor that is not odd.
 
-    Returns False if it is not on the CPU, or copy-on-write, or of a dtype that is not exported as it lies in memory.
+    Returns False if that is not known, or not its value: on another device than the CPU, copy-on-write, with a dtype that is not
+    exported as it lies in memory. Then the tensor's framework is asked.
     """
-    owner = load(implementation + storage)
-    field = load(guard.elements + 8 * (load(implementation + element_type) & 63))
-    if load(implementation + keys) & other_keys != 0 or load(owner + storage_deleter) == guard.lazy_deleter or field == 0:
+    if offsets.ndim == 0:
         return False
-    count = load(implementation + ndim)
-    shape = implementation + sizes
-    steps = implementation + strides
-    if count > inline_ndim:
-        shape = load(shape)
-        steps = shape + 8 * count
+    implementation = load(ob + offsets.object)
+    storage = load(implementation + offsets.storage)
+    field = load(structs.guard_at(address).elements + 8 * (load(implementation + offsets.element_type) & 63))
+    if load(implementation + offsets.keys) & offsets.other_keys | load(storage + offsets.storage_checked) & 0xFF != 0:
+        return False
+    if field == 0:
+        return False
+    count = load(implementation + offsets.ndim)
+    sizes = implementation + offsets.sizes
+    strides = implementation + offsets.strides
+    if count > offsets.inline_ndim:
+        sizes = load(sizes)
+        strides = sizes + 8 * count
     tensor = dl_tensor_at(view)
-    tensor.data = load(owner + storage_data)
-    tensor.byte_offset = load(implementation + storage_offset) * (field >> 11)
-    tensor.device.device_type = 1
+    tensor.data = load(storage + offsets.storage_data)
+    tensor.byte_offset = load(implementation + offsets.storage_offset) * (field >> 11)
+    tensor.device.device_type = CPU
     tensor.device.device_id = 0
     tensor.ndim = types.int32(count)
     tensor.dtype.code = types.uint8(field)
     tensor.dtype.bits = types.uint8(field >> 8)
     tensor.dtype.lanes = 1
-    tensor.shape = shape
-    tensor.strides = steps
+    tensor.shape = sizes
+    tensor.strides = strides
     return True

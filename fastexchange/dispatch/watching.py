@@ -4,7 +4,7 @@ An owning export keeps memory alive when its tensor is freed. It does not preven
 (``share_memory_()``) or makes it copy-on-write (``torch._lazy_clone()``: a writer has to copy the memory first). An ndarray
 has no exports: it frees its memory when it gets other memory (``__setstate__``). So each launch compares:
 
-- of a PyTorch tensor, its storage's address and deleter; copy-on-write memory has another deleter;
+- of a PyTorch tensor, its storage's address, and the word with the byte that says whether PyTorch checks each access;
 - of an ndarray, the address; the shape, because a smaller block may lie at the same address; the dtype and the flags, which can
   be set in place; and the strides, unless the flags say contiguous;
 - of a ctypes object, the address, which ``ctypes.resize`` changes;
@@ -83,7 +83,7 @@ def note_storage(watched, count, guard, storage, has_sizes):
         return -1
     at = load(storage + guard.storage_object)
     count = note(watched, count, at + guard.storage_data)
-    count = note(watched, count, at + guard.storage_deleter)
+    count = note(watched, count, at + (guard.storage_checked & -8))
     if has_sizes:
         count = note(watched, count, at + guard.storage_size)
     return count

@@ -14,8 +14,7 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from ..dispatch.structs import guard_at
-from ..dispatch.torch_guard import is_odd_there, is_short
+from ..dispatch.torch_guard import is_odd, is_short
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dltensor import (
@@ -35,18 +34,11 @@ from ..ground.once import once
 from ..ground.pythonapi import PyCapsule_GetPointer
 from ..producers import dunder, forwarded, torch
 from ..producers.python_side import python_side
-from ..producers.torch_offsets import guard
+from ..producers.torch_offsets import GRAD_ALLOWED, guard
 
 __all__ = ["is_usable", "managed_tensor_from_py_object_no_sync"]
 
 python_items = python_side("fastexchange.exchange.torch_capsule")
-
-
-@native
-def is_plain(address, ob):
-    """Whether the tensor `ob` has the dispatch keys of a plain tensor, by the ``fx_guard`` at `address`."""
-    found = guard_at(address)
-    return not is_odd_there(address, ob, found.object, found.keys, found.odd_keys, found.element_type, found.odd_types, 0)
 
 
 @native
@@ -67,14 +59,14 @@ def export(py_object, out):
     if side == 0:
         return types.int32(-1)
     address = c.PyLong_AsSsize_t(load(side))
-    if is_plain(address, py_object) and not is_seen(load(side + 8)):
+    if not is_odd(address, py_object) and not is_seen(load(side + 8)):
         capsule = c.PyObject_CallOneArg(load(side + 16), py_object)
         if capsule == 0:
             c.PyErr_Clear()
         elif dunder.take(capsule, out) == 0:
             tensor = dl_tensor_at(load(out) + DL_TENSOR)
             is_long = examine(tensor) != SOUND or is_empty(tensor) or not is_short(address, py_object, end_of(tensor))
-            if is_long and is_plain(address, py_object):  # again: the new capsule may have run garbage collection, and so Python
+            if is_long and not is_odd(address, py_object):  # again: a new capsule may have run garbage collection, and so Python
                 return types.int32(0)
             delete_managed(load(out))
         else:
@@ -137,4 +129,4 @@ def __getattr__(name):
     """``PYTHON_SIDE``: the Python objects that native code needs, made on first access."""
     if name != "PYTHON_SIDE":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return address_of(guard().native), *_functions()
+    return address_of(guard().native + GRAD_ALLOWED), *_functions()

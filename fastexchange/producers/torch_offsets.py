@@ -47,7 +47,7 @@ typedef struct {
     /* In the storage: */
     int64_t storage_data;       /* the address of the memory, NULL if it has been freed */
     int64_t storage_size;       /* the size in bytes */
-    int64_t storage_deleter;    /* the deleter; copy-on-write memory has another one */
+    int64_t storage_checked;    /* a byte that is not 0 if PyTorch checks each access to the memory: copy-on-write, … */
     int64_t storage_object;     /* in a storage's Python object: a pointer to the storage */
     /* What a view needs, read in a tensor that is not odd and has none of `other_keys`. `ndim` 0: its exchange table is asked. */
     int64_t ndim;               /* in the implementation: the number of dimensions */
@@ -56,7 +56,6 @@ typedef struct {
     int64_t inline_ndim;        /* not an offset */
     int64_t storage_offset;     /* of the first element in the storage, in elements */
     int64_t other_keys;         /* not an offset: dispatch keys of tensors that are on another device than the CPU */
-    int64_t lazy_deleter;       /* not an offset: the deleter of storages that are copy-on-write */
     int64_t elements;           /* int64_t[64]: by the dtype's number its field for DLPack, code | bits << 8; 0: it is not read */
     int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
@@ -81,9 +80,17 @@ GRAD_ALLOWED = 1  # tensors that require grad are not odd
 BITS_ALLOWED = 2  # integers of less than a byte, stored one in a byte, are not odd
 GUARDS = 4
 
+SOURCE = "FASTEXCHANGE_TORCH"
+"""The environment variable that chooses how PyTorch's tensors are read: ``memory`` (the default), ``abi`` or ``table``."""
+
 _SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
 _WORD = 8
 _OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
+
+
+def source() -> str:
+    """How PyTorch's tensors are to be read: what the environment variable :data:`SOURCE` says."""
+    return os.environ.get(SOURCE, "").lower() or "memory"
 
 
 class Guard:
@@ -98,7 +105,7 @@ class Guard:
         self.knows_keys = self.knows_storage = self.knows_autograd = self.knows_dtype = self.knows_views = False
         self.can_ask = False
         self.why: dict[str, str] = {}
-        """Why ``keys``, ``storage``, ``deleter``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
+        """Why ``keys``, ``storage``, ``checked``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
         _alone(self._find)
         if self.can_ask:
             self._set(queries=address_of(self._queries))
@@ -139,11 +146,11 @@ class Guard:
         self.knows_keys = self._has_found("keys", self._find_keys)
         if self.knows_keys:
             self.knows_storage = self._has_found("storage", self._find_storage)
-            if self.knows_storage:  # if the deleter is not found, bound launches are ordinary calls
-                self._has_found("deleter", self._find_deleter)
+            if self.knows_storage:  # if this is not found, bound launches are ordinary calls
+                self._has_found("checked", self._find_checked)
             self.knows_autograd = self._has_found("autograd", self._find_autograd)
             self.knows_dtype = self._has_found("dtype", self._find_dtype)
-            if self.knows_all and self.native.storage_deleter:
+            if self.knows_all and self.native.storage_checked:
                 self.knows_views = self._has_found("views", self._find_views)
 
     def _has_found(self, what: str, find) -> bool:
@@ -244,8 +251,8 @@ class Guard:
         """Find sizes, strides, their number, the offset in the storage; check the views read there against PyTorch's answers."""
         import torch
 
-        if os.environ.get("FASTEXCHANGE_TORCH") != "memory":  # a storage whose address PyTorch forbids to read is not noticed yet
-            self.why["views"] = "FASTEXCHANGE_TORCH is not 'memory'"
+        if source() in ("abi", "table"):
+            self.why["views"] = f"{SOURCE}={source()}"
             return False
 
         def at_all(tensors: list, wanted) -> list[int]:
@@ -265,11 +272,6 @@ class Guard:
         sizes, strides = counted(inline, lambda t: [*t.size()]), counted(inline, lambda t: [*t.stride()])
         if not (len(ndim) == len(offset) == len(sizes) == len(strides) == 1 and inline < 8):
             return self._not_one("views", dimensions=ndim, offset=offset, sizes=sizes, strides=strides)
-        source = torch.ones(2, dtype=torch.float32)
-        lazy = torch._lazy_clone(source)
-        deleters = {_word(t.untyped_storage()._cdata + self.native.storage_deleter) for t in (source, lazy)}
-        if len(deleters) != 1:
-            return False
         for dtype in _dtypes():
             made = _made_of(dtype)
             number = _word(made[0]._cdata + self.native.element_type) & 63 if made else 0
@@ -279,7 +281,7 @@ class Guard:
         others = _keys_of_cuda(plain) & ~plain
         self._set(
             ndim=ndim[0], sizes=sizes[0], strides=strides[0], inline_ndim=inline, storage_offset=offset[0], other_keys=others,
-            lazy_deleter=deleters.pop(), elements=address_of(self._elements),
+            elements=address_of(self._elements),
         )  # fmt: skip
         made = [tensor for dtype in _dtypes() for tensor in _made_of(dtype)]
         unusual = [
@@ -310,35 +312,36 @@ class Guard:
         field = self._elements[_word(at + native.element_type) & 63]
         return _word(at + native.ndim) == count and seen == told and field >> 8 in (0, 8 * itemsize)
 
-    def _find_deleter(self) -> bool:
-        """Find a storage in its Python object, and in the storage the deleter, which differs while it is copy-on-write.
+    def _find_checked(self) -> bool:
+        """Find a storage in its Python object, and in the storage the byte that says that PyTorch checks each access.
 
-        All storages that are not copy-on-write have the same deleter. The words beside it do not show the change: the address
-        stays the same, and a new owner of the memory may get the address that another owner had.
+        Such memory is copy-on-write, or the access is forbidden or warned of.
         """
         import torch
 
-        offsets = list(range(_WORD, 10 * _WORD, _WORD))
-        tensors = [torch.ones(count, dtype=torch.float32) for count in (1, 3, 1000)]
+        def new(act):
+            tensor = torch.ones(4, dtype=torch.float32)
+            return tensor, act(tensor)
+
+        lazy, written = new(torch._lazy_clone), new(torch._lazy_clone)
+        forbidden, warned = new(torch._C._set_throw_on_mutable_data_ptr), new(torch._C._set_warn_deprecated_on_mutable_data_ptr)
+        written[0].add_(1)
+        ones = [*lazy, written[1], forbidden[0], warned[0]]
+        zeros = [written[0], torch.from_numpy(np.ones(3)), torch.ones(2).share_memory_(), *_plain_tensors(), *_views()]
+        storages = [tensor.untyped_storage() for tensor in zeros]
         in_object = [
             at
             for at in range(2 * _WORD, torch.UntypedStorage.__basicsize__, _WORD)
-            if all(_word(id(storage) + at) == storage._cdata for storage in (tensor.untyped_storage() for tensor in tensors))
+            if all(_word(id(storage) + at) == storage._cdata for storage in storages)
         ]
-        usual = {at: _word(tensors[0].untyped_storage()._cdata + at) for at in offsets}
-        for tensor in tensors:
-            at_storage = tensor.untyped_storage()._cdata
-            address = tensor.data_ptr()
-            offsets = [at for at in offsets if _word(at_storage + at) == usual[at]]
-            clone = torch._lazy_clone(tensor)
-            offsets = [at for at in offsets if _word(at_storage + at) != usual[at]]
-            tensor.add_(1)
-            if tensor.data_ptr() == address or clone.sum() != clone.numel():
-                return False  # the write has not copied the memory
-            offsets = [at for at in offsets if _word(at_storage + at) == usual[at]]
-        if len(in_object) != 1 or not offsets:
-            return self._not_one("deleter", storage=in_object, deleter=offsets[:1])
-        self._set(storage_object=in_object[0], storage_deleter=offsets[0])
+
+        def read(tensors: list, at: int) -> set[int]:
+            return {_byte(tensor.untyped_storage()._cdata + at) for tensor in tensors}
+
+        checked = [at for at in range(_WORD, 10 * _WORD) if read(ones, at) == {1} and read(zeros, at) == {0}]
+        if len(in_object) != 1 or len(checked) != 1:
+            return self._not_one("checked", storage=in_object, checked=checked)
+        self._set(storage_object=in_object[0], storage_checked=checked[0])
         return True
 
     def _find_autograd(self) -> bool:
