@@ -16,6 +16,7 @@ SOURCES = (
     "producers/buffer.py",
     "producers/capsules.py",
     "producers/torch_offsets.py",
+    "producers/torch_abi.py",
     "dispatch/structs.py",
     "cuda/structs.py",
     "exchange/transfer.py",

@@ -299,7 +299,7 @@ def _torch(torch) -> Iterator[Finding]:
     if guard.knows_views:
         yield Finding(section, "torch: views", OK, "verified: cached calls on the CPU read tensors in memory")
     elif guard.knows_all:
-        text = f"not found, so each call asks the exchange table: {(guard.why.get('views') or guard.why.get('checked'))}"
+        text = f"not found, so each call asks the exchange table: {guard.why_no_views}"
         yield Finding(section, "torch: views", NOTHING, text)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
     yield from _refused(section, "torch: requires grad", torch.ones(4, requires_grad=True))

@@ -158,7 +158,7 @@ def _classified(position: int, value) -> ArgumentInfo:
         # Preferred to __dlpack__, which needs the stream, and takes longer. JAX's interface has version 2, without one.
         if interface is not None and interface.has_stream:
             return _with_interface(position, value, interface)
-    if kind == structs.KIND_MANAGED and (fields.get("asks_python") or hasattr(type(value), "__dlpack__")):
+    if fields.get("asks_python") or (kind == structs.KIND_MANAGED and hasattr(type(value), "__dlpack__")):
         found = None if has_dunder else _wrapped(value)
         return ArgumentInfo(position, value, DLPACK) if found is None else ArgumentInfo(position, found, TABLE)
     if structs.is_scalar_kind.py_func(kind):

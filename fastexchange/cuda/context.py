@@ -122,6 +122,8 @@ class CudaContext(dispatch.KernelContext):
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple):
         if words_of_all(given) > launch_entry.MAX_WORDS:
             return None
+        if any(self.runtime.entries.fields(type(value)).get("asks_python") for value in self._with_items(bound)):
+            return None  # Python code has to be told of the stream
         streams = {self.runtime.entries.fields(type(value)).get("stream", 0) for value in self._with_items(bound)} - {0}
         return super()._nodes(keys, bound, given) if len(streams) < 2 else None
 

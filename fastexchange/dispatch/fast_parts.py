@@ -225,7 +225,7 @@ def end_of_array(words, ndim):
 @part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
     ob, expected_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
-    storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, other_keys, storage_checked,
+    storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, numel, storage_offset, device, storage_checked,
 ):  # fmt: skip
     """:data:`read_view` for a type with a guard, whose :data:`torch_guard.OFFSETS` are the last arguments."""
     expected = structs.expected_at(expected_address)
@@ -234,7 +234,7 @@ def read_guarded_view(
     put(words, 0, structs.array_at(array_address).meminfo)
     offsets = Offsets(
         object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
-        inline_ndim, storage_offset, other_keys, storage_checked,
+        inline_ndim, numel, storage_offset, device, storage_checked,
     )  # fmt: skip
     return borrow_guarded(ob, expected, words, ndim, CPU, False, False, offsets)
 

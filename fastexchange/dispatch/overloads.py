@@ -362,7 +362,7 @@ class KernelContext:
             record.origin = structs.ORIGIN_VIEW
             record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
-            record.stream = fields["stream"]
+            record.stream = fields.get("stream", 0)
 
 
 def _given_count(bound: tuple) -> int:

@@ -38,8 +38,8 @@ def kind_on_device(entry):
     if entry.interface != 0:
         return structs.KIND_MANAGED
     is_read = (
-        kind == structs.KIND_EXCHANGE or kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE
-        or (kind == structs.KIND_MANAGED and entry.asks_python == 0)
+        kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE
+        or ((kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED) and entry.asks_python == 0)
         or structs.is_scalar_kind(kind)
     )  # fmt: skip
     return kind if is_read else structs.KIND_NUMBA

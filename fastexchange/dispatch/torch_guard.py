@@ -10,7 +10,7 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.dlpack import DLDeviceType
-from ..ground.dltensor import dl_tensor_at
+from ..ground.dltensor import describe, dl_tensor_at
 from ..ground.native import call_int, load, native
 from . import structs
 
@@ -19,7 +19,7 @@ CPU = int(DLDeviceType.kDLCPU)
 Offsets = namedtuple(
     "Offsets",
     "object keys odd_keys element_type odd_types autograd storage storage_data storage_size ndim sizes strides inline_ndim"
-    " storage_offset other_keys storage_checked",
+    " numel storage_offset device storage_checked",
 )
 """Fields of an ``fx_guard`` as compile-time constants: loading them takes time."""
 
@@ -117,18 +117,23 @@ def is_short(address, ob, end):
 def take_view(offsets, address, ob, view):
     """Fill the DLTensor at `view` with what lies in the memory of a tensor that is not odd.
 
-    Returns False if that is not known, or not its value: on another device than the CPU, copy-on-write, with a dtype that is not
-    exported as it lies in memory. Then the tensor's framework is asked.
+    Returns False if that is not known, or not its value: on an unknown device, copy-on-write, of a dtype that is not exported
+    as it lies in memory. Then the tensor's framework is asked.
     """
     if offsets.ndim == 0:
         return False
     implementation = load(ob + offsets.object)
     storage = load(implementation + offsets.storage)
-    field = load(structs.guard_at(address).elements + 8 * (load(implementation + offsets.element_type) & 63))
-    if load(implementation + offsets.keys) & offsets.other_keys | load(storage + offsets.storage_checked) & 0xFF != 0:
+    guard = structs.guard_at(address)
+    field = load(guard.elements + 8 * (load(implementation + offsets.element_type) & 63))
+    if load(storage + offsets.storage_checked) & 0xFF != 0 or field == 0:
         return False
-    if field == 0:
-        return False
+    device = load(implementation + offsets.device) & 0xFFFF
+    device_type = CPU
+    if device & 0xFF != 0:
+        device_type = guard.cuda
+        if device & 0xFF != 1 or device_type == 0:
+            return False
     count = load(implementation + offsets.ndim)
     sizes = implementation + offsets.sizes
     strides = implementation + offsets.strides
@@ -136,14 +141,11 @@ def take_view(offsets, address, ob, view):
         sizes = load(sizes)
         strides = sizes + 8 * count
     tensor = dl_tensor_at(view)
-    tensor.data = load(storage + offsets.storage_data)
-    tensor.byte_offset = load(implementation + offsets.storage_offset) * (field >> 11)
-    tensor.device.device_type = CPU
-    tensor.device.device_id = 0
-    tensor.ndim = types.int32(count)
-    tensor.dtype.code = types.uint8(field)
-    tensor.dtype.bits = types.uint8(field >> 8)
-    tensor.dtype.lanes = 1
-    tensor.shape = sizes
-    tensor.strides = strides
+    data = load(storage + offsets.storage_data) + load(implementation + offsets.storage_offset) * (field >> 11)
+    if load(implementation + offsets.numel) == 0:
+        data = 0  # as PyTorch exports it
+    describe(tensor, data, count, field, sizes, strides)
+    if device_type != CPU:
+        tensor.device.device_type = types.int32(device_type)
+        tensor.device.device_id = types.int32(device >> 8)
     return True

@@ -25,7 +25,7 @@ from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
 from ..ground.safe_repr import shown, type_name
-from ..producers import buffer, dunder, forwarded, paddle, torch, torch_offsets
+from ..producers import buffer, dunder, forwarded, paddle, torch, torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import torch_capsule
 
@@ -186,6 +186,8 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     elif hasattr(cls, "readonly"):  # the name of it in Python's buffers, too
         notes.append("it may be readonly, which a borrowed view cannot say: each call takes an owning export")
         view = 0
+    if view and torch.is_tensor_type(cls):
+        view = _view_of_pytorch(notes) or view
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code: it comes before any view is borrowed
@@ -197,6 +199,23 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         "stream": int(ffi.cast("intptr_t", table.current_work_stream)),
     }  # fmt: skip
     return Discovery(PATH_EXCHANGE, fields, notes, capsule)
+
+
+def _view_of_pytorch(notes: list[str], has_table: bool = True) -> int:
+    """The function that borrows views of PyTorch's tensors by its C ABI; 0 if the exchange table is the better or the only way.
+
+    Tensors that are read in memory need neither, but for the few that are not, copy-on-write ones for example.
+    """
+    guard, chosen = torch_offsets.guard(), torch_offsets.source()
+    if guard.knows_views:
+        notes.append("each call reads it in memory, where the layout of tensors is verified")
+    if not guard.knows_all or chosen == "table" or (guard.knows_views and has_table):
+        return 0
+    function = torch_abi.borrow_function()
+    if not guard.knows_views:
+        why = torch_abi.why_not() or "each call asks PyTorch's C ABI"
+        notes.append(f"it is not read in memory: {guard.why_no_views}; {why}")
+    return function
 
 
 def _guard(cls: type, notes: list[str]) -> int:
@@ -217,11 +236,12 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         notes.append("it has __dlpack__ but no __dlpack_device__")
         return None
     if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
-        notes.append(f"it has no usable {EXCHANGE_ATTRIBUTE}: each call takes a capsule of torch.utils.dlpack.to_dlpack")
+        notes.append(f"it has no usable {EXCHANGE_ATTRIBUTE}: an owning export is a capsule of torch.utils.dlpack.to_dlpack")
+        view = _view_of_pytorch(notes, has_table=False)
+        kind = structs.KIND_EXCHANGE if view else structs.KIND_MANAGED
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
-        return Discovery(PATH_DUNDER, {
-            "kind": structs.KIND_MANAGED, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1, "asks_python": 1,
-        }, notes)  # fmt: skip
+        fields = {"kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1}
+        return Discovery(PATH_DUNDER, fields | {"asks_python": 1}, notes)
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses tensors that require grad. The guard refuses them instead, only in grad mode.

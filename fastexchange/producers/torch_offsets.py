@@ -5,7 +5,6 @@ module finds the offsets and verifies them on tensors of every kind. If that fai
 (``dispatch.torch_queries``); if a tensor seems odd to native code, Python decides (``producers.torch.check``).
 """
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -15,14 +14,12 @@ import threading
 import warnings
 from pathlib import Path
 
-import numpy as np
-
 from .._abi import ffi
 from ..ground.cpython import function_of
-from ..ground.dlpack import VERSION
+from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
 from ..ground.once import once
-from ..ground.pythonapi import PyCapsule_GetPointer
+from . import torch_samples as samples
 from .torch_storage import forbid_resizing_of, without_modes
 
 __all__ = ["BITS_ALLOWED", "GRAD_ALLOWED", "GUARDS", "Guard", "dtypes_not_exported", "guard", "is_narrow", "keys_of"]
@@ -49,13 +46,15 @@ typedef struct {
     int64_t storage_size;       /* the size in bytes */
     int64_t storage_checked;    /* a byte that is not 0 if PyTorch checks each access to the memory: copy-on-write, … */
     int64_t storage_object;     /* in a storage's Python object: a pointer to the storage */
-    /* What a view needs, read in a tensor that is not odd and has none of `other_keys`. `ndim` 0: its exchange table is asked. */
+    /* What a view needs, read in a tensor that is not odd. `ndim` 0: its exchange table is asked. */
     int64_t ndim;               /* in the implementation: the number of dimensions */
     int64_t sizes;              /* the extents of up to `inline_ndim` dimensions; of more, a pointer to extents and strides */
     int64_t strides;            /* the strides of up to `inline_ndim` dimensions, in elements */
     int64_t inline_ndim;        /* not an offset */
+    int64_t numel;              /* the number of elements */
     int64_t storage_offset;     /* of the first element in the storage, in elements */
-    int64_t other_keys;         /* not an offset: dispatch keys of tensors that are on another device than the CPU */
+    int64_t device;             /* two bytes: the device's type, 0 for the CPU, 1 for a GPU; and its index */
+    int64_t cuda;               /* not an offset: DLPack's type of a GPU; 0: tensors there have not been tried yet */
     int64_t elements;           /* int64_t[64]: by the dtype's number its field for DLPack, code | bits << 8; 0: it is not read */
     int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
@@ -86,6 +85,8 @@ SOURCE = "FASTEXCHANGE_TORCH"
 _SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
 _WORD = 8
 _OB_TYPE = ctypes.sizeof(ctypes.c_ssize_t)
+_CUDA = 1
+_CUDA_IN_DLPACK = (DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM)
 
 
 def source() -> str:
@@ -106,7 +107,7 @@ class Guard:
         self.can_ask = False
         self.why: dict[str, str] = {}
         """Why ``keys``, ``storage``, ``checked``, ``autograd``, ``dtype`` or ``queries`` could not be found."""
-        _alone(self._find)
+        alone(self._find)
         if self.can_ask:
             self._set(queries=address_of(self._queries))
         if not self.knows_all:
@@ -128,6 +129,11 @@ class Guard:
     def knows_all(self) -> bool:
         """Whether all offsets are verified, so that PyTorch is not asked."""
         return self.knows_keys and self.knows_storage and self.knows_autograd and self.knows_dtype
+
+    @property
+    def why_no_views(self) -> str:
+        """Why tensors are not read in memory; "" if they are."""
+        return "" if self.knows_views else self.why.get("views") or self.why.get("checked") or "it needs all offsets"
 
     def address_for(self, cls: type) -> int:
         """Return the address of the ``fx_guard`` for tensors of type `cls`. It is valid as long as the process runs."""
@@ -173,7 +179,7 @@ class Guard:
         """Find the implementation, its dispatch keys and its autograd pointer. Check that the keys identify odd tensors."""
         import torch
 
-        plain, views, watched, odd = _plain_tensors(), _views(), _watched_tensors(), _odd_tensors()
+        plain, views, watched, odd = samples.plain_tensors(), samples.views(), samples.watched_tensors(), samples.odd_tensors()
         everything = plain + views + watched + odd
         in_object = [
             at
@@ -201,7 +207,7 @@ class Guard:
         PyTorch exports the latter as bytes.
         """
         size = _SCANNED_BYTES - _WORD
-        tensors = {dtype: made for dtype in _dtypes() if (made := _made_of(dtype))}
+        tensors = {dtype: made for dtype in samples.dtypes() if (made := samples.tensors_of(dtype))}
         memory = {dtype: [ctypes.string_at(t._cdata, size) for t in made] for dtype, made in tensors.items()}
 
         def numbers(at: int) -> dict:
@@ -222,7 +228,9 @@ class Guard:
         bits = {dtype: 1 << number for dtype, (number,) in numbers(places[0]).items()}
         self._not_exported = sum(bits[dtype] for dtype in dtypes_not_exported() if dtype in bits)
         narrow = sum(bits[dtype] for dtype in bits if is_narrow(dtype))
-        self._set(element_type=places[0], odd_types=narrow | self._not_exported)
+        for dtype, made in tensors.items():
+            self._elements[bits[dtype].bit_length() - 1] = samples.field_of(made[0])
+        self._set(element_type=places[0], odd_types=narrow | self._not_exported, elements=address_of(self._elements))
         return True
 
     def _find_storage(self) -> bool:
@@ -233,7 +241,7 @@ class Guard:
         freed.untyped_storage().resize_(0)
         shrunk = torch.ones(8, dtype=torch.float32)
         shrunk.untyped_storage().resize_(13)
-        tensors = [*_plain_tensors(), *_views(), *_watched_tensors(), freed, shrunk]
+        tensors = [*samples.plain_tensors(), *samples.views(), *samples.watched_tensors(), freed, shrunk]
         storages = [t.untyped_storage() for t in tensors]
         data, size = [s.data_ptr() for s in storages], [s.nbytes() for s in storages]
         at = _offsets(_WORD, lambda at: all(_word(t._cdata + at) == s._cdata for t, s in zip(tensors, storages, strict=True)))
@@ -249,8 +257,6 @@ class Guard:
 
     def _find_views(self) -> bool:
         """Find sizes, strides, their number, the offset in the storage; check the views read there against PyTorch's answers."""
-        import torch
-
         if source() in ("abi", "table"):
             self.why["views"] = f"{SOURCE}={source()}"
             return False
@@ -258,49 +264,60 @@ class Guard:
         def at_all(tensors: list, wanted) -> list[int]:
             return _offsets(_WORD, lambda at: all(_word(t._cdata + at) == wanted(t) for t in tensors))
 
-        shapes = [(17,), (19, 23), (3, 29, 5), (7, 1, 31, 2), (2, 3, 2, 37, 3), (3, 2, 2, 2, 2, 41), (2,) * 7, (1, 2) * 4]
-        dense = [torch.empty(shape, dtype=torch.float32) for shape in shapes]
-        views = [tensor.transpose(0, -1)[1:] for tensor in dense[:5]]
-        ndim = at_all([*dense, *views], lambda t: t.dim())
-        offset = [at for at in at_all([*dense, *views], lambda t: t.storage_offset()) if at not in ndim]
+        unusual = samples.unusual()
+        ndim = at_all(unusual, lambda t: t.dim())
+        offset = [at for at in at_all(unusual, lambda t: t.storage_offset()) if at not in ndim]
+        numel = at_all(unusual, lambda t: t.numel())
 
         def counted(count: int, read) -> list[int]:
-            of = [tensor for tensor in [*dense, *views] if tensor.dim() <= count]
+            of = [tensor for tensor in unusual if tensor.dim() <= count]
             return _offsets(_WORD, lambda at: all(_words(t._cdata + at, t.dim()) == read(t) for t in of))
 
         inline = max((n for n in range(1, 9) if counted(n, lambda t: [*t.size()])), default=0)
         sizes, strides = counted(inline, lambda t: [*t.size()]), counted(inline, lambda t: [*t.stride()])
-        if not (len(ndim) == len(offset) == len(sizes) == len(strides) == 1 and inline < 8):
-            return self._not_one("views", dimensions=ndim, offset=offset, sizes=sizes, strides=strides)
-        for dtype in _dtypes():
-            made = _made_of(dtype)
-            number = _word(made[0]._cdata + self.native.element_type) & 63 if made else 0
-            if made and not is_narrow(dtype):
-                self._elements[number] = _field_of(made[0])
-        plain = keys_of(dense[0])
-        others = _keys_of_cuda(plain) & ~plain
+        if not (len(ndim) == len(offset) == len(numel) == len(sizes) == len(strides) == 1 and inline < 8):
+            return self._not_one("views", dimensions=ndim, offset=offset, elements=numel, sizes=sizes, strides=strides)
+        device = self._places_of_devices()
+        if len(device) != 1:
+            return self._not_one("views", device=device)
         self._set(
-            ndim=ndim[0], sizes=sizes[0], strides=strides[0], inline_ndim=inline, storage_offset=offset[0], other_keys=others,
-            elements=address_of(self._elements),
+            ndim=ndim[0], sizes=sizes[0], strides=strides[0], inline_ndim=inline, numel=numel[0], storage_offset=offset[0],
+            device=device[0],
         )  # fmt: skip
-        made = [tensor for dtype in _dtypes() for tensor in _made_of(dtype)]
-        unusual = [
-            torch.ones(1, 3).expand(4, 3), torch.empty(0, 3)[:, 1:], torch.ones(5)[5:], torch.from_numpy(np.arange(6.0)[2:]),
-            torch.ones(2, 3, 2, 3, 2, 3).transpose(1, 5)[:, 1:], torch.ones(3, 4)[1, 2], torch.ones(4).view(2, 2, 1, 1, 1, 1, 1),
-        ]  # fmt: skip
-        if all(map(self.reads, [*_plain_tensors(), *_views(), *_watched_tensors(), *dense, *views, *made, *unusual])):
+        if all(map(self.reads, samples.strided_tensors())):
             return True
         self._set(ndim=0)
         return False
 
+    def _places_of_devices(self) -> list[int]:
+        """Find the two bytes of a tensor's device: type and index. Some of the tensors have no memory, so no GPU is needed."""
+        import torch
+
+        numbers = torch._C._autograd.DeviceType
+        wanted = [(tensor, numbers.CPU.value, -1) for tensor in samples.plain_tensors()]
+        wanted += [(torch.empty(2, device="meta"), numbers.Meta.value, -1)]
+        wanted += [(samples.without_memory(f"cuda:{index}"), numbers.CUDA.value, index) for index in (0, 1, 5)]
+        return _offsets(1, lambda at: all(self._device(tensor, at) == (kind, index) for tensor, kind, index in wanted))
+
+    def _device(self, tensor, at: int) -> tuple[int, int]:
+        return _byte(tensor._cdata + at), ctypes.c_int8.from_address(tensor._cdata + at + 1).value
+
     def reads(self, tensor) -> bool:
-        """Whether the view that lies in a tensor's memory is the one that PyTorch tells of."""
+        """Whether the view that lies in a tensor's memory is the one that PyTorch tells of.
+
+        Tensors on a GPU are read in memory once this has been so for one of them.
+        """
         native = self.native
         try:
             with without_modes():
-                count, itemsize, size = tensor.dim(), tensor.element_size(), tensor.numel()
+                count, itemsize = tensor.dim(), tensor.element_size()
                 told = tensor.data_ptr(), [*tensor.size()], [*tensor.stride()]
+                device_type, device_id = tensor.__dlpack_device__()
         except Exception:  # a kind of tensor without memory
+            return False
+        kind, index = self._device(tensor, native.device)
+        is_on_cpu = (device_type, device_id, kind) == (DLDeviceType.kDLCPU, 0, 0)
+        if not is_on_cpu and (kind != _CUDA or device_id != index or device_type not in _CUDA_IN_DLPACK):
             return False
         at, owner = tensor._cdata, _word(tensor._cdata + native.storage)
         sizes, strides = at + native.sizes, at + native.strides
@@ -308,9 +325,13 @@ class Guard:
             sizes = _word(sizes)
             strides = sizes + _WORD * count
         read = _word(owner + native.storage_data) + _word(at + native.storage_offset) * itemsize
-        seen = read if size else told[0], _words(sizes, count), _words(strides, count)
+        seen = read if _word(at + native.numel) else 0, _words(sizes, count), _words(strides, count)
         field = self._elements[_word(at + native.element_type) & 63]
-        return _word(at + native.ndim) == count and seen == told and field >> 8 in (0, 8 * itemsize)
+        is_right = _word(at + native.ndim) == count and seen == told and field >> 8 in (0, 8 * itemsize)
+        if is_right and not is_on_cpu:
+            for number in range(GUARDS):
+                self._guards[number].cuda = int(device_type)
+        return is_right
 
     def _find_checked(self) -> bool:
         """Find a storage in its Python object, and in the storage the byte that says that PyTorch checks each access.
@@ -327,7 +348,7 @@ class Guard:
         forbidden, warned = new(torch._C._set_throw_on_mutable_data_ptr), new(torch._C._set_warn_deprecated_on_mutable_data_ptr)
         written[0].add_(1)
         ones = [*lazy, written[1], forbidden[0], warned[0]]
-        zeros = [written[0], torch.from_numpy(np.ones(3)), torch.ones(2).share_memory_(), *_plain_tensors(), *_views()]
+        zeros = [written[0], *samples.unusual(), *samples.plain_tensors(), *samples.views()]
         storages = [tensor.untyped_storage() for tensor in zeros]
         in_object = [
             at
@@ -346,9 +367,9 @@ class Guard:
 
     def _find_autograd(self) -> bool:
         """Find the fields of the autograd metadata. Check them against ``requires_grad`` on tensors of every kind."""
-        views, watched = _views(), _watched_tensors()
+        views, watched = samples.views(), samples.watched_tensors()
         leaves, results = [t for t in watched if t.is_leaf], [t for t in watched if not t.is_leaf and not t._is_view()]
-        cleared = [t.clone().requires_grad_().requires_grad_(False) for t in _plain_tensors() if t.is_floating_point()]
+        cleared = [t.clone().requires_grad_().requires_grad_(False) for t in samples.plain_tensors() if t.is_floating_point()]
         unwatched_views = [view for view in views if not view._base.requires_grad]
 
         def flag(ones: list, zeros: list) -> list[int]:
@@ -360,7 +381,7 @@ class Guard:
         requires_grad = [at for at in flag(leaves, cleared + results + unwatched_views) if at in set_and_cleared]
         is_view = [at for at in flag(views, cleared + leaves + results) if requires_grad and abs(at - requires_grad[0]) < _WORD]
         having, lacking = list(map(self._known, results)), list(map(self._known, leaves + cleared + unwatched_views))
-        written = self._written(_watched_in_place)
+        written = self._written(samples.watched_in_place)
         grad_fn = [at for at in written if all(_word(k + at) for k in having) and not any(_word(k + at) for k in lacking)]
         base = _offsets(_WORD, lambda at: all(_word(self._known(t) + at) == t._base._cdata for t in views))
         # `has_base` is behind `base`. All views have a base, so there is no example of a 0. It is the first byte of a word; the
@@ -369,9 +390,9 @@ class Guard:
         switch = _grad_mode_function()
         # Forward-mode differentiation keeps its tangents in the autograd metadata, too.
         others = list(map(self._known, leaves + results + views + cleared))
-        duals = [_dual(), _dual()]
+        duals = [samples.dual(), samples.dual()]
         differentiated = list(map(self._known, duals))
-        written = self._written(_differentiated_in_place)
+        written = self._written(samples.differentiated_in_place)
         tangent = [at for at in written if all(_word(k + at) for k in differentiated) and not any(_word(k + at) for k in others)]
         if not (len(requires_grad) == len(is_view) == 1 and grad_fn and tangent and base and has_base and switch):
             return self._not_one(
@@ -383,7 +404,7 @@ class Guard:
             requires_grad=requires_grad[0], grad_fn=grad_fn[0], is_view=is_view[0], has_base=has_base[0], base=base[0],
             is_grad_enabled=switch, tangent=tangent[0],
         )  # fmt: skip
-        return all(self._is_watched(t) == t.requires_grad for t in _plain_tensors() + views + watched + cleared)
+        return all(self._is_watched(t) == t.requires_grad for t in samples.plain_tensors() + views + watched + cleared)
 
     def _find_queries(self) -> bool:
         """Find the C functions that answer for PyTorch. Check that they answer as the methods do."""
@@ -398,7 +419,8 @@ class Guard:
             self.why["queries"] = f"no C function for {', '.join(name for name, found in functions.items() if not found)}"
             return False
         ask = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
-        for tensor in (*_plain_tensors(), *_watched_tensors(), torch.ones(2, dtype=torch.complex64).conj(), torch.ones(3)[1:]):
+        conjugated = torch.ones(2, dtype=torch.complex64).conj()
+        for tensor in (*samples.plain_tensors(), *samples.watched_tensors(), conjugated, torch.ones(3)[1:]):
             storage = tensor.untyped_storage()
             if (
                 type(storage) is not torch.UntypedStorage
@@ -470,26 +492,32 @@ def guard() -> Guard:
     return Guard()
 
 
+def c_function(name: str):
+    """Return the ``ctypes`` function of this name in PyTorch's library, a new object; None if there is none."""
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    libraries = (*folder.glob("libtorch_cpu.*"), *folder.glob("torch_cpu.dll"))
+    return next((found for path in libraries if (found := getattr(ctypes.CDLL(str(path)), name, None)) is not None), None)
+
+
 def _grad_mode_function() -> int | None:
     """Find the function in PyTorch's C shim that tells whether grad mode is on in the calling thread: ``bool (*)(void)``."""
     import torch
 
-    folder = Path(torch.__file__).parent / "lib"
-    for path in (*folder.glob("libtorch_cpu.*"), *folder.glob("torch_cpu.dll")):
-        function = getattr(ctypes.CDLL(str(path)), "aoti_torch_grad_mode_is_enabled", None)
-        if function is None:
-            continue
-        function.restype, function.argtypes = ctypes.c_bool, []
-        answers = [function()]
-        for mode in (torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
-            with mode:
-                answers.append(function())
-        if answers == [torch.is_grad_enabled(), False, True, False]:
-            return ctypes.cast(function, ctypes.c_void_p).value
-    return None
+    function = c_function("aoti_torch_grad_mode_is_enabled")
+    if function is None:
+        return None
+    function.restype, function.argtypes = ctypes.c_bool, []
+    answers = [function()]
+    for mode in (torch.no_grad(), torch.enable_grad(), torch.inference_mode()):
+        with mode:
+            answers.append(function())
+    is_right = answers == [torch.is_grad_enabled(), False, True, False]
+    return ctypes.cast(function, ctypes.c_void_p).value if is_right else None
 
 
-def _alone(find) -> None:
+def alone(find) -> None:
     """Call `find` in a new thread: the caller's modes (inference, no gradients, a default device) do not reach it."""
     experiments = threading.Thread(target=find)
     with warnings.catch_warnings():
@@ -546,133 +574,18 @@ def is_narrow(dtype) -> bool:
     return re.fullmatch("torch.u?int[1-7]", str(dtype)) is not None
 
 
-def _field_of(tensor) -> int:
-    """Return ``code | bits << 8`` of a tensor's export; 0 if it has none, or another number of lanes than 1."""
-    try:
-        capsule = tensor.__dlpack__(max_version=VERSION)
-        managed = ffi.cast("DLManagedTensorVersioned *", PyCapsule_GetPointer(capsule, b"dltensor_versioned"))
-    except Exception:  # a dtype that DLPack lacks
-        return 0
-    dtype = managed.dl_tensor.dtype
-    return dtype.code | dtype.bits << 8 if dtype.lanes == 1 else 0
-
-
-def _dtypes() -> set:
-    import torch
-
-    return {each for each in vars(torch).values() if isinstance(each, torch.dtype)}
-
-
 @once
 def dtypes_not_exported() -> frozenset:
     """Return the dtypes whose tensors PyTorch fails to export. PyTorch before 2.10 keeps the few bytes that are tried here."""
     found = set()
 
     def find() -> None:
-        for dtype in _dtypes():
-            for tensor in _made_of(dtype)[:1]:
+        for dtype in samples.dtypes():
+            for tensor in samples.tensors_of(dtype)[:1]:
                 try:
                     tensor.__dlpack__()
                 except Exception:
                     found.add(dtype)
 
-    _alone(find)
+    alone(find)
     return frozenset(found)
-
-
-def _made_of(dtype) -> list:
-    """Return some tensors of this dtype; fewer, or none, if ``torch.empty`` fails for it."""
-    import torch
-
-    return _made(
-        lambda: torch.empty(2, dtype=dtype, device="cpu"),
-        lambda: torch.empty((3, 1000), dtype=dtype, device="cpu"),
-        lambda: torch.empty((), dtype=dtype, device="cpu"),
-    )
-
-
-def _plain_tensors() -> list:
-    import torch
-
-    with torch.inference_mode():
-        inference = torch.ones(3)
-    return [
-        torch.ones(3, dtype=torch.float32), torch.ones(2, 3, dtype=torch.float64), torch.empty(0), torch.ones(()), inference,
-        torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool), torch.ones(2, dtype=torch.int8),
-        torch.ones(2, dtype=torch.bfloat16),
-    ]  # fmt: skip
-
-
-def _views() -> list:
-    import torch
-
-    base, written, weights = torch.ones(12), torch.ones(2, 3), torch.ones(3, requires_grad=True)
-    row = written[0]
-    written.mul_(weights)  # from here on `row`, a view of `written`, requires grad
-    table = torch.ones(3, 4, dtype=torch.int16)
-    return [base[1:], base.view(3, 4), base.reshape(3, 4).t(), base[::2].view(2, 3), table.t(), table[0], row]
-
-
-def _watched_tensors() -> list:
-    import torch
-
-    leaf = torch.ones(3, dtype=torch.float32, requires_grad=True)
-    return [leaf, torch.nn.Parameter(torch.ones(2, 2)), leaf * 2, leaf.sum(), leaf[1:], (leaf * 2)[1:]]
-
-
-def _watched_in_place(tensor) -> None:
-    import torch
-
-    tensor.mul_(torch.ones(1, requires_grad=True))
-
-
-def _differentiated_in_place(tensor) -> None:
-    import torch
-    from torch.autograd import forward_ad
-
-    with contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level():  # no levels within levels
-        one = torch.ones(1, dtype=torch.float32)
-        tensor.add_(_make_dual(one, one))  # mul_() would import torch._dynamo, which is slow
-
-
-def _make_dual(tensor, tangent):
-    """``forward_ad.make_dual()`` without what that compiles first for other functions' derivatives: a tenth of a second."""
-    import torch
-    from torch.autograd import forward_ad
-
-    try:
-        return torch._VF._make_dual(tensor, tangent, level=forward_ad._current_level)
-    except Exception:  # a PyTorch in which this private function is another, or not there
-        return forward_ad.make_dual(tensor, tangent)
-
-
-def _dual():
-    import torch
-
-    dual = torch.ones(3, dtype=torch.float32)
-    _differentiated_in_place(dual)
-    return dual
-
-
-def _odd_tensors() -> list:
-    import torch
-
-    z = torch.ones(3, dtype=torch.complex64)
-    x = torch.ones(2, 2, dtype=torch.float32)
-    needed = [z.conj(), z.conj().imag, x.to_sparse(), x.to_sparse_csr(), torch.ones(2, device="meta")]
-    return needed + _made(
-        lambda: torch._efficientzerotensor((2,)),
-        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-        lambda: torch.nested.nested_tensor([x[0], x[1, :1]]),
-    )
-
-
-def _made(*makers) -> list:
-    """Call all `makers` and return the tensors. A failed call is skipped: PyTorch's versions have different kinds of tensors."""
-    made = []
-    for make in makers:
-        try:
-            made.append(make())
-        except Exception:
-            continue
-    return made

@@ -1,0 +1,135 @@
+"""PyTorch's stable C ABI: borrowed views of tensors, by C functions that PyTorch keeps for compiled models of older versions.
+
+They tell of a tensor one fact at a time: its address, sizes, strides, dtype, device. PyTorch has them without an exchange table,
+too (before version 2.10), and they take a third of the time of the table's function. A tensor is given to them by its handle, an
+``at::Tensor *``: the address of the word in the Python object that points to the implementation.
+
+Native code reads the addresses in a static struct, which it finds by its symbol's name.
+
+Source: ``torch/csrc/inductor/aoti_torch/c/shim.h``.
+"""
+
+import ctypes
+
+import llvmlite.binding
+from numba import types
+
+from .._abi import ffi
+from ..ground.cfunction import cfunction
+from ..ground.dlpack import DLDeviceType
+from ..ground.dltensor import describe, dl_tensor_at
+from ..ground.native import address_of, call_int, cstring, global_address, load, native, stack, store, struct_at
+from ..ground.once import for_ever, once
+from . import torch_samples as samples
+from .numpy_table import buffer_error
+from .torch_offsets import alone, c_function, guard
+
+__all__ = ["borrow_function", "dltensor_from_py_object_no_sync", "why_not"]
+
+CDEF = """
+/* PyTorch's C ABI. Each function takes a handle and the address of its result, and returns 0, or another number if it fails. */
+typedef struct {
+    int64_t data_ptr;           /* aoti_torch_get_data_ptr */
+    int64_t dim;                /* aoti_torch_get_dim: int64_t */
+    int64_t sizes;              /* aoti_torch_get_sizes: int64_t *, in the tensor */
+    int64_t strides;            /* aoti_torch_get_strides: int64_t *, in the tensor */
+    int64_t dtype;              /* aoti_torch_get_dtype: int32_t */
+    int64_t device_type;        /* aoti_torch_get_device_type: int32_t, as `device` of an fx_guard */
+    int64_t device_index;       /* aoti_torch_get_device_index: int32_t */
+    int64_t handle;             /* `object` of the fx_guard */
+    int64_t elements;           /* `elements` of the fx_guard */
+    int64_t cuda;               /* DLPack's type of a GPU */
+} fx_torch_abi;
+"""
+
+_abi_at = struct_at("fx_torch_abi")
+
+
+@native
+def torch_abi():
+    """The process's ``fx_torch_abi``, found by its symbol's name."""
+    return _abi_at(global_address("fastexchange_torch_abi"))
+
+
+@cfunction(types.int32, types.intp, types.intp)
+def dltensor_from_py_object_no_sync(py_object, out):
+    """Fill the DLTensor at `out` with a borrowed view of the PyTorch tensor `py_object`, which is not odd by its ``fx_guard``.
+
+    A copy-on-write tensor gets memory of its own, as from PyTorch's own function.
+
+    Returns: 0, or -1 with an exception set. Raises: BufferError for a tensor whose memory PyTorch does not show, and then PyTorch
+    also writes the reason to stderr; for a dtype that DLPack lacks; for other devices than the CPU and GPUs.
+    GIL: held; no Python code runs.
+    """
+    abi = torch_abi()
+    handle = py_object + abi.handle
+    answers = stack(7)
+    store(answers + 48, 0)
+    failed = call_int(abi.device_type, (handle, answers)) | call_int(abi.dtype, (handle, answers + 8))
+    failed |= call_int(abi.dim, (handle, answers + 16)) | call_int(abi.sizes, (handle, answers + 24))
+    failed |= call_int(abi.strides, (handle, answers + 32)) | call_int(abi.data_ptr, (handle, answers + 40))
+    device = load(answers) & 0xFFFFFFFF
+    if device != 0:
+        failed |= call_int(abi.device_index, (handle, answers + 48))
+    number = load(answers + 8) & 0xFFFFFFFF
+    field = load(abi.elements + 8 * number) if number < 64 else 0
+    if failed != 0 or device > 1 or field == 0:
+        return buffer_error(cstring("PyTorch's C ABI shows no memory of this tensor that DLPack could describe"))
+    tensor = dl_tensor_at(out)
+    describe(tensor, load(answers + 40), load(answers + 16), field, load(answers + 24), load(answers + 32))
+    if device != 0:
+        tensor.device.device_type = types.int32(abi.cuda)
+        tensor.device.device_id = types.int32(load(answers + 48) & 0xFF)
+    return types.int32(0)
+
+
+# ---- in Python -----------------------------------------------------------------------------------------------------
+
+_state = for_ever(ffi.new("fx_torch_abi *"))
+llvmlite.binding.add_symbol("fastexchange_torch_abi", address_of(_state))
+
+_FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+
+
+def borrow_function() -> int:
+    """Return the address of :func:`dltensor_from_py_object_no_sync`; 0 if this PyTorch has no such C ABI. Imports PyTorch."""
+    return 0 if why_not() else dltensor_from_py_object_no_sync.address
+
+
+@once
+def why_not() -> str:
+    """Return why the C ABI cannot be used; "" if it can, because it tells of tensors of every kind what PyTorch tells."""
+    import torch
+
+    if not guard().knows_all:
+        return "the layout of tensors is not verified"
+    functions = {name: c_function(f"aoti_torch_get_{name}") for name in _FUNCTIONS}
+    missing = [f"aoti_torch_get_{name}" for name, function in functions.items() if function is None]
+    if missing:
+        return f"this PyTorch lacks {', '.join(missing)}"
+    for name, function in functions.items():
+        setattr(_state, name, ctypes.cast(function, ctypes.c_void_p).value)
+    native = guard().native
+    _state.handle, _state.elements = native.object, native.elements
+    _state.cuda = DLDeviceType.kDLROCM if torch.version.hip else DLDeviceType.kDLCUDA
+    told: list[bool] = []
+    alone(lambda: told.extend(map(_is_told, samples.strided_tensors())))
+    return "" if told and all(told) else "its answers differ from those of tensors' methods"
+
+
+def _is_told(tensor) -> bool:
+    """Whether the C ABI tells of a tensor on the CPU what its methods tell, or nothing if DLPack lacks the dtype."""
+    borrow = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(dltensor_from_py_object_no_sync.address)
+    view = ffi.new("DLTensor *")
+    try:
+        borrow(tensor, address_of(view))
+    except BufferError:
+        return not samples.field_of(tensor.detach())
+    dtype, device, count = view.dtype, view.device, tensor.dim()
+    return (
+        (int(device.device_type), device.device_id) == (DLDeviceType.kDLCPU, 0) and view.ndim == count
+        and dtype.code | dtype.bits << 8 == samples.field_of(tensor.detach()) and dtype.lanes == 1
+        and address_of(view.data) + view.byte_offset == tensor.data_ptr()
+        and [view.shape[i] for i in range(count)] == [*tensor.size()]
+        and [view.strides[i] for i in range(count)] == [*tensor.stride()]
+    )  # fmt: skip
