@@ -4,6 +4,7 @@ The DLPack declarations are put in front of the C file from :data:`fastexchange.
 package read the same structs.
 """
 
+import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -56,9 +57,10 @@ def _load(name: str, compiler: list[str], options: list[str], source: str, suffi
     return module
 
 
-def _load_c(name: str, file: str) -> ModuleType:
-    """The extension module `name` of a C file, behind the DLPack declarations and ``floor_table.h``."""
+def _load_c(name: str, file: str, **constants: int) -> ModuleType:
+    """The extension module `name` of a C file, behind the DLPack declarations, ``floor_table.h``, and macros for `constants`."""
     source = f"#include <stddef.h>\n#include <stdint.h>\n{CDEF}\n"
+    source += "".join(f"#define {name} {value}LL\n" for name, value in constants.items())
     for each in ("floor_table.h", file):
         source += f'#line 1 "{each}"\n' + (_HERE / each).read_text()
     compiler = shlex.split(os.environ.get("CC", "cc"))
@@ -77,6 +79,33 @@ def load() -> ModuleType:
     And ``export_and_delete(capsule, tensor, times)``, for any exchange table, with ``numpy_table``, the capsule of one by hand.
     """
     return _load_c("_fastexchange_floor", "floor.c")
+
+
+@functools.cache
+def load_torch() -> ModuleType | None:
+    """The limit of PyTorch's tensors without their exchange table, ``floor_torch.c``; None if their layout is not verified.
+
+    Functions to call like a kernel: ``memory``, and ``abi``, whose calls need this PyTorch's C ABI.
+    """
+    import torch
+
+    from fastexchange.producers import torch_abi, torch_offsets
+
+    found = torch_offsets.Guard()  # whatever is chosen for this process
+    if not found.knows_all or not found.native.ndim or torch_abi.why_not():
+        return None
+    at = found.native
+    limit = _load_c(
+        "_fastexchange_torch_floor", "floor_torch.c",
+        AT_OBJECT=at.object, AT_KEYS=at.keys, ODD_KEYS=at.odd_keys, AT_AUTOGRAD=at.autograd, AT_STORAGE=at.storage,
+        AT_DATA=at.storage_data, AT_SIZE=at.storage_size, AT_CHECKED=at.storage_checked, AT_DTYPE=at.element_type,
+        AT_DEVICE=at.device, AT_NDIM=at.ndim, AT_SIZES=at.sizes, AT_STRIDES=at.strides, AT_OFFSET=at.storage_offset,
+        FLOAT32=ctypes.c_uint16.from_address(torch.ones(1)._cdata + at.element_type).value & 63,
+    )  # fmt: skip
+    names = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type")
+    functions = [torch_offsets.c_function(f"aoti_torch_get_{name}") for name in names]
+    limit.use(torch.Tensor, *(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+    return limit
 
 
 @functools.cache

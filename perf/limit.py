@@ -30,6 +30,9 @@ def main() -> None:
     else:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         pairs["torch"] = (limit.torch, torch_kernel, tensors)
+        if (torch_limit := floor.load_torch()) is not None:
+            pairs["torch, C in memory"] = (torch_limit.memory, torch_kernel, tensors)
+            pairs["torch, C by the C ABI"] = (torch_limit.abi, torch_kernel, tensors)
         pairs["torch, managed"] = (limit.torch_managed, torch_kernel, tensors)
     pairs["float, int, bool"] = (limit.scalars, scalar_kernel, {"x": 2.0, "y": 3, "z": True})
     pairs["A/A (numpy)"] = (kernel, kernel, arrays)

@@ -128,7 +128,7 @@ def launch_entry(
 
     `words`: how many the arguments have. `parameters`, `changes`: ``cuda.structs.parameter`` and ``conversion`` of each.
     """
-    read = tuple((node.kind, node.guard, node.rank, node.items, _is_contiguous(node)) for node in nodes)
+    read = tuple((node.kind, node.guard, node.rank, node.items, node.is_contiguous) for node in nodes)
     key = ("cuda-fast-entry", read, count, words, parameters, changes)
     return code_cache.get(key, lambda: _build(nodes, count, words, parameters, changes), __name__)[0]
 
@@ -151,11 +151,9 @@ def _build(nodes, count, word_count, parameters, changes):
             values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(node.rank)]
             entry.go_on_if(fast_parts.PARTS[node.kind].call(unit, values))
             continue
-        if in_elements and _is_contiguous(node):
+        if in_elements and node.is_contiguous:
             counted.update(range(leaf.first_word, leaf.first_word + words_of(node.numba_type)))
-        variant = ".contiguous" if _is_contiguous(node) else ""
-        emit = functools.partial(_read, unit, node, in_elements)
-        outcome = entry.read(node, [leaf.ob, leaf.record, leaf.word], emit, variant)
+        outcome = entry.read(node, [leaf.ob, leaf.record, leaf.word], functools.partial(_read, unit, node, in_elements))
         with builder.if_then(builder.icmp_signed("<", outcome, _WORD(DIFFERS)), likely=False):
             builder.ret(fail.call(unit, [own, callable_, _WORD(leaf.position)]))
         is_there = builder.icmp_signed(">", outcome, _WORD(DIFFERS))
@@ -166,7 +164,6 @@ def _build(nodes, count, word_count, parameters, changes):
         else:
             is_there = builder.and_(is_there, builder.icmp_signed("==", number, device))
         entry.go_on_if(is_there)
-    entry.go_on_if_no_guard_failed()
     for code in changes:
         at = builder.ptrtoint(builder.gep(first, [_INT32(code & 0xFFFFFF)]), _WORD)
         entry.go_on_if(convert_word.call(unit, [at, _WORD(code)]))
@@ -180,14 +177,8 @@ def _build(nodes, count, word_count, parameters, changes):
     return unit.finish()
 
 
-def _is_contiguous(node) -> bool:
-    """Whether a node stands for tensors that are C-contiguous, aligned and writable."""
-    array = node.numba_type
-    return node.kind == dispatch.KIND_EXCHANGE and array.layout == "C" and array.aligned and array.mutable
-
-
 def _read(unit, node, in_elements: bool, values: list):
-    known = [_WORD(node.rank), _WORD(int(_is_contiguous(node))), _WORD(int(in_elements))]
+    known = [_WORD(node.rank), _WORD(int(node.is_contiguous)), _WORD(int(in_elements))]
     reader = read_guarded_view if node.guard else read_view
     return reader.call(unit, [*values, *known, *map(_WORD, node.guard)])
 

@@ -137,6 +137,12 @@ class Node(NamedTuple):
         """The argument `ndim` of its part: an array's rank, a tuple's number of items."""
         return self.items if self.items >= 0 else getattr(self.numba_type, "ndim", 0)
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it stands for tensors that are C-contiguous, aligned and writable."""
+        array = self.numba_type
+        return self.kind == structs.KIND_EXCHANGE and array.layout == "C" and array.aligned and array.mutable
+
 
 def with_items(numba_types) -> list:
     """Numba types, with a tuple's item types after the tuple type."""
@@ -158,7 +164,7 @@ def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, 
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
     casts = () if given == taken else (given, taken)
-    read = tuple((node.kind, node.guard, node.rank, node.items) for node in nodes)
+    read = tuple((node.kind, node.guard, node.rank, node.items, node.is_contiguous) for node in nodes)
     key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
     build = functools.partial(_build_fast_entry, context, leaves, given, taken, nodes, count, boxing)
     return code_cache.get(key, build, __name__, persist=not casts or all(map(is_plain, given + taken)))[0]
@@ -184,7 +190,6 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
                 builder.ret(fast_parts.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
         entry.go_on_if(builder.icmp_signed(">", outcome, _WORD(0)))
         used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE)
-    entry.go_on_if_no_guard_failed()
     kernel = builder.inttoptr(fast_parts.kernel_of.call(unit, [overload]), _VOID_POINTER)
     result = fast_parts.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
@@ -281,12 +286,6 @@ class EntryBuilder:
         builder.cbranch(condition, following, self.differs)
         builder.position_at_end(following)
 
-    def go_on_if_no_guard_failed(self) -> None:
-        """Emit a branch to ``differs`` if a guard has set an exception."""
-        if any(node.guard for node in self.nodes):
-            was_set = fast_parts.was_error_set.call(self.unit, [])
-            self.go_on_if(self.unit.builder.icmp_signed("==", was_set, _WORD(0)))
-
     def leaves(self, args, records, first, count: int, words_of: Callable[[Any], int] = _words_of):
         """Emit loads of the arguments of a call with `count` arguments and of tuples' items, in the order of the nodes.
 
@@ -310,16 +309,17 @@ class EntryBuilder:
             else:
                 used_words += words_of(node.numba_type)
 
-    def read(self, node: Node, values: list, emit: Callable[[list], Any], variant: str = ""):
+    def read(self, node: Node, values: list, emit: Callable[[list], Any]):
         """Emit the reading of a leaf by ``emit(values)``. Returns its result.
 
-        With many views, one function reads all views with the same rank, guard and `variant`. Beside `values`, `emit` may depend
+        With many views, one function reads all views with the same rank, guard and contiguity. Beside `values`, `emit` may depend
         on these only.
         """
         if node.kind != structs.KIND_EXCHANGE or self._views <= MAX_INLINED_VIEWS:
             return emit(values)
         unit = self.unit
-        name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}{variant}"  # a process has one guard
+        layout = ".contiguous" if node.is_contiguous else ""
+        name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}{layout}"  # a process has one guard
         if name not in unit.module.globals:
             function = ir.Function(unit.module, ir.FunctionType(_WORD, [value.type for value in values]), name)
             function.linkage = "internal"
@@ -334,6 +334,7 @@ class EntryBuilder:
 
 def _read(unit, node: Node, values: list):
     """Emit the part that reads a node's value. Returns its result."""
-    if node.guard:
-        return fast_parts.read_guarded_view.call(unit, [*values, _WORD(node.rank), *map(_WORD, node.guard)])
+    if node.kind == structs.KIND_EXCHANGE:
+        reader = fast_parts.read_guarded_view if node.guard else fast_parts.read_view
+        return reader.call(unit, [*values, _WORD(node.rank), _WORD(int(node.is_contiguous)), *map(_WORD, node.guard)])
     return fast_parts.PARTS[node.kind].call(unit, [*values, _WORD(node.rank)])

@@ -24,7 +24,17 @@ from ..producers.ndarray import ndarray_at
 from . import structs
 from .frame import is_anything_kept, put_back
 from .pack import pack_contiguous, pack_ndarray, pack_tensor
-from .torch_guard import OFFSETS, Offsets, is_odd_by, is_short_by, take_view
+from .torch_guard import (
+    OFFSETS,
+    Offsets,
+    device_in_memory,
+    field_in_memory,
+    is_in_memory,
+    is_odd_by,
+    is_short_by,
+    rank_in_memory,
+    view_in_memory,
+)
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU = int(DLDeviceType.kDLCPU)
@@ -148,42 +158,40 @@ def borrow(ob, expected, words, ndim, is_known, device_type, is_contiguous, in_e
     """Borrow the view of a tensor that has passed its guard, if any, and write its words but for the first.
 
     `device_type`: the required one. `is_contiguous`: whether the cache entry requires a C-contiguous, aligned, writable tensor.
-    `in_elements`: whether to write such a tensor's strides in elements. `is_known`: whether the producer is known to set no
-    exception when it returns success. Its exceptions are checked once a call (:data:`was_error_set`), those of others at once, so
-    that the next producer is not called with one set.
+    `in_elements`: whether to write such a tensor's strides in elements. `is_known`: whether the general path raises a better
+    error than the producer's.
 
     Returns: AGREES plus the device's number, DIFFERS or FAILED.
     """
     view = stack(DL_TENSOR_WORDS)
     dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
     failed = call_int(expected.borrow, (ob, view)) != 0
-    if not is_known and PyErr_Occurred() != 0:
-        return FAILED
+    if PyErr_Occurred() != 0:
+        return DIFFERS if is_known else FAILED
     if failed:
-        return DIFFERS  # a known producer fails again on the general path, which raises the error
-    return check_view(view, expected, words, ndim, device_type, is_contiguous, in_elements)
-
-
-@native
-def check_view(view, expected, words, ndim, device_type, is_contiguous, in_elements):
-    """Check the DLTensor at `view`, and write its words, for :func:`borrow`."""
+        return DIFFERS
     tensor = dl_tensor_at(view)
     if tensor.device.device_type != device_type or tensor.dtype.lanes != 1 or tensor.shape == 0 or tensor.ndim != ndim:
         return DIFFERS  # is_plain() for a known rank
     # Load the bytes one by one, as they were stored: a load of both would wait until both stores have left the pipeline.
     if types.intp(tensor.dtype.code) != expected.dtype & 0xFF or types.intp(tensor.dtype.bits) != expected.dtype >> 8:
         return DIFFERS
+    return pack(tensor, types.intp(tensor.device.device_id), expected, words, ndim, device_type, is_contiguous, in_elements)
+
+
+@native
+def pack(tensor, device_id, expected, words, ndim, device_type, is_contiguous, in_elements):
+    """Write the words of a DLTensor or a ``View`` with the expected dtype, rank and device type, for :func:`borrow`."""
     if is_contiguous:
-        if not pack_contiguous(view, ndim, expected.dtype, words, in_elements):
+        if not pack_contiguous(tensor, ndim, expected.dtype, words, in_elements):
             return DIFFERS
     else:
-        flags, _ = pack_tensor(view, ndim, expected.dtype, words)
+        flags, _ = pack_tensor(tensor, ndim, expected.dtype, words)
         if flags | structs.WRITEABLE != expected.flags:
             return DIFFERS
     if device_type == CPU:
         return AGREES
-    number = types.intp(tensor.device.device_id)
-    return AGREES + number if number >= 0 and number < structs.MAX_DEVICES else DIFFERS
+    return AGREES + device_id if device_id >= 0 and device_id < structs.MAX_DEVICES else DIFFERS
 
 
 @native
@@ -191,9 +199,14 @@ def borrow_guarded(ob, expected, words, ndim, device_type, is_contiguous, in_ele
     """:func:`borrow` for a type with a guard, whose :data:`torch_guard.Offsets` these are. Reads memory where that is known."""
     if is_odd_by(offsets, expected.guard, ob):
         return DIFFERS
-    view = stack(DL_TENSOR_WORDS)
-    if take_view(offsets, expected.guard, ob, view):
-        outcome = check_view(view, expected, words, ndim, device_type, is_contiguous, in_elements)
+    if offsets.ndim != 0:
+        device = device_in_memory(offsets, expected.guard, ob)
+        if device & 0xFF != device_type or field_in_memory(offsets, expected.guard, ob) != expected.dtype:
+            return DIFFERS
+        if not is_in_memory(offsets, ob) or rank_in_memory(offsets, ob) != ndim:
+            return DIFFERS
+        view = view_in_memory(offsets, ob, ndim, expected.dtype >> 11)
+        outcome = pack(view, device >> 8, expected, words, ndim, device_type, is_contiguous, in_elements)
     else:
         outcome = borrow(ob, expected, words, ndim, True, device_type, is_contiguous, in_elements)
     if outcome >= AGREES and words[2] != 0:
@@ -203,14 +216,14 @@ def borrow_guarded(ob, expected, words, ndim, device_type, is_contiguous, in_ele
     return outcome
 
 
-@part(PART_SIGNATURE)
-def read_view(ob, expected_address, array_address, words, ndim):
-    """A tensor, by a view borrowed from its type's exchange table."""
+@part(types.intp(*PART_SIGNATURE.args, types.intp))
+def read_view(ob, expected_address, array_address, words, ndim, is_contiguous):
+    """A tensor, by a view borrowed from its type's exchange table. `is_contiguous`: as for :func:`borrow`."""
     expected = structs.expected_at(expected_address)
     if Py_TYPE(ob) != expected.type:
         return DIFFERS
     put(words, 0, structs.array_at(array_address).meminfo)
-    return borrow(ob, expected, words, ndim, False, CPU, False, False)
+    return borrow(ob, expected, words, ndim, False, CPU, is_contiguous, False)
 
 
 @native
@@ -222,10 +235,10 @@ def end_of_array(words, ndim):
     return end
 
 
-@part(types.intp(*PART_SIGNATURE.args, *[types.intp] * len(OFFSETS)))
+@part(types.intp(*PART_SIGNATURE.args, types.intp, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
-    ob, expected_address, array_address, words, ndim, object_, keys, odd_keys, element_type, odd_types, autograd, storage,
-    storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, numel, storage_offset, device, storage_checked,
+    ob, expected_address, array_address, words, ndim, is_contiguous, object_, keys, odd_keys, element_type, odd_types, autograd,
+    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, numel, storage_offset, device, storage_checked,
 ):  # fmt: skip
     """:data:`read_view` for a type with a guard, whose :data:`torch_guard.OFFSETS` are the last arguments."""
     expected = structs.expected_at(expected_address)
@@ -236,16 +249,7 @@ def read_guarded_view(
         object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
         inline_ndim, numel, storage_offset, device, storage_checked,
     )  # fmt: skip
-    return borrow_guarded(ob, expected, words, ndim, CPU, False, False, offsets)
-
-
-@part(types.intp())
-def was_error_set():
-    """Whether a producer that returned success has set an exception. Clears it: the general path raises it again."""
-    if PyErr_Occurred() == 0:
-        return 0
-    c.PyErr_Clear()
-    return 1
+    return borrow_guarded(ob, expected, words, ndim, CPU, is_contiguous, False, offsets)
 
 
 @part(PART_SIGNATURE)

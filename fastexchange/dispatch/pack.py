@@ -6,7 +6,7 @@ writes the first word.
 
 from numba import types
 
-from ..ground.dltensor import DL_TENSOR_WORDS, check_sizes, dl_tensor_at, is_nowhere
+from ..ground.dltensor import DL_TENSOR_WORDS, check_sizes, is_nowhere
 from ..ground.native import load, native, put
 from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
 from . import structs
@@ -53,8 +53,8 @@ def pack_ndarray(ob, ndim, itemsize, words):
 
 
 @native
-def pack_tensor(at, ndim, field, words):
-    """Check the sizes of the DLTensor at `at`, which are not trusted, and write its words, all but the first.
+def pack_tensor(tensor, ndim, field, words):
+    """Check the sizes of a DLTensor or a :data:`View`, which are not trusted, and write its words, all but the first.
 
     1. In one loop over the dimensions, write extents and strides, and collect in `odd` and `long` whether any is too large for
        the arithmetic here.
@@ -63,7 +63,6 @@ def pack_tensor(at, ndim, field, words):
 
     Returns: (flags without WRITEABLE, or -1; a STATUS_*).
     """
-    tensor = dl_tensor_at(at)
     itemsize = field >> 11
     offset = types.intp(tensor.byte_offset)
     data = tensor.data + offset
@@ -110,13 +109,12 @@ def pack_tensor(at, ndim, field, words):
 
 
 @native
-def pack_contiguous(at, ndim, field, words, in_elements):
+def pack_contiguous(tensor, ndim, field, words, in_elements):
     """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
 
     `in_elements`: write strides in elements, not in bytes. Returns False, and the words are invalid, if the tensor is not so, or
     its sizes need an exact check.
     """
-    tensor = dl_tensor_at(at)
     itemsize = field >> 11
     offset = types.intp(tensor.byte_offset)
     data = tensor.data + offset

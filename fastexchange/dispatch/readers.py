@@ -306,7 +306,7 @@ def read_tensor(reading, kind, ob, entry, view, word):
     if word + size > reading.limit:
         return structs.STATUS_GROW, 0, 0, 0
     # 3. Pack its words.
-    key_flags, status = pack_tensor(tensor, ndim, field, as_words(word))
+    key_flags, status = pack_tensor(dl_tensor, ndim, field, as_words(word))
     # 4. Check its memory.
     if status == structs.STATUS_OK and guard != 0 and not is_empty(dl_tensor):
         end = end_of(dl_tensor) if is_own_memory else 0

@@ -85,7 +85,7 @@ def read_tensor(tensor, ndim, words):
     if not is_plain(dl_tensor) or dl_tensor.ndim != ndim:
         return 0
     field = element_field(dl_tensor)
-    _, status = pack_tensor(tensor, ndim, field, as_words(words))
+    _, status = pack_tensor(dl_tensor, ndim, field, as_words(words))
     return field if status == structs.STATUS_OK else 0
 
 

@@ -10,8 +10,8 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.dlpack import DLDeviceType
-from ..ground.dltensor import describe, dl_tensor_at
-from ..ground.native import call_int, load, native
+from ..ground.dltensor import View, describe, dl_tensor_at
+from ..ground.native import call_int, load, native, unlikely
 from . import structs
 
 CPU = int(DLDeviceType.kDLCPU)
@@ -76,7 +76,7 @@ def is_odd_by(offsets, address, ob):
     if offsets.autograd == 0:
         return False
     known = load(implementation + offsets.autograd)
-    return known != 0 and is_watched(structs.guard_at(address), known)
+    return unlikely(known != 0) and is_watched(structs.guard_at(address), known)
 
 
 @native
@@ -114,38 +114,66 @@ def is_short(address, ob, end):
 
 
 @native
-def take_view(offsets, address, ob, view):
-    """Fill the DLTensor at `view` with what lies in the memory of a tensor that is not odd.
+def is_in_memory(offsets, ob):
+    """Whether the memory of a tensor that is not odd may be read: not if PyTorch checks each access, as to copy-on-write ones."""
+    storage = load(load(ob + offsets.object) + offsets.storage)
+    return load(storage + offsets.storage_checked) & 0xFF == 0
 
-    Returns False if that is not known, or not its value: on an unknown device, copy-on-write, of a dtype that is not exported
-    as it lies in memory. Then the tensor's framework is asked.
-    """
-    if offsets.ndim == 0:
-        return False
+
+@native
+def field_in_memory(offsets, address, ob):
+    """The field of a tensor's dtype; 0 if it is not exported as it lies in memory."""
+    number = load(load(ob + offsets.object) + offsets.element_type) & 63
+    return load(structs.guard_at(address).elements + 8 * number)
+
+
+@native
+def device_in_memory(offsets, address, ob):
+    """The device of a tensor: DLPack's type and, from bit 8 on, the number; 0 if it is unknown."""
+    device = load(load(ob + offsets.object) + offsets.device) & 0xFFFF
+    if device & 0xFF == 0:
+        return CPU
+    cuda = structs.guard_at(address).cuda
+    return device & 0xFF00 | cuda if device & 0xFF == 1 and cuda != 0 else 0
+
+
+@native
+def rank_in_memory(offsets, ob):
+    """The number of dimensions of a tensor."""
+    return load(load(ob + offsets.object) + offsets.ndim)
+
+
+@native
+def view_in_memory(offsets, ob, count, itemsize):
+    """The :data:`View` of a tensor that :func:`is_in_memory`, with `count` dimensions and elements of `itemsize` bytes."""
     implementation = load(ob + offsets.object)
-    storage = load(implementation + offsets.storage)
-    guard = structs.guard_at(address)
-    field = load(guard.elements + 8 * (load(implementation + offsets.element_type) & 63))
-    if load(storage + offsets.storage_checked) & 0xFF != 0 or field == 0:
-        return False
-    device = load(implementation + offsets.device) & 0xFFFF
-    device_type = CPU
-    if device & 0xFF != 0:
-        device_type = guard.cuda
-        if device & 0xFF != 1 or device_type == 0:
-            return False
-    count = load(implementation + offsets.ndim)
     sizes = implementation + offsets.sizes
     strides = implementation + offsets.strides
     if count > offsets.inline_ndim:
         sizes = load(sizes)
         strides = sizes + 8 * count
-    tensor = dl_tensor_at(view)
-    data = load(storage + offsets.storage_data) + load(implementation + offsets.storage_offset) * (field >> 11)
+    start = load(load(implementation + offsets.storage) + offsets.storage_data)
+    data = start + load(implementation + offsets.storage_offset) * itemsize
     if load(implementation + offsets.numel) == 0:
         data = 0  # as PyTorch exports it
-    describe(tensor, data, count, field, sizes, strides)
-    if device_type != CPU:
-        tensor.device.device_type = types.int32(device_type)
-        tensor.device.device_id = types.int32(device >> 8)
+    return View(data, 0, count, sizes, strides)
+
+
+@native
+def take_view(offsets, address, ob, out):
+    """Fill the DLTensor at `out` with what lies in the memory of a tensor that is not odd.
+
+    Returns False if that is unknown, or may not be read. Then the tensor's framework is asked.
+    """
+    if offsets.ndim == 0 or not is_in_memory(offsets, ob):
+        return False
+    field = field_in_memory(offsets, address, ob)
+    device = device_in_memory(offsets, address, ob)
+    if field == 0 or device == 0:
+        return False
+    view = view_in_memory(offsets, ob, rank_in_memory(offsets, ob), field >> 11)
+    tensor = dl_tensor_at(out)
+    describe(tensor, view.data, view.ndim, field, view.shape, view.strides)
+    tensor.device.device_type = types.int32(device & 0xFF)
+    tensor.device.device_id = types.int32(device >> 8)
     return True

@@ -1,6 +1,7 @@
 """DLTensors: checks, before any pointer of a producer is followed; making managed tensors, and calling their deleters."""
 
 import sys
+from collections import namedtuple
 
 import numpy as np
 from numba import types
@@ -48,6 +49,10 @@ NDIM = 35
 SHAPE = 36
 OVERFLOW = 37
 VERSION = 38
+
+
+View = namedtuple("View", "data byte_offset ndim shape strides")
+"""Fields of a DLTensor that is nowhere in memory, for functions that take either."""
 
 
 @native

@@ -25,7 +25,7 @@ from .once import cached_property
 __all__ = [
     "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",
     "global_address", "load", "native", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array",
-    "store", "struct_at",
+    "store", "struct_at", "unlikely",
 ]  # fmt: skip
 
 
@@ -112,6 +112,18 @@ def struct_at(name: str):
         return record(types.intp), codegen
 
     return at
+
+
+@intrinsic
+def unlikely(typingctx, flag):
+    """The truth value `flag`, which is rarely true: code behind it does not take registers from other code."""
+
+    def codegen(context, builder, signature, args):
+        bit = ir.IntType(1)
+        expect = builder.module.declare_intrinsic("llvm.expect", [bit], ir.FunctionType(bit, [bit, bit]))
+        return builder.call(expect, [args[0], bit(0)])
+
+    return types.boolean(types.boolean), codegen
 
 
 # ---- memory and calls ----------------------------------------------------------------------------------------------

@@ -18,7 +18,18 @@ from .._abi import ffi
 from ..ground.cfunction import cfunction
 from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import describe, dl_tensor_at
-from ..ground.native import address_of, call_int, cstring, global_address, load, native, stack, store, struct_at
+from ..ground.native import (
+    address_of,
+    call_int,
+    cstring,
+    global_address,
+    load,
+    native,
+    offset_of,
+    sizeof,
+    stack,
+    struct_at,
+)
 from ..ground.once import for_ever, once
 from . import torch_samples as samples
 from .numpy_table import buffer_error
@@ -40,9 +51,18 @@ typedef struct {
     int64_t elements;           /* `elements` of the fx_guard */
     int64_t cuda;               /* DLPack's type of a GPU */
 } fx_torch_abi;
+/* What its functions tell of a tensor. */
+typedef struct {
+    int64_t data, dim, sizes, strides;
+    int32_t dtype, device_type, device_index;
+} fx_torch_told;
 """
 
-_abi_at = struct_at("fx_torch_abi")
+_abi_at, _told_at = struct_at("fx_torch_abi"), struct_at("fx_torch_told")
+_TOLD_WORDS = (sizeof("fx_torch_told") + 7) // 8
+_DATA, _DIM, _SIZES, _STRIDES, _DTYPE, _DEVICE_TYPE, _DEVICE_INDEX = (
+    offset_of("fx_torch_told", name) for name in ("data", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+)
 
 
 @native
@@ -63,23 +83,23 @@ def dltensor_from_py_object_no_sync(py_object, out):
     """
     abi = torch_abi()
     handle = py_object + abi.handle
-    answers = stack(7)
-    store(answers + 48, 0)
-    failed = call_int(abi.device_type, (handle, answers)) | call_int(abi.dtype, (handle, answers + 8))
-    failed |= call_int(abi.dim, (handle, answers + 16)) | call_int(abi.sizes, (handle, answers + 24))
-    failed |= call_int(abi.strides, (handle, answers + 32)) | call_int(abi.data_ptr, (handle, answers + 40))
-    device = load(answers) & 0xFFFFFFFF
-    if device != 0:
-        failed |= call_int(abi.device_index, (handle, answers + 48))
-    number = load(answers + 8) & 0xFFFFFFFF
-    field = load(abi.elements + 8 * number) if number < 64 else 0
-    if failed != 0 or device > 1 or field == 0:
+    at = stack(_TOLD_WORDS)
+    told = _told_at(at)
+    failed = call_int(abi.device_type, (handle, at + _DEVICE_TYPE)) | call_int(abi.dtype, (handle, at + _DTYPE))
+    failed |= call_int(abi.dim, (handle, at + _DIM)) | call_int(abi.sizes, (handle, at + _SIZES))
+    failed |= call_int(abi.strides, (handle, at + _STRIDES)) | call_int(abi.data_ptr, (handle, at + _DATA))
+    device = 0
+    if told.device_type != 0:
+        failed |= call_int(abi.device_index, (handle, at + _DEVICE_INDEX))
+        device = told.device_index
+    field = load(abi.elements + 8 * types.intp(told.dtype)) if 0 <= told.dtype < 64 else 0
+    if failed != 0 or not 0 <= told.device_type <= 1 or field == 0:
         return buffer_error(cstring("PyTorch's C ABI shows no memory of this tensor that DLPack could describe"))
     tensor = dl_tensor_at(out)
-    describe(tensor, load(answers + 40), load(answers + 16), field, load(answers + 24), load(answers + 32))
-    if device != 0:
+    describe(tensor, told.data, told.dim, field, told.sizes, told.strides)
+    if told.device_type != 0:
         tensor.device.device_type = types.int32(abi.cuda)
-        tensor.device.device_id = types.int32(load(answers + 48) & 0xFF)
+        tensor.device.device_id = types.int32(device)
     return types.int32(0)
 
 
