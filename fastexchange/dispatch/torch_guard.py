@@ -122,7 +122,7 @@ def is_in_memory(offsets, ob):
 
 @native
 def field_in_memory(offsets, address, ob):
-    """The field of a tensor's dtype; 0 if it is not exported as it lies in memory."""
+    """An item of ``elements`` of an ``fx_guard``: the field of a tensor's dtype, and more if it has lanes; 0 if it is unknown."""
     number = load(load(ob + offsets.object) + offsets.element_type) & 63
     return load(structs.guard_at(address).elements + 8 * number)
 
@@ -169,7 +169,7 @@ def take_view(offsets, address, ob, out):
         return False
     field = field_in_memory(offsets, address, ob)
     device = device_in_memory(offsets, address, ob)
-    if field == 0 or device == 0:
+    if field == 0 or field >> 16 != 0 or device == 0:
         return False
     view = view_in_memory(offsets, ob, rank_in_memory(offsets, ob), field >> 11)
     tensor = dl_tensor_at(out)

@@ -15,6 +15,7 @@ import llvmlite.binding
 from numba import types
 
 from .._abi import ffi
+from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import describe, dl_tensor_at
@@ -32,7 +33,6 @@ from ..ground.native import (
 )
 from ..ground.once import for_ever, once
 from . import torch_samples as samples
-from .numpy_table import buffer_error
 from .torch_offsets import alone, c_function, guard
 
 __all__ = ["borrow_function", "dltensor_from_py_object_no_sync", "why_not"]
@@ -77,9 +77,9 @@ def dltensor_from_py_object_no_sync(py_object, out):
 
     A copy-on-write tensor gets memory of its own, as from PyTorch's own function.
 
-    Returns: 0, or -1 with an exception set. Raises: BufferError for a tensor whose memory PyTorch does not show, and then PyTorch
-    also writes the reason to stderr; for a dtype that DLPack lacks; for other devices than the CPU and GPUs.
-    GIL: held; no Python code runs.
+    Returns: 0, or -1 with an exception set. Raises: RuntimeError, as PyTorch's own function, for a tensor whose memory PyTorch
+    does not show, and then PyTorch also writes the reason to stderr; for a dtype that DLPack lacks; for a device that is neither
+    the CPU nor a GPU. ``producers.torch.as_dlpack_raises`` knows the error to raise instead. GIL: held; no Python code runs.
     """
     abi = torch_abi()
     handle = py_object + abi.handle
@@ -94,9 +94,11 @@ def dltensor_from_py_object_no_sync(py_object, out):
         device = told.device_index
     field = load(abi.elements + 8 * types.intp(told.dtype)) if 0 <= told.dtype < 64 else 0
     if failed != 0 or not 0 <= told.device_type <= 1 or field == 0:
-        return buffer_error(cstring("PyTorch's C ABI shows no memory of this tensor that DLPack could describe"))
+        c.PyErr_SetString(global_address("PyExc_RuntimeError"), cstring("PyTorch's C ABI shows no memory for DLPack"))
+        return types.int32(-1)
     tensor = dl_tensor_at(out)
-    describe(tensor, told.data, told.dim, field, told.sizes, told.strides)
+    describe(tensor, told.data, told.dim, field & 0xFFFF, told.sizes, told.strides)
+    tensor.dtype.lanes = 1 + (field >> 16)
     if told.device_type != 0:
         tensor.device.device_type = types.int32(abi.cuda)
         tensor.device.device_id = types.int32(device)
@@ -143,12 +145,12 @@ def _is_told(tensor) -> bool:
     view = ffi.new("DLTensor *")
     try:
         borrow(tensor, address_of(view))
-    except BufferError:
+    except RuntimeError:
         return not samples.field_of(tensor.detach())
     dtype, device, count = view.dtype, view.device, tensor.dim()
     return (
         (int(device.device_type), device.device_id) == (DLDeviceType.kDLCPU, 0) and view.ndim == count
-        and dtype.code | dtype.bits << 8 == samples.field_of(tensor.detach()) and dtype.lanes == 1
+        and dtype.code | dtype.bits << 8 | dtype.lanes - 1 << 16 == samples.field_of(tensor.detach())
         and address_of(view.data) + view.byte_offset == tensor.data_ptr()
         and [view.shape[i] for i in range(count)] == [*tensor.size()]
         and [view.strides[i] for i in range(count)] == [*tensor.stride()]

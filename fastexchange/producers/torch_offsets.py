@@ -55,7 +55,7 @@ typedef struct {
     int64_t storage_offset;     /* of the first element in the storage, in elements */
     int64_t device;             /* two bytes: the device's type, 0 for the CPU, 1 for a GPU; and its index */
     int64_t cuda;               /* not an offset: DLPack's type of a GPU; 0: tensors there have not been tried yet */
-    int64_t elements;           /* int64_t[64]: by the dtype's number its field for DLPack, code | bits << 8; 0: it is not read */
+    int64_t elements;           /* int64_t[64]: by the dtype's number code | bits << 8 | lanes - 1 << 16 for DLPack; 0: unknown */
     int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
     int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */
@@ -327,7 +327,8 @@ class Guard:
         read = _word(owner + native.storage_data) + _word(at + native.storage_offset) * itemsize
         seen = read if _word(at + native.numel) else 0, _words(sizes, count), _words(strides, count)
         field = self._elements[_word(at + native.element_type) & 63]
-        is_right = _word(at + native.ndim) == count and seen == told and field >> 8 in (0, 8 * itemsize)
+        bits = (field >> 8 & 0xFF) * (1 + (field >> 16))
+        is_right = _word(at + native.ndim) == count and seen == told and bits in (0, 8 * itemsize)
         if is_right and not is_on_cpu:
             for number in range(GUARDS):
                 self._guards[number].cuda = int(device_type)

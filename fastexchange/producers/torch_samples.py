@@ -17,13 +17,13 @@ __all__ = [
 
 
 def field_of(tensor) -> int:
-    """Return ``code | bits << 8`` of a tensor's export; 0 if it has none, or another number of lanes than 1."""
+    """Return ``code | bits << 8 | lanes - 1 << 16`` of a tensor's export; 0 if it has none."""
     try:
         capsule = tensor.__dlpack__()
         dtype = ffi.cast("DLManagedTensor *", PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor.dtype
     except Exception:  # a dtype that DLPack lacks
         return 0
-    return dtype.code | dtype.bits << 8 if dtype.lanes == 1 else 0
+    return dtype.code | dtype.bits << 8 | dtype.lanes - 1 << 16
 
 
 def dtypes() -> set:
