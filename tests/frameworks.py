@@ -10,6 +10,7 @@ import numpy as np
 from made_producers import Dunder, Ignorant, Legacy, Tabled
 
 from fastexchange import from_dlpack
+from fastexchange.dispatch import structs
 from fastexchange.exchange.export import known
 
 try:
@@ -69,7 +70,16 @@ class Framework:
 
 def with_strides_of(tensor, array):
     """`array`, which `tensor` shares, with the strides that `tensor` is exported with."""
-    return np.lib.stride_tricks.as_strided(array, strides=np.from_dlpack(tensor).strides, writeable=array.flags.writeable)
+    if torch is not None and isinstance(tensor, torch.Tensor) and is_borrowed():
+        strides = tuple(step * array.itemsize for step in tensor.stride())  # PyTorch before 2.9 exports others for extents of 1
+    else:
+        strides = np.from_dlpack(tensor).strides
+    return np.lib.stride_tricks.as_strided(array, strides=strides, writeable=array.flags.writeable)
+
+
+def is_borrowed() -> bool:
+    """Whether native code borrows views of PyTorch's tensors: from memory, by the C ABI, or by the exchange table."""
+    return torch is not None and known(torch.Tensor)["kind"] == structs.KIND_EXCHANGE
 
 
 def has_table() -> bool:

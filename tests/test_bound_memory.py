@@ -15,7 +15,7 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import has_table, torch
 
 from fastexchange import fast_args
 
@@ -251,7 +251,7 @@ def test_declared_outputs_of_a_launch_that_follows():
     x = torch.arange(100.0)
     launch = double.bind(x)
     result = launch()
-    for moves in (x, result):
+    for moves in (x, result) if has_table() else (x,):  # without a table the result is NumPy's
         moves.share_memory_()
         x += 1
         again = launch()

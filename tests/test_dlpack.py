@@ -32,7 +32,7 @@ def headers():
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:
             header = Path(spec.origin).parent / path
-            if header.exists():
+            if header.exists() and "DLPackExchangeAPI" in header.read_text():  # PyTorch before 2.10 has an older one
                 yield header
 
 

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import pytest
 from failing_kernels import fails
-from frameworks import has_table, torch
+from frameworks import is_borrowed, torch
 from interpreter import run_python
 from made_producers import (
     Dunder,
@@ -332,7 +332,7 @@ def test_torch_dtypes_that_numpy_has_with_ml_dtypes_only():
 def test_torch_tensors_without_memory():
     tensor = torch.ones(4)
     tensor.untyped_storage().resize_(0)
-    check_refused(tensor, "NULL" if has_table() else "storage has been freed")
+    check_refused(tensor, "NULL" if is_borrowed() else "storage has been freed")
 
 
 @needs_torch

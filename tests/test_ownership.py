@@ -25,7 +25,7 @@ import numba
 import numpy as np
 import pytest
 import test_escape
-from frameworks import has_table, torch, tvm_ffi
+from frameworks import has_table, is_borrowed, torch, tvm_ffi
 from fuzzing import is_fast
 from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, GivesLegacy
 from interpreter import run_python
@@ -836,7 +836,7 @@ def test_a_plan_without_a_guard_is_not_used_again_for_pytorch():
     gc.collect()
     tensor = guarded_table()
     call_often(kernel, tensor)
-    assert is_fast(kernel, tensor) is has_table()
+    assert is_fast(kernel, tensor) is is_borrowed()
     for bad in (tensor.clone().requires_grad_(), torch._neg_view(tensor.as_subclass(torch.Tensor)).as_subclass(type(tensor))):
         assert raised(end_of(kernel, bad)) is BufferError
 

@@ -22,15 +22,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forked import needs_fork, run_forked  # noqa: E402
-from frameworks import has_table  # noqa: E402
+from frameworks import has_table, is_borrowed  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
 from interpreter import run_python  # noqa: E402
 from made_producers import Dunder, Ledger, Legacy, tabled_type  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
-from fastexchange.dispatch import structs  # noqa: E402
-from fastexchange.exchange.export import known  # noqa: E402
 from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -352,7 +350,7 @@ def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
             a.untyped_storage().resize_(0)
             return function(*args, **(kwargs or {}))
 
-    if producer.guard().knows_all and known(torch.Tensor)["kind"] == structs.KIND_EXCHANGE:
+    if producer.guard().knows_all and is_borrowed():
         with Frees():  # PyTorch is asked nothing, so nothing is freed
             assert first_and_sum(a, b) == (2.0, 1 << 16)
     else:
