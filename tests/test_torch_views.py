@@ -1,22 +1,29 @@
-"""PyTorch's tensors on the CPU, read in memory by cached calls: what is read is what PyTorch says, or is not used.
-
-In a process of its own with ``FASTEXCHANGE_TORCH=memory``.
-"""
+"""The sources of a PyTorch tensor's view: memory, the stable C ABI, the exchange table. What is read is what PyTorch says."""
 
 import contextlib
+import ctypes
 import random
+import re
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from frameworks import has_table  # noqa: E402
 from interpreter import run_python  # noqa: E402
+from oracle import references_kept  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
+from fastexchange._abi import ffi  # noqa: E402
+from fastexchange.exchange.export import known  # noqa: E402
+from fastexchange.ground.native import address_of  # noqa: E402
+from fastexchange.producers import torch_abi, torch_samples  # noqa: E402
 from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
-FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "elements")
+FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "numel", "storage_offset", "device", "elements")
 needs_views = pytest.mark.skipif(not producer.guard().knows_views, reason="tensors are not read in memory here")
 
 
@@ -77,7 +84,7 @@ def test_a_field_that_is_elsewhere_is_noticed(field, monkeypatch):
             if field == "elements":
                 self._elements[6] += 1 << 8
             else:
-                fields[field] += 8 if field != "inline_ndim" else 1
+                fields[field] += {"inline_ndim": 1, "device": 2}.get(field, 8)
         found(self, **fields)
 
     monkeypatch.setattr(producer.Guard, "_set", set_wrongly)
@@ -144,9 +151,245 @@ def test_tensors_that_change_between_calls():
     assert 100 < refused < 5000
 
 
+CORRUPTIONS = 50
+
+
+@pytest.mark.parametrize("seed", range(CORRUPTIONS))
+def test_memory_that_looks_otherwise(seed, monkeypatch):
+    """Some words of each tensor and storage are not what they are, as in a PyTorch with another layout: no wrong view."""
+    rng = random.Random(seed)
+    monkeypatch.setenv("FASTEXCHANGE_TORCH", "memory")
+    right = producer.Guard()
+    at = 8 * rng.randrange(32)
+    change = rng.choice([lambda word: word + 8, lambda word: 0, lambda word: word ^ 1, lambda word: word >> 8])
+    moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
+    read, read_byte = producer._word, producer._byte
+    heads: set[int] = set()
+
+    def is_changed(address: int) -> bool:
+        return any(head + at <= address < head + (256 if moved else at + 8) for head in heads)
+
+    def word(address: int) -> int:
+        if not is_changed(address):
+            return read(address)
+        return read(address + moved) if moved else ctypes.c_ssize_t(change(read(address))).value
+
+    def byte(address: int) -> int:
+        return read_byte(address + moved) if is_changed(address) else read_byte(address)
+
+    class Tensor:
+        """Notes where tensors and storages are."""
+
+        def __get__(self, tensor, cls):
+            heads.add(found := own.__get__(tensor, cls))
+            return found
+
+    own = torch._C.TensorBase._cdata if seed % 2 else torch.UntypedStorage._cdata
+    owner = torch.Tensor if seed % 2 else torch.UntypedStorage
+    monkeypatch.setattr(owner, "_cdata", Tensor(), raising=False)
+    monkeypatch.setattr(producer, "_word", word)
+    monkeypatch.setattr(producer, "_byte", byte)
+    found = producer.Guard()
+    if found.knows_views:  # then nothing that matters has changed, or all was found where it now is
+        assert all(map(found.reads, tensors()))
+        names = ("storage", "storage_data", "storage_size", "storage_checked", *FIELDS[:-1])
+        assert moved or all(getattr(found.native, name) == getattr(right.native, name) for name in names)
+
+
+# ---- the C ABI -----------------------------------------------------------------------------------------------------
+
+
+def view_by_the_abi(tensor):
+    borrow = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(torch_abi.borrow_function())
+    view = ffi.new("DLTensor *")
+    borrow(tensor, address_of(view))
+    return view
+
+
+needs_abi = pytest.mark.skipif(bool(torch_abi.why_not()), reason=torch_abi.why_not() or "it can be used")
+
+
+@needs_abi
+def test_the_c_abi_tells_what_pytorch_tells():
+    for tensor in (*tensors(), *torch_samples.strided_tensors()):
+        with references_kept(tensor):
+            try:
+                view = view_by_the_abi(tensor)
+            except RuntimeError:
+                assert not torch_samples.field_of(tensor.detach())
+                continue
+        assert (int(view.device.device_type), view.device.device_id, view.ndim) == (1, 0, tensor.dim())
+        assert address_of(view.data) + view.byte_offset == tensor.data_ptr() and view.dtype.lanes * view.dtype.bits % 8 == 0
+        shape, strides = ([of[i] for i in range(view.ndim)] for of in (view.shape, view.strides))
+        assert shape == [*tensor.shape] and strides == [*tensor.stride()]
+
+
+@needs_abi
+def test_the_c_abi_copies_a_copy_on_write_tensor():
+    x = torch.arange(6.0)
+    lazy = torch._lazy_clone(x)
+    ffi.cast("float *", view_by_the_abi(lazy).data)[0] = 7
+    assert x[0] == 0 and lazy[0] == 7
+    forbidden = torch.arange(3.0)
+    torch._C._set_throw_on_mutable_data_ptr(forbidden)
+    with pytest.raises(RuntimeError, match="C ABI"):
+        view_by_the_abi(forbidden)
+
+
+FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+
+
+@needs_abi
 @pytest.mark.slow
-@pytest.mark.skipif(producer.guard().knows_views, reason="this is that process")
-def test_in_a_process_that_reads_memory():
-    code = f"import pytest; raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', {__file__!r}]))"
-    done = run_python(code, FASTEXCHANGE_TORCH="memory")
-    assert "28 passed" in done.stdout, done.stdout
+@pytest.mark.parametrize("other", ["None", "dim", "strides"])
+@pytest.mark.parametrize("name", FUNCTIONS[:-1])  # that of the index is called for tensors on a GPU only
+def test_a_c_abi_that_is_not_as_expected_is_not_used(name, other):
+    """A function is missing, or is another one."""
+    if other == name:
+        other = "data_ptr"
+    code = f"""
+    from fastexchange.producers import torch_abi
+    own = torch_abi.c_function
+    changed = "aoti_torch_get_{name}"
+    torch_abi.c_function = lambda name: own(name) if name != changed else own("aoti_torch_get_{other}")
+    import torch, fastexchange
+    why = torch_abi.why_not()
+    assert why and torch_abi.borrow_function() == 0, why
+    print(why)
+    assert fastexchange.fast_args(lambda x: x.sum())(torch.ones(3)) == 3
+    assert why in str(fastexchange.explain(torch.ones(3)))
+    """
+    done = run_python(textwrap.dedent(code), FASTEXCHANGE_TORCH="abi")
+    assert ("lacks" if other == "None" else "differ") in done.stdout
+
+
+# ---- storages whose accesses PyTorch checks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forbid", ["_set_throw_on_mutable_data_ptr", "_set_warn_deprecated_on_mutable_data_ptr"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_memory_that_must_not_be_read(forbid):
+    """PyTorch makes the storages of functional tensors so. The error is PyTorch's own, as of the exchange table."""
+    calls = {
+        "call": fast_args(lambda x: x.sum()), "list": fast_args(lambda x: x[0].sum()), "tuple": fast_args(lambda x: x[0].sum()),
+    }  # fmt: skip
+    for how, kernel in calls.items():
+        wrapped = {"call": lambda x: x, "list": lambda x: [x], "tuple": lambda x: (x, 1)}[how]
+        cached(kernel, wrapped(torch.arange(3.0)))
+        tensor = torch.arange(3.0)
+        getattr(torch._C, forbid)(tensor)
+        for _ in range(3):
+            if "warn" in forbid:
+                assert kernel(wrapped(tensor)) == 3.0
+                continue
+            with references_kept(tensor), pytest.raises(RuntimeError, match="'x'"):
+                kernel(wrapped(tensor))
+        assert kernel(wrapped(torch.arange(3.0))) == 3.0
+
+
+@needs_views
+def test_a_launch_notices_a_storage_that_becomes_copy_on_write():
+    x = torch.arange(3.0)
+    launch = fast_args(_double).bind(x)
+    launch()
+    lazy = torch._lazy_clone(x)
+    launch()
+    assert lazy.tolist() == [0.0, 2.0, 4.0] and x.tolist() == [0.0, 4.0, 8.0]
+
+
+def _double(x):
+    x *= 2
+
+
+# ---- the choice ----------------------------------------------------------------------------------------------------
+
+SAYS = {
+    "memory": "its source is memory: each call reads",
+    "abi": "its source is PyTorch's C ABI; not memory: FASTEXCHANGE_TORCH=abi",
+    "table": "its source is the exchange table: FASTEXCHANGE_TORCH=table",
+}
+
+
+@needs_abi
+@pytest.mark.parametrize("source", SAYS)
+def test_the_source_can_be_chosen_and_is_named(source):
+    code = "import torch, fastexchange; print(fastexchange.explain(torch.ones(3)))"
+    said = run_python(code, FASTEXCHANGE_TORCH=source).stdout
+    assert SAYS[source] in re.sub(r"\s+", " ", said) or not has_table()
+    code = "import torch; from fastexchange.command import probe; print(*probe._torch(torch))"
+    doctor = run_python(code, FASTEXCHANGE_TORCH=source).stdout
+    assert {"memory": "memory: its layout", "abi": "the C ABI; not memory", "table": "the exchange table, or"}[source] in doctor
+
+
+@needs_abi
+def test_the_abi_needs_no_table():
+    names = [name for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__") if name in vars(torch.Tensor)]
+    code = f"""
+import torch, fastexchange
+for name in {names!r}:
+    delattr(torch.Tensor, name)
+kernel = fastexchange.fast_args(lambda x: x.sum())
+for _ in range(40):
+    assert kernel(torch.ones(3)) == 3
+print(kernel.counts())
+"""
+    assert "slow=1" in run_python(code, FASTEXCHANGE_TORCH="abi").stdout
+
+
+# ---- tensors on a GPU ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def said_to_be_on(tensor, index: int):
+    """Within: the tensor says that it is on a GPU, although its memory is the CPU's. PyTorch must not compute with it."""
+
+    def keys(*names):
+        return sum(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names)
+
+    native = producer.guard().native
+    at = ctypes.c_uint16.from_address(tensor._cdata + native.device)
+    own_keys = ctypes.c_uint64.from_address(tensor._cdata + native.keys)
+    before = at.value, own_keys.value
+    at.value = 1 | index << 8
+    own_keys.value = own_keys.value & ~keys("CPU", "AutocastCPU") | keys("CUDA", "AutocastCUDA")
+    try:
+        yield tensor
+    finally:
+        at.value, own_keys.value = before
+
+
+@needs_views
+@pytest.mark.parametrize("index", [0, 1, 7])
+def test_a_tensor_on_a_gpu(index):
+    """It is read as PyTorch's own functions tell, and only after one such tensor has been compared with what they tell."""
+    guard = producer.Guard()
+    tensor = torch.arange(12.0).view(3, 4)[1:]
+    with said_to_be_on(tensor, index):
+        assert tensor.device == torch.device("cuda", index) and not guard.native.cuda
+        assert guard.reads(tensor) and guard.native.cuda == 2
+        assert not producer.keys_of(tensor) & guard.native.odd_keys
+        borrows = [torch_abi.borrow_function()] if not torch_abi.why_not() else []
+        borrows += [known(torch.Tensor)["borrow"]] if has_table() else []
+        for borrow in borrows:
+            view = ffi.new("DLTensor *")
+            assert ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(borrow)(tensor, address_of(view)) == 0
+            assert (int(view.device.device_type), view.device.device_id) == (2, index)
+            assert address_of(view.data) == tensor.data_ptr() and [view.shape[0], view.shape[1]] == [2, 4]
+        with pytest.raises((BufferError, TypeError), match=r"'x'[^|]*(device|cuda)"):
+            described(tensor)
+    assert described(tensor)[0] == (2, 4)
+
+
+# ---- all of PyTorch's tests, by each source ------------------------------------------------------------------------
+
+FILES = ("test_torch.py", "test_torch_views.py", "test_storage.py", "test_lists.py", "test_tuples.py", "test_bound_memory.py",
+         "test_calls.py", "test_results.py", "test_outputs.py", "test_escape.py", "test_truth_table.py")  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("source", ["abi", "table"])
+def test_pytorchs_tests_by_the_other_sources(source):
+    files = [str(Path(__file__).with_name(name)) for name in FILES]
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
+    done = run_python(f"import pytest; raise SystemExit(pytest.main({options!r}))", FASTEXCHANGE_TORCH=source)
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 1000, done.stdout

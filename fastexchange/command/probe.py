@@ -278,7 +278,7 @@ def _disk_cache() -> Iterator[Finding]:
 
 
 def _torch(torch) -> Iterator[Finding]:
-    from ..producers import torch_offsets
+    from ..producers import torch_abi, torch_offsets
 
     section = "frameworks"
     guard = torch_offsets.guard()
@@ -296,11 +296,16 @@ def _torch(torch) -> Iterator[Finding]:
         why = guard.why.get(what, "it needs the keys")
         also = "" if guard.can_ask else f"; native code cannot ask either: {guard.why.get('queries')}"
         yield Finding(section, name, SLOW, f"not found, so {who}: {why}{also}", _REPORT)
-    if guard.knows_views:
-        yield Finding(section, "torch: views", OK, "verified: cached calls on the CPU read tensors in memory")
-    elif guard.knows_all:
-        text = f"not found, so each call asks the exchange table: {guard.why_no_views}"
-        yield Finding(section, "torch: views", NOTHING, text)
+    if guard.knows_all:
+        name, source = "torch: source of views", torch_offsets.source()
+        why_no_abi = torch_abi.why_not() if source != "table" else guard.why_no_views
+        if guard.knows_views:
+            yield Finding(section, name, OK, "memory: its layout is verified")
+        elif not why_no_abi:
+            yield Finding(section, name, OK, f"the C ABI; not memory: {guard.why_no_views}")
+        else:
+            text = f"the exchange table, or without one __dlpack__; not memory: {guard.why_no_views}; not the C ABI: {why_no_abi}"
+            yield Finding(section, name, NOTHING, text)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
     yield from _refused(section, "torch: requires grad", torch.ones(4, requires_grad=True))
     yield from _refused(section, "torch: lazily conjugated", torch.ones(4, dtype=torch.complex64).conj())

@@ -207,15 +207,19 @@ def _view_of_pytorch(notes: list[str], has_table: bool = True) -> int:
     Tensors that are read in memory need neither, but for the few that are not, copy-on-write ones for example.
     """
     guard, chosen = torch_offsets.guard(), torch_offsets.source()
-    if guard.knows_views:
-        notes.append("each call reads it in memory, where the layout of tensors is verified")
-    if not guard.knows_all or chosen == "table" or (guard.knows_views and has_table):
+    if not guard.knows_all:
         return 0
-    function = torch_abi.borrow_function()
-    if not guard.knows_views:
-        why = torch_abi.why_not() or "each call asks PyTorch's C ABI"
-        notes.append(f"it is not read in memory: {guard.why_no_views}; {why}")
-    return function
+    if guard.knows_views:
+        notes.append("its source is memory: each call reads the tensor where the verified layout has it")
+        return 0 if has_table else torch_abi.borrow_function()
+    other = "the exchange table" if has_table else "its capsule"
+    if chosen == "table":
+        notes.append(f"its source is {other}: {guard.why_no_views}")
+        return 0
+    why = torch_abi.why_not()
+    source = f"{other}; not PyTorch's C ABI: {why}" if why else "PyTorch's C ABI"
+    notes.append(f"its source is {source}; not memory: {guard.why_no_views}")
+    return torch_abi.borrow_function()
 
 
 def _guard(cls: type, notes: list[str]) -> int:

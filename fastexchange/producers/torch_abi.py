@@ -33,7 +33,7 @@ from ..ground.native import (
 )
 from ..ground.once import for_ever, once
 from . import torch_samples as samples
-from .torch_offsets import alone, c_function, guard
+from .torch_offsets import alone, c_function, checked_address, guard
 
 __all__ = ["borrow_function", "dltensor_from_py_object_no_sync", "why_not"]
 
@@ -78,8 +78,7 @@ def dltensor_from_py_object_no_sync(py_object, out):
     A copy-on-write tensor gets memory of its own, as from PyTorch's own function.
 
     Returns: 0, or -1 with an exception set. Raises: RuntimeError, as PyTorch's own function, for a tensor whose memory PyTorch
-    does not show, and then PyTorch also writes the reason to stderr; for a dtype that DLPack lacks; for a device that is neither
-    the CPU nor a GPU. ``producers.torch.as_dlpack_raises`` knows the error to raise instead. GIL: held; no Python code runs.
+    does not show, for a dtype that DLPack lacks, for a device that is neither the CPU nor a GPU. ``producers.torch.as_dlpack_raises`` knows the error to raise instead. GIL: held; no Python code runs.
     """
     abi = torch_abi()
     handle = py_object + abi.handle
@@ -148,10 +147,13 @@ def _is_told(tensor) -> bool:
     except RuntimeError:
         return not samples.field_of(tensor.detach())
     dtype, device, count = view.dtype, view.device, tensor.dim()
+    try:
+        shape, strides = (ffi.cast("int64_t *", checked_address(address_of(of))) for of in (view.shape, view.strides))
+    except ValueError:
+        return False
     return (
         (int(device.device_type), device.device_id) == (DLDeviceType.kDLCPU, 0) and view.ndim == count
         and dtype.code | dtype.bits << 8 | dtype.lanes - 1 << 16 == samples.field_of(tensor.detach())
         and address_of(view.data) + view.byte_offset == tensor.data_ptr()
-        and [view.shape[i] for i in range(count)] == [*tensor.size()]
-        and [view.strides[i] for i in range(count)] == [*tensor.stride()]
+        and [shape[i] for i in range(count)] == [*tensor.size()] and [strides[i] for i in range(count)] == [*tensor.stride()]
     )  # fmt: skip

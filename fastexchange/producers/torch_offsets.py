@@ -319,11 +319,15 @@ class Guard:
         is_on_cpu = (device_type, device_id, kind) == (DLDeviceType.kDLCPU, 0, 0)
         if not is_on_cpu and (kind != _CUDA or device_id != index or device_type not in _CUDA_IN_DLPACK):
             return False
-        at, owner = tensor._cdata, _word(tensor._cdata + native.storage)
+        at = tensor._cdata
         sizes, strides = at + native.sizes, at + native.strides
-        if count > native.inline_ndim:
-            sizes = _word(sizes)
-            strides = sizes + _WORD * count
+        try:
+            owner = checked_address(_word(at + native.storage))
+            if count > native.inline_ndim:
+                sizes = checked_address(_word(sizes))
+                strides = sizes + _WORD * count
+        except ValueError:
+            return False
         read = _word(owner + native.storage_data) + _word(at + native.storage_offset) * itemsize
         seen = read if _word(at + native.numel) else 0, _words(sizes, count), _words(strides, count)
         field = self._elements[_word(at + native.element_type) & 63]
@@ -472,17 +476,20 @@ class Guard:
         return offsets
 
     def _known(self, tensor) -> int:
-        return _word(tensor._cdata + self.native.autograd)
+        """The address of a tensor's autograd metadata. Raises ValueError if the word found is no address."""
+        return checked_address(_word(tensor._cdata + self.native.autograd))
 
     def _is_watched(self, tensor) -> bool:
         """Read ``tensor.requires_grad`` from memory, as ``dispatch.torch_guard`` does."""
-        known, native = self._known(tensor), self.native
-        if not known:
+        native = self.native
+        if not _word(tensor._cdata + native.autograd):
             return False
+        known = self._known(tensor)
         watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
         if not watched and _byte(known + native.is_view):
-            known = _word(_word(known + native.base) + native.autograd)
+            known = _word(checked_address(_word(known + native.base)) + native.autograd)
             if known:
+                known = checked_address(known)
                 watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
         return bool(watched)
 
@@ -530,6 +537,20 @@ def alone(find) -> None:
 def _offsets(step: int, holds) -> list[int]:
     """Return the offsets in a C++ object for which `holds` is true."""
     return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
+
+
+def checked_address(address: int) -> int:
+    """Return an address that was read where a pointer may be. Raises ValueError if nobody could read the bytes there."""
+    try:
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            if not address or address % _WORD or len(memory.read(_SCANNED_BYTES)) < _SCANNED_BYTES:
+                raise ValueError
+    except (FileNotFoundError, PermissionError):  # another system than Linux, or a sandbox
+        return address
+    except (OSError, ValueError, OverflowError):
+        raise ValueError(f"{address:#x} is no address of an object") from None
+    return address
 
 
 def _word(address: int) -> int:
