@@ -8,7 +8,7 @@ import weakref
 import numba
 import numpy as np
 import pytest
-from frameworks import has_table, torch, tvm_ffi
+from frameworks import is_borrowed, torch, tvm_ffi
 from interpreter import run_python
 from made_producers import Dunder, Tabled, WithMethods, capsule, exchange_table, tabled_type, tabled_type_with_methods
 from oracle import type_and_message
@@ -47,7 +47,7 @@ def test_paths():
 
 @needs_torch
 def test_path_of_torch_tensors():
-    assert discover(torch.Tensor).path == discover(torch.nn.Parameter).path == ("c-exchange" if has_table() else "dunder")
+    assert discover(torch.Tensor).path == discover(torch.nn.Parameter).path == ("c-exchange" if is_borrowed() else "dunder")
 
 
 @pytest.mark.skipif(tvm_ffi is None, reason="apache-tvm-ffi is not installed")

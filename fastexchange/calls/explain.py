@@ -28,7 +28,7 @@ __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 _MOST_ITEMS = 9  # items of a tuple or list that are explained
 
 _MEANING = {
-    "c-exchange": "its type's exchange table fills a DLTensor",
+    "c-exchange": "its type's exchange table, or a faster source, gives its view",
     "ndarray": "its C struct is read in place",
     "buffer": "its buffer is taken for the call",
     "dunder": "its __dlpack__ is called",

@@ -245,7 +245,7 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         kind = structs.KIND_EXCHANGE if view else structs.KIND_MANAGED
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
         fields = {"kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1}
-        return Discovery(PATH_DUNDER, fields | {"asks_python": 1}, notes)
+        return Discovery(PATH_EXCHANGE if view else PATH_DUNDER, fields | {"asks_python": 1}, notes)
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses tensors that require grad. The guard refuses them instead, only in grad mode.

@@ -77,8 +77,9 @@ def dltensor_from_py_object_no_sync(py_object, out):
 
     A copy-on-write tensor gets memory of its own, as from PyTorch's own function.
 
-    Returns: 0, or -1 with an exception set. Raises: RuntimeError, as PyTorch's own function, for a tensor whose memory PyTorch
-    does not show, for a dtype that DLPack lacks, for a device that is neither the CPU nor a GPU. ``producers.torch.as_dlpack_raises`` knows the error to raise instead. GIL: held; no Python code runs.
+    Returns: 0, or -1 with an exception set. Raises: RuntimeError, as PyTorch does, for a tensor whose memory it does not show,
+    for a dtype that DLPack lacks, for a device that is neither the CPU nor a GPU. ``producers.torch.as_dlpack_raises`` knows the
+    error to raise instead. GIL: held; no Python code runs.
     """
     abi = torch_abi()
     handle = py_object + abi.handle
