@@ -596,3 +596,119 @@ def test_types_that_die_make_room_for_others():
     cls = type("Lives", (np.ndarray,), {})
     takes(cls)
     assert any(record.type == id(cls) for entry in filed.cached for record in entry.expected)
+
+
+# ---- many signatures in turn, and keywords: each call is made by the fast entry for its arguments -------------------
+
+
+class Counted:
+    """Counts the calls of a kernel that the general path makes."""
+
+    def __init__(self, kernel):
+        self.count = 0
+        native = kernel._native.native
+        function = ctypes.PYFUNCTYPE(*[ctypes.c_ssize_t] * 6)
+        own = function(native.run)
+
+        def counted(*arguments):
+            self.count += 1
+            return own(*arguments)
+
+        self._kept = function(counted)
+        native.run = ctypes.cast(self._kept, ctypes.c_void_p).value
+
+
+def _described(x, y):
+    return x.sum() + y, x.ndim
+
+
+def _of_each_dtype(make):
+    return [make(np.ones((2,) * rank, dtype)) for dtype in ("f4", "f8", "i4", "i8") for rank in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if torch else []), ids=lambda make: make.__module__)
+def test_signatures_in_turn(make):
+    kernel = fast_args(_described)
+    values = _of_each_dtype(make)
+    for _ in range(3):
+        for value in values:
+            for _ in range(30):
+                kernel(value, 1)
+    counted = Counted(kernel)
+    for _ in range(10):
+        for value in values:
+            assert kernel(value, 1) == (2**value.ndim + 1, value.ndim)
+    assert counted.count <= 10 * len(values) // 2  # some share a site
+    kernel.recompile()
+    for _ in range(3):
+        for value in values:
+            assert kernel(value, 1) == (2**value.ndim + 1, value.ndim)
+
+
+def test_a_site_with_an_entry_for_other_arguments():
+    """Whatever is found there is compared with the arguments."""
+    kernel = fast_args(_described)
+    values = _of_each_dtype(np.asarray)
+    for value in values:
+        for _ in range(30):
+            kernel(value, 1)
+    sites = kernel._native._sites
+    filled = [site for site in sites if site]
+    for shift in range(1, 4):
+        for index in range(len(sites)):
+            sites[index] = filled[(index + shift) % len(filled)]
+        for value in values:
+            assert kernel(value, 1) == (2**value.ndim + 1, value.ndim)
+            assert kernel(y=1, x=value) == (2**value.ndim + 1, value.ndim)
+            with pytest.raises(TypeError, match="y"):
+                kernel(value)
+
+
+@pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if torch else []), ids=lambda make: make.__module__)
+def test_keywords_take_the_fast_entry(make):
+    @fast_args
+    def kernel(x, y, z=3):
+        return x[0] + 10 * y[0] + 100 * z
+
+    x, y = make(np.ones(3)), make(np.full(2, 2.0))
+    for _ in range(30):
+        assert kernel(x, y, 1) == 121 and kernel(x, y) == 321
+    counted = Counted(kernel)
+    assert kernel(x, y, z=1) == kernel(z=1, y=y, x=x) == kernel(x, z=1, y=y) == kernel(**{"".join("y"): y, "z": 1, "x": x}) == 121
+    assert counted.count == 0
+    assert kernel(y=y, x=x) == 321  # an omitted default
+    for bad in ({"x": x, "y": y, "w": 1}, {"x": x, "z": 1, "w": 1}):
+        with pytest.raises(TypeError, match="w"):
+            kernel(**bad)
+    with pytest.raises(TypeError, match="x"):
+        kernel(x, x=x, y=y)
+    assert kernel(z=1, y=y, x=x) == 121
+
+
+def test_a_kernel_that_is_called_again_within_a_call_that_tries_an_entry():
+    values = [np.ones(2, dtype) for dtype in ("f4", "f8", "i4")]
+
+    @fast_args
+    def kernel(x, depth):
+        with numba.objmode(found="float64"):
+            found = float(kernel(values[depth % 3], depth - 1)) if depth else 0.0
+        return x[0] + found
+
+    for _ in range(40):
+        for value in values:
+            assert kernel(value, 3) == 4.0
+
+
+def test_threads_with_signatures_in_turn():
+    kernel = fast_args(nogil=True)(_described)
+    plain = fast_args(_described)
+    values = _of_each_dtype(np.asarray)
+
+    def work(seed):
+        for number in range(400):
+            value = values[(number * 7 + seed) % len(values)]
+            for each in (kernel, plain):
+                assert each(value, y=1) == each(value, 1) == (2**value.ndim + 1, value.ndim)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))

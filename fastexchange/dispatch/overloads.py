@@ -93,9 +93,10 @@ class KernelContext:
         self._overloads: dict[tuple[int, ...], _Filed] = {}
         # `last` before the first cached call.
         self._nothing = ffi.new("fx_overload *")
+        self._sites = ffi.new("intptr_t[]", structs.SITES)
         native = self.native = ffi.new("fx_context *")
         native.runtime = self.runtime.address
-        native.last = address_of(self._nothing)
+        native.last, native.sites = address_of(self._nothing), address_of(self._sites)
         native.buckets = address_of(buckets)
         native.parameter_count = len(names)
         native.variadic = parameters.variadic is not None
@@ -259,6 +260,8 @@ class KernelContext:
             self._overloads = {}
             self.native.buckets = address_of(buckets)
             self.native.last = address_of(self._nothing)
+            for site in range(structs.SITES):
+                self._sites[site] = 0
 
     @property
     def _buckets(self):

@@ -19,6 +19,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
+from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from ..producers.ndarray import descr_at, ndarray_at
@@ -32,6 +33,7 @@ from .readers import DRY_RUN
 from .type_table import GOLDEN, find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
+CPU = int(DLDeviceType.kDLCPU)
 KERNEL_CONTEXT = c.KERNEL_CONTEXT
 
 
@@ -115,6 +117,39 @@ def find_cached(context, first, args):
 
 
 @native
+def site_of(context, runtime, args, nargs):
+    """The address in ``fx_context.sites`` for arguments of these types, dtypes, ranks and flags, as far as is quick."""
+    hash_ = 0
+    known_type = 0
+    entry_address = 0
+    for i in range(nargs):
+        ob = load(args + 8 * i)
+        word = Py_TYPE(ob)
+        if word != known_type:
+            known_type = word
+            entry_address = find(runtime, word)
+        if entry_address != 0:
+            entry = structs.entry_at(entry_address)
+            if entry.kind == structs.KIND_NDARRAY:
+                array = ndarray_at(ob)
+                word ^= array.descr ^ types.intp(array.nd) << 32 ^ (types.intp(array.flags) & structs.KEY_FLAGS) << 40
+            elif entry.kind == structs.KIND_EXCHANGE and entry.guard != 0:
+                guard = structs.guard_at(entry.guard)
+                implementation = load(ob + guard.object)
+                word ^= (load(implementation + guard.element_type) & 63) << 32
+                word ^= (load(implementation + guard.ndim) if guard.ndim != 0 else 0) << 40
+        hash_ = (hash_ ^ word) * GOLDEN
+    return context.sites + 8 * (hash_ >> 40 & (structs.SITES - 1))
+
+
+@native
+def call_entry(context_address, overload_address, callable_, args, nargs):
+    """Make a call with positional arguments by the fast entry of an overload, which leaves others to :data:`vectorcall_any`."""
+    fast_entry = structs.overload_at(overload_address).fast_entry
+    return call_word(fast_entry, (callable_, args, nargs, 0, context_address, overload_address))
+
+
+@native
 def launch(context_address, frame_address, overload_address, args):
     """Call the kernel with the words in a frame. Returns a new reference to its result, or 0 with an exception set."""
     context = structs.context_at(context_address)
@@ -171,8 +206,8 @@ def read(context_address, frame_address, args, nargs, flags):
 def run_by(launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order.
 
-    `state`: four words: the frame, which a larger one may replace; the result; whether such calls should get a cache entry now;
-    the ``fx_launcher`` of a CUDA kernel.
+    `state`: five words: the frame, which a larger one may replace; the result; whether such calls should get a cache entry now;
+    the ``fx_launcher`` of a CUDA kernel; the cache entry for such calls, or 0.
 
     Returns: a STATUS_*. With STATUS_OK the result is a new reference, or 0 with an exception set.
     Owns: everything that the call holds is released in any case.
@@ -183,6 +218,7 @@ def run_by(launch, context_address, args, nargs, flags, state):
     frame = structs.frame_at(frame_address)
     result = 0
     wants_cache_entry = False
+    entry = 0
     if status == structs.STATUS_OK:
         at = look_up(context, frame.keys, frame.key_count)
         if at == 0 or flags & DRY_RUN != 0:
@@ -192,11 +228,13 @@ def run_by(launch, context_address, args, nargs, flags, state):
         else:
             chosen = find_cached(context, at, args) if frame.export_count == 0 else at
             wants_cache_entry = chosen == 0
+            entry = chosen if chosen != at else 0
             status, result = launch(context_address, frame_address, at, args, load(state + 24))
     release(runtime, frame)
     store(state, frame_address)
     store(state + 8, result)
     store(state + 16, types.intp(wants_cache_entry and result != 0 and status == structs.STATUS_OK))
+    store(state + 32, entry)
     return status
 
 
@@ -347,18 +385,34 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     """The general path: make any call, also with keywords, defaults, ``*args`` and unknown types. `launch`: as in `run_by`."""
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
+    nargs = nargsf & c.NARGS_MASK
+    site = 0
+    is_on_cpu = launcher == 0 and context.device_type == CPU
+    if is_on_cpu and kwnames == 0 and nargs == context.plain_count:
+        site = site_of(context, runtime, args, nargs)
+        entry = load(site)
+        if entry != 0 and entry != context.last and context.is_trying == 0:
+            context.last, context.is_trying = entry, 1
+            result = call_entry(context_address, entry, callable_, args, nargsf)
+            context.is_trying = 0
+            return result
+        context.is_trying = 0
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    nargs = nargsf & c.NARGS_MASK
     items = args
     status = structs.STATUS_OK
     if kwnames != 0 or nargs != context.plain_count:
         if kwnames != 0 or nargs < context.parameter_count or context.variadic == 0:
+            is_whole = kwnames != 0 and nargs + load(kwnames + OB_SIZE) == context.plain_count
             status, frame_address = bind_into(context, runtime, frame_address, args, nargs, kwnames)
             items = structs.frame_at(frame_address).bound
             nargs = context.parameter_count
-    state = stack(4)
+            if status == structs.STATUS_OK and is_whole and is_on_cpu:  # a call with positional arguments
+                result = call_entry(context_address, context.last, callable_, items, nargs)
+                give_frame(runtime, frame_address)
+                return result
+    state = stack(5)
     store(state, frame_address)
     store(state + 24, launcher)
     if status == structs.STATUS_OK:
@@ -370,6 +424,8 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     if status == structs.STATUS_OK:
         context.calls += 1
         result = load(state + 8)
+        if site != 0 and load(state + 32) != 0:
+            store(site, load(state + 32))
         if load(state + 16) != 0:
             filed = call_method(context.cache_name, callable_, args, nargsf, kwnames)
             if filed == 0:  # interrupted
@@ -458,7 +514,7 @@ def attempt(context_address, args, nargs, flags, report_address):
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
-    state = stack(4)
+    state = stack(5)
     store(state, frame_address)
     store(state + 24, report.launcher)
     status = call_word(context.run, (context_address, args, nargs, flags, state))
