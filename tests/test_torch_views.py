@@ -7,6 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -149,6 +150,47 @@ def test_tensors_that_change_between_calls():
         steps, told = ([step for step, extent in zip(each[1], got[0], strict=True) if extent > 1] for each in (got, expected))
         assert not x.numel() or steps == told
     assert 100 < refused < 5000
+
+
+_CALLS = 10_000_000
+
+
+@pytest.mark.nightly
+def test_ten_million_calls_with_tensors_that_change():
+    """In place between calls: shape, strides, memory, dtype, storage, ``requires_grad``. The oracle is @njit of ``.numpy()``."""
+
+    def told(x):
+        total = x.shape[0] * 1000 + x.strides[0] + x.ndim
+        return total + x[0].sum() if x.ndim == 2 else total + x[0]
+
+    kernel, plain = fast_args(told), numba.njit(told)
+    x = torch.arange(64.0)
+    others = [torch.arange(1.0 + 7 * i, 40.0 + 9 * i, dtype=dtype) for i in range(4) for dtype in (torch.float32, torch.float64)]
+    others += [torch.arange(40).to(torch.int16).view(5, 8), torch.arange(60.0).view(6, 10)[1:], torch.arange(60.0)[3::4]]
+    lazy: list = []
+    changes = [
+        lambda: x.t_() if x.ndim == 2 else None, lambda: x.unsqueeze_(0) if x.ndim == 1 else x.squeeze_(0),
+        lambda: x.is_floating_point() and x.requires_grad_(not x.requires_grad),
+        lambda: lazy.append(torch._lazy_clone(x.detach())), lazy.clear,
+        lambda: x.data.set_(others[1].untyped_storage(), 2, (3, 4), (4, 1)) if x.dtype == others[1].dtype else None,
+    ]  # fmt: skip
+    changes += [lambda other=other: setattr(x, "data", other) for other in others]
+    rng = np.random.default_rng(0)
+    made = refused = 0
+    while made < _CALLS:
+        for number in rng.integers(0, 4 * len(changes), 100_000).tolist():
+            if number < len(changes):
+                if x.requires_grad and number > 2:
+                    x.requires_grad_(False)
+                changes[number]()
+            made += 1
+            if x.requires_grad:
+                refused += 1
+                with pytest.raises(BufferError, match="requires grad"):
+                    kernel(x)
+                x.requires_grad_(False)
+            assert kernel(x) == plain(x.numpy())
+    assert refused > 1000
 
 
 CORRUPTIONS = 50
