@@ -18,6 +18,7 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
 from ..producers.buffer import is_numba_only
 from ..producers.ndarray import dtype_of
+from ..producers.torch_offsets import SOURCES
 from .compile_errors import declared, raise_named
 from .fallback import UnknownType, as_numba_takes_it, check_arguments
 from .outputs import shape_and_dtype
@@ -28,7 +29,7 @@ __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 _MOST_ITEMS = 9  # items of a tuple or list that are explained
 
 _MEANING = {
-    "c-exchange": "its type's exchange table, or a faster source, gives its view",
+    "c-exchange": "its type's exchange table gives its view",
     "ndarray": "its C struct is read in place",
     "buffer": "its buffer is taken for the call",
     "dunder": "its __dlpack__ is called",
@@ -54,9 +55,12 @@ class Explanation:
     """
     reasons: tuple[str, ...] = ()
     """Why it takes no faster path, and why kernels refuse its elements, if they do."""
+    source: str = ""
+    """What gives a PyTorch tensor's view: ``memory``, ``abi`` or ``table``, the values of FASTEXCHANGE_TORCH."""
 
     def __str__(self):
-        lines = [f"{self.type}: path {self.path} ({_MEANING[self.path]})"]
+        meaning = SOURCES.get(self.source) or _MEANING[self.path]
+        lines = [f"{self.type}: path {self.path} ({meaning})"]
         return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
 
 
@@ -129,7 +133,7 @@ def _path_of(obj) -> Explanation:
     if found.path == PATH_BUFFER and is_numba_only(obj):
         notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
         return Explanation(type_name(type(obj)), PATH_NUMBA, notes)
-    return Explanation(type_name(type(obj)), found.path, tuple(found.notes))
+    return Explanation(type_name(type(obj)), found.path, tuple(found.notes), found.source)
 
 
 def _field_of(obj, path: str) -> int | None:
@@ -152,7 +156,7 @@ def explain_type(cls: type, /) -> Explanation:
     'scalar'
     """
     found = discover(cls)
-    return Explanation(type_name(cls), found.path, tuple(found.notes))
+    return Explanation(type_name(cls), found.path, tuple(found.notes), found.source)
 
 
 def explain_call(kernel, bound: tuple) -> CallExplanation:

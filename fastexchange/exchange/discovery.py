@@ -60,6 +60,8 @@ class Discovery:
     """Why there is no faster path."""
     holder: object = None
     """The capsule, which has to live as long as the type."""
+    source: str = ""
+    """What gives the views if there are several ways: a key of ``torch_offsets.SOURCES``."""
 
 
 _serial = itertools.count(1)
@@ -186,8 +188,10 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
     elif hasattr(cls, "readonly"):  # the name of it in Python's buffers, too
         notes.append("it may be readonly, which a borrowed view cannot say: each call takes an owning export")
         view = 0
+    source = ""
     if view and torch.is_tensor_type(cls):
-        view = _view_of_pytorch(notes) or view
+        borrow, source = _source_of_views(notes)
+        view = borrow or view
     made = int(ffi.cast("intptr_t", table.managed_tensor_to_py_object_no_sync))
     guard = _guard(cls, notes)
     is_asked = guard and ffi.cast("fx_guard *", guard).asks  # asking may run Python code: it comes before any view is borrowed
@@ -198,28 +202,26 @@ def _exchange(cls: type, notes: list[str]) -> Discovery | None:
         "allocator": int(ffi.cast("intptr_t", table.managed_tensor_allocator)),
         "stream": int(ffi.cast("intptr_t", table.current_work_stream)),
     }  # fmt: skip
-    return Discovery(PATH_EXCHANGE, fields, notes, capsule)
+    return Discovery(PATH_EXCHANGE, fields, notes, capsule, source)
 
 
-def _view_of_pytorch(notes: list[str], has_table: bool = True) -> int:
-    """The function that borrows views of PyTorch's tensors by its C ABI; 0 if the exchange table is the better or the only way.
+def _source_of_views(notes: list[str], has_table: bool = True) -> tuple[int, str]:
+    """The function of PyTorch's C ABI that borrows views, and the source of most views, one of ``torch_offsets.SOURCES``.
 
-    Tensors that are read in memory need neither, but for the few that are not, copy-on-write ones for example.
+    The function is 0 if the exchange table is the better or the only way. Tensors that are read in memory need neither, but for
+    the few that are not, copy-on-write ones for example.
     """
-    guard, chosen = torch_offsets.guard(), torch_offsets.source()
+    guard = torch_offsets.guard()
     if not guard.knows_all:
-        return 0
+        return 0, ""
     if guard.knows_views:
-        notes.append("its source is memory: each call reads the tensor where the verified layout has it")
-        return 0 if has_table else torch_abi.borrow_function()
-    other = "the exchange table" if has_table else "its capsule"
-    if chosen == "table":
-        notes.append(f"its source is {other}: {guard.why_no_views}")
-        return 0
-    why = torch_abi.why_not()
-    source = f"{other}; not PyTorch's C ABI: {why}" if why else "PyTorch's C ABI"
-    notes.append(f"its source is {source}; not memory: {guard.why_no_views}")
-    return torch_abi.borrow_function()
+        return 0 if has_table else torch_abi.borrow_function(), "memory"
+    notes.append(f"it is not read in memory: {guard.why_no_views}")
+    if torch_offsets.source() != "table":
+        if not torch_abi.why_not():
+            return torch_abi.borrow_function(), "abi"
+        notes.append(f"PyTorch's C ABI is not used: {torch_abi.why_not()}")
+    return 0, "table" if has_table else ""
 
 
 def _guard(cls: type, notes: list[str]) -> int:
@@ -241,11 +243,11 @@ def _dunder(cls: type, notes: list[str]) -> Discovery | None:
         return None
     if torch.is_tensor_type(cls) and torch_capsule.is_usable(cls):
         notes.append(f"it has no usable {EXCHANGE_ATTRIBUTE}: an owning export is a capsule of torch.utils.dlpack.to_dlpack")
-        view = _view_of_pytorch(notes, has_table=False)
+        view, source = _source_of_views(notes, has_table=False)
         kind = structs.KIND_EXCHANGE if view else structs.KIND_MANAGED
         managed = torch_capsule.managed_tensor_from_py_object_no_sync.address
         fields = {"kind": kind, "borrow": view, "managed": managed, "guard": _guard(cls, notes), "is_own_memory": 1}
-        return Discovery(PATH_EXCHANGE if view else PATH_DUNDER, fields | {"asks_python": 1}, notes)
+        return Discovery(PATH_EXCHANGE if view else PATH_DUNDER, fields | {"asks_python": 1}, notes, source=source)
     if not notes:
         notes.append(f"it has no {EXCHANGE_ATTRIBUTE}: each call calls its __dlpack__")
     # PyTorch's __dlpack__ refuses tensors that require grad. The guard refuses them instead, only in grad mode.

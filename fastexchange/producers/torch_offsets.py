@@ -22,7 +22,18 @@ from ..ground.once import once
 from . import torch_samples as samples
 from .torch_storage import forbid_resizing_of, without_modes
 
-__all__ = ["BITS_ALLOWED", "GRAD_ALLOWED", "GUARDS", "Guard", "dtypes_not_exported", "guard", "is_narrow", "keys_of"]
+__all__ = [
+    "BITS_ALLOWED",
+    "GRAD_ALLOWED",
+    "GUARDS",
+    "SOURCE",
+    "SOURCES",
+    "Guard",
+    "dtypes_not_exported",
+    "guard",
+    "is_narrow",
+    "keys_of",
+]
 
 CDEF = """
 /* Offsets with which native code finds odd tensors of a framework: dispatch.torch_guard. 0: unknown, not checked. */
@@ -80,7 +91,12 @@ BITS_ALLOWED = 2  # integers of less than a byte, stored one in a byte, are not 
 GUARDS = 4
 
 SOURCE = "FASTEXCHANGE_TORCH"
-"""The environment variable that chooses how PyTorch's tensors are read: ``memory`` (the default), ``abi`` or ``table``."""
+"""The environment variable that chooses how PyTorch's tensors are read: a key of :data:`SOURCES`, by default the first."""
+SOURCES = {
+    "memory": "it is read in memory, where the verified layout has it",
+    "abi": "PyTorch's stable C ABI gives its view",
+    "table": "its type's exchange table gives its view",
+}
 
 _SCANNED_BYTES = 256  # the C++ objects of a tensor and of a view's autograd metadata are larger
 _WORD = 8
