@@ -207,6 +207,7 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
     moved = rng.choice([0, 8, -8])  # or all words from `at` on lie elsewhere
     read, read_byte = producer._word, producer._byte
     heads: set[int] = set()
+    kept: list = []
 
     def is_changed(address: int) -> bool:
         return any(head + at <= address < head + (256 if moved else at + 8) for head in heads)
@@ -224,6 +225,7 @@ def test_memory_that_looks_otherwise(seed, monkeypatch):
 
         def __get__(self, tensor, cls):
             heads.add(found := own.__get__(tensor, cls))
+            kept.append(tensor)  # nothing else may come to lie there
             return found
 
     own = torch._C.TensorBase._cdata if seed % 2 else torch.UntypedStorage._cdata
@@ -362,6 +364,15 @@ def test_the_source_can_be_chosen_and_is_named(source):
     code = "import torch; from fastexchange.command import probe; print(*probe._torch(torch))"
     doctor = run_python(code, FASTEXCHANGE_TORCH=source).stdout
     assert {"memory": "memory: its layout", "abi": "the C ABI; not memory", "table": "the exchange table, or"}[source] in doctor
+
+
+def test_a_misspelled_source_is_the_exchange_table_and_doctor_says_so():
+    code = "import torch; from fastexchange.producers.torch_offsets import source; print(source())"
+    assert run_python(code, FASTEXCHANGE_TORCH="memmory").stdout.split() == ["table"]
+    code = "from fastexchange.command import doctor; print(*doctor._environment(), sep='\\n')"
+    said = run_python(code, FASTEXCHANGE_TORCH="memmory").stdout
+    assert "'memmory' is unknown" in said and "memory, abi, table" in said
+    assert "is unknown" not in run_python(code, FASTEXCHANGE_TORCH="ABI").stdout
 
 
 @needs_abi

@@ -106,8 +106,9 @@ _CUDA_IN_DLPACK = (DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM)
 
 
 def source() -> str:
-    """How PyTorch's tensors are to be read: what the environment variable :data:`SOURCE` says."""
-    return os.environ.get(SOURCE, "").lower() or "memory"
+    """How PyTorch's tensors are to be read: what the environment variable :data:`SOURCE` says; "table" if it is misspelled."""
+    chosen = os.environ.get(SOURCE, "").lower() or "memory"
+    return chosen if chosen in SOURCES else "table"
 
 
 class Guard:
