@@ -22,6 +22,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from made_producers import (
+    ONLY_NUMBA,
     TABLE_CAPSULE,
     Dunder,
     Ledger,
@@ -508,7 +509,7 @@ def consume(case: TensorCase, tensor):
         "keyword": lambda: looks(x=tensor),
         "kernel without the GIL": lambda: looks_unlocked(tensor),
         "kernel, in a tuple": lambda: looks_inside((tensor, 1)),
-        "kernel, beside a string": lambda: looks_beside("text", tensor),
+        "kernel, beside a string": lambda: looks_beside(ONLY_NUMBA, tensor),
         "from_dlpack": lambda: from_dlpack(tensor),
         "from_dlpack, by Python": lambda: from_dlpack(tensor, copy=None),
     }[case.consumer]()

@@ -21,6 +21,13 @@ _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _names: dict[bytes, ctypes.c_char_p] = {}  # a capsule keeps a pointer to its name
 
 
+class Text(str):
+    """A subclass of str. Numba takes it for a str; native code leaves it, and so the whole call, to Numba's own dispatcher."""
+
+
+ONLY_NUMBA = Text("text")
+
+
 def address_of(cdata) -> int:
     return int(ffi.cast("intptr_t", cdata))
 

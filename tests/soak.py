@@ -30,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import made_producers  # noqa: E402
 from frameworks import torch, tvm_ffi  # noqa: E402
 from made_producers import (  # noqa: E402
+    ONLY_NUMBA,
     TABLE_CAPSULE,
     Dunder,
     Ignorant,
@@ -472,7 +473,7 @@ class Calls:
 
     def by_numba(self, times):
         for i in range(times):
-            gather("text", self.tensors[i % len(self.tensors)])
+            gather(ONLY_NUMBA, self.tensors[i % len(self.tensors)])
 
     def compile_errors(self, times):
         for i in range(times):

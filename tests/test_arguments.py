@@ -5,6 +5,7 @@ import collections
 import enum
 import itertools
 import math
+import sys
 import warnings
 
 import numba
@@ -13,9 +14,9 @@ import pytest
 from frameworks import NUMPY_DTYPES, torch, with_strides_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made_producers import Dunder, Tabled
+from made_producers import ONLY_NUMBA, Dunder, Tabled
 from numpy.lib.stride_tricks import as_strided
-from oracle import check_same_as_njit, numbas, type_and_message
+from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 
 from fastexchange import fast_args
 
@@ -202,11 +203,7 @@ def c_function(x):
 
 
 NUMBA_ONLY = {
-    "empty str": "",
-    "ascii str": "text",
-    "latin-1 str": "tëxt",
-    "two-byte str": "tēxt",
-    "four-byte str": "t😀xt",
+    "subclass of str": ONLY_NUMBA,
     "bytes": b"bytes",
     "bytearray": bytearray(b"bytes"),
     "memoryview": memoryview(b"bytes"),
@@ -266,9 +263,77 @@ def mixed(thing, x):
     return x.sum()
 
 
-@pytest.mark.parametrize("text", [name for name in NUMBA_ONLY if "str" in name or "enum" in name])
+@pytest.mark.parametrize("text", ["subclass of str", "enum", "int enum"])
 def test_text_and_enums_come_back(text):
     check_same_as_njit(echo, (NUMBA_ONLY[text],), native=False)
+
+
+TEXTS = {"empty": "", "ascii": "text", "latin-1": "tëxt", "two bytes": "tēxt", "four bytes": "t😀xt", "long": "text" * 10_000}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_strings(name, framework):
+    """Their characters are read in place; a kernel may keep them."""
+    text, view = TEXTS[name], np.arange(4.0)
+    tensor = framework.tensor(view)
+    with references_kept(*[text] * bool(text), tensor):  # the empty one is everywhere
+        check_same_as_njit(echo, (text,))
+        check_same_as_njit(mixed, (text, tensor), (text, view))
+        check_same_as_njit(taken_apart, ((text, 1), text + "!", tensor), ((text, 1), text + "!", view))
+
+
+@fast_args
+def taken_apart(pair, other, x):
+    text, _ = pair
+    letters = {letter: hash(letter) for letter in text[:3] + other}
+    return text + other, text[1:], text == other[:-1], len(letters), hash(text) == hash(other[:-1]), x.sum(), other
+
+
+def test_strings_that_are_kept():
+    """The kernel's list holds the object whose characters its items show."""
+
+    @fast_args
+    def put(x, text):
+        container = numba.typed.List(["first"])
+        container.append(text[1:])
+        container.append(text)
+        return container
+
+    put(np.ones(2), "text")
+    text = "".join(["long ", "text"])
+    with references_kept(text):
+        kept = [put(np.ones(2), text) for _ in range(40)]
+        held = sys.getrefcount(text)
+        assert all(list(container) == ["first", "ong text", "long text"] for container in kept)
+        del kept
+        assert held == sys.getrefcount(text) + 40
+    assert put.counts().slow <= 2
+
+
+def test_strings_of_bound_launches_and_of_other_signatures():
+    @fast_args
+    def count(x, text):
+        return x.size + len(text)
+
+    launch = count.bind(np.ones(3), "text")
+    assert [launch() for _ in range(30)] == [7] * 30
+    for text in ("a", "ä", "😀" * 3):
+        for x in (np.ones(2), np.ones(2, "f4"), (1.0, 2.0)):
+            if isinstance(x, tuple):
+                with pytest.raises(numba.core.errors.TypingError):
+                    count(x, text)
+            else:
+                assert [count(x, text=text) for _ in range(30)] == [2 + len(text)] * 30
+    assert count(np.ones(2), ONLY_NUMBA) == 6
+
+
+def test_strings_that_have_to_be_constants():
+    @fast_args
+    def chosen(x, name):
+        return x.sum() if numba.literally(name) == "sum" else x.max()
+
+    for _ in range(20):
+        assert chosen(np.arange(3.0), "sum") == 3.0 and chosen(np.arange(3.0), "max") == 2.0
 
 
 def test_typed_containers_are_the_same_object_to_the_kernel():
@@ -367,7 +432,7 @@ def test_tuples(value):
     check_same_as_njit(ignore, (5, value))
 
 
-@pytest.mark.parametrize("value", [nested(8), nested(12), ("text", 1), (1, ("text", b"bytes")), (Level.LOW, 2)])
+@pytest.mark.parametrize("value", [nested(8), nested(12), (ONLY_NUMBA, 1), (1, (ONLY_NUMBA, b"bytes")), (Level.LOW, 2)])
 def test_tuples_that_may_leave_the_native_path(value):
     assert check_same_as_njit(ignore, (value, 5), native=False) == 5
 
@@ -423,7 +488,7 @@ def test_tuples_of_tensors_beside_what_only_numba_understands(framework):
 
     views = [np.full(2, value) for value in (1.0, 2.0)]
     a, b = map(framework.tensor, views)
-    assert kernel((a, 1), Point(0, (None, b)), "text") == kernel((a, 1), Point(0, (None, b)), "text") == 8.0
+    assert kernel((a, 1), Point(0, (None, b)), ONLY_NUMBA) == kernel((a, 1), Point(0, (None, b)), ONLY_NUMBA) == 8.0
 
 
 def test_an_array_twice_in_a_call(framework):

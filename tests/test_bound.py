@@ -301,7 +301,7 @@ def test_a_launch_of_an_interpreted_kernel():
 def test_what_cannot_be_bound():
     for arguments, kind, word in [
         ((1.0,), TypeError, "missing 1 required positional argument"), ((1.0, 2.0, 3.0, 4.0), TypeError, "positional"),
-        ((1.0, np.ones(3), "text"), TypeError, "cannot be bound"), ((1.0, object(), np.ones(3)), TypeError, "'x' (position 1)"),
+        ((1.0, np.ones(3), slice(1)), TypeError, "cannot be bound"), ((1.0, object(), np.ones(3)), TypeError, "'x' (position 1)"),
         ((1.0, Tabled(np.ones(3), device_type=2), np.ones(3)), BufferError, "'x' (position 1)"),
         ((2**70, np.ones(3), np.ones(3)), OverflowError, "does not fit into 64 bits"),
         ((1.0, np.ones(3, "f2"), np.ones(3)), BufferError, "'x' (position 1)"),

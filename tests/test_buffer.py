@@ -18,6 +18,7 @@ import pytest
 from exchanges import CALLS, CONVERSIONS, SWAPPED, is_held, together, versioned
 from frameworks import torch
 from interpreter import run_python
+from made_producers import ONLY_NUMBA
 from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
@@ -289,7 +290,7 @@ EXITS = {
     "refused argument": (works, SWAPPED_ARRAY, BufferError),
     "refused argument, nogil": (works_unlocked, SWAPPED_ARRAY, BufferError),
     "refused buffer": (works, memoryview(np.zeros(2, "S3")), BufferError),
-    "an argument that only Numba knows": (works, "text", None),
+    "an argument that only Numba knows": (works, ONLY_NUMBA, None),
     "an int too large": (works, 2**70, OverflowError),
 }
 HOLDERS = {

@@ -42,7 +42,7 @@ def test_paths():
     assert discover(Dunder).path == "dunder"
     assert discover(float).path == discover(type(None)).path == discover(np.float32).path == "scalar"
     assert discover(tuple).path == "tuple"
-    assert (discover(str).path, discover(set).path, discover(list).path) == ("numba", "numba", "list")
+    assert (discover(str).path, discover(set).path, discover(list).path) == ("scalar", "numba", "list")
 
 
 @needs_torch

@@ -13,6 +13,7 @@ from failing_kernels import fails
 from frameworks import is_borrowed, torch
 from interpreter import run_python
 from made_producers import (
+    ONLY_NUMBA,
     Dunder,
     Ledger,
     Legacy,
@@ -182,7 +183,7 @@ def test_tensors_refused_beside_what_only_numba_understands(lie):
     """Through Numba's own dispatcher the outcome is the same."""
     lies, words = REFUSED[lie]
     for name, tensor in producers(**lies):
-        kind, message = type_and_message(total, "text", tensor)
+        kind, message = type_and_message(total, ONLY_NUMBA, tensor)
         assert kind is BufferError, (name, kind, message)
         assert all(word in message for word in ("'x'", "position 1", *words)), (name, message)
         tensor.ledger.check(tensor.ledger.made)
@@ -221,7 +222,7 @@ def test_unusual_tensors_accepted(truth):
     for name, tensor in producers(**ACCEPTED[truth]):
         if truth == "minor version" and name == "legacy":
             continue
-        sums = [total(1, tensor), total(1, tensor), total("text", tensor)]
+        sums = [total(1, tensor), total(1, tensor), total(ONLY_NUMBA, tensor)]
         assert sums == [SUMS.get(truth, 6.0)] * 3, (name, sums)
         tensor.ledger.check(tensor.ledger.made)
 
@@ -229,7 +230,7 @@ def test_unusual_tensors_accepted(truth):
 def test_empty_tensors_whose_extents_do_not_fit_numpy():
     """Numba's dispatcher takes NumPy arrays only, so there they cannot be accepted; then nowhere."""
     for name, tensor in producers(ndim=3, shape=(2**40, 0, 2**40), strides=(0, 0, 0)):
-        for first in (1, 1, "text"):
+        for first in (1, 1, ONLY_NUMBA):
             kind, message = type_and_message(total, first, tensor)
             assert kind is BufferError and "64 bits" in message, (name, message)
         tensor.ledger.check(tensor.ledger.made)
@@ -263,7 +264,7 @@ def test_byte_swapped_arrays(dtype):
 
 def test_byte_swapped_arrays_anywhere():
     swapped = np.zeros(3, ">f8")
-    for arguments in [(swapped, "text"), (1, (swapped, 1)), ("text", (1, (swapped,)))]:
+    for arguments in [(swapped, ONLY_NUMBA), (1, (swapped, 1)), (ONLY_NUMBA, (1, (swapped,)))]:
         kind, message = type_and_message(total, *arguments)
         assert kind is BufferError
         assert "byte order" in message, message
@@ -393,13 +394,13 @@ def test_managed_tensors_of_another_major_version_are_given_back(version):
         tabled_type(dltensor_from_py_object_no_sync=None)(np.ones(3), version=version),
     ):
         check_refused(tensor, "version")
-        type_and_message(total, "text", tensor)
+        type_and_message(total, ONLY_NUMBA, tensor)
         tensor.ledger.check(tensor.ledger.made)
 
 
 def test_managed_tensors_without_a_deleter():
     for tensor in (Dunder(np.ones(3), deleter=ffi.NULL), Legacy(np.ones(3), deleter=ffi.NULL)):
-        assert [total(1, tensor), total(1, tensor), total("text", tensor)] == [3.0] * 3
+        assert [total(1, tensor), total(1, tensor), total(ONLY_NUMBA, tensor)] == [3.0] * 3
 
 
 class Raises:
@@ -436,7 +437,7 @@ class OutOfLuck(BaseException):
     ids=repr,
 )
 def test_exceptions_of_a_producer_name_the_argument(error):
-    for first in (1, "text"):
+    for first in (1, ONLY_NUMBA):
         for _ in range(2):
             kind, message = type_and_message(total, first, Raises(error))
             assert kind is type(error)
@@ -447,7 +448,7 @@ def test_exceptions_of_a_producer_name_the_argument(error):
     "error", [Custom(1, 2), KeyError("key"), OutOfLuck("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr
 )
 def test_other_exceptions_of_a_producer_arrive_as_they_are(error):
-    for first in (1, "text"):
+    for first in (1, ONLY_NUMBA):
         for _ in range(2):
             with pytest.raises(type(error)) as caught:
                 total(first, Raises(error))
@@ -505,7 +506,7 @@ def test_a_table_that_cannot_be_used_falls_back_to_dlpack(case):
     base = tabled_type_with_methods()
     cls = type("Broken", (base,), {"__dlpack_c_exchange_api__": value, "__dlpack__": WithMethods.__dlpack__})
     tensor = cls(np.ones(3))
-    assert total(1, tensor) == total(1, tensor) == total("text", tensor) == 3.0
+    assert total(1, tensor) == total(1, tensor) == total(ONLY_NUMBA, tensor) == 3.0
     assert tensor.dunder_calls >= 3 and tensor.borrows == 0
     tensor.ledger.check(tensor.ledger.made)
     assert word in str(explain(tensor)), str(explain(tensor))
@@ -538,7 +539,7 @@ def test_a_minor_version_of_the_future_is_used():
 
 def test_a_table_without_borrowed_views_exports_each_time():
     tensor = tabled_type(dltensor_from_py_object_no_sync=None)(np.ones(3))
-    assert total(1, tensor) == total(1, tensor) == total("text", tensor) == 3.0
+    assert total(1, tensor) == total(1, tensor) == total(ONLY_NUMBA, tensor) == 3.0
     assert tensor.borrows == 0
     tensor.ledger.check(tensor.ledger.made)
     assert "dltensor_from_py_object_no_sync" in str(explain(tensor))
@@ -571,8 +572,8 @@ def test_functions_of_a_table_that_set_an_exception(error, return_code):
         functions = {"dltensor_from_py_object_no_sync": None, name: function.address}
         tensor = tabled_type(**functions)(np.ones(3))
         with references_kept(tensor):
-            for first in (1, 1, "text"):
-                if first == "text" and name.startswith("dltensor"):
+            for first in (1, 1, ONLY_NUMBA):
+                if first == ONLY_NUMBA and name.startswith("dltensor"):
                     continue  # only the export is asked
                 kind, message = type_and_message(total, first, tensor)
                 assert kind is error and "the producer is sorry" in message
@@ -594,7 +595,7 @@ def test_an_export_that_succeeds_with_null():
     }
     tensor = tabled_type(**functions)(np.ones(3))
     check_refused(tensor, "did not say why")
-    assert type_and_message(total, "text", tensor)[0] is BufferError
+    assert type_and_message(total, ONLY_NUMBA, tensor)[0] is BufferError
 
 
 # ---- exceptions in kernels -----------------------------------------------------------------------------------------
@@ -751,7 +752,7 @@ def test_errors_of_the_compiler_are_chained_as_plain_numba_chains_them():
         ends = []
         for call in (plain, kernel):
             with pytest.raises(numba.core.errors.TypingError) as raised:
-                call(np.ones(3), "text")
+                call(np.ones(3), ONLY_NUMBA)
             ends.append(raised.value)
         assert [end.__suppress_context__ for end in ends] == [ends[0].__suppress_context__] * 2
         assert [type(end.__context__) for end in ends] == [type(ends[0].__context__)] * 2

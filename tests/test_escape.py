@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import pytest
 from hostile_producers import FUNCTIONS
-from made_producers import Dunder, Ledger
+from made_producers import ONLY_NUMBA, Dunder, Ledger
 from oracle import numbas
 
 from counting import (  # isort: skip
@@ -114,7 +114,7 @@ def in_a_list(kernel):
 
 KEEPS = {
     "part": Keeps(part, lambda held: [held], [[1, 2]]),
-    "beside what only Numba understands": Keeps(lambda x: beside(x, "text"), lambda held: [held], [[1, 2, 3]]),
+    "beside what only Numba understands": Keeps(lambda x: beside(x, ONLY_NUMBA), lambda held: [held], [[1, 2, 3]]),
     "two parts": Keeps(two_parts, lambda held: [held[0], held[1][0]], [[0, 1], [2, 3]]),
     "thrice": Keeps(thrice, as_list, [[0, 1, 2], [0, 1, 2], [1, 2, 3]]),
     "optional": Keeps(lambda x: optional(x, True), lambda held: [held], [[1, 2, 3]]),

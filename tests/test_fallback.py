@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
 from made_producers import (
+    ONLY_NUMBA,
     Dunder,
     Ignorant,
     Ledger,
@@ -256,7 +257,7 @@ def test_beside_what_only_numba_understands():
     for kind in KINDS:
         tensor = kind(np.ones(3))
         for _ in range(3):
-            assert ignore("text", tensor, (1, tensor)) == 3
+            assert ignore(ONLY_NUMBA, tensor, (1, tensor)) == 3
         tensor.capsules.clear()
         tensor.ledger.check(tensor.ledger.made)
 

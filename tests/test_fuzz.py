@@ -517,7 +517,7 @@ SCALARS = {
     "bool_": st.booleans().map(np.bool_), "complex64": st.complex_numbers(width=64).map(np.complex64),
     "text": st.text(max_size=3),
 }  # fmt: skip
-"""Arguments that are no tensors. One that is text sends the whole call through Numba's own dispatcher."""
+"""Arguments that are no tensors."""
 
 
 def random_leaf(generator: random.Random, depth: int = 0):
@@ -609,8 +609,7 @@ def check_several_arguments(case: Several) -> None:
         numbers, got = call()
         assert is_same(got, want)
         del got
-    by_numba = any(isinstance(argument, str) for argument in arguments)  # which takes all arrays for aligned
-    wanted_types = tuple(map(numba.typeof if by_numba else type_of, views))
+    wanted_types = tuple(map(type_of, views))
     if case.kernel == "gather":
         assert (TYPES[numbers[0]], *TYPES[numbers[1]].types) == wanted_types
     else:

@@ -47,6 +47,7 @@ from hostile_producers import (
 )
 from interpreter import run_python
 from made_producers import (
+    ONLY_NUMBA,
     Dunder,
     Ledger,
     Legacy,
@@ -1126,7 +1127,7 @@ def test_deleters_run_once_at_every_exit(producer, deleter):
         ((one, tensor, one, one), TypeError, "positional"),
         ((one, tensor, np.ones(3, ">f8")), BufferError, "position 2"),
         ((one, tensor, 2**70), OverflowError, "position 2"),
-        ((tensor, tensor, "text"), numba.core.errors.TypingError, ""),
+        ((tensor, tensor, ONLY_NUMBA), numba.core.errors.TypingError, ""),
     ]
     for _ in range(2):
         for arguments, want, word in exits:

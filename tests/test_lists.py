@@ -11,7 +11,7 @@ import pytest
 from frameworks import FRAMEWORKS, torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_producers import Dunder, Ledger
+from made_producers import ONLY_NUMBA, Dunder, Ledger
 from oracle import blocks_in_use, is_same
 
 from fastexchange import explain, fast_args, from_dlpack
@@ -450,8 +450,8 @@ def test_beside_what_only_numba_takes():
     one, other = torch.ones(2), torch.zeros(3)
     for _ in range(3):
         tensors = [one, other]
-        text, back = kernel(tensors, "a")
-        assert text == "a" and back is other
+        text, back = kernel(tensors, ONLY_NUMBA)
+        assert text == ONLY_NUMBA and back is other
         assert tensors[0] is other and tensors[1] is other and tensors[2].tolist() == [2.0, 2.0]
         assert type(tensors[2]) is torch.Tensor
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from frameworks import has_table, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
-from made_producers import ALLOCATED, Dunder, Ledger, Tabled, export_versioned, ffi, tabled_type
+from made_producers import ALLOCATED, ONLY_NUMBA, Dunder, Ledger, Tabled, export_versioned, ffi, tabled_type
 from oracle import ONE_REFERENCE
 
 from fastexchange import fast_args, from_dlpack
@@ -500,8 +500,8 @@ def test_beside_what_only_numba_takes():
 
     for tensor in [np.ones(2)] + ([torch.ones(2)] if torch is not None else []):
         for _ in range(3):
-            y = kernel(tensor, "abc")
-            assert type(y) is type(tensor) and y.tolist() == [3.0, 3.0]
+            y = kernel(tensor, ONLY_NUMBA)
+            assert type(y) is type(tensor) and y.tolist() == [4.0, 4.0]
 
 
 def test_without_compilation():

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from frameworks import torch
 from interpreter import run_python
+from made_producers import ONLY_NUMBA
 from numba import types
 from numba.extending import overload
 
@@ -119,8 +120,8 @@ PLACES = {
     "in a tuple": lambda victim, evil: ((victim, 1.0), evil, 1.0),
     "in a list": lambda victim, evil: ([victim], evil, 1.0),
     "beside an odd one": lambda victim, evil: (victim, evil, made_dual()),
-    "beside a string": lambda victim, evil: (victim, evil, "text"),  # such calls are Numba's dispatcher's
-    "before, in tuples, beside a string": lambda victim, evil: ((victim, 1.0), (evil, 1.0), "text"),
+    "beside what only Numba reads": lambda victim, evil: (victim, evil, ONLY_NUMBA),  # such calls are Numba's dispatcher's
+    "before, in tuples, beside what only Numba reads": lambda victim, evil: ((victim, 1.0), (evil, 1.0), ONLY_NUMBA),
     "beside a hundred": lambda victim, evil: (tuple([victim] + [np.zeros(1)] * 100), evil, 1.0),  # no frame has room for them
 }
 

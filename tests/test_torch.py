@@ -25,7 +25,7 @@ from forked import needs_fork, run_forked  # noqa: E402
 from frameworks import has_table, is_borrowed  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
 from interpreter import run_python  # noqa: E402
-from made_producers import Dunder, Ledger, Legacy, tabled_type  # noqa: E402
+from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, tabled_type  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -371,8 +371,8 @@ def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
         assert kernel(tensor) == 3
     literal = fast_args(nogil=True)(lambda x, name: x.size)  # text: Numba's own dispatcher makes the call
     tensor = torch.ones(3)
-    assert "Numba's own" in str(literal.explain(tensor, "text")) and tensor.untyped_storage().resizable()  # it was no call
-    assert literal(tensor, "text") == 3 and not tensor.untyped_storage().resizable()
+    assert "Numba's own" in str(literal.explain(tensor, ONLY_NUMBA)) and tensor.untyped_storage().resizable()  # it was no call
+    assert literal(tensor, ONLY_NUMBA) == 3 and not tensor.untyped_storage().resizable()
 
 
 def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_dispatcher():

@@ -75,6 +75,7 @@ _HAVE_VECTORCALL = 1 << 11  # of tp_flags
 
 
 def _native() -> Iterator[Finding]:
+    from ..dispatch import strings
     from ..dispatch.runtime import runtime
     from ..interpreter import is_free_threaded
 
@@ -96,6 +97,11 @@ def _native() -> Iterator[Finding]:
     if not found.is_native:
         yield from _examples("types", _plain_examples())
         return
+    if strings.verify():
+        yield Finding(section, "str", OK, "the layout of Numba's strings is verified")
+    else:
+        text = "the layout of Numba's strings is not as expected: Numba's own dispatcher makes the calls that have one"
+        yield Finding(section, "str", SLOW, text, _REPORT)
     from ..calls.kernel import FastKernel
 
     if FastKernel.__flags__ & _HAVE_VECTORCALL:

@@ -101,6 +101,11 @@ def _clear_excinfo(unit, excinfo):
     return excinfo
 
 
+def _write(builder, words):
+    """Emit a barrier (no instruction): the `words` are in memory here, so all that they are read from has been read."""
+    builder.asm(ir.FunctionType(ir.VoidType(), [words.type]), "", "r,~{memory}", [words], side_effect=True)
+
+
 def _load_leaves(builder, words, leaves):
     """Load a leaf of each LLVM type from its word."""
     loaded = []
@@ -109,6 +114,12 @@ def _load_leaves(builder, words, leaves):
         loaded.append(builder.load(builder.bitcast(word, leaf.as_pointer())))
     return loaded
 
+
+MAX_POSTPONED_WORDS = 320
+"""LLVM postpones loads to the kernel's call. With more words, it must not: arguments and words no longer fit the first cache.
+
+``python perf/run.py --only calls``: 58 NumPy arrays.
+"""
 
 MAX_INLINED_VIEWS = 6
 """With more views, one function reads all views of a rank: more inlined copies would not fit the instruction cache."""
@@ -185,11 +196,13 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
         node = leaf.node
         values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
         outcome = entry.read(node, values, functools.partial(_read, unit, node))
-        if node.kind == structs.KIND_EXCHANGE:
+        if node.kind in (structs.KIND_EXCHANGE, structs.KIND_STRING):
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
                 builder.ret(fast_parts.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
         entry.go_on_if(builder.icmp_signed(">", outcome, _WORD(0)))
-        used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE)
+        used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_STRING)
+    if len(leaves) > MAX_POSTPONED_WORDS:
+        _write(builder, first)
     kernel = builder.inttoptr(fast_parts.kernel_of.call(unit, [overload]), _VOID_POINTER)
     result = fast_parts.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]

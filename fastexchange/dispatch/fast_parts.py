@@ -21,9 +21,9 @@ from ..ground.dlpack import DLDeviceType
 from ..ground.dltensor import DL_TENSOR_WORDS, dl_tensor_at
 from ..ground.native import WORDS, call_int, call_word, global_address, load, native, put, stack, store
 from ..producers.ndarray import ndarray_at
-from . import structs
+from . import strings, structs
 from .frame import is_anything_kept, put_back
-from .pack import pack_contiguous, pack_ndarray, pack_tensor
+from .pack import end_of_array, pack_contiguous, pack_ndarray, pack_tensor
 from .torch_guard import (
     OFFSETS,
     Offsets,
@@ -37,6 +37,7 @@ from .torch_guard import (
 )
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
+STRING_WORDS = strings.WORDS
 CPU = int(DLDeviceType.kDLCPU)
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
@@ -226,15 +227,6 @@ def read_view(ob, expected_address, array_address, words, ndim, is_contiguous):
     return borrow(ob, expected, words, ndim, False, CPU, is_contiguous, False)
 
 
-@native
-def end_of_array(words, ndim):
-    """The address behind the last element of the array in `words`, which is not empty and has no negative strides."""
-    end = words[4] + words[3]
-    for i in range(ndim):
-        end += (words[structs.ARRAY_HEAD_WORDS + i] - 1) * words[structs.ARRAY_HEAD_WORDS + ndim + i]
-    return end
-
-
 @part(types.intp(*PART_SIGNATURE.args, types.intp, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
     ob, expected_address, array_address, words, ndim, is_contiguous, object_, keys, odd_keys, element_type, odd_types, autograd,
@@ -294,6 +286,19 @@ def read_none(ob, expected_address, array_address, words, ndim):
 
 
 @part(PART_SIGNATURE)
+def read_string(ob, expected_address, array_address, words, ndim):
+    """A str."""
+    if Py_TYPE(ob) != structs.expected_at(expected_address).type:
+        return DIFFERS
+    at = stack(STRING_WORDS)
+    is_read = strings.read_characters(ob, at)
+    store(at + strings.MEMINFO, structs.array_at(array_address).meminfo)
+    for i in range(STRING_WORDS):
+        put(words, i, load(at + 8 * i))
+    return AGREES if is_read else FAILED
+
+
+@part(PART_SIGNATURE)
 def read_tuple(ob, expected_address, array_address, words, items):
     """A tuple or a named tuple with this number of items. Further parts read the items."""
     return types.intp(Py_TYPE(ob) == structs.expected_at(expected_address).type and load(ob + c.OB_SIZE) == items)
@@ -307,6 +312,7 @@ PARTS = {
     structs.KIND_BOOL: read_bool,
     structs.KIND_NUMPY_SCALAR: read_numpy_scalar,
     structs.KIND_NONE: read_none,
+    structs.KIND_STRING: read_string,
     structs.KIND_TUPLE: read_tuple,
     structs.KIND_NAMED_TUPLE: read_tuple,
 }

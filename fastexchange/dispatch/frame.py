@@ -139,7 +139,7 @@ def export_of_array(frame, i):
     """The address of the ``fx_export`` of the i-th array. Arrays use a call's exports in order, one each."""
     index = 0
     for j in range(i):
-        index += structs.array_at(frame.arrays + ARRAY_BYTES * j).origin & structs.ORIGIN_EXPORT
+        index += structs.array_at(frame.arrays + ARRAY_BYTES * j).origin & 3 == structs.ORIGIN_EXPORT
     return frame.exports + EXPORT_BYTES * index
 
 

@@ -361,6 +361,8 @@ class KernelContext:
             dtype = dtype_of(value)
             record.dtype, record.itemsize = id(dtype), dtype.itemsize
             held.append(dtype)
+        elif fields["kind"] == structs.KIND_STRING:
+            record.origin = structs.ORIGIN_STRING
         elif fields["kind"] == structs.KIND_EXCHANGE:
             record.origin = structs.ORIGIN_VIEW
             record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF

@@ -144,6 +144,15 @@ def pack_contiguous(tensor, ndim, field, words, in_elements):
 
 
 @native
+def end_of_array(words, ndim):
+    """The address behind the last element of the array in `words`, which is not empty and has no negative strides."""
+    end = words[4] + words[3]
+    for i in range(ndim):
+        end += (words[structs.ARRAY_HEAD_WORDS + i] - 1) * words[structs.ARRAY_HEAD_WORDS + ndim + i]
+    return end
+
+
+@native
 def is_f_contiguous(tensor):
     """Whether a DLTensor's strides are those of Fortran order, ignoring dimensions of extent 1, as NumPy does."""
     expected = 1

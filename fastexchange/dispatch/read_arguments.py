@@ -17,7 +17,7 @@ from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import load, native, stack, store
 from ..producers.ndarray import ndarray_at
-from . import readers, structs
+from . import readers, strings, structs
 from .frame import ARRAY_BYTES
 from .lists import fold, may_hold_arrays, snapshot_of
 from .pack import dtype_entry
@@ -165,10 +165,13 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             note_array(array_address, origin, word)
             array_address += ARRAY_BYTES
         elif kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED or kind == structs.KIND_VIEW:
-            status, key, size, origin = readers.read_tensor(reading, kind, ob, entry_address, view, word)
-            exports += kind == structs.KIND_MANAGED or (needs_owning_exports and kind == structs.KIND_EXCHANGE)
-            last_type = 0  # foreign code may have changed the type table
-            last_descr = 0
+            if kind == structs.KIND_EXCHANGE and not needs_owning_exports:
+                status, key, size, origin = readers.read_in_memory(reading, ob, entry_address, word)
+            if size == 0:
+                status, key, size, origin = readers.read_tensor(reading, kind, ob, entry_address, view, word)
+                exports += kind == structs.KIND_MANAGED or (needs_owning_exports and kind == structs.KIND_EXCHANGE)
+                last_type = 0  # foreign code may have changed the type table
+                last_descr = 0
             if status != structs.STATUS_OK:
                 break
             note_array(array_address, origin, word)
@@ -183,6 +186,12 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             status, key, size, origin = readers.read_numpy_scalar(reading, ob, entry_address, word)
         elif kind == structs.KIND_NUMPY_COMPLEX128:
             status, key, size, origin = readers.read_numpy_complex128(reading, ob, entry_address, word)
+        elif kind == structs.KIND_STRING:
+            status, key, size, origin = readers.read_string(reading, ob, entry_address, word)
+            if status != structs.STATUS_OK:
+                break
+            note_array(array_address, origin, word + strings.MEMINFO)
+            array_address += ARRAY_BYTES
         elif kind == structs.KIND_NONE:
             status, key, size, origin = readers.read_none(reading, ob, entry_address, word)
         elif kind == structs.KIND_OMITTED:

@@ -16,6 +16,7 @@ from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType
 from ..ground.dltensor import (
     DL_TENSOR,
     INTERFACE_STREAM,
+    MAX_NDIM,
     READONLY,
     READONLY_IS_ASSUMED,
     check_rank,
@@ -29,10 +30,20 @@ from ..ground.dltensor import (
 )  # fmt: skip
 from ..ground.native import as_words, call_int, global_address, load, native, store
 from ..producers.ndarray import ndarray_at
-from . import structs
+from . import strings, structs
 from .frame import EXPORT_BYTES
-from .pack import keep_tensor, pack_ndarray, pack_tensor
-from .torch_guard import guard_of, is_odd, is_short, take_view
+from .pack import end_of_array, keep_tensor, pack_ndarray, pack_tensor
+from .torch_guard import (
+    device_in_memory,
+    field_in_memory,
+    guard_of,
+    is_in_memory,
+    is_odd,
+    is_odd_by,
+    is_short,
+    rank_in_memory,
+    view_in_memory,
+)
 from .torch_queries import is_beyond, is_movable
 from .type_table import find
 
@@ -126,6 +137,16 @@ def read_numpy_complex128(reading, ob, entry, word):
 
 
 @native
+def read_string(reading, ob, entry, word):
+    """A str."""
+    size = 8 * strings.WORDS
+    if word + size > reading.limit:
+        return structs.STATUS_GROW, 0, 0, 0
+    status = structs.STATUS_OK if strings.read_characters(ob, word) else structs.STATUS_ERROR
+    return status, structs.KIND_STRING, size, ob + structs.ORIGIN_STRING
+
+
+@native
 def read_none(reading, ob, entry, word):
     """``None``, for which Numba passes its address."""
     store(word, ob)
@@ -201,13 +222,11 @@ def take_export(reading, ob, entry, view):
 
 @native
 def borrow_view(reading, ob, entry, view):
-    """Borrow a view: from memory where that is known, else by the type's exchange table. Returns as :func:`find_shown`."""
+    """Borrow a view by the type's exchange table, or PyTorch's C ABI. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_VIEW
     guard = guard_of(reading.context, structs.entry_at(entry))
     if is_odd(guard, ob):
         return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
-    if guard != 0 and take_view(structs.guard_at(guard), guard, ob, view):
-        return structs.STATUS_OK, view, True, 0, origin
     dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
     if failed or PyErr_Occurred() != 0:
@@ -224,18 +243,11 @@ def borrow_view(reading, ob, entry, view):
 
 
 @native
-def place(frame, tensor, stream):
+def place(frame, device, number, stream):
     """Note the device of a tensor of a launch, and its producer's function ``current_work_stream``.
 
     Every device reads pinned and managed memory. Returns: a STATUS_*.
     """
-    if types.intp(tensor.dtype.lanes) != 1:
-        return structs.STATUS_DTYPE
-    status = check_rank(tensor)
-    if status != structs.STATUS_OK:
-        return status
-    device = types.intp(tensor.device.device_type)
-    number = types.intp(tensor.device.device_id)
     if device != CUDA_HOST and (number < 0 or number >= structs.MAX_DEVICES):
         return structs.STATUS_DEVICE
     if device == CUDA:
@@ -271,6 +283,35 @@ def is_writeable(flags, guard):
 
 
 @native
+def read_in_memory(reading, ob, entry, word):
+    """A PyTorch tensor, read in its memory; no foreign code runs. The number of bytes is 0 if :func:`read_tensor` has to decide.
+
+    That is so where memory is no source, or tells too little, and for every tensor that is odd, unsound or to be refused.
+    """
+    guard = guard_of(reading.context, structs.entry_at(entry))
+    offsets = structs.guard_at(guard)
+    if guard == 0 or offsets.ndim == 0 or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
+        return structs.STATUS_OK, 0, 0, 0
+    field = field_in_memory(offsets, guard, ob)
+    device = device_in_memory(offsets, guard, ob)
+    ndim = rank_in_memory(offsets, ob)
+    size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
+    is_elsewhere = device != CPU and not reading.is_cuda
+    if field == 0 or field >> 16 != 0 or ndim > MAX_NDIM or word + size > reading.limit or is_elsewhere:
+        return structs.STATUS_OK, 0, 0, 0
+    words = as_words(word)
+    key_flags, status = pack_tensor(view_in_memory(offsets, ob, ndim, field >> 11), ndim, field, words)
+    if status != structs.STATUS_OK or (words[2] != 0 and is_short(guard, ob, end_of_array(words, ndim))):
+        return structs.STATUS_OK, 0, 0, 0
+    if reading.is_cuda:
+        status = place(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
+        if device == 0 or key_flags & structs.ALIGNED == 0 or status != structs.STATUS_OK:
+            return structs.STATUS_OK, 0, 0, 0
+    key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT | structs.entry_at(entry).key
+    return structs.STATUS_OK, key | (key_flags | structs.WRITEABLE) << structs.FLAGS_SHIFT, size, ob + structs.ORIGIN_VIEW
+
+
+@native
 def read_tensor(reading, kind, ob, entry, view, word):
     """A tensor: from a device array's entry, from an owning export made before, or from a view borrowed at `view`.
 
@@ -294,7 +335,10 @@ def read_tensor(reading, kind, ob, entry, view, word):
     # 2. Check that it is sound.
     dl_tensor = dl_tensor_at(tensor)
     if reading.is_cuda:
-        status = place(reading.frame, dl_tensor, stream)
+        status = check_rank(dl_tensor) if dl_tensor.dtype.lanes == 1 else structs.STATUS_DTYPE
+        if status == structs.STATUS_OK:
+            device = dl_tensor.device
+            status = place(reading.frame, types.intp(device.device_type), types.intp(device.device_id), stream)
     else:
         status = structs.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
     if status != structs.STATUS_OK:

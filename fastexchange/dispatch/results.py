@@ -107,7 +107,7 @@ def read_argument(runtime, frame, i, ndim, words):
     if origin == structs.ORIGIN_EXPORT and frame.holder == 0:
         return read_tensor(structs.export_at(export_of_array(frame, i)).managed + DL_TENSOR, ndim, words)
     entry = find(runtime, Py_TYPE(ob))
-    if entry == 0:
+    if entry == 0 or origin == structs.ORIGIN_STRING:
         return 0
     borrow = structs.entry_at(entry).borrow
     tensor = stack(DL_TENSOR_WORDS)
@@ -143,9 +143,11 @@ def target_of(frame):
         return context.returns_type
     if context.returns_position >= 0:
         return Py_TYPE(load(frame.args + 8 * context.returns_position))
-    if frame.array_count == 0:
-        return 0
-    return Py_TYPE(structs.array_at(frame.arrays).origin & -4)
+    for i in range(frame.array_count):
+        origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
+        if origin & 3 != structs.ORIGIN_STRING:
+            return Py_TYPE(origin & -4)
+    return 0
 
 
 @native

@@ -25,6 +25,7 @@ from .structs import (
     KIND_NONE,
     KIND_OMITTED,
     KIND_SCALAR,
+    KIND_STRING,
     KIND_TUPLE,
     NDIM_SHIFT,
     SERIAL_SHIFT,
@@ -63,6 +64,8 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
         return field_to_numba(_field(key))
     if kind == KIND_NONE:
         return types.none
+    if kind == KIND_STRING:
+        return types.unicode_type
     if kind == KIND_OMITTED:
         return types.Omitted(defaults[position])
     if kind in (KIND_TUPLE, KIND_NAMED_TUPLE):
@@ -92,7 +95,8 @@ def lists_in(numba_types) -> tuple:
 def readonly_arrays(numba_types) -> int:
     """``fx_overload.readonly_arrays`` for parameters of these types. With a list among them, all bits are equal."""
     lists = lists_in(numba_types)
-    readonly = [not leaf.mutable for leaf in _leaves(numba_types) if isinstance(leaf, types.Buffer)]
+    with_blocks = [leaf for leaf in _leaves(numba_types) if isinstance(leaf, types.Buffer | types.UnicodeType)]
+    readonly = [isinstance(leaf, types.Buffer) and not leaf.mutable for leaf in with_blocks]
     if lists:
         return -int(any(readonly) or any(not each.dtype.mutable for each in lists if isinstance(each.dtype, types.Buffer)))
     return sum(1 << index for index in {min(index, 62) for index, is_readonly in enumerate(readonly) if is_readonly})

@@ -226,6 +226,7 @@ KIND_OMITTED = 4
 KIND_TUPLE = 5
 KIND_NAMED_TUPLE = 6
 KIND_CONSTANT = 7  # typed by identity: a jitted function. Its type has an entry, and so has each object
+KIND_STRING = 9
 KIND_LIST = 8  # of arrays that have one type; the key of that follows
 # Kinds of entries only: how the leaf is read.
 KIND_NDARRAY = 16  # NumPy's struct
@@ -250,6 +251,7 @@ KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 
 # Who has the memory of an array argument; objects are aligned, so that it fits below their addresses.
 ORIGIN_NDARRAY, ORIGIN_EXPORT, ORIGIN_VIEW = 0, 1, 2
+ORIGIN_STRING = 3  # of a str, which has a memory block as an array has
 
 # What a walk over the arguments ends with. From STATUS_NULL_DATA on: an argument is refused.
 STATUS_OK = 0

@@ -6,11 +6,9 @@ views stay valid.
 
 from collections import namedtuple
 
-from numba import types
-
 from ..ground import cpython as c
 from ..ground.dlpack import DLDeviceType
-from ..ground.dltensor import View, describe, dl_tensor_at
+from ..ground.dltensor import View
 from ..ground.native import call_int, load, native, unlikely
 from . import structs
 
@@ -157,23 +155,3 @@ def view_in_memory(offsets, ob, count, itemsize):
     if load(implementation + offsets.numel) == 0:
         data = 0  # as PyTorch exports it
     return View(data, 0, count, sizes, strides)
-
-
-@native
-def take_view(offsets, address, ob, out):
-    """Fill the DLTensor at `out` with what lies in the memory of a tensor that is not odd.
-
-    Returns False if that is unknown, or may not be read. Then the tensor's framework is asked.
-    """
-    if offsets.ndim == 0 or not is_in_memory(offsets, ob):
-        return False
-    field = field_in_memory(offsets, address, ob)
-    device = device_in_memory(offsets, address, ob)
-    if field == 0 or field >> 16 != 0 or device == 0:
-        return False
-    view = view_in_memory(offsets, ob, rank_in_memory(offsets, ob), field >> 11)
-    tensor = dl_tensor_at(out)
-    describe(tensor, view.data, view.ndim, field, view.shape, view.strides)
-    tensor.device.device_type = types.int32(device & 0xFF)
-    tensor.device.device_id = types.int32(device >> 8)
-    return True

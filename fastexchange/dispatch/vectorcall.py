@@ -351,7 +351,10 @@ def is_numbas(context, runtime, args, nargs):
         elif kind == structs.KIND_NDARRAY:
             if plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:
                 return False
-        elif not structs.is_scalar_kind(kind) and kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT:
+        elif (
+            not structs.is_scalar_kind(kind) and kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT
+            and kind != structs.KIND_STRING
+        ):  # fmt: skip
             return False
     return True
 

@@ -16,7 +16,7 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from .._abi import ffi
-from ..dispatch import structs
+from ..dispatch import strings, structs
 from ..dispatch.lists import release_items
 from ..dispatch.runtime import runtime
 from ..ground.cpython import CapsuleType
@@ -292,6 +292,7 @@ _PYTHON_SCALARS = (
     (int, structs.KIND_INT),
     (bool, structs.KIND_BOOL),
     (complex, structs.KIND_COMPLEX),
+    (str, structs.KIND_STRING),
     (type(None), structs.KIND_NONE),
     (Omitted, structs.KIND_OMITTED),
 )
@@ -302,7 +303,7 @@ _NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.t
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
     """Python's and NumPy's own scalar types, but not their subclasses, whose value may mean something else."""
     kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
-    if kind is not None and cls.__name__ in runtime().unverified:
+    if kind is not None and (cls.__name__ in runtime().unverified or (cls is str and not strings.verify())):
         return None
     if kind is not None:
         return Discovery(PATH_SCALAR, {"kind": kind})
