@@ -102,6 +102,9 @@ def torch_arguments(limit) -> Iterator[Group]:
         key, code = f"torch/{count}/", call("f", values)
         group.add(key + "empty", EMPTY, code, {"f": limit.empty, **values})
         group.add(key + "c", f"{C}, borrowing", code, {"f": limit.torch, **values}, key + "empty")
+        if (quicker := floor.load_torch()) is not None:
+            group.add(key + "memory", f"{C}, in memory", code, {"f": quicker.memory, **values}, key + "c")
+            group.add(key + "abi", f"{C}, PyTorch's C ABI", code, {"f": quicker.abi, **values}, key + "c")
         group.add(key + "managed", f"{C}, owning", code, {"f": limit.torch_managed, **values}, key + "c")
         group.add(key + "fast", OURS, code, {"f": kernel, **values}, key + "c")
         _peers(group, key, code, values)
@@ -159,6 +162,8 @@ def unpacked(limit) -> Iterator[Group]:
 def autograd(limit) -> Group:
     """Tensors that autograd keeps notes on: views, and leaves that require grad while grad mode is off."""
     group = Group("3 PyTorch CPU tensors that autograd knows")
+    mode = {"no_grad": torch.no_grad}
+    group.add("autograd/mode", "no_grad() alone, per call", "with no_grad(): pass", mode, calls=_CALLS_IN_MODE)
     for key, label, make in (
         ("views", "views", lambda: torch.ones(4)[1:2]),
         ("weights", "requiring grad, in no_grad()", lambda: torch.ones(1, requires_grad=True)),
@@ -175,7 +180,7 @@ def autograd(limit) -> Group:
     return group
 
 
-_CALLS_IN_MODE = 20  # entering the mode is not what is measured
+_CALLS_IN_MODE = 20  # entering the mode is not what is measured, and has a row of its own
 
 
 def scalars(limit) -> Group:

@@ -74,7 +74,8 @@ def _arguments(t: _Lines) -> Iterator[Callable[[], None]]:
     yield lambda: t.call("no arguments", "none/0", ("none/0/empty", "empty C builtin"))
     empty, from_dlpack = "empty C builtin", "`njit_kernel(np.from_dlpack(x), …)`"
     yield lambda: t.call("3 NumPy arrays", "numpy/3", ("numpy/3/empty", empty), ("numpy/3/from_dlpack", from_dlpack))
-    yield lambda: t.call("3 PyTorch tensors", "torch/3", ("torch/3/views", "`njit_kernel(x.numpy(), …)`"))
+    others = ("memory", "C in memory"), ("abi", "C by PyTorch's C ABI"), ("views", "`njit_kernel(x.numpy(), …)`")
+    yield lambda: t.call("3 PyTorch tensors", "torch/3", *((f"torch/3/{key}", label) for key, label in others))
     yield lambda: t.call("3 PyTorch views", "autograd/views")
     yield lambda: t.call("3 PyTorch weights, in `no_grad()`", "autograd/weights")
     yield lambda: t.call("3 PyTorch tensors, not where they are expected in memory: PyTorch is asked", "asked")
@@ -144,7 +145,7 @@ def _calls(t: _Lines) -> Iterator[Callable[[], None]]:
             t.add(f"a kernel for {label}, one element", t.ns(ours), f"itself {t.beside(theirs, ours)}")
 
         yield operator
-    yield lambda: t.call("a string: Numba's own dispatcher makes the call", "other/a str")
+    yield lambda: t.call("a string", "other/a str")
 
 
 def _processes(t: _Lines) -> Iterator[Callable[[], None]]:
