@@ -166,22 +166,23 @@ def with_items(numba_types) -> list:
 
 
 @global_compiler_lock
-def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int) -> int:
+def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int, holds: bool) -> int:
     """Return the address of a vectorcall function with two more arguments, ``fx_context`` and a cache entry's ``fx_overload``.
 
     The function makes calls that agree with the cache entry, and leaves others to ``vectorcall.vectorcall_any``. `nodes`: the
-    values that it reads, in their order. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``.
+    values that it reads, in their order. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``. `holds`:
+    whether other code may run before the kernel has returned, so the call holds the storages of PyTorch's tensors.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
     casts = () if given == taken else (given, taken)
     read = tuple((node.kind, node.guard, node.rank, node.items, node.is_contiguous) for node in nodes)
-    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
-    build = functools.partial(_build_fast_entry, context, leaves, given, taken, nodes, count, boxing)
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, holds, casts)
+    build = functools.partial(_build_fast_entry, context, leaves, given, taken, nodes, count, boxing, holds)
     return code_cache.get(key, build, __name__, persist=not casts or all(map(is_plain, given + taken)))[0]
 
 
-def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
+def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing, holds):
     entry = EntryBuilder("fast_entry", nodes)
     unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
@@ -191,26 +192,40 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     frame = fast_parts.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
     entry.go_on_if(frame)
     arrays, records = fast_parts.arrays_of.call(unit, [frame]), fast_parts.expected_of.call(unit, [overload])
-    used_arrays = 0
+    if holds:  # before anything else is read, because this may run Python code
+        held = 0
+        for leaf in entry.leaves(args, records, first, count):
+            if leaf.node.items >= 0:
+                entry.go_on_if(_read(unit, leaf.node, [leaf.ob, leaf.record, arrays, leaf.word]))
+            elif leaf.node.kind == structs.KIND_EXCHANGE:
+                entry.go_on_if(fast_parts.hold_storage.call(unit, [leaf.ob, leaf.record, frame, _WORD(held)]))
+                held += 1
+    used_arrays = used_storages = 0
     for leaf in entry.leaves(args, records, first, count):
         node = leaf.node
         values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
         outcome = entry.read(node, values, functools.partial(_read, unit, node))
         if node.kind in (structs.KIND_EXCHANGE, structs.KIND_STRING):
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
-                builder.ret(fast_parts.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
+                entry.end_rarely(fast_parts.fail, [own, frame, callable_, _WORD(leaf.position)])
         entry.go_on_if(builder.icmp_signed(">", outcome, _WORD(0)))
+        if holds and node.kind == structs.KIND_EXCHANGE:
+            entry.go_on_if(fast_parts.is_storage_kept.call(unit, [leaf.ob, leaf.record, frame, _WORD(used_storages)]))
+            used_storages += 1
         used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_STRING)
     if len(leaves) > MAX_POSTPONED_WORDS:
         _write(builder, first)
     kernel = builder.inttoptr(fast_parts.kernel_of.call(unit, [overload]), _VOID_POINTER)
     result = fast_parts.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
+    thread = fast_parts.leave_gil.call(unit, [own]) if holds else None
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, first, leaves, given, taken), _WORD)
+    if holds:
+        fast_parts.take_gil.call(unit, [thread])
     ending = [own, overload, frame, args, code, result, builder.ptrtoint(excinfo, _WORD)]
-    builder.ret(fast_parts.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
+    builder.ret(fast_parts.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays), _WORD(int(holds))]))
     builder.position_at_end(entry.differs)
-    builder.ret(fast_parts.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
+    entry.end_rarely(fast_parts.differ, [own, frame, callable_, args, nargsf, kwnames])
     unit.linked.append(runtime_library())
     return unit.finish()
 
@@ -330,19 +345,32 @@ class EntryBuilder:
         """
         if node.kind != structs.KIND_EXCHANGE or self._views <= MAX_INLINED_VIEWS:
             return emit(values)
-        unit = self.unit
         layout = ".contiguous" if node.is_contiguous else ""
-        name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}{layout}"  # a process has one guard
+        name = f"view{node.rank}.{'guarded' if node.guard else 'plain'}{layout}"  # a process has one guard
+        return self._call(name, values, emit, READER_CONVENTION)
+
+    def end_rarely(self, part, values: list) -> None:
+        """Emit a return of the result of a part, in a function of its own.
+
+        LLVM keeps what leads to a cold function away from the other code, and out of its registers.
+        """
+        builder = self.unit.builder
+        builder.ret(self._call(part.__name__, values, functools.partial(part.call, self.unit), "", "cold"))
+
+    def _call(self, name: str, values: list, emit: Callable[[list], Any], convention: str, *attributes: str):
+        """Emit a call of a function of this unit that is not inlined, and at the first call the function. Returns its result."""
+        unit = self.unit
+        name = f"{unit.symbol}.{name}"
         if name not in unit.module.globals:
             function = ir.Function(unit.module, ir.FunctionType(_WORD, [value.type for value in values]), name)
             function.linkage = "internal"
-            function.calling_convention = READER_CONVENTION
-            for attribute in ("noinline", "noimplicitfloat"):
+            function.calling_convention = convention
+            for attribute in ("noinline", "noimplicitfloat", *attributes):
                 function.attributes.add(attribute)
             outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
             unit.builder.ret(emit(list(function.args)))
             unit.builder = outer
-        return unit.builder.call(unit.module.globals[name], values, cconv=READER_CONVENTION)
+        return unit.builder.call(unit.module.globals[name], values, cconv=convention)
 
 
 def _read(unit, node: Node, values: list):

@@ -17,9 +17,10 @@ from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, PARTS
 from .frame import DEFAULT_KEYS
+from .pack import misaligned_bits
 from .runtime import runtime
 from .signature import lists_in, readonly_arrays
-from .torch_guard import OFFSETS
+from .torch_guard import OFFSETS, Offsets
 from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
@@ -250,7 +251,8 @@ class KernelContext:
                 first.cached_count += 1
 
     def _fast_entry(self, code: "_Code", nodes: tuple[fast_entry.Node, ...], count: int) -> int:
-        return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
+        holds = bool(self.native.needs_owning_exports)
+        return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes, holds)
 
     def forget(self) -> None:
         """Unlink all overloads. They stay in memory for calls in progress."""
@@ -304,7 +306,7 @@ class KernelContext:
 
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[fast_entry.Node, ...] | None:
         """The nodes of a fast entry, without omitted arguments at the end; None if there can be no fast entry."""
-        if self.native.needs_owning_exports or self.native.plain_count < 0:
+        if self.native.plain_count < 0:
             return None
         count = _given_count(bound)
         values = tuple(self._with_items(bound[:count]))
@@ -318,8 +320,16 @@ class KernelContext:
             if kind not in PARTS or (kind == structs.KIND_INT and key != _INT64_KEY):
                 return None
             items = len(value) if kind in _TUPLES else -1
-            nodes.append(fast_entry.Node(numba_type, kind, self._guard_offsets(value, key), items))
+            guard = self._guard_offsets(value, key)
+            if kind == structs.KIND_EXCHANGE and self.native.needs_owning_exports and not self._may_hold_storage(value, guard):
+                return None
+            nodes.append(fast_entry.Node(numba_type, kind, guard, items))
         return tuple(nodes)
+
+    def _may_hold_storage(self, value, guard: tuple[int, ...]) -> bool:
+        """Whether a call may hold the storage of a tensor instead of an export: ``take_exports.is_storage_enough``."""
+        is_own_memory = self.runtime.entries.fields(type(value)).get("is_own_memory")
+        return bool(is_own_memory and guard and Offsets(*guard).ndim and torch_offsets.guard().native.storage_object)
 
     def _guard_of(self, fields: dict[str, int]) -> int:
         """:func:`torch_guard.guard_of` in Python."""
@@ -364,10 +374,14 @@ class KernelContext:
         elif fields["kind"] == structs.KIND_STRING:
             record.origin = structs.ORIGIN_STRING
         elif fields["kind"] == structs.KIND_EXCHANGE:
-            record.origin = structs.ORIGIN_VIEW
+            record.origin = structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW
             record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
+            record.itemsize = record.dtype >> 11
+            record.misaligned = misaligned_bits.py_func(record.dtype)
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
             record.stream = fields.get("stream", 0)
+            if record.guard:
+                record.number = torch_offsets.guard().number_of(value)
 
 
 def _given_count(bound: tuple) -> int:

@@ -28,7 +28,7 @@ from ..ground.dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..ground.native import as_words, call_int, global_address, load, native, store
+from ..ground.native import as_words, call_int, global_address, load, native, put, store
 from ..producers.ndarray import ndarray_at
 from . import strings, structs
 from .frame import EXPORT_BYTES
@@ -40,6 +40,7 @@ from .torch_guard import (
     is_in_memory,
     is_odd,
     is_odd_by,
+    is_of,
     is_short,
     rank_in_memory,
     view_in_memory,
@@ -301,6 +302,8 @@ def read_in_memory(reading, ob, entry, word):
         return structs.STATUS_OK, 0, 0, 0
     words = as_words(word)
     key_flags, status = pack_tensor(view_in_memory(offsets, ob, ndim, field >> 11), ndim, field, words)
+    if words[2] == 0:
+        put(words, 4, 0)  # as PyTorch exports it
     if status != structs.STATUS_OK or (words[2] != 0 and is_short(guard, ob, end_of_array(words, ndim))):
         return structs.STATUS_OK, 0, 0, 0
     if reading.is_cuda:
@@ -309,6 +312,21 @@ def read_in_memory(reading, ob, entry, word):
             return structs.STATUS_OK, 0, 0, 0
     key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT | structs.entry_at(entry).key
     return structs.STATUS_OK, key | (key_flags | structs.WRITEABLE) << structs.FLAGS_SHIFT, size, ob + structs.ORIGIN_VIEW
+
+
+@native
+def read_held(reading, ob, entry, word):
+    """:func:`read_in_memory` of a tensor whose storage the call holds instead of an export. If not, the number of bytes is 0."""
+    export = structs.export_at(reading.frame.exports + EXPORT_BYTES * reading.exports)
+    if reading.exports == reading.frame.export_count or export.state != structs.HOLDS_STORAGE or export.object != ob:
+        return structs.STATUS_OK, 0, 0, 0
+    guard = structs.guard_at(guard_of(reading.context, structs.entry_at(entry)))
+    if is_of(guard, export.storage, ob) and (reading.flags & DRY_RUN != 0 or not is_movable(guard, export.storage)):
+        status, key, size, _ = read_in_memory(reading, ob, entry, word)
+        if size != 0:
+            return status, key, size, ob + structs.ORIGIN_EXPORT
+    export.state = structs.NEEDS_MANAGED
+    return structs.STATUS_OK, 0, 0, 0
 
 
 @native

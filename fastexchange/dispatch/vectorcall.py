@@ -26,7 +26,16 @@ from ..producers.ndarray import descr_at, ndarray_at
 from . import structs
 from .binding import bind_into
 from .fast_parts import finish
-from .frame import TUPLE_WORDS, drop_lists, give_frame, grow_frame, note_origins, release, take_frame
+from .frame import (
+    TUPLE_WORDS,
+    drop_lists,
+    give_frame,
+    grow_frame,
+    holds_storages_only,
+    note_origins,
+    release,
+    take_frame,
+)
 from .lists import drop_unchanged, reflect_changes
 from .pack import plain_field
 from .readers import DRY_RUN
@@ -226,7 +235,7 @@ def run_by(launch, context_address, args, nargs, flags, state):
         elif structs.overload_at(at).trampoline == 0:
             status = structs.STATUS_NUMBA
         else:
-            chosen = find_cached(context, at, args) if frame.export_count == 0 else at
+            chosen = find_cached(context, at, args) if holds_storages_only(frame) else at
             wants_cache_entry = chosen == 0
             entry = chosen if chosen != at else 0
             status, result = launch(context_address, frame_address, at, args, load(state + 24))
