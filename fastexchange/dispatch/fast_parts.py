@@ -18,9 +18,10 @@ from ..ground import cpython as c
 from ..ground.cfunction import part
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import DLDeviceType
-from ..ground.dltensor import DL_TENSOR_WORDS, dl_tensor_at, is_nowhere
+from ..ground.dltensor import DL_TENSOR_WORDS, View, dl_tensor_at, is_nowhere
 from ..ground.native import WORDS, call_int, call_word, global_address, load, native, put, stack, store
 from ..producers.ndarray import ndarray_at
+from ..producers.torch_abi import TOLD_WORDS, ask, told_at
 from . import strings, structs
 from .frame import EXPORT_BYTES, is_anything_kept, put_back, release_exports
 from .pack import end_of_array, pack_contiguous, pack_ndarray, pack_tensor
@@ -263,6 +264,13 @@ def borrow_guarded(ob, expected, words, ndim, device_type, is_contiguous, in_ele
             return DIFFERS
         view = view_in_memory(offsets, ob, ndim, expected.itemsize)
         outcome = pack(view, True, device >> 8, expected, words, ndim, device_type, is_contiguous, in_elements)
+    elif offsets.asks_abi != 0 and device_type == CPU:
+        at = stack(TOLD_WORDS)
+        told = told_at(at)
+        if number_in_memory(offsets, ob) != expected.number or ask(ob, at) != 0 or told.device_type != 0 or told.dim != ndim:
+            return DIFFERS
+        view = View(told.data, 0, ndim, told.sizes, told.strides)
+        outcome = pack(view, True, 0, expected, words, ndim, device_type, is_contiguous, in_elements)
     else:
         outcome = borrow(ob, expected, words, ndim, True, device_type, is_contiguous, in_elements)
     if outcome >= AGREES and words[2] == 0:
@@ -288,6 +296,7 @@ def read_view(ob, expected_address, array_address, words, ndim, is_contiguous):
 def read_guarded_view(
     ob, expected_address, array_address, words, ndim, is_contiguous, object_, keys, odd_keys, element_type, odd_types, autograd,
     storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, device, storage_checked,
+    asks_abi,
 ):  # fmt: skip
     """:data:`read_view` for a type with a guard, whose :data:`torch_guard.OFFSETS` are the last arguments."""
     expected = structs.expected_at(expected_address)
@@ -296,7 +305,7 @@ def read_guarded_view(
     put(words, 0, structs.array_at(array_address).meminfo)
     offsets = Offsets(
         object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
-        inline_ndim, storage_offset, device, storage_checked,
+        inline_ndim, storage_offset, device, storage_checked, asks_abi,
     )  # fmt: skip
     return borrow_guarded(ob, expected, words, ndim, CPU, is_contiguous, False, offsets)
 

@@ -11,7 +11,7 @@ from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
-from ..producers import torch_offsets
+from ..producers import torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
@@ -338,13 +338,17 @@ class KernelContext:
 
     def _guard_offsets(self, value, key: int) -> tuple[int, ...]:
         """``torch_guard.OFFSETS`` for tensors of a value's type with this key."""
-        address = self._guard_of(self.runtime.entries.fields(type(value)))
+        fields = self.runtime.entries.fields(type(value))
+        address = self._guard_of(fields)
         guard = ffi.cast("fx_guard *", address)
         may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # types narrower than a byte are exported as bytes
         irrelevant = set() if may_be_narrow else {"odd_types"}
         if address and guard.ndim and not torch_offsets.guard().reads(value):
             irrelevant.add("ndim")  # its exchange table is asked
-        return tuple(0 if name in irrelevant else getattr(guard, name) for name in OFFSETS) if address else ()
+        if not address:
+            return ()
+        offsets = (0 if name in irrelevant else getattr(guard, name) for name in OFFSETS[:-1])
+        return (*offsets, int(torch_abi.is_borrow_function(fields["borrow"])))
 
     def _expect(self, expected, keys: tuple[int, ...], bound: tuple) -> list:
         """Fill the records of a cache entry (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.

@@ -17,9 +17,12 @@ CPU = int(DLDeviceType.kDLCPU)
 Offsets = namedtuple(
     "Offsets",
     "object keys odd_keys element_type odd_types autograd storage storage_data storage_size ndim sizes strides inline_ndim"
-    " storage_offset device storage_checked",
+    " storage_offset device storage_checked asks_abi",
 )
-"""Fields of an ``fx_guard`` as compile-time constants: loading them takes time."""
+"""Fields of an ``fx_guard`` as compile-time constants: loading them takes time.
+
+The last is none: whether PyTorch's C ABI tells of a tensor that is not read in memory, instead of the exchange table.
+"""
 
 OFFSETS = Offsets._fields
 
