@@ -61,6 +61,12 @@ def misaligned_bits(field):
 
 
 @native
+def flags_in_order(ndim, count):
+    """The flags of a C-contiguous array with `count` elements, as of DLPack: F_ORDER only if there can be no other order."""
+    return structs.C_ORDER | structs.F_ORDER if ndim < 2 or count == 0 else structs.C_ORDER
+
+
+@native
 def pack_tensor(tensor, ndim, field, words):
     """Check the sizes of a DLTensor or a :data:`View`, which are not trusted, and write its words, all but the first.
 
@@ -103,7 +109,7 @@ def pack_tensor(tensor, ndim, field, words):
             return -1, status
     if is_nowhere(tensor) and count != 0:
         return -1, structs.STATUS_NULL_DATA
-    flags = structs.C_ORDER | structs.F_ORDER if ndim < 2 or count == 0 else structs.C_ORDER
+    flags = flags_in_order(ndim, count)
     if scattered != 0 and count != 0:
         flags = structs.F_ORDER if ndim > 1 and is_f_contiguous(tensor) else 0
     put(words, 1, 0)

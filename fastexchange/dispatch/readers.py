@@ -32,7 +32,7 @@ from ..ground.native import as_words, call_int, global_address, load, native, pu
 from ..producers.ndarray import ndarray_at
 from . import strings, structs
 from .frame import EXPORT_BYTES
-from .pack import end_of_array, keep_tensor, pack_ndarray, pack_tensor
+from .pack import end_of_array, flags_in_order, keep_tensor, misaligned_bits, pack_contiguous, pack_ndarray, pack_tensor
 from .torch_guard import (
     device_in_memory,
     field_in_memory,
@@ -41,7 +41,9 @@ from .torch_guard import (
     is_odd,
     is_odd_by,
     is_of,
+    is_on_cpu,
     is_short,
+    is_short_by,
     rank_in_memory,
     view_in_memory,
 )
@@ -294,19 +296,28 @@ def read_in_memory(reading, ob, entry, word):
     if guard == 0 or offsets.ndim == 0 or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
         return structs.STATUS_OK, 0, 0, 0
     field = field_in_memory(offsets, guard, ob)
-    device = device_in_memory(offsets, guard, ob)
     ndim = rank_in_memory(offsets, ob)
     size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
-    is_elsewhere = device != CPU and not reading.is_cuda
-    if field == 0 or field >> 16 != 0 or ndim > MAX_NDIM or word + size > reading.limit or is_elsewhere:
+    if field - 1 >> 16 != 0 or ndim > MAX_NDIM or word + size > reading.limit:  # the field is 0, or has lanes
+        return structs.STATUS_OK, 0, 0, 0
+    if not reading.is_cuda and not is_on_cpu(offsets, ob):
         return structs.STATUS_OK, 0, 0, 0
     words = as_words(word)
-    key_flags, status = pack_tensor(view_in_memory(offsets, ob, ndim, field >> 11), ndim, field, words)
+    view = view_in_memory(offsets, ob, ndim, field >> 11)
+    if pack_contiguous(view, True, ndim, field >> 11, misaligned_bits(field), words, False):
+        key_flags = flags_in_order(ndim, words[2]) | structs.ALIGNED
+        end = words[4] + words[2] * words[3]
+    else:
+        key_flags, status = pack_tensor(view, ndim, field, words)
+        if status != structs.STATUS_OK:
+            return structs.STATUS_OK, 0, 0, 0
+        end = end_of_array(words, ndim)
     if words[2] == 0:
         put(words, 4, 0)  # as PyTorch exports it
-    if status != structs.STATUS_OK or (words[2] != 0 and is_short(guard, ob, end_of_array(words, ndim))):
+    elif is_short_by(offsets, ob, end):
         return structs.STATUS_OK, 0, 0, 0
     if reading.is_cuda:
+        device = device_in_memory(offsets, guard, ob)
         status = place(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
         if device == 0 or key_flags & structs.ALIGNED == 0 or status != structs.STATUS_OK:
             return structs.STATUS_OK, 0, 0, 0
