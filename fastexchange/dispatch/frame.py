@@ -325,15 +325,6 @@ def release_exports(frame):
 
 
 @native
-def holds_storages_only(frame):
-    """Whether all that owns the call's memory are storages that it holds."""
-    for i in range(frame.export_count):
-        if structs.export_at(frame.exports + EXPORT_BYTES * i).state != structs.HOLDS_STORAGE:
-            return False
-    return True
-
-
-@native
 def release(runtime, frame):
     """Release everything that the call holds: escaped arrays get owners, and all deleters are called."""
     if frame.list_count != 0:

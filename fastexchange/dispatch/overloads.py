@@ -317,7 +317,7 @@ class KernelContext:
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
             # An int beyond int64 gets no cache entry: the next int of this type may fit into int64.
-            if kind not in PARTS or (kind == structs.KIND_INT and key != _INT64_KEY):
+            if not (kind in PARTS or self._may_export(value)) or (kind == structs.KIND_INT and key != _INT64_KEY):
                 return None
             items = len(value) if kind in _TUPLES else -1
             guard = self._guard_offsets(value, key)
@@ -325,6 +325,12 @@ class KernelContext:
                 return None
             nodes.append(fast_entry.Node(numba_type, kind, guard, items))
         return tuple(nodes)
+
+    def _may_export(self, value) -> bool:
+        """Whether a fast entry may make owning exports of tensors of a value's type."""
+        fields = self.runtime.entries.fields(type(value))
+        is_on_cpu = self.native.device_type == DLDeviceType.kDLCPU
+        return is_on_cpu and fields["kind"] == structs.KIND_MANAGED and not fields.get("guard")
 
     def _may_hold_storage(self, value, guard: tuple[int, ...]) -> bool:
         """Whether a call may hold the storage of a tensor instead of an export: ``take_exports.is_storage_enough``."""
@@ -377,6 +383,9 @@ class KernelContext:
             held.append(dtype)
         elif fields["kind"] == structs.KIND_STRING:
             record.origin = structs.ORIGIN_STRING
+        elif fields["kind"] == structs.KIND_MANAGED:
+            record.origin, record.borrow = structs.ORIGIN_EXPORT, fields["managed"]
+            record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
         elif fields["kind"] == structs.KIND_EXCHANGE:
             record.origin = structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW
             record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF

@@ -78,7 +78,7 @@ typedef struct {
     int64_t itemsize;           /* array */
     int64_t misaligned;         /* view: the bits of an element's address that are 0 if it is aligned */
     int64_t number;             /* view with a guard: the dtype's number in memory */
-    int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
+    int64_t borrow;             /* view: dltensor_from_py_object_no_sync; export: managed_tensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t items;              /* tuple: how many, whose records follow; else -1 */
     int64_t stream;             /* view: current_work_stream */

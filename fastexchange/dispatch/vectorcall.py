@@ -31,7 +31,6 @@ from .frame import (
     drop_lists,
     give_frame,
     grow_frame,
-    holds_storages_only,
     note_origins,
     release,
     take_frame,
@@ -235,7 +234,7 @@ def run_by(launch, context_address, args, nargs, flags, state):
         elif structs.overload_at(at).trampoline == 0:
             status = structs.STATUS_NUMBA
         else:
-            chosen = find_cached(context, at, args) if holds_storages_only(frame) else at
+            chosen = find_cached(context, at, args)
             wants_cache_entry = chosen == 0
             entry = chosen if chosen != at else 0
             status, result = launch(context_address, frame_address, at, args, load(state + 24))
