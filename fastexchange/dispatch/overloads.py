@@ -384,7 +384,7 @@ class KernelContext:
         elif fields["kind"] == structs.KIND_STRING:
             record.origin = structs.ORIGIN_STRING
         elif fields["kind"] == structs.KIND_MANAGED:
-            record.origin, record.borrow = structs.ORIGIN_EXPORT, fields["managed"]
+            record.origin, record.borrow = structs.ORIGIN_EXPORT, fields.get("managed", 0)
             record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
         elif fields["kind"] == structs.KIND_EXCHANGE:
             record.origin = structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW
