@@ -1,13 +1,25 @@
-"""An interpreter whose objects do not lie in memory as native code assumes: the next safer way, and ``explain`` says so."""
+"""An interpreter, a NumPy or a Numba whose objects do not lie in memory as native code assumes.
 
+Results are the same by the next safer way, and ``explain`` and ``doctor`` say so. PyTorch's are in ``test_torch_views.py`` and
+``test_torch.py``, Numba's functions in ``test_numba_internals.py``.
+"""
+
+import array
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
+from fastexchange._abi import ffi
+from fastexchange.ground import cpython
+from fastexchange.ground.readable import checked_address, is_readable
+from fastexchange.producers import buffer, ndarray, numpy_table
+
 SCRIPT = """
 import importlib.util, sys, types
+from array import array as buffer_of
 import numpy as np
 from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 from fastexchange.ground import cpython
@@ -64,8 +76,21 @@ try:
     kernel(2.0)
 except TypeError as error:
     assert "missing 2 required" in str(error)
+@fast_args
+def length(text, i, buffer):
+    return len(text) + i + buffer[1]
+
+for text in ("abc", "\u20ac\U0001f600c"):
+    for number in (1, np.int16(1), np.float32(1)):
+        for _ in range(20):
+            assert length(text, number, buffer_of("h", [1, 2])) == 6
 text = str(kernel.explain(2.0, np.ones(3), (1.0, 2.0)))
-assert repr(what) in text, text
+text += str(length.explain("abc", np.float32(1), buffer_of("h", [1, 2])))
+assert f"layout of {{what}} is" in text or f"layout {{what!r}} is" in text, text
+from fastexchange.command import probe
+found = list(probe._native())
+assert {{each.status for each in found}} <= {{"ok", "slow", "-"}}, found
+assert any("is not as expected" in each.text for each in found if each.status == "slow"), found
 print(kernel.counts().fast)
 """
 
@@ -74,6 +99,9 @@ CHECKS = {
     "ndarray": "from fastexchange.producers import ndarray; ndarray.verify = lambda: False",
     "meminfo": "from fastexchange.dispatch import runtime; runtime._verify_meminfo = lambda: False",
     "list": "from fastexchange.dispatch import lists; lists.verify = lambda: False",
+    "str": "from fastexchange.dispatch import strings; strings.verify = lambda: False",
+    "Py_buffer": "from fastexchange.producers import buffer; buffer._is_verified = lambda: False",
+    "float32": "from fastexchange.exchange import discovery; discovery._scalar_reads_as_declared = lambda dtype: False",
 }
 for _name in ("object", "float", "complex", "tuple", "dispatcher"):
     CHECKS[_name] = f"checks = dict(cpython.verify()); cpython.verify = lambda: {{**checks, {_name!r}: not checks[{_name!r}]}}"
@@ -85,11 +113,37 @@ LAYOUTS = {  # what is read lies elsewhere than it does in this interpreter
     "tuple": "cpython.OB_ITEM -= 8",  # as with code for CPython 3.13 on 3.14
     "tuple, by its size": "cpython.OB_SIZE -= 8",
     "dispatcher": "cpython.KERNEL_CONTEXT -= 8",
+    "float32": "from fastexchange.exchange import discovery\ndiscovery.NUMPY_SCALAR_VALUE -= 8",
     "ndarray": (
         "from fastexchange.producers import ndarray\n"
         "from fastexchange.ground.dlpack import ffi\n"
         "moved = lambda kind, at: ffi.cast(kind, at + 8 * isinstance(at, int))\n"
         "ndarray.ffi = types.SimpleNamespace(cast=moved, sizeof=ffi.sizeof)"
+    ),
+    "meminfo": (
+        "from fastexchange.dispatch import runtime\n"
+        "own = runtime.ffi\n"
+        "moved = lambda kind, at: own.cast(kind, at + 8 if kind == 'intptr_t *' else at)\n"
+        "runtime.ffi = types.SimpleNamespace(cast=moved, new=own.new, callback=own.callback)"
+    ),
+    "list": "from fastexchange.dispatch import lists\nlists.ITEMS += 8",
+    "list, by its fields": (
+        "from fastexchange.dispatch import lists\n"
+        "lists.fields_of = lambda numba_type, own=lists.fields_of: own(numba_type)[::-1]"
+    ),
+    "str": (
+        "from fastexchange.dispatch import strings\n"
+        "strings.fields_of = lambda numba_type, own=strings.fields_of: own(numba_type)[::-1]"
+    ),
+    "str, by what Numba reads": (
+        "from fastexchange.dispatch import strings\n"
+        "swapped = lambda extract: lambda text, length, kind, *more: extract(text, kind, length, *more)\n"
+        "strings._is_read = lambda extract, text, size, own=strings._is_read: own(swapped(extract), text, size)"
+    ),
+    "Py_buffer": (
+        "from fastexchange.producers import buffer\n"
+        "moved = lambda view: buffer.ffi.cast('fx_buffer *', buffer.address_of(view) + 8)\n"
+        "buffer._reads_as_declared = lambda view, right, own=buffer._reads_as_declared: own(moved(view), right)"
     ),
 }
 
@@ -112,3 +166,81 @@ def test_what_cannot_be_verified_is_not_used(what):
 @pytest.mark.parametrize("what", LAYOUTS)
 def test_a_layout_that_has_changed_is_noticed(what):
     _run(what.partition(",")[0], LAYOUTS[what])
+
+
+# ---- each field ------------------------------------------------------------------------------------------------------
+
+
+class Moved:
+    """A view of a C struct of which one field lies elsewhere."""
+
+    def __init__(self, view, field: str, step: int):
+        elsewhere = ffi.cast(ffi.typeof(view), int(ffi.cast("intptr_t", view)) + step)
+        self._read = lambda name: getattr(elsewhere if name == field else view, name)
+
+    def __getattr__(self, name):
+        return self._read(name)
+
+
+STEPS = -16, -8, 8, 16, 24
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "field", ["data", "nd", "dimensions", "strides", "descr", "flags", "byteorder", "type_num"]
+)
+def test_each_field_of_numpys_arrays_is_verified(field, step, monkeypatch):
+    """No word is followed that is no address: as many of them are NULL, or small numbers."""
+
+    def cast(kind, at):
+        return Moved(ffi.cast(kind, at), field, step) if isinstance(at, int) else ffi.cast(kind, at)
+
+    assert ndarray.verify()
+    monkeypatch.setattr(ndarray, "ffi", types.SimpleNamespace(cast=cast, sizeof=ffi.sizeof))
+    assert not ndarray.verify()
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("field", ["len", "itemsize", "readonly", "ndim", "format", "shape", "strides", "buf"])
+def test_each_field_of_buffers_is_verified(field, step):
+    views = [memoryview(array.array("h", range(24))).cast("B").cast("h", (4, 6))[::2], memoryview(b"abc")]
+    found = []
+    for view in views:
+        own = ffi.new("char[]", 3 * ffi.sizeof("fx_buffer"))  # a field may be read before or behind the struct
+        at = ffi.cast("fx_buffer *", own + ffi.sizeof("fx_buffer"))
+        buffer.get_buffer(view, buffer.address_of(at), buffer.PyBUF_STRIDED_RO_FORMAT)
+        assert buffer._reads_as_declared(at, view)
+        found.append(buffer._reads_as_declared(Moved(at, field, step), view))
+        buffer.release_buffer(buffer.address_of(at))
+    assert not all(found)
+
+
+@pytest.mark.parametrize("name", ["_ABI", "_ARRAY_TYPE"])
+def test_a_numpy_with_another_abi(name, monkeypatch):
+    """Its C functions may have other places: none is called but the one that tells, whose place is for ever the first."""
+    assert numpy_table._find_numpy_api()
+    monkeypatch.setattr(numpy_table, name, getattr(numpy_table, name) + 1)
+    assert not numpy_table._find_numpy_api()
+
+
+@pytest.mark.parametrize("field", ["type", "name", "definition"])
+@pytest.mark.parametrize("step", (-8, 8, 16))
+def test_each_field_of_descriptors_is_verified(field, step, monkeypatch):
+    methods = [str.isascii, dict.values, int.real]
+    assert all(map(cpython.function_of, methods))
+
+    def cast(kind, at):
+        return Moved(ffi.cast(kind, at), field, step) if isinstance(at, int) else ffi.cast(kind, at)
+
+    monkeypatch.setattr(cpython, "ffi", types.SimpleNamespace(cast=cast, sizeof=ffi.sizeof, buffer=ffi.buffer, NULL=ffi.NULL))
+    assert not any(map(cpython.function_of, methods))
+
+
+def test_addresses_that_cannot_be_read():
+    text = ffi.new("char[16]")
+    at = int(ffi.cast("intptr_t", text))
+    assert is_readable(at, 16) and is_readable(at + 1, 1, alignment=1) and checked_address(at, 16) == at
+    for word in (0, at + 1, -8, 2**63 - 8, 2**64):
+        assert not is_readable(word, 8)
+        with pytest.raises(ValueError, match="no address"):
+            checked_address(word, 8)

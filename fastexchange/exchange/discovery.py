@@ -19,7 +19,7 @@ from .._abi import ffi
 from ..dispatch import strings, structs
 from ..dispatch.lists import release_items
 from ..dispatch.runtime import runtime
-from ..ground.cpython import CapsuleType
+from ..ground.cpython import NUMPY_SCALAR_VALUE, CapsuleType
 from ..ground.dtypes import dtype_field, field_itemsize
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
@@ -303,15 +303,18 @@ _NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.t
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
     """Python's and NumPy's own scalar types, but not their subclasses, whose value may mean something else."""
     kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
-    if kind is not None and (cls.__name__ in runtime().unverified or (cls is str and not strings.verify())):
+    dtype = _NUMPY_SCALARS.get(id(cls))
+    element = dtype_field(dtype) if dtype is not None and dtype.itemsize <= 16 else None
+    if (
+        (kind is not None and cls.__name__ in runtime().unverified)
+        or (cls is str and not strings.verify())
+        or (dtype is not None and element is not None and not _scalar_reads_as_declared(dtype))
+    ):
+        notes.append(f"the layout of {cls.__name__} is not as expected")
         return None
     if kind is not None:
         return Discovery(PATH_SCALAR, {"kind": kind})
-    dtype = _NUMPY_SCALARS.get(id(cls))
-    if dtype is None or not _scalar_reads_as_declared(dtype):
-        return None
-    element = dtype_field(dtype)
-    if element is None:
+    if dtype is None or element is None:
         return None
     kind = structs.KIND_NUMPY_SCALAR
     if dtype.kind == "c":
@@ -322,10 +325,10 @@ def _scalar(cls: type, notes: list[str]) -> Discovery | None:
 def _scalar_reads_as_declared(dtype: np.dtype) -> bool:
     """Whether a NumPy scalar's value follows the object's head. Tests a scalar whose bytes all differ."""
     expected = bytes([1]) if dtype.kind == "b" else bytes(range(1, dtype.itemsize + 1))
-    if dtype.itemsize > 16 or dtype.type.__basicsize__ < 16 + max(8, dtype.itemsize):
+    if dtype.type.__basicsize__ < NUMPY_SCALAR_VALUE + max(8, dtype.itemsize):
         return False
     value = np.frombuffer(expected, dtype)[0]
-    return ctypes.string_at(id(value) + 16, dtype.itemsize) == expected
+    return ctypes.string_at(id(value) + NUMPY_SCALAR_VALUE, dtype.itemsize) == expected
 
 
 def _tuple(cls: type, notes: list[str]) -> Discovery | None:
@@ -343,7 +346,10 @@ def _tuple(cls: type, notes: list[str]) -> Discovery | None:
 
 def _list(cls: type, notes: list[str]) -> Discovery | None:
     """Lists, but not subclasses. Native code reads lists of tensors, Numba all others in each call."""
-    if cls is not list or "list" in runtime().unverified:
+    if cls is not list:
+        return None
+    if "list" in runtime().unverified:
+        notes.append("the layout of Numba's lists is not as expected")
         return None
     if runtime().is_native:
         runtime().add(release_items)
@@ -359,7 +365,10 @@ def _constant(cls: type, notes: list[str]) -> Discovery | None:
 
 def _buffer(cls: type, notes: list[str]) -> Discovery | None:
     """A type with the buffer protocol and no faster path."""
-    if not buffer.is_buffer_type(cls) or not buffer.prepare():
+    if not buffer.is_buffer_type(cls):
+        return None
+    if not buffer.prepare():
+        notes.append("the layout of Py_buffer is not as expected")
         return None
     managed = buffer.managed_tensor_from_py_object_no_sync.address
     notes.append("it has the buffer protocol only: each call takes its buffer")

@@ -17,6 +17,7 @@ from ..interpreter import is_free_threaded
 from .native import address_of, external, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 from .pythonapi import PyType_GetSlot, prototype
+from .readable import is_readable
 
 CDEF = """
 typedef struct { int64_t ob_refcnt; void *ob_type; } fx_object;
@@ -176,13 +177,17 @@ def function_of(descriptor) -> int:
     at = ffi.cast("fx_descriptor *", id(descriptor))
     if (address_of(at.type), address_of(at.name)) != (id(descriptor.__objclass__), id(descriptor.__name__)):
         return 0
+    size = max(ffi.sizeof("fx_method"), ffi.sizeof("fx_getset"))
+    if not is_readable(address_of(at.definition), size):
+        return 0
     if isinstance(descriptor, python_types.MethodDescriptorType):
         method = ffi.cast("fx_method *", at.definition)
         is_plain, name, function = method.flags == METH_NOARGS, method.name, method.function
     else:
         attribute = ffi.cast("fx_getset *", at.definition)
         is_plain, name, function = attribute.closure == ffi.NULL, attribute.name, attribute.get
-    is_plain = is_plain and ffi.string(name).decode() == descriptor.__name__
+    own = descriptor.__name__.encode() + b"\0"
+    is_plain = is_plain and is_readable(address_of(name), len(own), 1) and bytes(ffi.buffer(name, len(own))) == own
     return address_of(function) if is_plain else 0
 
 

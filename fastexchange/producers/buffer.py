@@ -20,10 +20,11 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT
 from ..ground.dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_elements, managed_at, new_managed
-from ..ground.native import cstring, external, global_address, load, native, sizeof, store, struct_at
+from ..ground.native import address_of, cstring, external, global_address, load, native, sizeof, store, struct_at
 from ..ground.numba_internals import class_of_buffer
 from ..ground.once import once
 from ..ground.pythonapi import prototype
+from ..ground.readable import is_readable
 from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
 
 __all__ = ["CLASSES", "is_buffer_type", "managed_tensor_from_py_object_no_sync", "numba_class", "prepare"]
@@ -237,22 +238,32 @@ def prepare() -> bool:
     return _is_verified()
 
 
+get_buffer = prototype("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+release_buffer = prototype("PyBuffer_Release", None, ctypes.c_void_p)
+
+
 @once
 def _is_verified() -> bool:
-    get = prototype("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
-    release = prototype("PyBuffer_Release", None, ctypes.c_void_p)
     data = array.array("h", range(24))
     for view in (memoryview(data), memoryview(b"abc"), memoryview(data).cast("B").cast("h", (4, 6))[::2]):
         buffer = ffi.new("fx_buffer *")
-        get(view, int(ffi.cast("intptr_t", buffer)), PyBUF_STRIDED_RO_FORMAT)
-        seen = (
-            buffer.len, buffer.itemsize, buffer.readonly, ffi.string(buffer.format).decode(),
-            tuple(buffer.shape[i] for i in range(buffer.ndim)), tuple(buffer.strides[i] for i in range(buffer.ndim)),
-            bytes(ffi.buffer(buffer.buf, 1)),
-        )  # fmt: skip
-        release(int(ffi.cast("intptr_t", buffer)))
-        if seen != (
-            view.nbytes, view.itemsize, view.readonly, view.format, view.shape, view.strides, view.tobytes()[:1],
-        ):  # fmt: skip
+        get_buffer(view, address_of(buffer), PyBUF_STRIDED_RO_FORMAT)
+        is_right = _reads_as_declared(buffer, view)
+        release_buffer(address_of(buffer))
+        if not is_right:
             return False
     return True
+
+
+def _reads_as_declared(buffer, view: memoryview) -> bool:
+    """Whether an ``fx_buffer`` says what Python says of the same buffer. No word is followed that is no address."""
+    numbers = buffer.len, buffer.itemsize, buffer.readonly, buffer.ndim
+    pointers = ((buffer.format, 2, 1), (buffer.shape, 8 * view.ndim, 8), (buffer.strides, 8 * view.ndim, 8), (buffer.buf, 1, 1))
+    if numbers != (view.nbytes, view.itemsize, view.readonly, view.ndim):
+        return False
+    if not all(is_readable(address_of(pointer), size, alignment) for pointer, size, alignment in pointers):
+        return False
+    return (
+        ffi.string(buffer.format, 2).decode("latin-1"), tuple(buffer.shape[i] for i in range(view.ndim)),
+        tuple(buffer.strides[i] for i in range(view.ndim)), bytes(ffi.buffer(buffer.buf, 1)),
+    ) == (view.format, view.shape, view.strides, view.tobytes()[:1])  # fmt: skip

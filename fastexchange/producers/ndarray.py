@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 from .._abi import ffi
-from ..ground.native import native, struct_at
+from ..ground.native import address_of, native, struct_at
+from ..ground.readable import is_readable
 
 CDEF = """
 typedef struct {
@@ -59,15 +60,22 @@ def _reads_as_declared(array: np.ndarray) -> bool:
     )  # fmt: skip
     if (
         view.nd != array.ndim
-        or int(ffi.cast("intptr_t", view.data)) != array.ctypes.data
-        or int(ffi.cast("intptr_t", view.descr)) != id(array.dtype)
+        or address_of(view.data) != array.ctypes.data
+        or address_of(view.descr) != id(array.dtype)
         or view.flags & (C_CONTIGUOUS | F_CONTIGUOUS | FLAG_ALIGNED | FLAG_WRITEABLE) != expected
-        or tuple(view.dimensions[i] for i in range(array.ndim)) != array.shape
-        or tuple(view.strides[i] for i in range(array.ndim)) != array.strides
+        or _words(view.dimensions, array.ndim) != array.shape
+        or _words(view.strides, array.ndim) != array.strides
     ):
         return False
     descr = ffi.cast("fx_descr *", id(array.dtype))
-    return descr.type_num == array.dtype.num and descr.byteorder.decode() == array.dtype.byteorder
+    return descr.type_num == array.dtype.num and descr.byteorder == array.dtype.byteorder.encode()
+
+
+def _words(pointer, count: int) -> tuple[int, ...] | None:
+    """The words behind a pointer; None if it is none."""
+    if count and not is_readable(address_of(pointer), 8 * count):
+        return None
+    return tuple(pointer[i] for i in range(count))
 
 
 @native

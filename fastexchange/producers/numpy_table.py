@@ -55,6 +55,7 @@ from ..ground.native import (
 )
 from ..ground.once import for_ever, once
 from ..ground.pythonapi import Py_DecRef, PyCapsule_GetPointer
+from ..ground.readable import is_readable
 from .ndarray import FLAG_WRITEABLE, descr_at, is_swapped, ndarray_at
 from .python_side import python_side
 
@@ -72,7 +73,9 @@ typedef struct {
 } fx_numpy;
 """
 
-_NEW_FROM_DESCR, _DESCR_FROM_TYPE, _SET_BASE_OBJECT, _ARRAY_TYPE = 94, 45, 282, 2  # numpy/__multiarray_api.h
+_ABI_VERSION, _NEW_FROM_DESCR, _DESCR_FROM_TYPE, _SET_BASE_OBJECT, _ARRAY_TYPE = 0, 94, 45, 282, 2  # numpy/__multiarray_api.h
+_ABI = 0x2000000
+"""NumPy's number for the places of its C functions (NPY_ABI_VERSION): all of NumPy 2 have this one."""
 DATA_ALIGNMENT = 256  # bytes; required by DLPack for allocated memory
 MAX_BYTES = 1 << 56
 
@@ -482,7 +485,9 @@ def _find_numpy_api() -> bool:
     except ImportError:
         from numpy.core import multiarray  # type: ignore[no-redef]
     api = ffi.cast("intptr_t *", PyCapsule_GetPointer(multiarray._ARRAY_API, None))
-    if api[_ARRAY_TYPE] != id(np.ndarray):
+    if not is_readable(api[_ABI_VERSION], 1, 1) or api[_ARRAY_TYPE] != id(np.ndarray):
+        return False
+    if ctypes.PYFUNCTYPE(ctypes.c_uint)(api[_ABI_VERSION])() != _ABI:  # PyArray_GetNDArrayCVersion
         return False
     _state.array_type = id(np.ndarray)
     _state.new_from_descr = api[_NEW_FROM_DESCR]

@@ -32,8 +32,9 @@ from ..ground.native import (
     struct_at,
 )
 from ..ground.once import for_ever, once
+from ..ground.readable import checked_address
 from . import torch_samples as samples
-from .torch_offsets import alone, c_function, checked_address, guard
+from .torch_offsets import alone, c_function, guard
 
 __all__ = ["borrow_function", "dltensor_from_py_object_no_sync", "is_borrow_function", "why_not"]
 
@@ -161,8 +162,9 @@ def _is_told(tensor) -> bool:
     except RuntimeError:
         return not samples.field_of(tensor.detach())
     dtype, device, count = view.dtype, view.device, tensor.dim()
+    size = 8 * max(count, 1)
     try:
-        shape, strides = (ffi.cast("int64_t *", checked_address(address_of(of))) for of in (view.shape, view.strides))
+        shape, strides = (ffi.cast("int64_t *", checked_address(address_of(of), size)) for of in (view.shape, view.strides))
     except ValueError:
         return False
     return (

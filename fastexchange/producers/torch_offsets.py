@@ -19,6 +19,7 @@ from ..ground.cpython import function_of
 from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
 from ..ground.once import once
+from ..ground.readable import checked_address
 from . import torch_samples as samples
 from .torch_storage import forbid_resizing_of, without_modes
 
@@ -341,9 +342,9 @@ class Guard:
         at = tensor._cdata
         sizes, strides = at + native.sizes, at + native.strides
         try:
-            owner = checked_address(_word(at + native.storage))
+            owner = checked_address(_word(at + native.storage), _SCANNED_BYTES)
             if count > native.inline_ndim:
-                sizes = checked_address(_word(sizes))
+                sizes = checked_address(_word(sizes), _SCANNED_BYTES)
                 strides = sizes + _WORD * count
         except ValueError:
             return False
@@ -510,7 +511,7 @@ class Guard:
 
     def _known(self, tensor) -> int:
         """The address of a tensor's autograd metadata. Raises ValueError if the word found is no address."""
-        return checked_address(_word(tensor._cdata + self.native.autograd))
+        return checked_address(_word(tensor._cdata + self.native.autograd), _SCANNED_BYTES)
 
     def _is_watched(self, tensor) -> bool:
         """Read ``tensor.requires_grad`` from memory, as ``dispatch.torch_guard`` does."""
@@ -520,9 +521,9 @@ class Guard:
         known = self._known(tensor)
         watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
         if not watched and _byte(known + native.is_view):
-            known = _word(checked_address(_word(known + native.base)) + native.autograd)
+            known = _word(checked_address(_word(known + native.base), _SCANNED_BYTES) + native.autograd)
             if known:
-                known = checked_address(known)
+                known = checked_address(known, _SCANNED_BYTES)
                 watched = _byte(known + native.requires_grad) or _word(known + native.grad_fn)
         return bool(watched)
 
@@ -570,20 +571,6 @@ def alone(find) -> None:
 def _offsets(step: int, holds) -> list[int]:
     """Return the offsets in a C++ object for which `holds` is true."""
     return [at for at in range(0, _SCANNED_BYTES, step) if holds(at)]
-
-
-def checked_address(address: int) -> int:
-    """Return an address that was read where a pointer may be. Raises ValueError if nobody could read the bytes there."""
-    try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            memory.seek(address)
-            if not address or address % _WORD or len(memory.read(_SCANNED_BYTES)) < _SCANNED_BYTES:
-                raise ValueError
-    except (FileNotFoundError, PermissionError):  # another system than Linux, or a sandbox
-        return address
-    except (OSError, ValueError, OverflowError):
-        raise ValueError(f"{address:#x} is no address of an object") from None
-    return address
 
 
 def _bytes_of(storage) -> list[int]:
