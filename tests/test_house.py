@@ -80,3 +80,24 @@ def test_files_that_documents_name_exist(document):
     named = re.findall(rf"(?<![\w/.])((?:{folders})/[\w/]+\.\w+)", text)
     assert [path for path in named if not (ROOT.parent / path).exists()] == []
     assert named, "files that are named are no longer found"
+
+
+def test_no_version_number_decides():
+    """What a version has is asked of it, or verified: a version that is not known yet is treated by what it has."""
+    pattern = re.compile(r"version_info|hexversion|__version__\s*[<>=]=?|version\([^)]*\)\s*[<>]|packaging.version")
+    users = {name for name, path in modules().items() if pattern.search(path.read_text("utf-8"))}
+    assert users == {"version"}, users  # where this package's own is defined
+
+
+def test_the_versions_that_are_tried_are_those_that_are_supported():
+    root = ROOT.parent
+    lines = re.findall(r"^(\w+)=\(?([\d. ]+\d)", (root / ".ci" / "versions").read_text("utf-8"), re.MULTILINE)
+    tried = {name: values.split() for name, values in lines}
+    declared = (root / "pyproject.toml").read_text("utf-8")
+    pythons = re.findall(r"Python :: (3\.\d+)\"", declared)
+    assert tried["pythons"] + tried["debians"] == pythons and set(tried["with_torch"]) < set(pythons)
+    newest = int(pythons[-1].partition(".")[2])
+    assert f'requires-python = ">={pythons[0]},<3.{newest + 1}"' in declared
+    assert f'"numba>={tried["numbas"][0].removesuffix(".0")},' in declared and f'"numpy>={tried["numpys"][0]}"' in declared
+    text = "\n".join(path.read_text("utf-8") for path in (root / ".ci").iterdir() if path.name != "versions")
+    assert not re.search(r"3\.\d+ 3\.\d+|2\.\d+ 2\.\d+", text), "a list of versions beside that of .ci/versions"
