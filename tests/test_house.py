@@ -101,3 +101,15 @@ def test_the_versions_that_are_tried_are_those_that_are_supported():
     assert f'"numba>={tried["numbas"][0].removesuffix(".0")},' in declared and f'"numpy>={tried["numpys"][0]}"' in declared
     text = "\n".join(path.read_text("utf-8") for path in (root / ".ci").iterdir() if path.name != "versions")
     assert not re.search(r"3\.\d+ 3\.\d+|2\.\d+ 2\.\d+", text), "a list of versions beside that of .ci/versions"
+
+
+VARIADIC = re.compile(r"_?Py\w*(ObjArgs|_CallFunction\w*|_CallMethod|Format|_BuildValue|Arg_\w+|Tuple_Pack|Sys_\w+|printf)$")
+
+
+def test_no_variadic_function_is_called():
+    """Native code calls C functions as fixed ones. Variadic ones get their arguments elsewhere with some ABIs: Apple's on ARM."""
+    pattern = re.compile(r"\b(?:external|prototype)\(\s*\"(\w+)\"")
+    called = {name: set(pattern.findall(path.read_text("utf-8"))) for name, path in modules().items()}
+    assert sum(map(len, called.values())) > 60, "calls are no longer found"
+    assert not {name: found for name, names in called.items() if (found := set(filter(VARIADIC.match, names)))}
+    assert all(map(VARIADIC.match, ("PyObject_CallFunctionObjArgs", "PyErr_Format", "Py_BuildValue", "PyArg_ParseTuple")))

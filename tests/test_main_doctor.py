@@ -64,6 +64,15 @@ def test_looks_at_the_disk_cache(healthy):
     assert re.match(r"\d+ functions, \d+\.\d MiB", found["disk cache", "entries"]["text"])
 
 
+@pytest.mark.parametrize("machine, is_tested", [("x86_64", True), ("aarch64", True), ("riscv64", False)])
+def test_a_platform_that_is_not_tested(machine, is_tested, monkeypatch):
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
+    found = {each.name: each for each in doctor._interpreter(">=3.10")}
+    assert ("platform" in found) == (not is_tested)
+    assert is_tested or ("linux on riscv64 is not tested here" in found["platform"].text and found["platform"].advice)
+
+
 HOSTILE = {
     "torch": "raise OSError('libtorch is gone\\nand more')",
     "jax": "import os; os.abort()",
