@@ -31,7 +31,7 @@ __all__ = ["KernelCache", "with_unique_symbols"]
 
 
 class _Entries:
-    """Takes the place of :class:`numba.core.caching.IndexDataCacheFile`; there is no index."""
+    """Takes the place of ``numba.core.caching.IndexDataCacheFile``; there is no index."""
 
     def __init__(
         self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True

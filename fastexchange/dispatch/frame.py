@@ -21,7 +21,7 @@ from .type_table import find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # argument: bytes of data behind the block, here 0
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
-MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified at set-up (state)
+MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified by `runtime`
 
 FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")

@@ -82,7 +82,7 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
 
 
 def lists_in(numba_types) -> tuple:
-    """The list types among these, also in tuples, in the order of the walk."""
+    """The list types among these, also in tuples, in the order in which they are read."""
     found: list = []
     for numba_type in numba_types:
         if isinstance(numba_type, types.List):

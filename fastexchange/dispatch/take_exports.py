@@ -28,7 +28,7 @@ BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the passes
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def export_managed(context_address, frame_address, args, nargs, flags):
-    """Make every owning export of the call, in the order in which :data:`walk` uses them. Returns a STATUS_*.
+    """Make every owning export of the call, in the order in which :data:`read_arguments.walk` uses them. Returns a STATUS_*.
 
     Three passes over the arguments:
 
