@@ -236,7 +236,7 @@ def refusal(error: BaseException) -> Outcome:
 
 def _stored_as(kernel, key: int) -> str:
     """Describe the elements of an array that the kernel gets as integers; "" for any other."""
-    field = key >> structs.DTYPE_SHIFT & 0xFFFFFF
+    field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if key & 0xFF != structs.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
         return ""
     return f", the bits of its elements, which are {elements_named(field)}"

@@ -340,7 +340,7 @@ def _list(kernel, position: int, value: list, given: Given | None) -> list:
 
 
 def _is_tensor(value) -> bool:
-    return fields_of(type(value))["kind"] in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
+    return fields_of(type(value))["kind"] in structs.TENSOR_KINDS
 
 
 def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:

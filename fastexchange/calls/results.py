@@ -136,15 +136,12 @@ def check_argument(kernel, bound: tuple) -> None:
     if isinstance(kernel.returns, str):
         position = kernel._parameters.names.index(kernel.returns)
         cls = type(bound[position])
-        if fields_of(cls)["kind"] not in _TENSORS:
+        if fields_of(cls)["kind"] not in structs.TENSOR_KINDS:
             given = "omitted" if bound[position] is OMITTED else f"no tensor but of type {type_name(cls)}"
             raise TypeError(
                 f"{kernel.__qualname__}(): its results are to be as argument {kernel.returns!r} (position {position}), as "
                 f"fast_args(returns={kernel.returns!r}) says; that is {given}"
             )
-
-
-_TENSORS = (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _maker(cls: type) -> Callable[[Any], Any] | None:

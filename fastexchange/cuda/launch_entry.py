@@ -12,13 +12,13 @@ from numba import types
 from ..dispatch import fast_entry, fast_parts
 from ..dispatch import structs as dispatch
 from ..dispatch.fast_parts import AGREES, DIFFERS, borrow, borrow_guarded
-from ..dispatch.readers import CUDA
 from ..dispatch.torch_guard import OFFSETS, Offsets
 from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
-from ..ground.native import WORDS, call_word, global_address, load, stack
+from ..ground.dlpack import CUDA
+from ..ground.native import WORDS, call_word, load, stack
 from ..ground.numba_internals import global_compiler_lock
 from . import structs
 from .converting import convert, words_of
@@ -94,9 +94,7 @@ def launch(context_address, callable_, overload_address, device, stream_function
     status = start(cuda, launcher, launchable_of(overload_address), device, stream_function, 0, pointers, code)
     if status == dispatch.STATUS_OK:
         context.calls += 1
-        none = global_address("_Py_NoneStruct")
-        c.incref(none)
-        return none
+        return c.new_none()
     if status == dispatch.STATUS_DRIVER:
         return refuse_launch(context, callable_, load(code))
     return -1

@@ -13,12 +13,12 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
-from ..dispatch.readers import CUDA
 from ..dispatch.vectorcall import call_any, call_method, refuse_launch, run_by
 from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.dlpack import CUDA
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from . import structs
 from .converting import convert_words
@@ -216,9 +216,7 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
         bound.running -= 1
         if status == dispatch.STATUS_OK:
             context.calls += 1
-            none = global_address("_Py_NoneStruct")
-            c.incref(none)
-            return none
+            return c.new_none()
         if status == dispatch.STATUS_DRIVER:
             return refuse_launch(context, callable_, load(code))
         if status == dispatch.STATUS_ERROR:
@@ -232,9 +230,7 @@ def launch_on_device(context_address, frame_address, overload_address, args, lau
     status = launch_words(context_address, frame_address, overload_address, launcher_address)
     if status != dispatch.STATUS_OK:
         return status, 0
-    none = global_address("_Py_NoneStruct")
-    c.incref(none)
-    return status, none
+    return status, c.new_none()
 
 
 @native

@@ -11,6 +11,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction, part
 from ..ground.cpython import CALLABLE_CONTEXT
+from ..ground.dlpack import CPU
 from ..ground.native import call_word, cstring, global_address, load, native, store
 from . import structs
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, finish
@@ -24,7 +25,7 @@ from .frame import (
     release,
     take_frame,
 )
-from .readers import CPU, FLAG_OWN
+from .readers import FLAG_OWN
 from .vectorcall import call_method, fill_report, launch, look_up, read
 from .watching import is_unmoved, watch
 
@@ -57,19 +58,19 @@ def pin_arguments(context_address, args, nargs, flags, report_address):
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
             status = structs.STATUS_ERROR
     status = fill_report(report, frame, status)
-    result = global_address("_Py_NoneStruct")
-    if status != structs.STATUS_OK:
-        c.incref(result)
-    else:
+    result = 0
+    if status == structs.STATUS_OK:
         result = c.PyCapsule_New(frame_address, 0, runtime.let_go)
         if result == 0:
             status = structs.STATUS_ERROR
         else:
             c.PyCapsule_SetContext(result, context.runtime)
+    elif status != structs.STATUS_ERROR:
+        result = c.new_none()
     if status != structs.STATUS_OK:
         give_back(runtime, frame_address)
     report.status = status
-    return 0 if status == structs.STATUS_ERROR else result
+    return result
 
 
 @native

@@ -87,9 +87,7 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
         if error_ctx == 0:
             c.PyErr_Clear()
         elif PyErr_Occurred() == 0:
-            none = global_address("_Py_NoneStruct")
-            c.incref(none)
-            return none
+            return c.new_none()
     return load(out + 8)
 
 
@@ -107,7 +105,7 @@ def read_shape(runtime, ob, shape, view):
             return -1, 0
         for i in range(ndim):
             store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
-        return ndim, key >> structs.DTYPE_SHIFT & 0xFFFFFF
+        return ndim, key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if kind != structs.KIND_EXCHANGE:
         return -1, 0
     dl_tensor_at(view).device.device_type = 0

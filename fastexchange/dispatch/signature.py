@@ -17,6 +17,7 @@ from .structs import (
     CLASS_SHIFT,
     DTYPE_SHIFT,
     F_ORDER,
+    FIELD_MASK,
     FLAGS_SHIFT,
     KIND_ARRAY,
     KIND_CONSTANT,
@@ -111,7 +112,7 @@ def _leaves(numba_types):
 
 
 def _field(key: int) -> int:
-    return (key >> DTYPE_SHIFT) & 0xFFFFFF
+    return key >> DTYPE_SHIFT & FIELD_MASK
 
 
 def _array_type(key: int, position: int, element_of):

@@ -18,6 +18,7 @@ bits  meaning
 
 from ..ground import dltensor, parameters
 from ..ground.native import native, sizeof, struct_at
+from ..producers import ndarray
 
 CDEF = """
 /* One thing found by address: a type, or a NumPy dtype object. */
@@ -138,7 +139,7 @@ typedef struct {
     int64_t calls;              /* calls that reached a kernel without Python, … */
     int64_t numba_calls;        /* … and Numba's dispatcher */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
-    int64_t walk, run;          /* of the runtime, or for CUDA, with which vectorcall_any reads the arguments and makes the call */
+    int64_t walk, run;          /* the runtime's, or those for CUDA: they read the arguments and make the call */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
     int64_t device_kernel;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
     int64_t driver_error_name;  /* PyObject *, name of the method that raises the error of a device's driver */
@@ -243,10 +244,15 @@ KIND_NUMBA = 26  # only Numba's own dispatcher reads it
 KIND_DTYPE = 27  # a NumPy dtype object, not a type
 KIND_VIEW = 28  # a device array, not a type: its entry shows it
 
+TENSOR_KINDS = (KIND_NDARRAY, KIND_EXCHANGE, KIND_MANAGED)
+TUPLE_KINDS = (KIND_TUPLE, KIND_NAMED_TUPLE)
+
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
 FLAGS_SHIFT = 40
 CLASS_SHIFT = 56
-C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400  # NumPy's values, so that its flags need no work
+FIELD_MASK = 0xFFFFFF  # key >> DTYPE_SHIFT & FIELD_MASK is the dtype field
+# NumPy's own values, so that its flags need no work.
+C_ORDER, F_ORDER, ALIGNED, WRITEABLE = ndarray.C_CONTIGUOUS, ndarray.F_CONTIGUOUS, ndarray.FLAG_ALIGNED, ndarray.FLAG_WRITEABLE
 KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 
 # Who has the memory of an array argument; objects are aligned, so that it fits below their addresses.

@@ -19,7 +19,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
-from ..ground.dlpack import DLDeviceType
+from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from ..producers.ndarray import descr_at, ndarray_at
@@ -33,7 +33,6 @@ from .readers import DRY_RUN
 from .type_table import GOLDEN, find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
-CPU = int(DLDeviceType.kDLCPU)
 KERNEL_CONTEXT = c.KERNEL_CONTEXT
 
 
@@ -298,7 +297,7 @@ def refuse_launch(context, callable_, code):
 @native
 def take_error(error):
     """Move the pending exception to the three words at `error`: type, value and traceback. Owns: the caller owns them."""
-    c.PyErr_Fetch(error, error + 8, error + 16)
+    c.save_error(error)
     c.PyErr_NormalizeException(error, error + 8, error + 16)
     if load(error + 16) != 0:
         c.PyException_SetTraceback(load(error + 8), load(error + 16))
@@ -528,6 +527,5 @@ def attempt(context_address, args, nargs, flags, report_address):
     give_frame(runtime, frame_address)
     report.status = status
     if status != structs.STATUS_OK and status != structs.STATUS_ERROR:
-        result = global_address("_Py_NoneStruct")
-        c.incref(result)
+        result = c.new_none()
     return result

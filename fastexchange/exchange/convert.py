@@ -19,7 +19,7 @@ import numpy as np
 from .._abi import ffi
 from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable, enable_vectorcall
-from ..ground.dlpack import VERSION, DLDeviceType
+from ..ground.dlpack import CPU, VERSION
 from ..ground.native import address_of
 from ..ground.pythonapi import PyCapsule_SetName
 from ..ground.safe_repr import shown, type_name
@@ -30,7 +30,7 @@ from .transfer import vectorcall_transfer
 
 __all__ = ["convert", "from_dlpack", "maker", "to_dlpack"]
 
-_CPU = (int(DLDeviceType.kDLCPU), 0)
+_CPU = (CPU, 0)
 
 
 # ---- native calls --------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..dispatch import strings, structs
 from ..dispatch.lists import release_items
 from ..dispatch.runtime import runtime
 from ..ground.cpython import CapsuleType
-from ..ground.dtypes import dtype_field, field_itemsize
+from ..ground.dtypes import PLAIN_DTYPES, dtype_field, field_itemsize
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
 from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
@@ -414,7 +414,7 @@ def learn(value) -> bool:
     entries = runtime().entries
     cls = type(value)
     news = learn_type(cls, value)
-    if entries.fields(cls)["kind"] in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
+    if entries.fields(cls)["kind"] in structs.TUPLE_KINDS:
         return sum(learn(item) for item in value) > 0 or news  # not any(), which would stop at the first
     if entries.fields(cls)["kind"] == structs.KIND_LIST:
         return sum(learn(item) for item in value[:1]) > 0 or news  # further items when native code meets them
@@ -440,7 +440,7 @@ def _learn_dtype(dtype: np.dtype) -> bool:
     return True
 
 
-_plain_dtypes = frozenset(np.dtype(character) for character in "?bBhHiIlLqQefdFD")
+_plain_dtypes = frozenset(PLAIN_DTYPES)
 
 
 def _learn_constant(value) -> bool:
