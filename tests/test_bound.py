@@ -174,7 +174,7 @@ def test_what_the_kernel_keeps_outlives_the_launch():
         kept = [launch() for _ in range(MANY)]
         assert all(same is x for _, same, _ in kept)
         views = [view for view, *_ in kept]
-        released = weakref.ref(launch._held)
+        released = weakref.ref(launch._pinned)
         del launch, kept, x
         gc.collect()
         assert released() is not None and all(view.tolist() == array[1:].tolist() for view in views)

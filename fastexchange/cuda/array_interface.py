@@ -68,7 +68,7 @@ class ArrayInterface:
             # The packages' own arrays give bytes as the type of bfloat16, and None as the strides of broadcast arrays.
             found = {**found, "typestr": value.dtype, "strides": tuple(value.strides)}
         if found["typestr"] is None:
-            raise TypeError("the typestr in its array interface is None")  # which is float64 to NumPy
+            raise TypeError("the typestr in its array interface is None")  # NumPy takes None for float64
         dtype = np.dtype(found["typestr"])
         return None if key_of(dtype) is None else cls(found, dtype)
 

@@ -1,9 +1,10 @@
 """Bound launches: calls whose arguments are read once, into a frame that keeps them for repeated launches.
 
 :data:`pin_arguments` reads the arguments and takes an owning export of every tensor, so their memory lives as long as the
-frame. A capsule owns the frame (:data:`let_go`). :data:`take` binds a launch to another frame. ``fast_entry.bound_entry``
-compiles the parts here into the launch's vectorcall, which checks that the memory has not moved (``watching``) and calls the
-kernel. The owner of an array that the kernel keeps is the frame's *holder*, the Python object that has the capsule.
+frame. A capsule owns the frame (:data:`let_go`). :data:`replace_frame` binds a launch to another frame.
+``fast_entry.bound_entry`` compiles the parts here into the launch's vectorcall, which checks that the memory has not moved
+(``watching``) and calls the kernel. The owner of an array that the kernel keeps is the frame's *holder*, the Python object that
+has the capsule.
 """
 
 from numba import types
@@ -93,7 +94,7 @@ def let_go(capsule):
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def take(callable_, holder, before, after, bound_address):
+def replace_frame(callable_, holder, before, after, bound_address):
     """Bind a launch to another frame in one step: no other code runs in between.
 
     `holder`: a list whose one item is the Python object that holds the frame. The item changes from `before` to `after`.

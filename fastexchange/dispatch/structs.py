@@ -212,10 +212,10 @@ typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */
     int64_t words;              /* the frame's */
-    int64_t watched;            /* the frame's: with another word there the arguments have to be read again */
+    int64_t watched;            /* the frame's: if a word differs, the arguments have to be read again */
     int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
     int64_t state;              /* BOUND_* */
-    int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
+    int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not make */
 } fx_bound;
 """
 

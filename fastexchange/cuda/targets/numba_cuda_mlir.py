@@ -56,7 +56,7 @@ class NumbaCudaMlir:
         if dispatcher.extensions:
             return "it has extensions, which see its arguments in each launch"
         if dispatcher._module_setup_callbacks or dispatcher._module_teardown_callbacks:
-            return "it links code that wants to know when it is loaded"
+            return "it links code with callbacks for loading and unloading"
         return ""
 
     def type_of_value(self, dispatcher, value):
