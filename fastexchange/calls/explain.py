@@ -20,7 +20,8 @@ from ..producers.buffer import is_numba_only
 from ..producers.ndarray import dtype_of
 from ..producers.torch_offsets import SOURCES
 from .compile_errors import declared, raise_named
-from .fallback import UnknownType, as_numba_takes_it, check_arguments
+from .fallback import as_numba_takes_it, check_arguments
+from .numba_type import UnknownType
 from .outputs import shape_and_dtype
 from .resolve import Resolver
 

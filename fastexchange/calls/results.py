@@ -19,9 +19,9 @@ from ..dispatch import structs
 from ..dispatch.boxing import box
 from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
-from ..exchange.convert import has_from_dlpack, maker
 from ..exchange.discovery import fields_of, learn_type
 from ..exchange.export import export_of
+from ..exchange.makers import has_from_dlpack, maker
 from ..ground.dtypes import field_to_dtype
 from ..ground.native import address_of
 from ..ground.omitted import OMITTED

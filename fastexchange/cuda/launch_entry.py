@@ -12,8 +12,8 @@ from numba import types
 from ..dispatch import fast_entry, fast_parts
 from ..dispatch import structs as dispatch
 from ..dispatch.fast_parts import AGREES, DIFFERS, borrow, borrow_guarded
+from ..dispatch.python_calls import refuse_launch
 from ..dispatch.torch_guard import OFFSETS, Offsets
-from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred

@@ -13,7 +13,8 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
-from ..dispatch.vectorcall import call_any, call_method, refuse_launch, run_by
+from ..dispatch.python_calls import call_method, refuse_launch
+from ..dispatch.vectorcall import call_any, run_by
 from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction

@@ -26,8 +26,10 @@ from .frame import (
     release,
     take_frame,
 )
+from .inline_cache import look_up
+from .python_calls import call_method
 from .readers import FLAG_OWN
-from .vectorcall import call_method, fill_report, launch, look_up, read
+from .vectorcall import fill_report, launch, read
 from .watching import is_unmoved, watch
 
 

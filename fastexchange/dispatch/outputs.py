@@ -32,8 +32,8 @@ from .binding import bind_into
 from .bound_launch import refuse_result
 from .frame import drop, give_frame, take_frame
 from .pack import dtype_entry
+from .python_calls import call_method
 from .type_table import find
-from .vectorcall import call_method
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
 

@@ -385,7 +385,7 @@ def _new_buckets(size: int):
 
 
 def _hash(keys) -> int:
-    """The hash of a key sequence, as ``vectorcall.look_up`` computes it in wrapping 64-bit arithmetic."""
+    """The hash of a key sequence, as ``inline_cache.look_up`` computes it in wrapping 64-bit arithmetic."""
     value = 0
     for key in keys:
         value = _signed(value << 5) ^ (value >> 59) ^ key

@@ -7,10 +7,10 @@ method.
 from numba import types
 
 from ..dispatch import structs
+from ..dispatch.python_calls import call_method
 from ..dispatch.readers import is_writeable
 from ..dispatch.torch_guard import is_odd, is_short
 from ..dispatch.type_table import find
-from ..dispatch.vectorcall import call_method
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
