@@ -121,6 +121,6 @@ def site_of(context, runtime, args, nargs):
 
 @native
 def call_entry(context_address, overload_address, callable_, args, nargs):
-    """Make a call with positional arguments by the fast entry of an overload, which leaves others to :data:`vectorcall_any`."""
+    """Make a call with positional arguments by the fast entry of an overload, which leaves others to ``vectorcall_any``."""
     fast_entry = structs.overload_at(overload_address).fast_entry
     return call_word(fast_entry, (callable_, args, nargs, 0, context_address, overload_address))

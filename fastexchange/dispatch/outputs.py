@@ -16,14 +16,14 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
 from ..ground.native import as_words, call_int, call_word, external, global_address, load, native, stack, store
-from ..ground.shape_notation import (
+from ..ground.shape_notation import Pattern
+from ..ground.shape_program import (
     FITS,
     MAX_NUMBER,
     MAX_OPERANDS,
     MAX_PARAMETERS,
     MAX_TENSORS,
     MAX_VARIABLES,
-    Pattern,
     evaluate,
 )
 from ..producers.ndarray import ndarray_at
