@@ -424,7 +424,7 @@ def meaning_of(signature) -> list | None:
         return []
     found: list = []
     for numba_type in getattr(signature, "args", signature):
-        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _UNTOLD):
+        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _NOT_DESCRIBABLE):
             return None
         if isinstance(numba_type, types.BaseNamedTuple):
             found.append(cast(Any, numba_type).fields)
@@ -439,4 +439,4 @@ def meaning_of(signature) -> list | None:
     return found
 
 
-_UNTOLD = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)
+_NOT_DESCRIBABLE = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)
