@@ -12,17 +12,8 @@ from numba.core import sigutils
 from numba.core.dispatcher import Dispatcher
 
 from .calls import interpreted
-from .calls.kernel import (
-    AcceleratedKernel,
-    FastKernel,
-    Kernel,
-    KernelOptions,
-    checked_returns,
-    declared,
-    kernel_of,
-    outputs_of,
-)  # fmt: skip
-from .calls.options import check_names
+from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, kernel_of
+from .calls.options import KernelOptions, check_names, checked_returns, declared, outputs_of
 from .ground.numba_internals import (
     CPUDispatcher,
     add_class_of_dispatchers,

@@ -11,8 +11,8 @@ from numba.core.runtime import rtsys
 
 from fastexchange import FastKernel, from_dlpack
 from fastexchange.api import _adopted
-from fastexchange.calls.fallback import UnknownType
-from fastexchange.calls.kernel import KernelOptions
+from fastexchange.calls.numba_type import UnknownType
+from fastexchange.calls.options import KernelOptions
 from fastexchange.ground.numba_internals import numbas_call
 
 

@@ -5,6 +5,7 @@ import ctypes
 import functools
 import gc
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -173,7 +174,7 @@ def test_what_the_kernel_keeps_outlives_the_launch():
         kept = [launch() for _ in range(MANY)]
         assert all(same is x for _, same, _ in kept)
         views = [view for view, *_ in kept]
-        released = weakref.ref(launch._held)
+        released = weakref.ref(launch._pinned)
         del launch, kept, x
         gc.collect()
         assert released() is not None and all(view.tolist() == array[1:].tolist() for view in views)
@@ -190,6 +191,28 @@ def test_an_argument_that_is_other_memory_now_is_not_returned_as_if_it_were_the_
     tensor.set_(torch.full((4,), 9.0))
     result = launch()
     assert result is not tensor and result.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+class Raising:
+    """A producer whose export raises."""
+
+    def __dlpack__(self, **options):
+        raise BufferError("not now")
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+
+def test_a_bind_that_a_producer_refuses_keeps_no_reference_to_none():
+    def refused():
+        with pytest.raises(BufferError, match="not now"):
+            total.bind(Raising())
+
+    refused()
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        refused()
+    assert abs(sys.getrefcount(None) - before) < 500, "of 1000 refusals; other code uses it, too"
 
 
 # ---- rebinding -------------------------------------------------------------------------------------------------------

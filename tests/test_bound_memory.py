@@ -125,7 +125,7 @@ def test_it_is_native_again_once_it_has_followed():
     native = increment.counts()
     for _ in range(10):
         launch()
-    assert increment.counts().fast == native.fast + 10 and launch._held.bound[0] is tensor
+    assert increment.counts().fast == native.fast + 10 and launch._pinned.bound[0] is tensor
     assert tensor.tolist() == [11.0] * 5
 
 

@@ -16,7 +16,7 @@ from interpreter import run_python
 from numba.extending import intrinsic, overload, type_callable
 
 from fastexchange import fast_args
-from fastexchange.calls.dependencies import Untold, dependencies, note_loaded
+from fastexchange.calls.dependencies import NotDescribable, dependencies, note_loaded
 from fastexchange.ground.numba_internals import extensions, is_known_file
 
 
@@ -137,7 +137,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_values_are_told_apart(pair):
+def test_values_that_differ_have_different_digests(pair):
     one, other = PAIRS[pair]
     assert digest(one) == digest(one) != digest(other)
 
@@ -225,12 +225,12 @@ UNTOLD = {
 
 
 @pytest.mark.parametrize("value", UNTOLD.values(), ids=UNTOLD)
-def test_what_cannot_be_told(value):
-    with pytest.raises(Untold, match="'value', named by function, is "):
+def test_what_cannot_be_described(value):
+    with pytest.raises(NotDescribable, match="'value', named by function, is "):
         digest(value)
-    with pytest.raises(Untold, match="'used' of module module_of_the_test is "):
+    with pytest.raises(NotDescribable, match="'used' of module module_of_the_test is "):
         digest(module(used=value), "value.used" if not isinstance(value, types.ModuleType) else "len(value.used)")
-    with pytest.raises(Untold, match=r"'held', named by closure.<locals>.<lambda>, is "):
+    with pytest.raises(NotDescribable, match=r"'held', named by closure.<locals>.<lambda>, is "):
         digest(closure(value))
 
 
@@ -240,7 +240,7 @@ def test_what_is_imported_by_a_function():
 
         return pi
 
-    with pytest.raises(Untold, match="imports 'math'"):
+    with pytest.raises(NotDescribable, match="imports 'math'"):
         digest(late)
 
 
@@ -248,7 +248,7 @@ def test_classes_that_lead_to_another():
     """A script's own are made anew in each process, and an exception of an old one is caught by nobody."""
     for where in (__name__, "__main__"):
         cls = type("Refusal", (Exception,), {"__module__": where})
-        with pytest.raises(Untold, match="'Refusal'"):
+        with pytest.raises(NotDescribable, match="'Refusal'"):
             digest(cls)
 
 
@@ -274,12 +274,12 @@ def test_functions_compiled_with_what_was_there():
     before = digest(names["outer"])
     assert names["inner"](1.0) == 2.0 and digest(names["outer"]) == before
     names["LIMIT"] = 2
-    with pytest.raises(Untold, match="'inner', named by outer, has been compiled already"):
+    with pytest.raises(NotDescribable, match="'inner', named by outer, has been compiled already"):
         digest(names["outer"])
     names["inner"].recompile()  # but not what the old code is part of
     assert names["inner"](1.0) == 3.0
     for names["LIMIT"] in (1, 2):
-        with pytest.raises(Untold, match="has been compiled already"):
+        with pytest.raises(NotDescribable, match="has been compiled already"):
             digest(names["outer"])
 
 
@@ -291,7 +291,7 @@ def test_functions_compiled_with_others_of_the_same_name():
         assert outer(1.0) == 2.0
         digest(outer)
         names["inner"], names["held"] = nested(2), (nested(2),)
-        with pytest.raises(Untold, match="has been compiled already"):
+        with pytest.raises(NotDescribable, match="has been compiled already"):
             digest(outer)
 
 
@@ -306,7 +306,7 @@ def test_functions_that_are_compiled_into_others_alone():
     names["LIMIT"] = 2
     for _ in range(2):
         for each in (outer, loaded):
-            with pytest.raises(Untold, match=r"'inner', named by .*, has been compiled already"):
+            with pytest.raises(NotDescribable, match=r"'inner', named by .*, has been compiled already"):
                 digest(each)
         assert inner(1.0) == 3.0
 
@@ -319,7 +319,7 @@ def test_implementations_that_have_been_compiled(monkeypatch):
     digest(names["stub"]), digest(outer)
     monkeypatch.setitem(names, "LIMIT", 2)  # Numba does not forget the overload, so nothing could be told from now on
     for each, words in ((names["stub"], "an implementation of ours has been compiled"), (outer, "compiled already")):
-        with pytest.raises(Untold, match=words):
+        with pytest.raises(NotDescribable, match=words):
             digest(each)
 
 
@@ -390,7 +390,7 @@ def test_what_others_have_added_that_cannot_be_told(monkeypatch):
     before = digest(1)
     assert inner(-1.0) == 2.0 and digest(1) == before
     monkeypatch.setitem(names, "LIMIT", 2)
-    with pytest.raises(Untold, match="'inner', named by ours, has been compiled already"):
+    with pytest.raises(NotDescribable, match="'inner', named by ours, has been compiled already"):
         digest(1)
 
 
@@ -399,7 +399,7 @@ def test_functions_that_are_typed_by_hand():
         pass
 
     type_callable(stub)(lambda context: lambda x: numba.float64)
-    with pytest.raises(Untold, match="'value', named by function, is a 'function'"):
+    with pytest.raises(NotDescribable, match="'value', named by function, is a 'function'"):
         digest(stub)
 
 
@@ -421,7 +421,7 @@ def test_compilers_of_ones_own():
     class Other(numba.core.compiler.Compiler):
         pass
 
-    with pytest.raises(Untold, match=r"is compiled by '.*Other'"):
+    with pytest.raises(NotDescribable, match=r"is compiled by '.*Other'"):
         digest(numba.njit(pipeline_class=Other)(plain))
 
 
@@ -441,7 +441,7 @@ def test_lists_inside_one_another():
     deep: list = []
     for _ in range(100000):
         deep = [deep]
-    with pytest.raises(Untold, match="RecursionError"):
+    with pytest.raises(NotDescribable, match="RecursionError"):
         digest(deep)
 
 
@@ -450,7 +450,7 @@ def test_a_module_whose_attributes_fail():
         def __getattr__(self, name):
             raise ImportError(name)
 
-    with pytest.raises(Untold, match="ImportError: used"):
+    with pytest.raises(NotDescribable, match="ImportError: used"):
         digest(Lazy("lazy"), "value.used")
 
 

@@ -73,6 +73,34 @@ def test_the_imports_that_are_looked_for_are_found():
     assert "interpreter" in found["__init__"] and "measuring.overhead" not in found["__init__"]
 
 
+def names_in(path: Path) -> set[str]:
+    """All that a file defines or imports: functions, classes and their members, variables, attributes."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            found.update(each.asname or each.name for each in node.names)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+def test_names_in_docstrings_exist():
+    known = modules()
+    defined = {name: names_in(path) for name, path in known.items()}
+    missing, count = [], 0
+    for name, path in known.items():
+        for role in re.findall(r":(?:func|data|class|meth|attr):`~?(?:fastexchange\.)?([\w.]+)`", path.read_text("utf-8")):
+            count += 1
+            of, _, last = role.rpartition(".")  # of a module, a class, or of this file
+            places = [each for each in known if f".{each}".endswith(f".{of}") or of in defined[each]] if of else [name]
+            if role not in fastexchange.__all__ and not any(last in defined[each] for each in places):
+                missing.append((name, role))
+    assert not missing
+    assert count > 200, "names are no longer found"
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_files_that_documents_name_exist(document):
     folders = "tests|perf|fastexchange|notebooks|kernels|examples"

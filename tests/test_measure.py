@@ -241,6 +241,13 @@ def test_the_parts_are_the_whole(framework):
     assert report.rounds == 3
 
 
+def test_the_bits_of_elements_without_a_numba_type():
+    kernel = fast_args(storage=True)(lambda x, y: x[0] + y)
+    report = quick(kernel, np.ones(2, np.float16), 1)
+    assert [cost.path for cost in report.arguments] == ["ndarray", "scalar"]
+    assert report.arguments[0].numba_type.startswith("array(uint16, 1d, C), the bits of its elements")
+
+
 # ---- paths ---------------------------------------------------------------------------------------------------------
 
 

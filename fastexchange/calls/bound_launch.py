@@ -1,4 +1,4 @@
-"""``kernel.bind``: a launch whose arguments are fixed, and cost nothing any more."""
+"""``kernel.bind``: a launch whose arguments are read once, when it is made."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ import numpy as np
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.bound_launch import let_go, let_kept_escape, pin_arguments, take
+from ..dispatch.bound_launch import let_go, let_kept_escape, pin_arguments, replace_frame
 from ..dispatch.runtime import runtime
 from ..dispatch.signature import numba_types
 from ..ground.cpython import NativeCallable, enable_vectorcall
@@ -25,19 +25,19 @@ __all__ = ["BoundLaunch", "BoundLaunchBase", "OrdinaryLaunch", "bind"]
 
 
 def bind(kernel, bound: tuple) -> "BoundLaunch":
-    """A launch with these arguments, in parameter order and complete."""
+    """Return a launch with these arguments, which are complete and in parameter order."""
     return (BoundLaunch if kernel._native.runtime.is_native else OrdinaryLaunch)(kernel, bound)
 
 
 class BoundLaunchBase(NativeCallable):
-    """What bound launches for the CPU and for CUDA share. A subclass has ``_held``, ``_caller``, ``_hold`` and ``_take``."""
+    """Base of bound launches for the CPU and for CUDA. A subclass has ``_pinned``, ``_caller``, ``_pin`` and ``_replace``."""
 
     __slots__ = ("__dict__", "__weakref__")
     kernel: Any
 
     @property
     def arguments(self) -> tuple:
-        return self._held.bound
+        return self._pinned.bound
 
     @property
     def _what(self) -> str:
@@ -52,26 +52,28 @@ class BoundLaunchBase(NativeCallable):
     def rebind(self, /, **arguments):
         """Replace arguments, by name, with others of the same Numba types. Returns the launch itself.
 
-        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state, and
-        what binding it raises; then the launch is as before. On the CPU, RuntimeError while a call of it is running, and
-        ValueError for inputs that do not fit the declared outputs any more: replace those too, None allocates. On CUDA other
-        threads may be launching it: what has begun, and what has been launched, keeps the arguments that it had.
+        Raises TypeError for a name that is no parameter, and for an argument of another type, layout or readonly state; and all
+        errors that binding the arguments raises. On the CPU also RuntimeError while a call of this launch is running, and
+        ValueError for inputs that no longer fit the declared outputs (replace those too; None allocates them). After an error
+        the launch has the arguments that it had.
+
+        On CUDA other threads may be launching it: a launch that has begun keeps the arguments with which it began.
         """
         names = self.kernel._parameters.names
         unknown = [name for name in arguments if name not in names]
         if unknown:
             raise TypeError(f"{self._what}: rebind() got {unknown[0]!r}, which is no parameter; it has {', '.join(names)}")
         while True:
-            before = self._held
+            before = self._pinned
             new = tuple(arguments.get(name, value) for name, value in zip(names, before.bound, strict=False))
-            held = self._hold(new + before.bound[len(names) :])
-            if held.overload != before.overload:
+            pinned = self._pin(new + before.bound[len(names) :])
+            if pinned.overload != before.overload:
                 given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
-                now, then = (self.kernel._native.types_of(overload) for overload in (held.overload, before.overload))
+                now, then = (self.kernel._native.types_of(overload) for overload in (pinned.overload, before.overload))
                 raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {then}; bind anew")
-            if self._take(before, held):
+            if self._replace(before, pinned):
                 return self
-            if before is self._held:  # else another thread has rebound it meanwhile
+            if before is self._pinned:  # otherwise another thread has rebound it meanwhile: try again
                 raise RuntimeError(f"{self._what}: rebind() while a call of this launch is running")
 
     def _check(self, args: tuple, kwargs: dict) -> None:
@@ -85,37 +87,37 @@ class BoundLaunchBase(NativeCallable):
 class BoundLaunch(BoundLaunchBase):
     """A call of a kernel with fixed arguments. Made by ``kernel.bind(...)``; calling it, without arguments, makes the call.
 
-    Ownership: it holds an owning export of every tensor, and the arguments themselves, so their memory lives as long as it
-    does, or as an array that the kernel has kept. What later becomes of a tensor does not concern it: after ``set_()``,
-    ``x.data = …`` or ``t_()`` it goes on with the memory and the shape that it was bound to, and ``rebind()`` reads the tensor
-    anew. The storage of a PyTorch tensor can no longer be resized, as after ``tensor.numpy()``: a RuntimeError of ``resize_()``
-    says so; NumPy refuses ``resize``, also with ``refcheck=False``. What is refused for its state (a tensor that requires grad …)
-    is refused when it is bound, and not looked at again. Scalars have the values that they had.
+    Ownership: the launch holds its arguments and an owning export of every tensor. Their memory lives as long as the launch, or
+    as an array that the kernel has kept.
 
-    Memory that moves all the same is noticed: that of a PyTorch storage by ``share_memory_()`` (and with it by a queue of
-    ``torch.multiprocessing``, or ``model.share_memory()``) or by copy-on-write (``torch._lazy_clone()``), that of an ndarray by
-    ``__setstate__()``, that of an object of ctypes by ``ctypes.resize()``; so is an ndarray's new shape, dtype or strides.
-    Then the next call is an ordinary one, which reads the arguments anew and may refuse one. The launch is then bound to them
-    as they are, or, where that is another signature, all its further calls are ordinary ones. Where PyTorch's layout is not as
-    expected all calls with its tensors are.
+    **Changes that have no effect.** After ``set_()``, ``x.data = …`` or ``t_()`` the launch still uses the memory and the shape
+    to which it was bound; ``rebind()`` reads the tensor again. A tensor's state (for example requiring grad) is checked only when
+    it is bound. Scalars keep their values. A list keeps the items that it had.
 
-    What is not noticed is memory that moves under a tensor which itself goes on showing the old: under a view of an ndarray
-    that is given other memory, a tensor that PyTorch has made of one (also by ``resize(refcheck=False)``), a ``memoryview`` of an
-    object of ctypes; and under ``tensor.numpy()``, or what ``from_dlpack`` has made of a PyTorch tensor, when that gets other
-    memory by ``share_memory_()``. No call with such a tensor is right: make it, and the launch, anew.
+    **Changes that are refused.** ``resize_()`` of a bound PyTorch tensor raises RuntimeError, as after ``tensor.numpy()``. NumPy
+    refuses ``resize`` of a bound array, also with ``refcheck=False``.
 
-    A list is what it was when it was bound: what Python does to it later is not seen before it is bound anew.
+    **Changes that are noticed.** Memory can move: that of a PyTorch storage by ``share_memory_()`` (which
+    ``torch.multiprocessing`` and ``model.share_memory()`` call) or by copy-on-write (``torch._lazy_clone()``), that of an
+    ndarray by ``__setstate__()``, that of a ctypes object by ``ctypes.resize()``. An ndarray can also get another shape, dtype
+    or strides. The next call is then an ordinary one, which reads the arguments again and may refuse one. Afterwards the launch
+    is bound to the arguments as they are; if they have another signature, all later calls are ordinary ones. Where PyTorch's
+    layout is not as expected, all calls with its tensors are ordinary ones.
 
-    Where native code makes no calls, and of kernels under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, with the tensors
-    as they are then, and ``rebind`` takes arguments of any type.
+    **Changes that cannot be noticed.** A tensor dangles if it views memory that its owner has exchanged: a view of an ndarray
+    after ``__setstate__()`` or ``resize(refcheck=False)``, also one that PyTorch has made; a ``memoryview`` of a ctypes object
+    after ``ctypes.resize()``; the result of ``tensor.numpy()`` or ``from_dlpack(tensor)`` after ``tensor.share_memory_()``. No
+    call with such a tensor is valid: make the tensor again, and bind it.
 
-    One call at a time goes this way. One that is made during another, by another thread or by Python code that the kernel runs,
-    is an ordinary call of the kernel with these arguments: it sees tensors as they are then. A kernel that changes a list itself
-    gets in the next call what it has made of it, as the list in Python does; where that is no call of the same signature any
-    more, all further calls are ordinary ones.
+    One call at a time uses the bound memory. A call during another one, by another thread or by Python code that the kernel runs,
+    is an ordinary call with the same arguments. If the kernel changes a list itself, the next call gets the changed list; if that
+    has another signature, all later calls are ordinary ones.
 
-    Of a kernel that declares outputs (``fast_args(out=…)``) those that are not given are allocated when it is bound, and a call
-    returns them; a framework that cannot allocate has NumPy's arrays here.
+    If the kernel declares outputs (``fast_args(out=…)``), omitted outputs are allocated when it is bound, and each call returns
+    them. They are NumPy arrays if the framework cannot allocate.
+
+    Without native calls, and under ``NUMBA_DISABLE_JIT``, each call is an ordinary one, which reads the tensors as they are then,
+    and ``rebind`` takes arguments of any type.
 
     Attributes
     ----------
@@ -126,60 +128,60 @@ class BoundLaunch(BoundLaunchBase):
     __slots__ = ()
 
     def __init__(self, kernel, bound: tuple):
-        held = _Held(kernel, bound)
+        pinned = _PinnedArguments(kernel, bound)
         self.kernel = kernel
-        self._holder: list[Any] = [held]  # with _context, which `take` changes in the same step, all that rebinding changes
-        self._context = address_of(held.native)
-        self._vectorcall = kernel._native.bound_entry(held.overload)
+        self._holder: list[Any] = [pinned]  # `replace_frame` changes it and _context in one step
+        self._context = address_of(pinned.native)
+        self._vectorcall = kernel._native.bound_entry(pinned.overload)
 
     @property
-    def _held(self) -> "_Held":
+    def _pinned(self) -> "_PinnedArguments":
         return self._holder[0]
 
     _caller = property(lambda self: self.kernel)
 
-    def _hold(self, bound: tuple):
-        return type(self._held)(self.kernel, self.kernel._complete(bound))
+    def _pin(self, bound: tuple):
+        return type(self._pinned)(self.kernel, self.kernel._complete(bound))
 
-    def _take(self, before: "_Held", held: "_Held") -> bool:
-        """Hold these arguments in place of those, in one step: Ctrl-C may come between any two. False if that cannot be done."""
-        return bool(_TAKE(take.address)(self, self._holder, before, held, address_of(held.native)))
+    def _replace(self, before: "_PinnedArguments", pinned: "_PinnedArguments") -> bool:
+        """Replace the arguments in one step, because Ctrl-C may come between two. Returns False if that cannot be done."""
+        return bool(_REPLACE(replace_frame.address)(self, self._holder, before, pinned, address_of(pinned.native)))
 
     def _call_slowly(self, /, *args, **kwargs):
         self._check(args, kwargs)
-        held = self._held
-        is_running = held.native.state == structs.BOUND_RUNNING
-        result = self.kernel._call_bound(held.bound)
+        pinned = self._pinned
+        is_running = pinned.native.state == structs.BOUND_RUNNING
+        result = self.kernel._call_bound(pinned.bound)
         if not is_running:
-            self._follow(held)
+            self._follow(pinned)
         return result
 
-    def _follow(self, before: "_Held") -> None:
-        """Hold the arguments as they are now: memory has moved, or the kernel has changed a list."""
+    def _follow(self, before: "_PinnedArguments") -> None:
+        """Bind the launch to its arguments as they are now: memory has moved, or the kernel has changed a list."""
         watched = before.native.watched
-        if before.is_other or (watched and ffi.cast("int64_t *", watched)[1] == watched):  # that always differs
+        if before.is_of_another_signature or (watched and ffi.cast("int64_t *", watched)[1] == watched):  # that always differs
             return
         try:
-            held = _Held(self.kernel, before.bound)
-        except Exception:  # the next ordinary call says it, or finds the argument as it was
+            pinned = _PinnedArguments(self.kernel, before.bound)
+        except Exception:  # the next ordinary call raises it, or finds the argument as it was
             return
-        if held.overload == before.overload:
-            self._take(before, held)
+        if pinned.overload == before.overload:
+            self._replace(before, pinned)
         else:
-            before.is_other = True
+            before.is_of_another_signature = True
 
 
 enable_vectorcall(BoundLaunch)
 
 # With the GIL, which ctypes' PYFUNCTYPE keeps.
-_TAKE = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.py_object] * 4, ctypes.c_void_p)
+_REPLACE = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, *[ctypes.py_object] * 4, ctypes.c_void_p)
 
 
-class _Held:
-    """A frame and all that it holds, until this object dies: the launch has it, and every array that the kernel has kept."""
+class _PinnedArguments:
+    """Owns a frame with the arguments of a bound launch. The launch and all arrays that the kernel has kept refer to it."""
 
-    is_other = False
-    """Whether the arguments have become those of another signature: further calls are ordinary ones."""
+    is_of_another_signature = False
+    """Whether the arguments now have another signature, so that later calls are ordinary ones."""
 
     def __init__(self, kernel, bound: tuple):
         self.pointers = ffi.new("intptr_t[]", [id(value) for value in bound] or [0])
@@ -194,15 +196,15 @@ class _Held:
                     f"{kernel.__qualname__}.cuda[grid, block].bind(...)"
                 )
             raise_named(kernel, bound, as_numba_takes_it)
-            if report.unmade is not None:  # Numba says why it cannot compile it, if so
+            if report.unmade is not None:  # raises Numba's error, if Numba cannot compile the kernel
                 serials = kernel._native.runtime.serials
                 given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
                 kernel.compile(tuple(given))
             raise TypeError(
                 f"{kernel.__qualname__}(): these arguments cannot be bound, because Numba's own dispatcher makes such "
-                "calls; explain() says which argument is the reason"
+                "calls; explain() tells why"
             )
-        self.capsule, (address, self.overload) = report.result, report.held
+        self.capsule, (address, self.overload) = report.result, report.pinned
         frame = ffi.cast("fx_frame *", address)
         frame.holder = id(self)
         self.bound, self.kernel = bound, kernel
@@ -216,25 +218,25 @@ class _Held:
 
 
 class OrdinaryLaunch(BoundLaunch):
-    """A launch where native code makes no calls. It makes ordinary ones, which see tensors as they are then."""
+    """A launch without native code: it makes ordinary calls, which read the tensors as they are then."""
 
     __slots__ = ()
 
     def __init__(self, kernel, bound: tuple):
         self.kernel = kernel
-        self._holder = [_Unheld(kernel, bound)]
+        self._holder = [_PlainArguments(kernel, bound)]
 
     def __call__(self, /, *args, **kwargs):
         self._check(args, kwargs)
         return self.kernel._call_bound(self.arguments)
 
-    def _take(self, before, held) -> bool:
-        self._holder[0] = held
+    def _replace(self, before, pinned) -> bool:
+        self._holder[0] = pinned
         return True
 
 
-class _Unheld:
-    """The arguments of such a launch."""
+class _PlainArguments:
+    """The arguments of an :class:`OrdinaryLaunch`."""
 
     overload = 0
 
@@ -243,7 +245,7 @@ class _Unheld:
 
 
 def _owners(bound: tuple) -> Iterator[np.ndarray]:
-    """The ndarrays among arguments, in tuples and lists, and those whose memory they show. Runs no code of their classes."""
+    """Yield the ndarrays among arguments, also in tuples and lists, and those that they view. Runs no code of their classes."""
     for argument in bound:
         for _, value in flatten(0, argument):
             while issubclass(type(value), np.ndarray):

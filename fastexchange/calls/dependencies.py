@@ -1,9 +1,10 @@
 """Digests of everything that a function's machine code depends on beside its types. They agree between processes.
 
 Numba compiles the values of a function's names into its code: constants, arrays, other functions, attributes of modules. This
-module follows all names and digests the values (it *tells* them). For objects of Python, NumPy and Numba the name is enough,
-because their versions are part of every key. Extensions of Numba (``numba.extending``) are told by digests of their files and,
-loosely, by the names in their functions. One value that cannot be told makes the function untold.
+module follows all names, *describes* the values in words that are equal in all processes, and makes digests of the descriptions.
+For objects of Python, NumPy and Numba the name is enough, because their versions are part of every key. Extensions of Numba
+(``numba.extending``) are described by digests of their files and, loosely, by the names in their functions. A function with a
+value that cannot be described has no digest.
 """
 
 import contextlib
@@ -33,92 +34,93 @@ from ..ground.numba_internals import (
     registered_for,
 )
 
-__all__ = ["Untold", "dependencies", "meaning_of", "note_loaded"]
+__all__ = ["NotDescribable", "dependencies", "meaning_of", "note_loaded"]
 
 
-class Untold(Exception):
+class NotDescribable(Exception):
     """A value that cannot be compared between processes. The message names it."""
 
 
-class Changed(Untold):
+class Changed(NotDescribable):
     """Machine code in this process was compiled with another value."""
 
 
 def dependencies(function: python_types.FunctionType, options: dict) -> str:
     """Return a digest of what a Python function's machine code, compiled with these options, depends on now.
 
-    Raises :class:`Untold` if the function names a value that cannot be told.
+    Raises :class:`NotDescribable` if the function names a value that cannot be described.
     """
-    return _digest_of(lambda: (_Teller().tell((function, options), "an option"), _told_extensions()), function.__qualname__)
+    describer = _Describer()
+    return _digest_of(lambda: (describer.describe((function, options), "an option"), _extensions()), function.__qualname__)
 
 
-def _digest_of(tell: Callable[[], Any], name: str) -> str:
+def _digest_of(describe: Callable[[], Any], name: str) -> str:
     try:
-        told = tell()
-    except (Untold, MemoryError):
+        described = describe()
+    except (NotDescribable, MemoryError):
         raise
     except Exception as error:  # objects' own methods may raise any exception; RecursionError for deep nesting
-        raise Untold(f"what {name} names cannot be read ({type(error).__name__}: {error})") from error
-    return _digest(told)
+        raise NotDescribable(f"what {name} names cannot be read ({type(error).__name__}: {error})") from error
+    return _digest(described)
 
 
-def _digest(told: Any) -> str:
-    return hashlib.sha256(repr(told).encode("utf-8", "surrogatepass")).hexdigest()
+def _digest(described: Any) -> str:
+    return hashlib.sha256(repr(described).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-# ---- telling values --------------------------------------------------------------------------------------------------
+# ---- describing values ----------------------------------------------------------------------------------------------
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
 _NATIVE = (python_types.BuiltinFunctionType, np.ufunc, type(np.sum), type(str.join))
 _BY_NAME = (BaseException, np.generic)  # classes of which Numba compiles in only the name
 
 
-class _Teller:
-    """Follows names and tells their values.
+class _Describer:
+    """Follows names and describes their values.
 
-    `is_local`: do not follow other compiled functions. `is_loose`: only name a value that cannot be told.
+    `is_local`: do not follow other compiled functions. `is_loose`: for a value that cannot be described, take its name.
     """
 
     def __init__(self, is_local: bool = False, is_loose: bool = False) -> None:
         self._is_local, self._is_loose = is_local, is_loose
         self._met: dict[int, tuple[Any, Any]] = {}  # holds the objects, so their addresses are not reused
 
-    def tell(self, value: Any, name: str) -> Any:
-        """Tell a value. `name`: the object that names it, for the message of :class:`Untold`."""
+    def describe(self, value: Any, name: str) -> Any:
+        """Describe a value. `name`: the object that names it, for the message of :class:`NotDescribable`."""
         kind = type(value)
         if kind in _PLAIN:
             return kind.__name__, repr(value)
         if id(value) in self._met:
             return self._met[id(value)][0]
         if isinstance(value, tuple | frozenset | python_types.CodeType):  # these cannot contain themselves
-            self._met[id(value)] = _digest(self._told(value, kind, name)), value
+            self._met[id(value)] = _digest(self._described(value, kind, name)), value
             return self._met[id(value)][0]
         self._met[id(value)] = f"met before, as number {len(self._met)}", value
         try:
-            return self._told(value, kind, name)
+            return self._described(value, kind, name)
         except Changed:
             raise
-        except Untold:
+        except NotDescribable:
             if not self._is_loose:
                 raise
             return _named(value)
 
-    def _told(self, value: Any, kind: type, name: str) -> tuple:
+    def _described(self, value: Any, kind: type, name: str) -> tuple:
         if kind is python_types.CodeType:
             parameters = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
             names = value.co_names, value.co_varnames, value.co_freevars, getattr(value, "co_exceptiontable", b"")
-            return parameters, value.co_code.hex(), [self.tell(each, name) for each in value.co_consts], names
+            return parameters, value.co_code.hex(), [self.describe(each, name) for each in value.co_consts], names
         if isinstance(value, np.generic) or kind is np.ndarray:
             if not value.dtype.hasobject:
                 flags = value.flags
                 layout = value.shape, flags.c_contiguous, flags.f_contiguous, flags.aligned, flags.writeable
                 return *_named(kind), repr(value.dtype), layout, hashlib.sha256(value.tobytes()).hexdigest()
         elif kind is tuple or (isinstance(value, tuple) and kind.__bases__ == (tuple,)):
-            return self._class(kind, name), [self.tell(each, name) for each in value]
+            return self._class(kind, name), [self.describe(each, name) for each in value]
         elif kind in (list, dict):
-            return kind.__name__, [self.tell(each, name) for each in (value.items() if kind is dict else value)]
+            return kind.__name__, [self.describe(each, name) for each in (value.items() if kind is dict else value)]
         elif kind in (set, frozenset):
-            return kind.__name__, sorted(map(repr, (self.tell(each, name) for each in value)))
+            return kind.__name__, sorted(map(repr, (self.describe(each, name) for each in value)))
         elif isinstance(value, np.dtype):
             return "dtype", repr(value)
         elif isinstance(value, types.Type):
@@ -133,15 +135,16 @@ class _Teller:
             return "named", *_named(value)
         elif isinstance(value, CPUDispatcher):
             return self._dispatcher(value, name)
-        elif not isinstance(value, python_types.ModuleType):  # whose attributes are told where they are named
+        elif not isinstance(value, python_types.ModuleType):  # whose attributes are described where they are named
             own = self._function(value) if kind is python_types.FunctionType else ()
             registered = registered_for(value)
             if (own or registered or isinstance(value, _NATIVE)) and all(function for function, _ in registered):
-                return *_named(value), own, [(self.tell(function, name), self.tell(how, name)) for function, how in registered]
-        raise Untold(f"{name} is a {kind.__qualname__!r}")
+                described = [(self.describe(function, name), self.describe(how, name)) for function, how in registered]
+                return *_named(value), own, described
+        raise NotDescribable(f"{name} is a {kind.__qualname__!r}")
 
     def _class(self, cls: type, name: str) -> tuple:
-        """Tell a class. In another process the class of the same name has to be the same."""
+        """Describe a class. In another process the class of the same name has to be the same."""
         if _is_known(cls):
             return _named(cls)
         module = sys.modules.get(cls.__module__)
@@ -150,10 +153,10 @@ class _Teller:
                 if not any(isinstance(each, property | classmethod) or _is_own(each) for each in vars(cls).values()):
                     return *_named(cls), [(each, repr(member.value)) for each, member in cls.__members__.items()]
             elif cls.__bases__ == (tuple,):
-                return *_named(cls), getattr(cls, "_fields", ()), self.tell(getattr(cls, "_field_defaults", ()), name)
+                return *_named(cls), getattr(cls, "_fields", ()), self.describe(getattr(cls, "_field_defaults", ()), name)
             elif issubclass(cls, _BY_NAME):
                 return _named(cls)
-        raise Untold(f"{name} is of the class {cls.__qualname__!r}, or is that class")
+        raise NotDescribable(f"{name} is of the class {cls.__qualname__!r}, or is that class")
 
     def _dispatcher(self, dispatcher: Any, name: str) -> tuple:
         function = dispatcher.py_func
@@ -165,9 +168,10 @@ class _Teller:
             raise Changed(f"{name} has been compiled already, and what it names may have had other values then")
         pipeline = pipeline_of(dispatcher)
         if not issubclass(compiler.Compiler, pipeline):
-            raise Untold(f"{name} is compiled by {pipeline.__qualname__!r}")
+            raise NotDescribable(f"{name} is compiled by {pipeline.__qualname__!r}")
         signatures = () if can_compile(dispatcher) else sorted(map(str, dispatcher.overloads))
-        return self.tell((dict(dispatcher.targetoptions), locals_of(dispatcher)), name), signatures, self.tell(function, name)
+        options = self.describe((dict(dispatcher.targetoptions), locals_of(dispatcher)), name)
+        return options, signatures, self.describe(function, name)
 
     def _function(self, function: python_types.FunctionType) -> tuple:
         code, name = function.__code__, function.__qualname__
@@ -176,28 +180,29 @@ class _Teller:
             values.pop(variable, None)
             with contextlib.suppress(ValueError):  # nothing yet
                 values[variable] = cell.cell_contents
-        told: list = [self.tell(each, f"a default of {name}") for each in (code, function.__defaults__, function.__kwdefaults__)]
+        parts = code, function.__defaults__, function.__kwdefaults__
+        described: list = [self.describe(each, f"a default of {name}") for each in parts]
         if not self._is_local:
             for inner in list(_parts_of(code))[1:]:  # of a function that is overloaded: one of its implementations
-                if _globals_of.get(inner, found := _told_globals(inner, function.__globals__)) != found:
+                if _globals_of.get(inner, found := _digest_of_globals(inner, function.__globals__)) != found:
                     raise Changed(f"an implementation of {name} has been compiled already, when its globals had other values")
         for variable, attributes in sorted(_named_by(code, name, self._is_loose)):
             if variable in values:
                 value = self._attribute(values[variable], attributes, f"{variable!r}, named by {name},")
-                told.append((variable, attributes, value))
+                described.append((variable, attributes, value))
             else:
-                told.append(("absent", variable))
-        return tuple(told)
+                described.append(("absent", variable))
+        return tuple(described)
 
     def _attribute(self, value: Any, attributes: tuple[str, ...], name: str) -> Any:
-        """Tell a value whose attributes the code reads: of a module, only those attributes."""
+        """Describe a value whose attributes the code reads: of a module, only those attributes."""
         if not isinstance(value, python_types.ModuleType):
-            return self.tell(value, name)
+            return self.describe(value, name)
         is_known = _is_known(value)
         if not attributes:
             if is_known or self._is_loose:
                 return _named(value)
-            raise Untold(f"{name} is a module, and used as a value")
+            raise NotDescribable(f"{name} is a module, and used as a value")
         try:
             inner = getattr(value, attributes[0])
         except AttributeError:
@@ -206,7 +211,7 @@ class _Teller:
             return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
         except Changed:
             raise
-        except Untold:  # a known module's own object, such as the RandomState of which np.random.rand is a method
+        except NotDescribable:  # a known module's own object, such as the RandomState of which np.random.rand is a method
             if not is_known:
                 raise
             return *_named(value), attributes[0], *_named(type(inner))
@@ -246,14 +251,14 @@ def _named(value: Any) -> tuple:
 def _named_by(code: python_types.CodeType, function: str, with_imports: bool = False) -> set[tuple[str, tuple[str, ...]]]:
     """The globals and free variables that a function's code names, each with the attributes that it reads of them.
 
-    Raises :class:`Untold` for a function that imports something, unless `with_imports`.
+    Raises :class:`NotDescribable` for a function that imports something, unless `with_imports`.
     """
-    known = _names.get(code)  # kept: a function is told again with each kernel that calls it
+    known = _names.get(code)  # kept: a function is described again with each kernel that calls it
     if known is None:
         known = _names[code] = _read_names(code)
     names, imported = known
     if imported is not None and not with_imports:
-        raise Untold(f"{function} imports {imported!r}, which")
+        raise NotDescribable(f"{function} imports {imported!r}, which")
     return names
 
 
@@ -292,17 +297,17 @@ def _parts_of(code: python_types.CodeType) -> Iterator[python_types.CodeType]:
 _files: dict[str, tuple[Any, str]] = {}
 
 
-def _told_extensions() -> list:
-    """Tell the modules that have registered extensions with Numba: by digests of their files, and by the registered functions.
+def _extensions() -> list:
+    """Describe the modules that have registered extensions with Numba: by digests of their files, and by their functions.
 
-    The functions are told loosely: they are parts of a compiler, and name many objects that do not matter. They are told beside
-    the files because those may have been edited since they were imported.
+    The functions are described loosely: they are parts of a compiler, and name many objects that do not matter. They are there
+    beside the files because those may have been edited since they were imported.
     """
-    told = []
+    described = []
     for name, functions in sorted(extensions().items()):
-        loose = _Teller(is_loose=True)
-        told.append((name, _digest_of_file(name), [loose.tell(function, name) for function in functions]))
-    return told
+        loose = _Describer(is_loose=True)
+        described.append((name, _digest_of_file(name), [loose.describe(function, name) for function in functions]))
+    return described
 
 
 def _digest_of_file(module: str) -> str:
@@ -321,7 +326,7 @@ def _digest_of_file(module: str) -> str:
 
 _compiled: "tuple[weakref.WeakKeyDictionary[Any, str], ...]" = (weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary())
 """By function, a digest of the values with which all its machine code in this process was compiled; "" if they have changed or
-cannot be told. The second dictionary: told loosely."""
+cannot be described. The second dictionary: of loose descriptions."""
 
 
 _globals_of: "weakref.WeakKeyDictionary[python_types.CodeType, str]" = weakref.WeakKeyDictionary()
@@ -353,37 +358,37 @@ def _note(function: python_types.FunctionType, is_first: bool) -> None:
     for is_loose, compiled in enumerate(_compiled):
         found = _locally(function, bool(is_loose))
         compiled[function] = found if compiled.get(function, found if is_first else "") == found else ""
-    told = _told_globals(code, function.__globals__)
-    _globals_of[code] = told if _globals_of.get(code, told) == told else ""
+    described = _digest_of_globals(code, function.__globals__)
+    _globals_of[code] = described if _globals_of.get(code, described) == described else ""
 
 
-def _told_globals(code: python_types.CodeType, values: dict) -> str:
-    """A digest of the globals that code names; "" if one cannot be told."""
-    teller = _Teller(is_local=True, is_loose=True)
+def _digest_of_globals(code: python_types.CodeType, values: dict) -> str:
+    """A digest of the globals that code names; "" if one cannot be described."""
+    describer = _Describer(is_local=True, is_loose=True)
 
-    def tell() -> list:
+    def describe() -> list:
         named = sorted(_named_by(code, code.co_name, with_imports=True))
-        return [(name, parts, teller._attribute(values[name], parts, name)) for name, parts in named if name in values]
+        return [(name, parts, describer._attribute(values[name], parts, name)) for name, parts in named if name in values]
 
     try:
-        return _digest_of(tell, code.co_name)
-    except Untold:
+        return _digest_of(describe, code.co_name)
+    except NotDescribable:
         return ""
 
 
 def _dispatchers_named_by(function: python_types.FunctionType) -> list[Any]:
     """The dispatchers that a function's names lead to; their machine code may be part of the function's."""
-    teller = _Teller(is_local=True, is_loose=True)
+    describer = _Describer(is_local=True, is_loose=True)
     with contextlib.suppress(Exception):
-        teller.tell(function, "it")
-    return [value for _, value in teller._met.values() if isinstance(value, CPUDispatcher)]
+        describer.describe(function, "it")
+    return [value for _, value in describer._met.values() if isinstance(value, CPUDispatcher)]
 
 
 def _locally(function: python_types.FunctionType, is_loose: bool) -> str:
-    """A digest of a function's names without the functions that Numba compiles separately; "" if one cannot be told."""
+    """A digest of a function's names without the functions that Numba compiles separately; "" if one cannot be described."""
     try:
-        return _digest_of(lambda: _Teller(is_local=True, is_loose=is_loose).tell(function, "it"), function.__qualname__)
-    except Untold:
+        return _digest_of(lambda: _Describer(is_local=True, is_loose=is_loose).describe(function, "it"), function.__qualname__)
+    except NotDescribable:
         return ""
 
 
@@ -411,15 +416,15 @@ event.register("numba:compile", _Listener())
 
 
 def meaning_of(signature) -> list | None:
-    """Tell the user-defined types in a signature, whose names may mean other types in another process.
+    """Describe the user-defined types in a signature, whose names may mean other types in another process.
 
-    Returns None if one cannot be told: a jitclass, a function, a type of a third package.
+    Returns None if one cannot be described: a jitclass, a function, a type of a third package.
     """
     if isinstance(signature, str):  # a string can only name Numba's own types
         return []
     found: list = []
     for numba_type in getattr(signature, "args", signature):
-        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _UNTOLD):
+        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _NOT_DESCRIBABLE):
             return None
         if isinstance(numba_type, types.BaseNamedTuple):
             found.append(cast(Any, numba_type).fields)
@@ -434,4 +439,4 @@ def meaning_of(signature) -> list | None:
     return found
 
 
-_UNTOLD = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)
+_NOT_DESCRIBABLE = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)

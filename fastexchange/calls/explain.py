@@ -20,7 +20,8 @@ from ..producers.buffer import is_numba_only
 from ..producers.ndarray import dtype_of
 from ..producers.torch_offsets import SOURCES
 from .compile_errors import declared, raise_named
-from .fallback import UnknownType, as_numba_takes_it, check_arguments
+from .fallback import as_numba_takes_it, check_arguments
+from .numba_type import UnknownType
 from .outputs import shape_and_dtype
 from .resolve import Resolver
 
@@ -236,7 +237,7 @@ def refusal(error: BaseException) -> Outcome:
 
 def _stored_as(kernel, key: int) -> str:
     """Describe the elements of an array that the kernel gets as integers; "" for any other."""
-    field = key >> structs.DTYPE_SHIFT & 0xFFFFFF
+    field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if key & 0xFF != structs.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
         return ""
     return f", the bits of its elements, which are {elements_named(field)}"

@@ -1,10 +1,6 @@
 """The fallback: calls by Numba's own dispatcher, with tensors as NumPy views."""
 
 import copy
-import functools
-import inspect
-import operator
-import weakref
 from typing import Any
 
 import numba
@@ -13,19 +9,20 @@ from numba.core.errors import TypingError
 
 from ..dispatch import structs
 from ..exchange.convert import from_dlpack
-from ..exchange.discovery import discover, fields_of, is_masked_array
+from ..exchange.discovery import fields_of, is_masked_array
 from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
 from ..exchange.export import numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
-from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match, type_of_argument
+from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
 from ..ground.parameters import flatten, item_of
-from ..ground.safe_repr import type_name
 from ..producers import torch, torch_storage
 from ..producers.ndarray import dtype_of
 from ..producers.torch_kinds import why_no_memory
 from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
-from .results import as_target, check_argument
+from .numba_type import UnknownType, require_numba_type
+from .results import check_argument
+from .views import Views
 
 __all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "forget_frames"]
 
@@ -36,22 +33,22 @@ def call_numba(kernel, bound: tuple):
         positional, named = _as_given(kernel, bound)
         return kernel._call_own(*positional, **named)
     check_argument(kernel, bound)
-    given = Given()
-    _take_others(kernel, bound, given)
-    viewed = tuple(v if v is OMITTED else as_numba_takes_it(kernel, i, v, given) for i, v in enumerate(bound))
+    views = Views()
+    _take_others(kernel, bound, views)
+    viewed = tuple(v if v is OMITTED else as_numba_takes_it(kernel, i, v, views) for i, v in enumerate(bound))
     positional, named = _as_given(kernel, viewed)
     try:
         try:
             result = kernel._call_own(*positional, **named)
         finally:
-            given.reflect(kernel, bound)
-        return given.returned(kernel, bound, result)
+            views.reflect(kernel, bound)
+        return views.returned(kernel, bound, result)
     except Exception as error:
         own = _reworded(kernel, bound, positional, named, error)
         if own is None:
             raise
     finally:
-        del positional, named, viewed, given  # the exception's traceback holds this frame
+        del positional, named, viewed, views  # the exception's traceback holds this frame
     try:
         raise own
     finally:
@@ -146,20 +143,20 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
 
 def check_arguments(kernel, bound: tuple) -> None:
     """Raise the errors of :func:`call_numba` for arguments that are refused, without making a call."""
-    _take_others(kernel, bound, Given())
+    _take_others(kernel, bound, Views())
     for position, value in enumerate(bound):
         as_numba_takes_it(kernel, position, value)
     raise_named(kernel, bound, as_numba_takes_it)
 
 
-def _take_others(kernel, bound: tuple, given: "Given") -> None:
+def _take_others(kernel, bound: tuple, views: Views) -> None:
     """Convert what may run Python code when it is converted, which may change PyTorch's tensors: those come later."""
     for position, given_value in enumerate(bound):
         for at, value in flatten(position, given_value):
             cls = type(value)
             is_simple = value is OMITTED or cls is list or issubclass(cls, (tuple, np.ndarray, *_NUMBERS))
             if not is_simple and not torch.is_tensor_type(cls):
-                given.taken[id(value)] = as_numba_takes_it(kernel, at, value, given)
+                views.taken[id(value)] = as_numba_takes_it(kernel, at, value, views)
 
 
 def _copy_of(error: TypingError) -> TypingError:
@@ -174,79 +171,13 @@ def _copy_of(error: TypingError) -> TypingError:
     return made
 
 
-class Given:
-    """The tensors and lists of a call by Numba's dispatcher, and what the kernel gets for each."""
-
-    def __init__(self):
-        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # tensor, NumPy view, view passed to the kernel
-        self.taken: dict[int, Any] = {}
-        """By ``id`` of an argument that is not PyTorch's: what Numba gets for it."""
-        self._lists: list[tuple[list, list, list]] = []  # list, list passed to Numba, copy of that
-
-    def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
-        """Note a tensor, its NumPy view, and `viewed`, the view passed to the kernel. Returns `viewed`."""
-        self._tensors.append((tensor, view, viewed))
-        return viewed
-
-    def add_list(self, value: list, make_view) -> list:
-        """Return the list that Numba gets for the list `value`: the same object each time."""
-        for known, viewed, _ in self._lists:
-            if known is value:
-                return viewed
-        viewed = make_view()
-        self._lists.append((value, viewed, viewed.copy()))
-        return viewed
-
-    def reflect(self, kernel, bound: tuple) -> None:
-        """Apply the kernel's changes to the caller's lists."""
-        for value, viewed, before in self._lists:
-            if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
-                value[:] = [self.returned(kernel, bound, item) for item in viewed]
-
-    def returned(self, kernel, bound: tuple, result):
-        """Convert the kernel's result: arrays become tensors, as in native code (``dispatch.results``)."""
-        if isinstance(result, (list, tuple)):
-            if any(result is value for value in bound):
-                return result
-            for value, passed, _ in self._lists:
-                if result is passed:
-                    return value
-            items = [self.returned(kernel, bound, item) for item in result]
-            return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
-        if type(result) is not np.ndarray:
-            return result
-        origin: Any = None
-        for tensor, view, viewed in self._tensors:
-            is_readonly_view = viewed.flags.writeable and not result.flags.writeable
-            if result is viewed or (_is_same(result, viewed) and not (is_readonly_view and type(tensor) is np.ndarray)):
-                return tensor
-            if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
-                origin = tensor
-                result = result if view.dtype == viewed.dtype else result.view(view.dtype)
-        return torch.with_elements_of(as_target(result, self._target(kernel, bound), kernel.__qualname__), origin)
-
-    def _target(self, kernel, bound: tuple) -> type | None:
-        if isinstance(kernel.returns, type):
-            return kernel.returns
-        if kernel.returns is not None:
-            return type(bound[kernel._parameters.names.index(kernel.returns)])
-        return type(self._tensors[0][0]) if self._tensors else None
-
-
-def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays show the same elements."""
-    return (array.dtype, array.shape, array.strides, array.ctypes.data) == (
-        other.dtype, other.shape, other.strides, other.ctypes.data,
-    )  # fmt: skip
-
-
-def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
+def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
     """Return `value` as Numba's dispatcher gets it: tensors become NumPy views, also inside tuples.
 
-    `given`: records the views of a call. None: no call follows, so no memory is held.
+    `views`: records the views of a call. None: no call follows, so no memory is held.
     """
-    if given is not None and id(value) in given.taken:
-        return given.taken[id(value)]
+    if views is not None and id(value) in views.taken:
+        return views.taken[id(value)]
     cls = type(value)
     try:
         fields = fields_of(cls)
@@ -265,7 +196,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             check_tensors(kernel, position, value)
         try:
             if is_torch:
-                if given is not None:
+                if views is not None:
                     torch_storage.forbid_resizing(value)
                 detached = value.detach()  # a tensor of our own, which no other code can change
                 if not is_checked:
@@ -274,7 +205,7 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             else:
                 view = numpy_view(value, fields["managed"], kernel.storage)
             viewed = _as_kernel_has_it(kernel, view)
-            return viewed if given is None else given.add(value, view, viewed)
+            return viewed if views is None else views.add(value, view, viewed)
         except NoNumbaType as error:
             why = why_not_computed(error.field, value)
         except Exception as error:
@@ -282,11 +213,11 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
             why = known or refused(kernel, position, error)
         refuse_value(kernel, position, value, why)
     elif kind == structs.KIND_TUPLE:
-        return tuple([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
+        return tuple([as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)])
     elif kind == structs.KIND_NAMED_TUPLE:
-        return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)])
+        return cls._make([as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)])
     elif cls is list:  # also where native code leaves lists to Numba, because Numba's own are not laid out as expected
-        return _list(kernel, position, value, given)
+        return _list(kernel, position, value, views)
     elif issubclass(cls, np.ndarray):  # not isinstance(), which reads __class__
         _require_native_order(kernel, position, value)
         if is_masked_array(cls):
@@ -301,11 +232,11 @@ def as_numba_takes_it(kernel, position: int, value, given: Given | None = None):
         except NoNumbaType as error:
             field = error.field
         else:
-            return viewed if given is None else given.add(value, value, viewed)
+            return viewed if views is None else views.add(value, value, viewed)
         refuse_value(kernel, position, value, why_not_computed(field, value))
     elif kind == structs.KIND_NUMBA:
         check_items(kernel, position, value)
-        _require_numba_type(kernel, position, value)
+        require_numba_type(kernel, position, value)
     return value
 
 
@@ -321,26 +252,26 @@ def _can_be_viewed(tensor) -> bool:
     return True
 
 
-def _list(kernel, position: int, value: list, given: Given | None) -> list:
+def _list(kernel, position: int, value: list, views: Views | None) -> list:
     """Return a list of views for a list of tensors, and any other list itself."""
     check_items(kernel, position, value)
     if not _is_tensor(value[0]):
         if type(value[0]) is list and type(value[0][0]) is not np.ndarray and _is_tensor(value[0][0]):
             raise UnknownType(f"{argument(kernel, position)}: a list of lists of tensors cannot be passed; pass a tuple of lists")
-        _require_numba_type(kernel, position, value)
+        require_numba_type(kernel, position, value)
         return value
     lists = [i for i, item in enumerate(value) if type(item) is list]
     if lists:
         raise TypeError(mixed(kernel, position, f"item 0 is a tensor, item {lists[0]} a list"))
 
     def viewed() -> list:
-        return [as_numba_takes_it(kernel, item_of(position, i), item, given) for i, item in enumerate(value)]
+        return [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]
 
-    return viewed() if given is None else given.add_list(value, viewed)
+    return viewed() if views is None else views.add_list(value, viewed)
 
 
 def _is_tensor(value) -> bool:
-    return fields_of(type(value))["kind"] in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
+    return fields_of(type(value))["kind"] in structs.TENSOR_KINDS
 
 
 def _as_kernel_has_it(kernel, array: np.ndarray) -> np.ndarray:
@@ -356,75 +287,8 @@ def _require_native_order(kernel, position: int, array: np.ndarray) -> None:
         refuse_value(kernel, position, array, f"its dtype {dtype_of(array)!r} is not in native byte order; {advice}")
 
 
-def _require_numba_type(kernel, position: int, value) -> None:
-    """Raise TypeError for an object without a Numba type."""
-    cls = type(value)
-    entries = kernel._native.runtime.entries
-    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # Numba has types for some classes only
-    if is_known or _has_numba_type(value):
-        if not is_known:
-            forget = functools.partial(_forget_type, id(cls))
-            _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
-        is_always = not isinstance(value, (type, list))  # not so for all objects of the type
-        if is_always and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
-            entries.update(cls, is_typed=1)  # later calls go to Numba's dispatcher directly
-        return
-    if _is_method_of(kernel, value):
-        raise TypeError(
-            f"{argument(kernel, position)}: the kernel is a method, and {_owner(value)} cannot be passed to it; put "
-            "@staticmethod above @fast_args, and give it the tensors and numbers that it needs"
-        )
-    if kernel._is_interpreted and (cls.__module__ != "builtins" or inspect.isfunction(value)):
-        return  # under NUMBA_DISABLE_JIT jitted functions are Python functions, and jitted classes Python classes
-    tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
-    raise UnknownType(
-        f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
-        f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
-    )
-
-
-class UnknownType(TypingError, TypeError):
-    """Numba has no type for an argument. Python's users expect TypeError, Numba's users TypingError."""
-
-
-def _is_method_of(kernel, value) -> bool:
-    """Whether the kernel is a method, possibly under another decorator, of `value` or of its class."""
-    found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
-    found += [each.fget for each in found if isinstance(each, property)]
-    found += [each.func for each in found if isinstance(each, functools.cached_property)]
-    found += [each.__func__ for each in found if isinstance(each, classmethod)]
-    return any(each is kernel._decorated for each in found)
-
-
-def _owner(value) -> str:
-    return f"its class {type_name(value)}" if isinstance(value, type) else f"an object of its class {type_name(type(value))}"
-
-
-def _forget_type(address: int, _reference) -> None:
-    _typed_by_numba.pop(address, None)
-
-
-_typed_by_numba: dict[int, weakref.ref] = {}
-"""Types, by ``id``, for whose objects Numba has had a type. Its dispatcher refuses those for which it has none."""
-
-
 def _shortened(value: int) -> str:
     return str(value) if value.bit_length() <= 128 else f"of {value.bit_length()} bits"
-
-
-def _is_typed(value) -> bool:
-    try:
-        return type_of_argument(value) is not None
-    except Exception:
-        return False
-
-
-def _has_numba_type(value) -> bool:
-    """Whether ``numba.typeof`` returns a type, or raises an error of its own, which the dispatcher will raise."""
-    try:
-        return type_of_argument(value) is not None
-    except Exception:
-        return True
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -25,10 +25,10 @@ from ..ground.numba_internals import (
 )
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters
-from ..ground.shape_notation import pattern_of
 from .kernel_cache import KernelCache, with_unique_symbols
+from .options import KernelOptions, checked_returns, declared, outputs_of
 
-__all__ = ["FastKernel", "Kernel", "KernelCounts", "KernelOptions", "kernel_of"]
+__all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
 
 
 class KernelCounts(NamedTuple):
@@ -40,24 +40,6 @@ class KernelCounts(NamedTuple):
     """Calls on the slow path: the first with a signature, and calls with an argument that only Numba can read."""
     compiled: int
     """Signatures that Numba has compiled."""
-
-
-class KernelOptions(NamedTuple):
-    """The options of ``fast_args`` that are not Numba's. See :func:`fast_args`."""
-
-    allows_grad: bool = False
-    storage: bool = False
-    returns: "str | type | None" = None
-    out: "str | None" = None
-    cuda: Any = None
-    launch: Any = None
-
-    @property
-    def guard(self) -> int:
-        """The index of the ``fx_guard`` for the kernel's tensors."""
-        from ..producers.torch_offsets import BITS_ALLOWED, GRAD_ALLOWED
-
-        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
 
 
 class Kernel:
@@ -454,30 +436,3 @@ def kernel_of(dispatcher: Any, kernel_options: KernelOptions, make: Callable[[An
     known = _kernels.get((id(dispatcher), kernel_options))
     return known if known is not None else _kernels.setdefault((id(dispatcher), kernel_options), make(dispatcher, kernel_options))
 
-
-def declared(out: str | None, function):
-    """Parse the notation of a function's outputs, if any. Raises ValueError if it does not fit the function."""
-    return None if out is None else pattern_of(out, Parameters(function), f"fast_args(): {function.__qualname__}()")
-
-
-def outputs_of(pattern, parameters: Parameters, name: str):
-    """Return the ``Outputs`` of a pattern; None for None."""
-    if pattern is None:
-        return None
-    from .outputs import Outputs
-
-    return Outputs(pattern, parameters, name)
-
-
-def checked_returns(returns, parameters: Parameters, function) -> type | int | None:
-    """Check ``returns`` of a function. Returns a type, a parameter's position, or None; raises TypeError or ValueError."""
-    if isinstance(returns, type):
-        from .results import check_type
-
-        check_type(returns)
-    elif isinstance(returns, str):
-        if returns not in parameters.names:
-            signature = f"{function.__qualname__}{inspect.signature(function)}"
-            raise ValueError(f"fast_args(): returns={returns!r} names no parameter of {signature}")
-        return parameters.names.index(returns)
-    return returns

@@ -25,30 +25,30 @@ from ..ground.disk_cache import FOLDER, CacheFolder
 from ..ground.numba_code import calls_itself_through_another, code_depends_on, sealed_library
 from ..ground.numba_internals import FunctionCache
 from ..version import __version__
-from .dependencies import Untold, dependencies, meaning_of, note_loaded
+from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
 
 __all__ = ["KernelCache", "with_unique_symbols"]
 
 
 class _Entries:
-    """Takes the place of :class:`numba.core.caching.IndexDataCacheFile`; there is no index."""
+    """Takes the place of ``numba.core.caching.IndexDataCacheFile``; there is no index."""
 
     def __init__(
         self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True
     ):
         self._folder, self._name, self._function, self._depends_on, self._warns = folder, name, function, depends_on, warns
         self._missed: dict = {}  # by key: its text, while the code is being compiled
-        self._untold: dict = {}  # by key: why it has no text
+        self._not_described: dict = {}  # by key: why it has no text
 
     def _text(self, key) -> str | None:
-        """Everything that the code of this signature depends on now; None if it cannot be told."""
+        """Everything that the code of this signature depends on now; None if it cannot be described."""
         meaning = meaning_of(key[0])
         if meaning is None:
             return None
         try:
             return repr((self._depends_on(), key, meaning))
-        except Untold as error:
-            self._untold[key] = error.with_traceback(None)
+        except NotDescribable as error:
+            self._not_described[key] = error.with_traceback(None)
             return None
 
     def warn(self, why: object) -> None:
@@ -61,7 +61,7 @@ class _Entries:
 
     def load(self, key):
         """Return the data saved with this key, or None."""
-        self._untold.pop(key, None)
+        self._not_described.pop(key, None)
         text = self._text(key)
         stored = self._folder.load(self._name, text) if text is not None else None
         if stored is not None and stored[0] == key:
@@ -74,8 +74,8 @@ class _Entries:
         text = self._missed.pop(key, None)
         if text is not None and text == self._text(key):
             self._folder.save(self._name, text, (key, data))
-        elif key in self._untold:
-            self.warn(self._untold.pop(key))
+        elif key in self._not_described:
+            self.warn(self._not_described.pop(key))
 
     def flush(self) -> None:
         """Remove the entries of this function."""

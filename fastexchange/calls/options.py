@@ -1,19 +1,41 @@
-"""The options of ``fast_args`` and of ``numba.njit``: a name that is neither is refused where the kernel is decorated.
+"""The options of ``fast_args``, and checks of them where a kernel is decorated.
 
-Which ones Numba has is read from its own registry of target options, and from the parameters of ``numba.jit``. Where that
-does not look as expected, nothing is refused here: Numba says it at the first compilation.
+An option that neither ``fast_args`` nor ``numba.njit`` has is refused. Numba's own are read from its registry of target options
+and from the parameters of ``numba.jit``. If these are not as expected, Numba refuses the option in the first compilation.
 """
 
 import difflib
 import functools
 import inspect
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numba
 
 from ..ground.numba_internals import names_of_target_options
+from ..ground.parameters import Parameters
+from ..ground.shape_notation import pattern_of
 
-__all__ = ["check_names", "numba_options"]
+__all__ = ["KernelOptions", "check_names", "checked_returns", "declared", "numba_options", "outputs_of"]
+
+
+class KernelOptions(NamedTuple):
+    """The options of ``fast_args`` that are not Numba's. See :func:`fast_args`."""
+
+    allows_grad: bool = False
+    storage: bool = False
+    returns: "str | type | None" = None
+    out: "str | None" = None
+    cuda: Any = None
+    launch: Any = None
+
+    @property
+    def guard(self) -> int:
+        """The index of the ``fx_guard`` for the kernel's tensors."""
+        from ..producers.torch_offsets import BITS_ALLOWED, GRAD_ALLOWED
+
+        return GRAD_ALLOWED * self.allows_grad | BITS_ALLOWED * self.storage
+
 
 _KNOWN_FOR_SURE = {"nopython", "nogil", "parallel", "fastmath", "cache"}
 """By these it is verified that the registry is what it is taken for."""
@@ -48,3 +70,31 @@ def check_names(given: Iterable[str], own: Iterable[str]) -> None:
     what = f"{'an unknown option' if len(unknown) == 1 else 'unknown options'}, {', '.join(map(repr, unknown))}"
     listed = ", ".join(name for name in names if not name.startswith("_"))
     raise TypeError(f"fast_args() got {what}{hint} Its options and those of numba.njit: {listed}")
+
+
+def declared(out: str | None, function):
+    """Parse the notation of a function's outputs, if any. Raises ValueError if it does not fit the function."""
+    return None if out is None else pattern_of(out, Parameters(function), f"fast_args(): {function.__qualname__}()")
+
+
+def outputs_of(pattern, parameters: Parameters, name: str):
+    """Return the ``Outputs`` of a pattern; None for None."""
+    if pattern is None:
+        return None
+    from .outputs import Outputs
+
+    return Outputs(pattern, parameters, name)
+
+
+def checked_returns(returns, parameters: Parameters, function) -> type | int | None:
+    """Check ``returns`` of a function. Returns a type, a parameter's position, or None; raises TypeError or ValueError."""
+    if isinstance(returns, type):
+        from .results import check_type
+
+        check_type(returns)
+    elif isinstance(returns, str):
+        if returns not in parameters.names:
+            signature = f"{function.__qualname__}{inspect.signature(function)}"
+            raise ValueError(f"fast_args(): returns={returns!r} names no parameter of {signature}")
+        return parameters.names.index(returns)
+    return returns

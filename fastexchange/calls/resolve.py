@@ -90,7 +90,7 @@ class Report:
         return self._native
 
     @property
-    def held(self) -> tuple[int, int]:
+    def pinned(self) -> tuple[int, int]:
         """After ``bound_launch.pin_arguments``: the addresses of the frame and of the overload."""
         return self._native.frame, self._native.overload
 

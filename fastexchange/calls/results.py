@@ -19,9 +19,9 @@ from ..dispatch import structs
 from ..dispatch.boxing import box
 from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
-from ..exchange.convert import has_from_dlpack, maker
 from ..exchange.discovery import fields_of, learn_type
 from ..exchange.export import export_of
+from ..exchange.makers import has_from_dlpack, maker
 from ..ground.dtypes import field_to_dtype
 from ..ground.native import address_of
 from ..ground.omitted import OMITTED
@@ -70,11 +70,9 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
         if why:
             raise BufferError(f"{what}, {why}: {type_name(cls)} has no such tensors; return a copy of it")
     try:
-        with export_of(array, what) as export:
+        with export_of(array, "a result") as export:
             return make(export)
     except (BufferError, TypeError, ValueError) as error:
-        if str(error).startswith(what):
-            raise
         raise BufferError(f"{what}, cannot be made a {type_name(cls)}: {error}") from error
 
 
@@ -136,15 +134,12 @@ def check_argument(kernel, bound: tuple) -> None:
     if isinstance(kernel.returns, str):
         position = kernel._parameters.names.index(kernel.returns)
         cls = type(bound[position])
-        if fields_of(cls)["kind"] not in _TENSORS:
+        if fields_of(cls)["kind"] not in structs.TENSOR_KINDS:
             given = "omitted" if bound[position] is OMITTED else f"no tensor but of type {type_name(cls)}"
             raise TypeError(
-                f"{kernel.__qualname__}(): its results are to be as argument {kernel.returns!r} (position {position}), as "
-                f"fast_args(returns={kernel.returns!r}) says; that is {given}"
+                f"{kernel.__qualname__}(): argument {kernel.returns!r} (position {position}) determines the type of results by "
+                f"fast_args(returns={kernel.returns!r}), and is {given}"
             )
-
-
-_TENSORS = (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_MANAGED)
 
 
 def _maker(cls: type) -> Callable[[Any], Any] | None:

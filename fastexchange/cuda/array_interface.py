@@ -19,7 +19,7 @@ from ..dispatch.runtime import runtime
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import OB_ITEM, Py_TYPE
-from ..ground.dlpack import VERSION, DLDataTypeCode, DLDeviceType
+from ..ground.dlpack import BOOL, COMPLEX, CUDA, CUDA_HOST, CUDA_MANAGED, FLOAT, INT, UINT, VERSION
 from ..ground.dltensor import INTERFACE_STREAM, MAX_NDIM, READONLY, managed_at
 from ..ground.dtype_registry import key_of
 from ..ground.native import call_int, global_address, load, native, stack, store
@@ -38,12 +38,6 @@ _INTERFACE, _VERSION, _DATA, _TYPESTR, _SHAPE, _STRIDES, _MASK, _OWN_STREAM, _CU
 _HAS_STREAM = 3  # the first version of the interface with a stream
 _ORDINAL, _IS_MANAGED, _MEMORY_TYPE = 9, 8, 2  # CU_POINTER_ATTRIBUTE_…
 _ON_DEVICE = 2  # CU_MEMORYTYPE_DEVICE
-_FLOAT, _INT, _UINT, _COMPLEX, _BOOL = map(int, (
-    DLDataTypeCode.kDLFloat, DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt, DLDataTypeCode.kDLComplex, DLDataTypeCode.kDLBool,
-))  # fmt: skip
-_CUDA_DEVICE, _CUDA_HOST, _CUDA_MANAGED = map(
-    int, (DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
-)
 _LESS, _BAR, _EQUALS, _ZERO = map(ord, "<|=0")
 _B, _C, _F, _I, _U = map(ord, "bcfiu")
 
@@ -74,7 +68,7 @@ class ArrayInterface:
             # The packages' own arrays give bytes as the type of bfloat16, and None as the strides of broadcast arrays.
             found = {**found, "typestr": value.dtype, "strides": tuple(value.strides)}
         if found["typestr"] is None:
-            raise TypeError("the typestr in its array interface is None")  # which is float64 to NumPy
+            raise TypeError("the typestr in its array interface is None")  # NumPy takes None for float64
         dtype = np.dtype(found["typestr"])
         return None if key_of(dtype) is None else cls(found, dtype)
 
@@ -201,15 +195,15 @@ def element_of(ob):
     code = -1
     if itemsize == 1 or itemsize == 2 or itemsize == 4 or itemsize == 8:
         if kind == _I:
-            code = _INT
+            code = INT
         elif kind == _U:
-            code = _UINT
+            code = UINT
         elif kind == _F and itemsize > 1:
-            code = _FLOAT
+            code = FLOAT
         elif kind == _B and itemsize == 1:
-            code = _BOOL
+            code = BOOL
     if kind == _C and (itemsize == 8 or itemsize == 16):
-        code = _COMPLEX
+        code = COMPLEX
     return code | itemsize << 11 if code >= 0 else -1
 
 
@@ -241,11 +235,11 @@ def find_place_there(cuda, tensor):
         code = call_int(cuda.get_attribute, (kind, _MEMORY_TYPE, data))
     tensor.device.device_id = load(number) & 0xFFFFFFFF
     if load(is_managed) & 0xFFFFFFFF != 0:
-        tensor.device.device_type = _CUDA_MANAGED
+        tensor.device.device_type = CUDA_MANAGED
     elif load(kind) & 0xFFFFFFFF == _ON_DEVICE:
-        tensor.device.device_type = _CUDA_DEVICE
+        tensor.device.device_type = CUDA
     else:
-        tensor.device.device_type = _CUDA_HOST
+        tensor.device.device_type = CUDA_HOST
     return code
 
 

@@ -46,12 +46,12 @@ class BoundCudaLaunch(BoundLaunchBase):
     def __init__(self, launcher, bound: tuple):
         self.launcher = launcher
         self.kernel = launcher.kernel
-        self._alive: list[_Held] = []
-        self._take(None, self._hold(bound))
+        self._alive: list[_PinnedLaunch] = []
+        self._replace(None, self._pin(bound))
         self._vectorcall = native_launch.vectorcall_bound.address
 
     @property
-    def _held(self) -> "_Held":
+    def _pinned(self) -> "_PinnedLaunch":
         while True:  # another thread may rebind at the same time
             for each in self._alive:
                 if address_of(each.launch) == self._context:
@@ -59,21 +59,21 @@ class BoundCudaLaunch(BoundLaunchBase):
 
     _caller = property(lambda self: self.launcher)
 
-    def _hold(self, bound: tuple) -> "_Held":
+    def _pin(self, bound: tuple) -> "_PinnedLaunch":
         with naming(self.launcher):
-            return _Held(self.launcher, bound)
+            return _PinnedLaunch(self.launcher, bound)
 
-    def _take(self, before: "_Held | None", held: "_Held") -> bool:
-        self._alive = [*self._alive, held]  # Ctrl-C may come at any step: both have to live until it is done
-        self._context = address_of(held.launch)  # in one step: other threads may launch
+    def _replace(self, before: "_PinnedLaunch | None", pinned: "_PinnedLaunch") -> bool:
+        self._alive = [*self._alive, pinned]  # Ctrl-C may come at any step: both have to live until it is done
+        self._context = address_of(pinned.launch)  # in one step: other threads may launch
         # `running` counts the launches that have begun with other arguments and wait for the driver without the GIL.
-        self._alive = [each for each in self._alive if each is held or each.launch.running]
+        self._alive = [each for each in self._alive if each is pinned or each.launch.running]
         return True
 
     def _call_slowly(self, /, *args, **kwargs) -> None:
         self._check(args, kwargs)
         self.launcher._check()
-        if self._held.resets != resets.count():
+        if self._pinned.resets != resets.count():
             raise driver().reset_since(f"{self._what} was not launched", "bind the launch anew, with arguments that have memory")
         call(self.launcher, self.arguments)
 
@@ -84,7 +84,7 @@ class BoundCudaLaunch(BoundLaunchBase):
 enable_vectorcall(BoundCudaLaunch)
 
 
-class _Held:
+class _PinnedLaunch:
     """Owns the frame of a bound launch, the exports of its tensors, and its parameters."""
 
     def __init__(self, launcher, bound: tuple):
@@ -108,7 +108,7 @@ class _Held:
         report = LaunchResolver(launcher, self.arguments, self.native, function=pin_arguments).run()
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
-        self._capsule, (self.frame, self.overload) = report.result, report.held
+        self._capsule, (self.frame, self.overload) = report.result, report.pinned
         frame = ffi.cast("fx_frame *", self.frame)
         launchable = ffi.cast("fx_launchable *", ffi.cast("fx_overload *", self.overload).launchable)
         self.device = frame.device if frame.device >= 0 else frame.managed_device

@@ -146,7 +146,7 @@ def _classified(position: int, value) -> ArgumentInfo:
             "the whole array, or make the view in the kernel"
         )
     kind = fields["kind"]
-    if kind in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
+    if kind in structs.TUPLE_KINDS:
         return ArgumentInfo(position, value, TUPLE)
     if kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not fields.get("asks_python") and not fields.get("key"):
         return ArgumentInfo(position, value, TABLE)

@@ -7,7 +7,7 @@ from .._abi import ffi
 from ..dispatch import overloads as dispatch
 from ..dispatch import read_arguments
 from ..dispatch.structs import MAX_DEVICES
-from ..ground.dlpack import DLDeviceType
+from ..ground.dlpack import CUDA
 from ..ground.native import address_of
 from . import launch_entry, native_launch, resets, structs
 from .converting import words_of_all
@@ -44,7 +44,7 @@ class CudaContext(dispatch.KernelContext):
         resets.keep_up(self)
 
     def _prepare(self) -> None:
-        self.native.device_type = DLDeviceType.kDLCUDA
+        self.native.device_type = CUDA
         self.native.walk = read_arguments.walk_for_device.address
         self.native.vectorcall_any, self.native.run = native_launch.vectorcall_any.address, native_launch.run.address
 

@@ -38,8 +38,8 @@ _ADVICE = {
     2: "the device has no memory left",
     209: "the kernel was compiled for another architecture than this device's",
     701: "a block needs more registers than the device has: use fewer threads, or cuda.jit(max_registers=...)",
-    709: "it has been reset, by cuda.close() perhaps, and its memory and streams are gone; the next launch loads the kernel anew",
-    720: "more blocks than can run at the same time, as a cooperative launch needs it",
+    709: "it has been reset, perhaps by cuda.close(); its memory and streams are gone; the next launch loads the kernel again",
+    720: "a cooperative launch has more blocks than can run at the same time",
 }
 
 
@@ -53,12 +53,20 @@ class CudaError(RuntimeError):
     is_sticky : whether all further calls fail, so that the process has to be restarted.
     """
 
+    _names_launch = False
+
     def __init__(self, message: str, code: int = 999, name: str = "CUDA_ERROR_UNKNOWN", is_sticky: bool = False):
         super().__init__(message)
         self.code, self.name, self.is_sticky = code, name, is_sticky
 
     def __reduce__(self):
         return type(self), (str(self), self.code, self.name, self.is_sticky)
+
+    def add_launch(self, what: str) -> None:
+        """Put `what`, which names the launch, in front of the message, unless it names one already."""
+        if not self._names_launch:
+            self.args = (f"{what}: {self}",)
+            self._names_launch = True
 
 
 class Memory(NamedTuple):
@@ -125,6 +133,12 @@ class Driver:
         except ValueError:  # a code that these bindings do not know
             return self.bindings.CUresult.CUDA_ERROR_UNKNOWN
 
+    def launch_error(self, code: int, what: str) -> CudaError:
+        """Make the exception for a ``CUresult`` of a launch. `what` names the launch."""
+        made = self.error(code, what)
+        made._names_launch = True
+        return made
+
     def error(self, code: int, what: str) -> CudaError:
         """Make the exception for a ``CUresult``. `what`: what has failed."""
         name = self.name_of(code)
@@ -141,15 +155,15 @@ class Driver:
         is_sticky = code in _STICKY
         if is_sticky:
             message += (
-                "; this error is sticky: a kernel that ran before, not necessarily this one, has broken the context, and all "
-                "further calls will fail: start the process anew, and look for the kernel with compute-sanitizer"
+                "; this error is sticky: an earlier kernel, not necessarily this one, has broken the context, and all further "
+                "calls will fail: restart the process, and find the kernel with compute-sanitizer"
             )
         return CudaError(message, code, name, is_sticky)
 
     def reset_since(self, what: str, advice: str) -> CudaError:
         """Make the exception for an object of a context that has been reset. `what`: what has failed."""
         name = self.name_of(_IS_DESTROYED)
-        why = "a context has been reset since, by cuda.close() perhaps"
+        why = "a context has been reset since, perhaps by cuda.close()"
         return CudaError(f"{what}: {name}: {why}; {advice}", _IS_DESTROYED, name)
 
     def has(self, device: int) -> bool:

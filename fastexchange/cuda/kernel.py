@@ -4,7 +4,8 @@ import functools
 import operator
 from typing import Any
 
-from ..calls.kernel import Kernel, KernelCounts, KernelOptions, kernel_of
+from ..calls.kernel import Kernel, KernelCounts, kernel_of
+from ..calls.options import KernelOptions
 from ..dispatch.runtime import runtime
 from ..ground.cpython import NativeCallable
 from ..ground.once import forkable_lock

@@ -1,7 +1,7 @@
-"""The fast entries of cached launches: as ``dispatch.fast_entry``, but they call the driver.
+"""Fast entries of cached launches: as those of ``dispatch.fast_entry``, but they call the driver.
 
-The words of the arguments are stored one behind the other, and the driver gets a pointer to each parameter. No frame is needed,
-because nothing of the call outlives it.
+The arguments' words are stored in an array on the stack, and the driver gets a pointer to each parameter. No frame is needed,
+because a launch keeps no arrays and boxes no result.
 """
 
 import functools
@@ -12,13 +12,13 @@ from numba import types
 from ..dispatch import fast_entry, fast_parts
 from ..dispatch import structs as dispatch
 from ..dispatch.fast_parts import AGREES, DIFFERS, borrow, borrow_guarded
-from ..dispatch.readers import CUDA
+from ..dispatch.python_calls import refuse_launch
 from ..dispatch.torch_guard import OFFSETS, Offsets
-from ..dispatch.vectorcall import refuse_launch
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
-from ..ground.native import WORDS, call_word, global_address, load, stack
+from ..ground.dlpack import CUDA
+from ..ground.native import WORDS, call_word, load, stack
 from ..ground.numba_internals import global_compiler_lock
 from . import structs
 from .converting import convert, words_of
@@ -28,14 +28,14 @@ __all__ = ["MAX_WORDS", "launch_entry"]
 
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 MAX_WORDS = 1024
-"""A fast entry has the words on its stack."""
+"""The most words of a fast entry, which has them on its stack."""
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 @part(types.intp(types.intp, types.intp, types.intp))
-def is_such_a_call(nargsf, kwnames, count):
+def is_positional_call(nargsf, kwnames, count):
     """Whether a call has `count` positional arguments and no keyword arguments."""
     return types.intp(kwnames == 0 and nargsf & c.NARGS_MASK == count)
 
@@ -95,9 +95,7 @@ def launch(context_address, callable_, overload_address, device, stream_function
     status = start(cuda, launcher, launchable_of(overload_address), device, stream_function, 0, pointers, code)
     if status == dispatch.STATUS_OK:
         context.calls += 1
-        none = global_address("_Py_NoneStruct")
-        c.incref(none)
-        return none
+        return c.new_none()
     if status == dispatch.STATUS_DRIVER:
         return refuse_launch(context, callable_, load(code))
     return -1
@@ -118,16 +116,17 @@ def fail(context_address, callable_, position):
     return call_word(runtime.refuse_argument, (context_address, callable_, position))
 
 
-# ---- stringing them together -----------------------------------------------------------------------------------------
+# ---- the entry -------------------------------------------------------------------------------------------------------
 
 
 @global_compiler_lock
 def launch_entry(
     nodes: tuple[fast_entry.Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]
 ) -> int:
-    """The address of a vectorcall function with two more arguments, as ``dispatch.fast_entry.fast_entry``.
+    """Return the address of a vectorcall function with two more arguments, as ``dispatch.fast_entry.fast_entry``.
 
-    `words`: how many the arguments have. `parameters`, `changes`: ``cuda.structs.parameter`` and ``conversion`` of each.
+    `words`: the number of words of the arguments. `parameters`: the codes of the kernel's parameters (``structs.parameter``).
+    `changes`: the codes of the words' conversions (``structs.conversion``).
     """
     read = tuple((node.kind, node.guard, node.rank, node.items, node.is_contiguous) for node in nodes)
     key = ("cuda-fast-entry", read, count, words, parameters, changes)
@@ -138,9 +137,9 @@ def _build(nodes, count, word_count, parameters, changes):
     entry = fast_entry.EntryBuilder("cuda_fast_entry", nodes)
     unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
-    words = unit.stack_slot(ir.ArrayType(_WORD, word_count + 1))  # and one that is 0
+    words = unit.stack_slot(ir.ArrayType(_WORD, word_count + 1))  # the last one is 0: _point_at_parameters
     pointers = unit.stack_slot(ir.ArrayType(_WORD, len(parameters) + 1))
-    entry.go_on_if(is_such_a_call.call(unit, [nargsf, kwnames, _WORD(count)]))
+    entry.go_on_if(is_positional_call.call(unit, [nargsf, kwnames, _WORD(count)]))
     first = builder.bitcast(words, _WORD.as_pointer())
     records = fast_parts.expected_of.call(unit, [overload])
     in_elements = any(code & 0xFF == structs.ELEMENTS for code in parameters)
@@ -189,7 +188,7 @@ def _word_of(code: int) -> int:
 
 
 def _as_word(code: int) -> int:
-    """The code of a parameter that has become as the kernel takes it."""
+    """The code of a parameter whose word has elements already, not bytes."""
     return structs.parameter(structs.WORD, _word_of(code)) if code & 0xFF == structs.ELEMENTS else code
 
 
@@ -197,10 +196,10 @@ _LANES = 4
 
 
 def _point_at_parameters(builder, first, pointers, zero: int, parameters) -> None:
-    """Emit ``native_launch.point_at_parameters`` for parameters that the compiler knows.
+    """Emit ``native_launch.point_at_parameters`` for parameters that are known at compile time.
 
-    `zero`: the index of a word that is to be 0. All pointers are at a fixed distance from `first`: they are stored
-    several at a time.
+    `zero`: the index of the word that becomes 0. All pointers are at a fixed distance from `first`, so _LANES of them are stored
+    at a time.
     """
     builder.store(_WORD(0), builder.gep(first, [_INT32(zero)]))
     offsets = []

@@ -115,13 +115,17 @@ class CudaLauncher(NativeCallable):
         if self._is_retired:
             from .driver import driver
 
-            what = f"{self.kernel.__qualname__}() was not launched ({self.configuration})"
-            raise driver().reset_since(what, "make the stream and the launcher anew")
+            raise driver().reset_since(self.not_launched, "make a new stream and a new launcher")
+
+    @property
+    def not_launched(self) -> str:
+        """The beginning of an error's message: the kernel and the configuration that were not launched."""
+        return f"{self.kernel.__qualname__}() was not launched ({self.configuration})"
 
     @property
     def why_not(self) -> str:
         """Why the package makes all launches of this launcher; "" if it does not."""
-        return self.kernel.why_not or ("" if self._callbacks is None else "it has functions that are called before each launch")
+        return self.kernel.why_not or ("" if self._callbacks is None else "the launcher has pre_launch_callbacks")
 
     def bind(self, /, *args, **kwargs):
         """Bind the arguments: returns a :class:`~fastexchange.BoundCudaLaunch`, whose parameters are packed once."""
@@ -170,7 +174,7 @@ class CudaLauncher(NativeCallable):
         """Raise the driver's error for a launch that it has refused."""
         from .driver import driver
 
-        raise driver().error(code, f"{self.kernel.__qualname__}() was not launched ({self.configuration})")
+        raise driver().launch_error(code, self.not_launched)
 
 
 def _again(kernel, configuration: Configuration) -> CudaLauncher:

@@ -1,11 +1,11 @@
-"""From the words of a call to a launch: parameters pointed at, device and stream found, the driver called.
+"""Launch a kernel with the words of a call: find device and stream, point at the parameters, call the driver.
 
-The driver gets pointers to the parameters (``cuLaunchKernel``'s ``kernelParams``), which are the very words that
-reading the arguments has written; it copies them before it returns.
+The driver gets pointers to the parameters (``kernelParams`` of ``cuLaunchKernel``). They point to the words that the reading of
+the arguments has written. The driver copies the words before it returns.
 
-The GIL is given up for the driver's call: that waits when the device's queue is full, perhaps for a kernel or a
-callback that another thread, waiting for the GIL, has yet to launch. The tensors' memory is not read meanwhile: what
-happens to it later is ordered by the stream, as with every launch.
+The driver is called without the GIL, because it waits while the device's queue is full, perhaps for work that another thread
+launches only when it gets the GIL. The call does not read the tensors' memory: the stream orders all accesses to it, as with
+every launch.
 
 Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWorkStream``.
 """
@@ -13,12 +13,13 @@ Source: CUDA Driver API 13, "Execution Control"; DLPack 1.3, ``DLPackCurrentWork
 from numba import types
 
 from ..dispatch import structs as dispatch
-from ..dispatch.readers import CUDA
-from ..dispatch.vectorcall import call_any, call_method, refuse_launch, run_by
+from ..dispatch.python_calls import call_method, refuse_launch
+from ..dispatch.vectorcall import call_any, run_by
 from ..dispatch.watching import is_unmoved
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, PyErr_Occurred
+from ..ground.dlpack import CUDA
 from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from . import structs
 from .converting import convert_words
@@ -30,9 +31,9 @@ MAX_PARAMETERS = structs.MAX_PARAMETERS
 
 @native
 def device_of_context(cuda, context):
-    """The number of the device of a thread's context: the default one if it has none; -1 for one beyond those that are known.
+    """The device of the CUcontext `context` of a thread. 0, no context: the default device. -1: a device beyond MAX_DEVICES.
 
-    A context that is not primary says of which device it is; the launch is in that device's primary one all the same.
+    A context need not be its device's primary one, in which the launch is made.
     """
     if context == 0:
         return cuda.default_device
@@ -49,7 +50,7 @@ def device_of_context(cuda, context):
 
 @native
 def block_for(launcher, loaded):
-    """How many threads are in a block of a launch for a number of tasks; 0: Python has to ask for the best."""
+    """The number of threads in a block of a launch for tasks; 0: the best number is unknown, and Python has to ask the driver."""
     if launcher.block[0] != 0:
         return launcher.block[0]
     for i in range(structs.MAX_BEST_BLOCKS):
@@ -60,7 +61,7 @@ def block_for(launcher, loaded):
 
 @native
 def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_cooperative):
-    """``cuLaunchKernel``, or ``cuLaunchKernelEx`` for what that cannot say. Returns the ``CUresult``."""
+    """Call ``cuLaunchKernel``, or ``cuLaunchKernelEx`` for cooperative launches and clusters. Returns the ``CUresult``."""
     if is_cooperative == 0 and launcher.cluster[0] == 0:
         grid, block = launcher.grid, launcher.block
         return call_int(
@@ -96,7 +97,7 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
 
 @native
 def are_one(stream, other):
-    """Whether two CUstreams are the same one: the legacy default stream has two names."""
+    """Whether two ``CUstream`` handles mean the same stream: the legacy default stream has two."""
     return stream == other or (stream | other == structs.LEGACY_STREAM and stream & other == 0)
 
 
@@ -108,11 +109,13 @@ def launchable_of(overload_address):
 
 @native
 def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, code):
-    """Launch a kernel whose parameters are where `pointers` point.
+    """Launch a kernel. `pointers`: to its parameters.
 
-    Returns a STATUS_*; of STATUS_DRIVER the code is stored at `code`.
-    `device`: the tensors' device, -1 for a launch without tensors. `stream_of`: their producers'
-    ``current_work_stream``, or 0. `own_stream`: the ``CUstream`` that they name instead, or 0.
+    `device`: the tensors' device, -1 for a launch without tensors. `stream_of`: the ``current_work_stream`` of their producers,
+    or 0. `own_stream`: the ``CUstream`` in their interfaces, or 0.
+
+    Returns: a STATUS_*; with STATUS_DRIVER the driver's code is stored at `code`.
+    Raises: with STATUS_ERROR the exception of `stream_of`. GIL: held, and released during the driver's call.
     """
     current = stack(1)
     store(current, 0)
@@ -134,7 +137,7 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
         blocks = (launcher.tasks + threads - 1) // threads
         if blocks == 0:
             return dispatch.STATUS_OK
-        if blocks > structs.MAX_BLOCKS:  # of which the driver would only get the lower 32 bits
+        if blocks > structs.MAX_BLOCKS:  # the driver would get the lower 32 bits only
             store(code, structs.INVALID_VALUE)
             return dispatch.STATUS_DRIVER
     stream = launcher.stream
@@ -171,12 +174,12 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
     return dispatch.STATUS_DRIVER
 
 
-# ---- the general way -----------------------------------------------------------------------------------------------
+# ---- the general path ----------------------------------------------------------------------------------------------
 
 
 @native
 def point_at_parameters(launchable, words, pointers, zero):
-    """Store where each parameter of the kernel is, among the words of a call or at `zero`, a word that is 0."""
+    """Store the address of each parameter of the kernel: of one of the words of a call, or `zero`, the address of a 0."""
     for i in range(launchable.parameter_count):
         code = load(launchable.parameters + 8 * i)
         kind = code & 255
@@ -192,7 +195,7 @@ def point_at_parameters(launchable, words, pointers, zero):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def pack(frame_address, overload_address, pointers, zero):
-    """Make parameters of the words in a frame, once, and store where they are. Returns a STATUS_*."""
+    """Convert the words in a frame to parameters, and store their addresses at `pointers`. Returns a STATUS_*."""
     frame = dispatch.frame_at(frame_address)
     launchable = launchable_of(overload_address)
     if not convert_words(frame, launchable):
@@ -203,7 +206,7 @@ def pack(frame_address, overload_address, pointers, zero):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_bound(callable_, args, nargsf, kwnames):
-    """The vectorcall of a bound launch: straight to the driver."""
+    """The vectorcall of a bound launch: it calls the driver without reading the arguments again."""
     bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
     launcher = structs.launcher_at(bound.launcher)
     context = dispatch.context_at(launcher.context)
@@ -216,9 +219,7 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
         bound.running -= 1
         if status == dispatch.STATUS_OK:
             context.calls += 1
-            none = global_address("_Py_NoneStruct")
-            c.incref(none)
-            return none
+            return c.new_none()
         if status == dispatch.STATUS_DRIVER:
             return refuse_launch(context, callable_, load(code))
         if status == dispatch.STATUS_ERROR:
@@ -228,27 +229,25 @@ def vectorcall_bound(callable_, args, nargsf, kwnames):
 
 @native
 def launch_on_device(context_address, frame_address, overload_address, args, launcher_address):
-    """Launch the kernel with the words that a call has in its frame. Returns (STATUS_*, a new reference to None, or 0)."""
+    """:func:`launch_words` as ``vectorcall.run_by`` needs it. Returns (STATUS_*, a new reference to None or 0)."""
     status = launch_words(context_address, frame_address, overload_address, launcher_address)
     if status != dispatch.STATUS_OK:
         return status, 0
-    none = global_address("_Py_NoneStruct")
-    c.incref(none)
-    return status, none
+    return status, c.new_none()
 
 
 @native
 def is_on_own_stream(frame, launcher):
-    """Whether a launch may be on the one stream that its arrays' interfaces name, so that nothing has to be ordered."""
+    """Whether the launch is, or may be, on the stream that its arrays' interfaces name: then no event has to order them."""
     if frame.own_streams_differ != 0:
         return False
-    is_ours = launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS  # `start` sees which one the others' producers work on
+    is_ours = launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS  # `start` compares it with the other producers' stream
     return is_ours or are_one(launcher.stream, frame.own_stream)
 
 
 @native
 def launch_words(context_address, frame_address, overload_address, launcher_address):
-    """Launch the kernel with the words that a call has in its frame. Returns a STATUS_*."""
+    """Launch the kernel with the words in a call's frame. Returns a STATUS_*."""
     context = dispatch.context_at(context_address)
     frame = dispatch.frame_at(frame_address)
     launchable = launchable_of(overload_address)
@@ -277,7 +276,7 @@ def launch_words(context_address, frame_address, overload_address, launcher_addr
     if pointers != room:
         c.PyMem_RawFree(pointers)
     frame.code = load(result)
-    frame.position = -1  # of no argument, should it be the stream that failed
+    frame.position = -1  # if the stream has failed, no argument is to blame
     return status
 
 
@@ -296,14 +295,14 @@ def vectorcall_any(callable_, args, nargsf, kwnames):
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_own(callable_, args, nargsf, kwnames):
-    """The vectorcall of a launcher whose launches are all the package's own."""
+    """The vectorcall of a launcher whose launches the kernel's package makes."""
     context = dispatch.context_at(structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context)
     return call_method(context.numba_name, callable_, args, nargsf, kwnames)
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall(callable_, args, nargsf, kwnames):
-    """The vectorcall of a launcher: straight into the fast entry of the last cached call, as that of kernels."""
+    """The vectorcall of a launcher: calls the fast entry of the last cached call, as ``dispatch.vectorcall.vectorcall`` does."""
     context_address = structs.launcher_at(load(callable_ + CALLABLE_CONTEXT)).context
     last = dispatch.context_at(context_address).last
     fast_entry = dispatch.overload_at(last).fast_entry

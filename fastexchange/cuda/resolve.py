@@ -32,9 +32,7 @@ def naming(launcher):
     try:
         yield
     except CudaError as error:
-        name = f"{launcher.kernel.__qualname__}()"
-        if not str(error).startswith(name):
-            error.args = (f"{name} was not launched ({launcher.configuration}): {error}",)
+        error.add_launch(launcher.not_launched)
         raise
 
 

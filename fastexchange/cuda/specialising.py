@@ -45,9 +45,9 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
         parameters = compiled.parameters()
         why_not = compiled.why_not()
         if changes is None:
-            why_not = "a declared signature has an argument in a type that only the package makes of it"
+            why_not = "only the package can convert an argument to the type in the declared signature"
         elif not why_not and not is_as_driver_says(compiled, parameters):
-            why_not = "the driver's account of its parameters is another than was expected, or there is none (before CUDA 12.4)"
+            why_not = "the driver reports other parameters than expected, or none (before CUDA 12.4)"
         if why_not or changes is None:
             native.why_own[keys] = why_not
             native.add_numba_only(keys, generation)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .._abi import ffi
+from ..ground.dlpack import CUDA
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
 from .driver import CudaError, Driver, driver
@@ -23,7 +24,6 @@ from .driver import CudaError, Driver, driver
 __all__ = ["DEFAULT_STREAMS", "are_one", "default_stream", "expressly", "handle_of", "in_order", "stream_of_producer"]
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
-KDL_CUDA = 2
 _LEGACY = (0, 1)  # CUstream: both are the legacy default stream to the driver; 1 is CU_STREAM_LEGACY
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
 DEFAULT_STREAMS = (*_LEGACY, _PER_THREAD)
@@ -91,7 +91,7 @@ def handle_of(name: str, stream: Any) -> int:
 def stream_of_producer(function: int, device: int) -> int:
     """Call a producer's ``current_work_stream``, at the address `function`, for a CUDA device."""
     out = ffi.new("void **")
-    if _CURRENT_WORK_STREAM(function)(KDL_CUDA, device, address_of(out)):
+    if _CURRENT_WORK_STREAM(function)(CUDA, device, address_of(out)):
         raise BufferError(f"a producer's current_work_stream failed for CUDA device {device} and did not say why")
     return int(ffi.cast("intptr_t", out[0]))
 
@@ -120,18 +120,17 @@ def in_order(launcher, device: int, streams: list[int]):
     if len(streams) < 2:
         yield
         return
-    what = f"{launcher.kernel.__qualname__}() was not launched ({launcher.configuration}), for it could not be ordered"
     try:
         for other in streams[1:]:
             order(device, streams[0], other)
     except CudaError as error:
-        error.args = (f"{what} after its tensors' other streams: {error}",)
+        error.add_launch(f"{launcher.not_launched}, because it cannot wait for its tensors' other streams")
         raise
     yield
-    what = what.replace("was not launched", "was launched").replace(", for it could", ", but its tensors' other streams could")
     try:
         for other in streams[1:]:
             order(device, other, streams[0])
     except CudaError as error:
-        error.args = (f"{what} after it: {error}",)
+        name = f"{launcher.kernel.__qualname__}()"
+        error.add_launch(f"{name} was launched ({launcher.configuration}), but its tensors' other streams cannot wait for it")
         raise

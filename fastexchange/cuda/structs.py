@@ -1,18 +1,18 @@
 """The structs that launches read, and the codes of a kernel's parameters and of conversions.
 
-A *parameter* is where one parameter of a compiled kernel is found among the words that ``dispatch.read_arguments`` writes:
+The code of a *parameter* says how a parameter of a compiled kernel is made of the words that ``dispatch.read_arguments`` writes:
 
 =====  ==================================================================
 bits   meaning
 =====  ==================================================================
-0-7    ``WORD``: in the word. ``ZERO``: it is 0. ``ELEMENTS``: in the word, which has bytes where the kernel has elements
-       ``JOINED``: in the low halves of the word and the next one
-8-31   the word
+0-7    ``WORD``: it is the word. ``ZERO``: it is 0. ``ELEMENTS``: it is the word, a stride in bytes, converted to elements.
+       ``JOINED``: it is the low halves of the word and of the next one
+8-31   the word's index
 32-63  ``ELEMENTS``: bytes of an element
 =====  ==================================================================
 
-A *conversion* makes of a word what a declared signature has there: bits 0-23 the word; from 24 on the kind (4 bits) and
-the size (8 bits) of what it holds, from 36 on those of what it has to hold.
+The code of a *conversion* says how a word gets the type that a declared signature has: bits 0-23 are the word's index; from
+bit 24 on the kind (4 bits) and the size (8 bits) of the number that it holds, from 36 on those of the converted number.
 """
 
 from ..ground.native import sizeof, struct_at
@@ -24,24 +24,24 @@ typedef struct {
     int64_t get_current, push_current, pop_current;             /* cuCtxGetCurrent … */
     int64_t get_device, get_attribute;                          /* cuCtxGetDevice, cuPointerGetAttribute */
     int64_t contexts[64];       /* CUcontext, the primary one of each device; 0: not known yet */
-    int64_t default_device;     /* of a launch without tensors, by a thread without a context */
-    int64_t resets;             /* of contexts, that have been noticed: what was bound before one is launched no more */
+    int64_t default_device;     /* the device of a launch without tensors by a thread without a context */
+    int64_t resets;             /* how many resets of contexts have been noticed: earlier bound launches are no longer made */
 } fx_cuda;
 
 /* A compiled kernel on one device. */
 typedef struct {
     int64_t function;           /* CUfunction; 0: it is not loaded yet */
-    int64_t blocks[4];          /* threads in a block, where a launch leaves that to us; 0: not known yet */
-    int64_t blocks_shared[4];   /* the bytes of dynamic shared memory for which that is best */
+    int64_t blocks[4];          /* the best numbers of threads in a block, for launches without one; 0: not known yet */
+    int64_t blocks_shared[4];   /* for each, the bytes of dynamic shared memory */
     int64_t shared_limit;       /* bytes of dynamic shared memory that launches may have without asking for more */
 } fx_loaded;
 
 /* How a compiled signature of a kernel is launched. */
 typedef struct {
     int64_t loaded;             /* fx_loaded[MAX_DEVICES] */
-    int64_t parameters;         /* int64_t[parameter_count], where the kernel's parameters are: codes, see above */
+    int64_t parameters;         /* int64_t[parameter_count], the codes of the kernel's parameters: see above */
     int64_t parameter_count;
-    int64_t conversions;        /* int64_t[conversion_count], words that a declared signature has in another type: codes */
+    int64_t conversions;        /* int64_t[conversion_count], the codes of conversions to a declared signature */
     int64_t conversion_count;
     int64_t is_cooperative;     /* all blocks of a launch have to run at the same time */
 } fx_launchable;
@@ -52,20 +52,20 @@ typedef struct {
     int64_t grid[3], block[3];
     int64_t shared;             /* bytes of dynamic shared memory */
     int64_t stream;             /* CUstream; -1: the one on which the tensors' producers work */
-    int64_t default_stream;     /* CUstream, where no producer has one */
-    int64_t tasks;              /* a thread for each of so many tasks, in blocks of the best size; -1: grid and block say it */
+    int64_t default_stream;     /* CUstream, if no producer has one */
+    int64_t tasks;              /* launch this number of threads, in blocks of the best size; -1: launch grid and block */
     int64_t cluster[3];         /* blocks in a cluster; 0: none */
-    int64_t is_mixed;           /* the caller has ordered the streams of the tensors' producers */
+    int64_t is_mixed;           /* the producers work on several streams, which the caller has ordered */
 } fx_launcher;
 
 /* A bound launch. */
 typedef struct {
     int64_t launcher, overload;         /* fx_launcher *, fx_overload * */
-    int64_t device, stream;             /* as a launch finds them: -1, current_work_stream or 0 */
+    int64_t device, stream;             /* the tensors' device, -1: none; their producers' current_work_stream, or 0 */
     int64_t pointers;                   /* to the parameters */
-    int64_t watched;                    /* `dispatch.watching`: with another word there the tensors have to be looked at again */
-    int64_t slow_name;                  /* PyObject *, name of the method for calls that are not as they should be */
-    int64_t running;                    /* how many threads are launching with these parameters: they must not be freed */
+    int64_t watched;                    /* a watch list: if a word differs, memory has moved, and slow_name is called */
+    int64_t slow_name;                  /* PyObject *, name of the method for calls that native code does not make */
+    int64_t running;                    /* how many threads are launching with these parameters, which must not be freed */
 } fx_bound_launch;
 
 /* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
@@ -81,11 +81,11 @@ LAUNCHER_STREAM_OF_PRODUCERS = -1
 LEGACY_STREAM = 1  # CU_STREAM_LEGACY: the same stream as 0
 COOPERATIVE, CLUSTER_DIMENSION = 2, 4  # CUlaunchAttributeID
 SHARED_WITHOUT_ASKING = 48 * 1024  # bytes in a block, static and dynamic: CUDA C++ Programming Guide, 16.8.3 and before
-MAX_BEST_BLOCKS = 4  # that are known at a time, for different amounts of shared memory
-MAX_BLOCKS = 2**31 - 1  # in a grid's first dimension, of every device
+MAX_BEST_BLOCKS = 4  # the length of fx_loaded.blocks
+MAX_BLOCKS = 2**31 - 1  # in a grid's first dimension, on every device
 INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
-INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: a thread has none
-MAX_PARAMETERS = 1024  # of a launch whose pointers to them are on the stack
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: the thread has no context
+MAX_PARAMETERS = 1024  # of a launch whose pointers to its parameters are on the stack
 
 WORD, ZERO, ELEMENTS, JOINED = 0, 1, 2, 3
 PARAMETER_WORD_SHIFT, PARAMETER_SIZE_SHIFT = 8, 32

@@ -1,9 +1,10 @@
 """Bound launches: calls whose arguments are read once, into a frame that keeps them for repeated launches.
 
 :data:`pin_arguments` reads the arguments and takes an owning export of every tensor, so their memory lives as long as the
-frame. A capsule owns the frame (:data:`let_go`). :data:`take` binds a launch to another frame. ``fast_entry.bound_entry``
-compiles the parts here into the launch's vectorcall, which checks that the memory has not moved (``watching``) and calls the
-kernel. The owner of an array that the kernel keeps is the frame's *holder*, the Python object that has the capsule.
+frame. A capsule owns the frame (:data:`let_go`). :data:`replace_frame` binds a launch to another frame.
+``fast_entry.bound_entry`` compiles the parts here into the launch's vectorcall, which checks that the memory has not moved
+(``watching``) and calls the kernel. The owner of an array that the kernel keeps is the frame's *holder*, the Python object that
+has the capsule.
 """
 
 from numba import types
@@ -11,6 +12,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction, part
 from ..ground.cpython import CALLABLE_CONTEXT
+from ..ground.dlpack import CPU
 from ..ground.native import call_word, cstring, global_address, load, native, store
 from . import structs
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, finish
@@ -24,8 +26,10 @@ from .frame import (
     release,
     take_frame,
 )
-from .readers import CPU, FLAG_OWN
-from .vectorcall import call_method, fill_report, launch, look_up, read
+from .inline_cache import look_up
+from .python_calls import call_method
+from .readers import FLAG_OWN
+from .vectorcall import fill_report, launch, read
 from .watching import is_unmoved, watch
 
 
@@ -57,19 +61,19 @@ def pin_arguments(context_address, args, nargs, flags, report_address):
             c.PyErr_SetNone(global_address("PyExc_MemoryError"))
             status = structs.STATUS_ERROR
     status = fill_report(report, frame, status)
-    result = global_address("_Py_NoneStruct")
-    if status != structs.STATUS_OK:
-        c.incref(result)
-    else:
+    result = 0
+    if status == structs.STATUS_OK:
         result = c.PyCapsule_New(frame_address, 0, runtime.let_go)
         if result == 0:
             status = structs.STATUS_ERROR
         else:
             c.PyCapsule_SetContext(result, context.runtime)
+    elif status != structs.STATUS_ERROR:
+        result = c.new_none()
     if status != structs.STATUS_OK:
         give_back(runtime, frame_address)
     report.status = status
-    return 0 if status == structs.STATUS_ERROR else result
+    return result
 
 
 @native
@@ -92,7 +96,7 @@ def let_go(capsule):
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
-def take(callable_, holder, before, after, bound_address):
+def replace_frame(callable_, holder, before, after, bound_address):
     """Bind a launch to another frame in one step: no other code runs in between.
 
     `holder`: a list whose one item is the Python object that holds the frame. The item changes from `before` to `after`.

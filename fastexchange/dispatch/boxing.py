@@ -5,6 +5,7 @@ arrays; constants are read from an array instead of being unserialized; referenc
 """
 
 import enum
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -12,7 +13,7 @@ from numba.core import types
 from numba.np.numpy_support import as_dtype
 
 from ..ground.cfunction import CodeUnit, code_cache
-from ..ground.dtypes import dtype_field
+from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field
 from ..ground.native import offset_of
 from ..ground.numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
 from ..ground.numba_internals import target_context_with_references as target_context
@@ -69,8 +70,8 @@ def box(return_type) -> tuple[int, tuple]:
 
 def _holds_buffer(numba_type) -> bool:
     """Whether values of a type are or contain buffers other than arrays, such as a bytearray's. Numba cannot box these."""
-    if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
-        return any(map(_holds_buffer, numba_type.types))
+    if isinstance(numba_type, types.BaseTuple):
+        return any(map(_holds_buffer, cast(Any, numba_type).types))
     if isinstance(numba_type, types.Optional):
         return _holds_buffer(numba_type.type)
     return isinstance(numba_type, types.Buffer) and not isinstance(numba_type, types.Array)
@@ -80,8 +81,8 @@ def holds_array(numba_type) -> bool:
     """Whether values of a type are or contain arrays."""
     if isinstance(numba_type, types.Array):
         return True
-    if isinstance(numba_type, (types.Tuple, types.UniTuple, types.NamedTuple, types.NamedUniTuple)):
-        return any(map(holds_array, numba_type.types))
+    if isinstance(numba_type, types.BaseTuple):
+        return any(map(holds_array, cast(Any, numba_type).types))
     if isinstance(numba_type, types.Optional):
         return holds_array(numba_type.type)
     return isinstance(numba_type, (types.List, types.Set)) and holds_array(numba_type.dtype)
@@ -120,7 +121,7 @@ def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, 
     slot = unit.stack_slot(array.type)
     builder.store(array, slot)
     field = dtype_field(as_dtype(array_type.dtype)) or 0 if array_type.box_type is np.ndarray else 0
-    shape_and_type = [_WORD(array_type.ndim), _WORD(field if field < results.PARAMETRIC else 0), _WORD(int(array_type.mutable))]
+    shape_and_type = [_WORD(array_type.ndim), _WORD(field if field < FIRST_PARAMETRIC else 0), _WORD(int(array_type.mutable))]
     made = _call_result_function(unit, "box_array", [frame, builder.ptrtoint(slot, _WORD), *shape_and_type])
     object_slot = unit.stack_slot(_WORD)
     builder.store(made, object_slot)

@@ -17,7 +17,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import part
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
-from ..ground.dlpack import DLDeviceType
+from ..ground.dlpack import CPU
 from ..ground.dltensor import (
     DL_TENSOR,
     DL_TENSOR_WORDS,
@@ -52,7 +52,6 @@ from .torch_queries import is_movable, storage_of
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 STRING_WORDS = strings.WORDS
-CPU = int(DLDeviceType.kDLCPU)
 
 AGREES, DIFFERS, FAILED = 1, 0, -1
 NONE_IS_IMMORTAL = c.NONE_IS_IMMORTAL

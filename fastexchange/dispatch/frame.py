@@ -21,7 +21,7 @@ from .type_table import find
 
 NRT_MemInfo_alloc = external("NRT_MemInfo_alloc", types.intp, types.intp)  # argument: bytes of data behind the block, here 0
 NRT_MemInfo_release = external("NRT_MemInfo_release", types.void, types.intp)
-MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified at set-up (state)
+MEMINFO_REFCOUNT, MEMINFO_DTOR, MEMINFO_DTOR_INFO = 0, 8, 16  # NRT_MemInfo; verified by `runtime`
 
 FRAME_BYTES = sizeof("fx_frame")
 ARRAY_BYTES = sizeof("fx_array")
@@ -185,9 +185,9 @@ def own_storage_of(runtime, ob):
     if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).is_own_memory == 0:
         return 0
     error = stack(3)
-    c.PyErr_Fetch(error, error + 8, error + 16)
+    c.save_error(error)
     storage = storage_of(structs.guard_at(structs.entry_at(entry).guard), ob)
-    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+    c.restore_error(error)
     return storage
 
 
@@ -226,14 +226,14 @@ def give_owner(runtime, frame, i):
         error = stack(3)
         store(out, 0)
         storage = own_storage_of(runtime, ob)
-        c.PyErr_Fetch(error, error + 8, error + 16)
+        c.save_error(error)
         entry = find(runtime, Py_TYPE(ob))
         if storage != 0:
             ob = storage
         elif entry != 0 and call_int(structs.entry_at(entry).managed, (ob, out)) == 0:
             managed = load(out)
             held = ob  # the export may have other memory than the view had
-        c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+        c.restore_error(error)
     release, owner = runtime.release_owner, ob
     if managed != 0:
         release, owner = runtime.release_managed, managed
@@ -294,9 +294,9 @@ def drop(ob):
         c.decref(ob)
         return
     error = stack(3)
-    c.PyErr_Fetch(error, error + 8, error + 16)
+    c.save_error(error)
     c.Py_DecRef(ob)
-    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+    c.restore_error(error)
 
 
 @native

@@ -16,14 +16,14 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
 from ..ground.native import as_words, call_int, call_word, external, global_address, load, native, stack, store
-from ..ground.shape_notation import (
+from ..ground.shape_notation import Pattern
+from ..ground.shape_program import (
     FITS,
     MAX_NUMBER,
     MAX_OPERANDS,
     MAX_PARAMETERS,
     MAX_TENSORS,
     MAX_VARIABLES,
-    Pattern,
     evaluate,
 )
 from ..producers.ndarray import ndarray_at
@@ -32,8 +32,8 @@ from .binding import bind_into
 from .bound_launch import refuse_result
 from .frame import drop, give_frame, take_frame
 from .pack import dtype_entry
+from .python_calls import call_method
 from .type_table import find
-from .vectorcall import call_method
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
 
@@ -87,9 +87,7 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
         if error_ctx == 0:
             c.PyErr_Clear()
         elif PyErr_Occurred() == 0:
-            none = global_address("_Py_NoneStruct")
-            c.incref(none)
-            return none
+            return c.new_none()
     return load(out + 8)
 
 
@@ -107,7 +105,7 @@ def read_shape(runtime, ob, shape, view):
             return -1, 0
         for i in range(ndim):
             store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
-        return ndim, key >> structs.DTYPE_SHIFT & 0xFFFFFF
+        return ndim, key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if kind != structs.KIND_EXCHANGE:
         return -1, 0
     dl_tensor_at(view).device.device_type = 0

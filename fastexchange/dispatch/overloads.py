@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.dlpack import CPU, INT, UINT
 from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
@@ -18,16 +18,15 @@ from . import outputs as allocation
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, PARTS
 from .frame import DEFAULT_KEYS
 from .pack import misaligned_bits
+from .readers import SCALAR_INT64
 from .runtime import runtime
 from .signature import lists_in, readonly_arrays
 from .torch_guard import OFFSETS, Offsets
 from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
-_TUPLES = (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE)
 _FIRST_BUCKETS = 8
-_BYTES = tuple(int(code) | 8 << 8 for code in (DLDataTypeCode.kDLInt, DLDataTypeCode.kDLUInt))
-_INT64_KEY = structs.KIND_SCALAR | (64 << 8) << structs.DTYPE_SHIFT
+_BYTES = INT | 8 << 8, UINT | 8 << 8  # dtype fields
 
 
 class _Code(NamedTuple):
@@ -127,7 +126,7 @@ class KernelContext:
 
     def _prepare(self) -> None:
         """Set the fields that depend on the kernel's device, here the CPU."""
-        self.native.device_type = DLDeviceType.kDLCPU
+        self.native.device_type = CPU
         shared = self.runtime.native
         self.native.vectorcall_any, self.native.walk, self.native.run = shared.vectorcall_any, shared.walk, shared.run
         self.native.raise_error = boxing.raise_error()
@@ -301,7 +300,7 @@ class KernelContext:
         """The arguments of a call, each tuple followed by its items, in the order of the keys."""
         for value in values:
             yield value
-            if self.runtime.entries.fields(type(value))["kind"] in _TUPLES:
+            if self.runtime.entries.fields(type(value))["kind"] in structs.TUPLE_KINDS:
                 yield from self._with_items(value)
 
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[fast_entry.Node, ...] | None:
@@ -317,9 +316,9 @@ class KernelContext:
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
             # An int beyond int64 gets no cache entry: the next int of this type may fit into int64.
-            if not (kind in PARTS or self._may_export(value)) or (kind == structs.KIND_INT and key != _INT64_KEY):
+            if not (kind in PARTS or self._may_export(value)) or (kind == structs.KIND_INT and key != SCALAR_INT64):
                 return None
-            items = len(value) if kind in _TUPLES else -1
+            items = len(value) if kind in structs.TUPLE_KINDS else -1
             guard = self._guard_offsets(value, key)
             if kind == structs.KIND_EXCHANGE and self.native.needs_owning_exports and not self._may_hold_storage(value, guard):
                 return None
@@ -329,7 +328,7 @@ class KernelContext:
     def _may_export(self, value) -> bool:
         """Whether a fast entry may make owning exports of tensors of a value's type."""
         fields = self.runtime.entries.fields(type(value))
-        is_on_cpu = self.native.device_type == DLDeviceType.kDLCPU
+        is_on_cpu = self.native.device_type == CPU
         return is_on_cpu and fields["kind"] == structs.KIND_MANAGED and not fields.get("guard")
 
     def _may_hold_storage(self, value, guard: tuple[int, ...]) -> bool:
@@ -347,7 +346,8 @@ class KernelContext:
         fields = self.runtime.entries.fields(type(value))
         address = self._guard_of(fields)
         guard = ffi.cast("fx_guard *", address)
-        may_be_narrow = (key >> structs.DTYPE_SHIFT & 0xFFFFFF) in _BYTES  # types narrower than a byte are exported as bytes
+        field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
+        may_be_narrow = field in _BYTES  # types narrower than a byte are exported as bytes
         irrelevant = set() if may_be_narrow else {"odd_types"}
         if address and guard.ndim and not torch_offsets.guard().reads(value):
             irrelevant.add("ndim")  # its exchange table is asked
@@ -365,7 +365,7 @@ class KernelContext:
         for record in expected:  # another thread may call at any step: no call agrees with the entry until it is complete
             record.type = 0
         for index, value in enumerate(bound):
-            is_tuple = self.runtime.entries.fields(type(value))["kind"] in _TUPLES
+            is_tuple = self.runtime.entries.fields(type(value))["kind"] in structs.TUPLE_KINDS
             expected[index].items, expected[index].origin = len(value) if is_tuple else -1, -1
             if len(keys) == len(bound):
                 self._describe(expected[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
@@ -385,10 +385,10 @@ class KernelContext:
             record.origin = structs.ORIGIN_STRING
         elif fields["kind"] == structs.KIND_MANAGED:
             record.origin, record.borrow = structs.ORIGIN_EXPORT, fields.get("managed", 0)
-            record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
+            record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
         elif fields["kind"] == structs.KIND_EXCHANGE:
             record.origin = structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW
-            record.dtype = (key >> structs.DTYPE_SHIFT) & 0xFFFFFF
+            record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
             record.itemsize = record.dtype >> 11
             record.misaligned = misaligned_bits.py_func(record.dtype)
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
@@ -412,7 +412,7 @@ def _new_buckets(size: int):
 
 
 def _hash(keys) -> int:
-    """The hash of a key sequence, as ``vectorcall.look_up`` computes it in wrapping 64-bit arithmetic."""
+    """The hash of a key sequence, as ``inline_cache.look_up`` computes it in wrapping 64-bit arithmetic."""
     value = 0
     for key in keys:
         value = _signed(value << 5) ^ (value >> 59) ^ key

@@ -68,7 +68,7 @@ def flags_in_order(ndim, count):
 
 @native
 def pack_tensor(tensor, ndim, field, words):
-    """Check the sizes of a DLTensor or a :data:`View`, which are not trusted, and write its words, all but the first.
+    """Check the sizes of a DLTensor or a :data:`dltensor.View`, which are not trusted, and write its words, all but the first.
 
     1. In one loop over the dimensions, write extents and strides, and collect in `odd` and `long` whether any is too large for
        the arithmetic here.

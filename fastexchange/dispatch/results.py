@@ -32,6 +32,7 @@ from ..ground.dltensor import (
     managed_at,
     new_managed,
 )  # fmt: skip
+from ..ground.dtypes import FIRST_PARAMETRIC, FIRST_STORABLE
 from ..ground.native import as_words, atomic_add, call_int, call_word, global_address, load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import structs
@@ -50,8 +51,6 @@ from .type_table import find
 ARRAY_WORDS = structs.ARRAY_HEAD_WORDS + 2 * MAX_NDIM
 BY_NUMBA = 1  # box_array(): let Numba's own boxing code make an ndarray
 PLAIN_CODES = sum(1 << code for code in (INT, UINT, FLOAT, COMPLEX, BOOL))  # DLPack codes for which Numba has types
-PARAMETRIC = 1 << 16
-STORABLE = 1 << 23  # fields from here on have an element's size in bytes in bits 16 to 22: `dtypes.dtype_field`
 ONE, SEVERAL = 1, 2  # of fx_overload.boxes_arrays: the result is an array, or contains arrays
 
 
@@ -69,13 +68,13 @@ def is_stored_as(field, stored):
     """Whether a kernel sees elements of the dtype `field` as those of the dtype `stored`."""
     if field == stored:
         return True
-    if field >= STORABLE:
+    if field >= FIRST_STORABLE:  # the size in bytes is in bits 16 to 22
         return stored == UINT | (field >> 16 & 0x7F) << 11
     code, bits = field & 0xFF, field >> 8
     is_half_complex = code == COMPLEX and bits < 64
     is_half = code == FLOAT and bits < 32
     is_plain = code <= 6 and PLAIN_CODES >> code & 1 != 0 and not is_half_complex and not is_half
-    return field < PARAMETRIC and not is_plain and stored == UINT | bits << 8
+    return field < FIRST_PARAMETRIC and not is_plain and stored == UINT | bits << 8
 
 
 @native
@@ -103,7 +102,7 @@ def read_argument(runtime, frame, i, ndim, words):
         if key == 0 or types.intp(ndarray_at(ob).nd) != ndim:
             return 0
         pack_ndarray(ob, ndim, itemsize, as_words(words))
-        return key >> structs.DTYPE_SHIFT & 0xFFFFFF
+        return key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if origin == structs.ORIGIN_EXPORT and frame.holder == 0:
         managed = structs.export_at(export_of_array(frame, i)).managed
         if managed != 0:
@@ -157,14 +156,12 @@ def note_failure(frame):
     """Move the first pending exception to the frame until the whole result is boxed. Returns a new reference to None."""
     if frame.error[0] == 0:
         error = stack(3)
-        c.PyErr_Fetch(error, error + 8, error + 16)
+        c.save_error(error)
         for i in range(3):
             frame.error[i] = load(error + 8 * i)
     else:
         c.PyErr_Clear()
-    none = global_address("_Py_NoneStruct")
-    c.incref(none)
-    return none
+    return c.new_none()
 
 
 @cfunction(types.void, types.intp)
@@ -260,7 +257,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
     entry = find(runtime, target) if target != 0 else 0
     if entry == 0 or structs.entry_at(entry).guard == 0 or structs.entry_at(entry).to_object == 0:
         return BY_NUMBA
-    if field == 0 or field >= PARAMETRIC or is_mutable == 0 or meminfo == 0 or frame.error[0] != 0:
+    if field == 0 or field >= FIRST_PARAMETRIC or is_mutable == 0 or meminfo == 0 or frame.error[0] != 0:
         return BY_NUMBA
     made = make_tensor(runtime, entry, at, ndim, field)
     return made if made != 0 else BY_NUMBA

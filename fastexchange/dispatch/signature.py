@@ -17,6 +17,7 @@ from .structs import (
     CLASS_SHIFT,
     DTYPE_SHIFT,
     F_ORDER,
+    FIELD_MASK,
     FLAGS_SHIFT,
     KIND_ARRAY,
     KIND_CONSTANT,
@@ -82,7 +83,7 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
 
 
 def lists_in(numba_types) -> tuple:
-    """The list types among these, also in tuples, in the order of the walk."""
+    """The list types among these, also in tuples, in the order in which they are read."""
     found: list = []
     for numba_type in numba_types:
         if isinstance(numba_type, types.List):
@@ -111,7 +112,7 @@ def _leaves(numba_types):
 
 
 def _field(key: int) -> int:
-    return (key >> DTYPE_SHIFT) & 0xFFFFFF
+    return key >> DTYPE_SHIFT & FIELD_MASK
 
 
 def _array_type(key: int, position: int, element_of):

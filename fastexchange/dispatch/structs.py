@@ -1,4 +1,4 @@
-"""The structs that the dispatch shim reads, and the 64-bit keys that name a call's shape.
+"""The structs that the native dispatcher reads, and the 64-bit keys that name a call's shape.
 
 A *key* says everything about one leaf (an array, a scalar, a ``None`` …) on which compiled code depends, and nothing
 else: two calls with equal key sequences run the same machine code. A tuple is a key of its own, followed by its leaves; a
@@ -18,6 +18,7 @@ bits  meaning
 
 from ..ground import dltensor, parameters
 from ..ground.native import native, sizeof, struct_at
+from ..producers import ndarray
 
 CDEF = """
 /* One thing found by address: a type, or a NumPy dtype object. */
@@ -129,7 +130,7 @@ typedef struct {
     int64_t outputs;            /* int64_t[], `outputs.words_of` the declared outputs; 0: Python makes them */
     int64_t output_count;       /* how many of the last parameters are outputs */
     int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
-    int64_t slow_name;          /* PyObject *, name of the method that handles what the shim does not know */
+    int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not know */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t cache_name;         /* PyObject *, name of the method that makes a cache entry after a call */
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
@@ -140,7 +141,7 @@ typedef struct {
     int64_t calls;              /* calls that reached a kernel without Python, … */
     int64_t numba_calls;        /* … and Numba's dispatcher */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
-    int64_t walk, run;          /* what that reads the arguments and makes the call with: the runtime's, or one for CUDA */
+    int64_t walk, run;          /* the runtime's, or those for CUDA: they read the arguments and make the call */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
     int64_t device_kernel;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
     int64_t driver_error_name;  /* PyObject *, name of the method that raises the error of a device's driver */
@@ -181,7 +182,7 @@ struct fx_frame {
     int64_t watched;                    /* of a bound launch: what `watching` has to compare, owned; else 0 */
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
     int64_t result;                     /* RESULT_BYTES, 16-byte aligned */
-    int64_t position;                   /* index of the top-level argument at which the walk stopped */
+    int64_t position;                   /* index of the argument at which the reading stopped */
     int64_t object;                     /* the leaf at which it stopped, borrowed */
     int64_t tensor[8];                  /* a copy of the DLTensor that was refused */
     int64_t context, args, error[3];    /* while a result is boxed: whose, with which arguments; the first exception */
@@ -214,14 +215,14 @@ typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */
     int64_t words;              /* the frame's */
-    int64_t watched;            /* the frame's: with another word there the arguments have to be read again */
+    int64_t watched;            /* the frame's: if a word differs, the arguments have to be read again */
     int64_t outputs;            /* PyObject *, what a call returns instead of None, or 0 */
     int64_t state;              /* BOUND_* */
-    int64_t slow_name;          /* PyObject *, name of the method for calls that are not as they should be */
+    int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not make */
 } fx_bound;
 """
 
-# The kind of an entry and, up to KIND_LIST, of a key.
+# The kind of an entry and, up to KIND_STRING, of a key.
 KIND_ARRAY = 1
 KIND_SCALAR = 2
 KIND_NONE = 3
@@ -229,8 +230,8 @@ KIND_OMITTED = 4
 KIND_TUPLE = 5
 KIND_NAMED_TUPLE = 6
 KIND_CONSTANT = 7  # typed by identity: a jitted function. Its type has an entry, and so has each object
-KIND_STRING = 9
 KIND_LIST = 8  # of arrays that have one type; the key of that follows
+KIND_STRING = 9
 # Kinds of entries only: how the leaf is read.
 KIND_NDARRAY = 16  # NumPy's struct
 KIND_EXCHANGE = 17  # a borrowed view through the type's exchange table
@@ -246,17 +247,22 @@ KIND_NUMBA = 26  # only Numba's own dispatcher reads it
 KIND_DTYPE = 27  # a NumPy dtype object, not a type
 KIND_VIEW = 28  # a device array, not a type: its entry shows it
 
+TENSOR_KINDS = (KIND_NDARRAY, KIND_EXCHANGE, KIND_MANAGED)
+TUPLE_KINDS = (KIND_TUPLE, KIND_NAMED_TUPLE)
+
 DTYPE_SHIFT, NDIM_SHIFT, SERIAL_SHIFT = 8, 32, 32
 FLAGS_SHIFT = 40
 CLASS_SHIFT = 56
-C_ORDER, F_ORDER, ALIGNED, WRITEABLE = 0x0001, 0x0002, 0x0100, 0x0400  # NumPy's values, so that its flags need no work
+FIELD_MASK = 0xFFFFFF  # key >> DTYPE_SHIFT & FIELD_MASK is the dtype field
+# NumPy's own values, so that its flags need no work.
+C_ORDER, F_ORDER, ALIGNED, WRITEABLE = ndarray.C_CONTIGUOUS, ndarray.F_CONTIGUOUS, ndarray.FLAG_ALIGNED, ndarray.FLAG_WRITEABLE
 KEY_FLAGS = C_ORDER | F_ORDER | ALIGNED | WRITEABLE
 
 # Who has the memory of an array argument; objects are aligned, so that it fits below their addresses.
 ORIGIN_NDARRAY, ORIGIN_EXPORT, ORIGIN_VIEW = 0, 1, 2
 ORIGIN_STRING = 3  # of a str, which has a memory block as an array has
 
-# What a walk over the arguments ends with. From STATUS_NULL_DATA on: an argument is refused.
+# What the reading of the arguments ends with. From STATUS_NULL_DATA on: an argument is refused.
 STATUS_OK = 0
 STATUS_ERROR = 1  # a producer set a Python exception
 STATUS_GROW = 2  # the frame is too small

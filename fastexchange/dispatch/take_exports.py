@@ -8,13 +8,14 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
+from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, stack, store
 from . import structs
 from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, open_list
 from .read_arguments import kind_on_device
-from .readers import CPU, DRY_RUN, FLAG_ASKED, FLAG_OWN
+from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .type_table import find
@@ -28,7 +29,7 @@ BY_PYTHON, STORAGES, BY_PYTORCH = range(3)  # the passes
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
 def export_managed(context_address, frame_address, args, nargs, flags):
-    """Make every owning export of the call, in the order in which :data:`walk` uses them. Returns a STATUS_*.
+    """Make every owning export of the call, in the order in which :data:`read_arguments.walk` uses them. Returns a STATUS_*.
 
     Three passes over the arguments:
 

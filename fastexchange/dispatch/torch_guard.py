@@ -7,12 +7,10 @@ views stay valid.
 from collections import namedtuple
 
 from ..ground import cpython as c
-from ..ground.dlpack import DLDeviceType
+from ..ground.dlpack import CPU
 from ..ground.dltensor import View
 from ..ground.native import call_int, load, native, unlikely
 from . import structs
-
-CPU = int(DLDeviceType.kDLCPU)
 
 Offsets = namedtuple(
     "Offsets",

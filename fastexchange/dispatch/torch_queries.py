@@ -1,7 +1,7 @@
 """Ask PyTorch about a tensor and its storage by the C functions behind public methods, where offsets are not known.
 
 Functions of a tensor may run Python code (a mode's, a finalizer's). They are called together with the owning exports, before
-any view is borrowed. Functions of a storage run no Python code, so the walk calls them last.
+any view is borrowed. Functions of a storage run no Python code, so the reading of the arguments calls them last.
 """
 
 from ..ground import cpython as c

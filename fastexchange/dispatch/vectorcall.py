@@ -4,12 +4,12 @@
 
 1. Take a frame.
 2. Read the arguments into it: words and keys.
-3. Find the overload with equal keys, and call it by its trampoline.
+3. Find the overload with equal keys (``inline_cache``), and call it by its trampoline.
 4. Box the result.
 5. Release everything that the call holds.
 
-It never learns by itself: calls that it does not know go to a Python method of the kernel, the *slow path*. That uses
-:data:`attempt`, the same call with a report.
+It never learns by itself: calls that it does not know go to a Python method of the kernel (``python_calls``), the *slow path*.
+That uses :data:`attempt`, the same call with a report.
 
 Ownership: a frame holds every export of its call; ``frame.release`` releases each exactly once, on every exit.
 """
@@ -18,143 +18,18 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
-from ..ground.cpython import Py_TYPE
-from ..ground.dlpack import DLDeviceType
+from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE
+from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import call_int, call_word, global_address, load, native, stack, store
-from ..producers.ndarray import descr_at, ndarray_at
+from ..ground.native import call_int, call_word, load, native, stack, store
 from . import structs
 from .binding import bind_into
 from .fast_parts import finish
-from .frame import (
-    TUPLE_WORDS,
-    drop_lists,
-    give_frame,
-    grow_frame,
-    note_origins,
-    release,
-    take_frame,
-)
+from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
+from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
-from .pack import plain_field
+from .python_calls import call_method, call_numbas, call_object, is_numbas, refuse, refuse_launch
 from .readers import DRY_RUN
-from .type_table import GOLDEN, find
-
-OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
-CPU = int(DLDeviceType.kDLCPU)
-KERNEL_CONTEXT = c.KERNEL_CONTEXT
-
-
-@native
-def look_up(context, keys, count):
-    """The address of the first overload with these keys; 0 if there is none."""
-    hash_ = 0
-    for i in range(count):
-        hash_ = (hash_ << 5) ^ (hash_ >> 59) ^ load(keys + 8 * i)
-    buckets = context.buckets
-    at = load(buckets + 8 + 8 * ((hash_ * GOLDEN >> 40) & load(buckets)))
-    while at != 0:
-        overload = structs.overload_at(at)
-        if overload.hash == hash_ and overload.key_count == count:
-            i = 0
-            while i < count and load(keys + 8 * i) == load(overload.keys + 8 * i):
-                i += 1
-            if i == count:
-                return at
-        at = overload.next
-    return 0
-
-
-FOLLOWS, IS_OTHER, IS_DEAD = 0, 1, 2
-
-
-@native
-def is_expected(overload, args):
-    """Whether arguments have the types of a cache entry; IS_DEAD if one of these types has died."""
-    pending = stack(TUPLE_WORDS)
-    depth = 0
-    items = args
-    left = overload.expected_count
-    for i in range(overload.expected_count):
-        while left == 0:
-            depth -= 1
-            items = load(pending + 16 * depth)
-            left = load(pending + 16 * depth + 8)
-        ob = load(items)
-        items += 8
-        left -= 1
-        expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
-        if Py_TYPE(ob) != expected.type:
-            return IS_DEAD if expected.type == 0 else IS_OTHER
-        if expected.items >= 0:
-            if load(ob + OB_SIZE) != expected.items or depth == structs.MAX_TUPLE_DEPTH:
-                return IS_OTHER
-            store(pending + 16 * depth, items)
-            store(pending + 16 * depth + 8, left)
-            depth += 1
-            items = ob + OB_ITEM
-            left = expected.items
-    return FOLLOWS
-
-
-@native
-def find_cached(context, first, args):
-    """Find the entry in the inline cache of the overload `first` for these arguments' types, and make it the context's last.
-
-    Returns: the entry; `first` if there is none; 0 if one should be made now (``KernelContext.add_cache_entry``).
-    """
-    if context.variadic != 0:
-        return first
-    at = structs.overload_at(first).cached
-    has_room = structs.overload_at(first).cached_count < structs.MAX_CACHED
-    while at != 0:
-        overload = structs.overload_at(at)
-        outcome = is_expected(overload, args)
-        has_room |= outcome == IS_DEAD
-        if outcome == FOLLOWS:
-            context.last = at
-            return at
-        at = overload.cached
-    overload = structs.overload_at(first)
-    if has_room:
-        overload.uncached_calls += 1
-        if overload.uncached_calls > structs.CALLS_PER_CACHE_ENTRY:
-            overload.uncached_calls = 0
-            return 0
-    return first
-
-
-@native
-def site_of(context, runtime, args, nargs):
-    """The address in ``fx_context.sites`` for arguments of these types, dtypes, ranks and flags, as far as is quick."""
-    hash_ = 0
-    known_type = 0
-    entry_address = 0
-    for i in range(nargs):
-        ob = load(args + 8 * i)
-        word = Py_TYPE(ob)
-        if word != known_type:
-            known_type = word
-            entry_address = find(runtime, word)
-        if entry_address != 0:
-            entry = structs.entry_at(entry_address)
-            if entry.kind == structs.KIND_NDARRAY:
-                array = ndarray_at(ob)
-                word ^= array.descr ^ types.intp(array.nd) << 32 ^ (types.intp(array.flags) & structs.KEY_FLAGS) << 40
-            elif entry.kind == structs.KIND_EXCHANGE and entry.guard != 0:
-                guard = structs.guard_at(entry.guard)
-                implementation = load(ob + guard.object)
-                word ^= (load(implementation + guard.element_type) & 63) << 32
-                word ^= (load(implementation + guard.ndim) if guard.ndim != 0 else 0) << 40
-        hash_ = (hash_ ^ word) * GOLDEN
-    return context.sites + 8 * (hash_ >> 40 & (structs.SITES - 1))
-
-
-@native
-def call_entry(context_address, overload_address, callable_, args, nargs):
-    """Make a call with positional arguments by the fast entry of an overload, which leaves others to :data:`vectorcall_any`."""
-    fast_entry = structs.overload_at(overload_address).fast_entry
-    return call_word(fast_entry, (callable_, args, nargs, 0, context_address, overload_address))
 
 
 @native
@@ -256,139 +131,6 @@ def launch_here(context_address, frame_address, overload_address, args, launcher
 def run(context_address, args, nargs, flags, state):
     """:func:`run_by` for CPU kernels: ``fx_context.run``."""
     return run_by(launch_here, context_address, args, nargs, flags, state)
-
-
-@native
-def call_method(name, callable_, args, nargsf, kwnames):
-    """Call the kernel's method `name` with the call's arguments. Returns a new reference, or 0 with an exception set."""
-    nargs = nargsf & c.NARGS_MASK
-    if nargsf < 0:  # PY_VECTORCALL_ARGUMENTS_OFFSET: the word before the arguments may be used during the call
-        saved = load(args - 8)
-        store(args - 8, callable_)
-        result = c.PyObject_VectorcallMethod(name, args - 8, nargs + 1, kwnames)
-        store(args - 8, saved)
-        return result
-    total = nargs + (load(kwnames + OB_SIZE) if kwnames != 0 else 0)
-    copy = c.PyMem_RawMalloc(8 * (total + 1))
-    if copy == 0:
-        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
-        return 0
-    store(copy, callable_)
-    for i in range(total):
-        store(copy + 8 + 8 * i, load(args + 8 * i))
-    result = c.PyObject_VectorcallMethod(name, copy, nargs + 1, kwnames)
-    c.PyMem_RawFree(copy)
-    return result
-
-
-@native
-def call_object(callable_, args, nargsf, kwnames):
-    """Call an object of this package by its vectorcall with the call's arguments. Returns a new reference, or 0."""
-    return call_word(load(callable_ + c.CALLABLE_VECTORCALL), (callable_, args, nargsf, kwnames))
-
-
-@native
-def refuse_launch(context, callable_, code):
-    """Let Python raise the error of CUDA's driver for a launch. Returns 0."""
-    arguments = stack(2)
-    number = c.PyLong_FromSsize_t(code)
-    if number == 0:
-        return 0
-    store(arguments, callable_)
-    store(arguments + 8, number)
-    result = c.PyObject_VectorcallMethod(context.driver_error_name, arguments, 2, 0)
-    c.Py_DecRef(number)
-    if result != 0:
-        c.Py_DecRef(result)
-    return 0
-
-
-@native
-def take_error(error):
-    """Move the pending exception to the three words at `error`: type, value and traceback. Owns: the caller owns them."""
-    c.PyErr_Fetch(error, error + 8, error + 16)
-    c.PyErr_NormalizeException(error, error + 8, error + 16)
-    if load(error + 16) != 0:
-        c.PyException_SetTraceback(load(error + 8), load(error + 16))
-
-
-@native
-def drop_error(error):
-    """Drop the references that :func:`take_error` has stored at `error`."""
-    for i in range(3):
-        if load(error + 8 * i) != 0:
-            c.Py_DecRef(load(error + 8 * i))
-
-
-@native
-def refuse(context, callable_, position):
-    """Let Python raise a producer's exception with the argument's name (``kernel._refused(position, exception)``). Returns 0."""
-    error = stack(3)
-    arguments = stack(3)
-    take_error(error)
-    index = c.PyLong_FromSsize_t(position)
-    if index != 0:
-        store(arguments, callable_)
-        store(arguments + 8, index)
-        store(arguments + 16, load(error + 8))
-        result = c.PyObject_VectorcallMethod(context.refused_name, arguments, 3, 0)
-        if result != 0:
-            c.Py_DecRef(result)
-        c.Py_DecRef(index)
-    drop_error(error)
-    return 0
-
-
-@native
-def is_numbas(context, runtime, args, nargs):
-    """Whether Numba's dispatcher can make the call itself: it takes the arguments as they are, and its result is the result."""
-    if context.returns_type != 0 or context.returns_position >= 0 or context.device_kernel != 0:
-        return False
-    if context.positional_count != context.parameter_count:  # Numba assigns the defaults of keyword-only parameters otherwise
-        return False
-    for i in range(nargs):
-        ob = load(args + 8 * i)
-        entry_address = find(runtime, Py_TYPE(ob))
-        if entry_address == 0:
-            return False
-        entry = structs.entry_at(entry_address)
-        kind = entry.kind
-        if kind == structs.KIND_NUMBA:
-            if entry.is_typed == 0:
-                return False
-        elif kind == structs.KIND_NDARRAY:
-            if plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:
-                return False
-        elif (
-            not structs.is_scalar_kind(kind) and kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT
-            and kind != structs.KIND_STRING
-        ):  # fmt: skip
-            return False
-    return True
-
-
-@native
-def call_numbas(context, runtime, callable_, args, nargs):
-    """Make a call by Numba's dispatcher. ``kernel._failed(exception, arguments)`` raises its exceptions."""
-    given = c.PyTuple_New(nargs)
-    if given == 0:
-        return 0
-    for i in range(nargs):
-        c.incref(load(args + 8 * i))
-        store(given + OB_ITEM + 8 * i, load(args + 8 * i))
-    context.numba_calls += 1
-    result = call_word(runtime.numbas_call, (callable_, given, 0))
-    if result == 0 and c.PyErr_Occurred() != 0:
-        error = stack(3)
-        arguments = stack(3)
-        take_error(error)
-        store(arguments, callable_)
-        store(arguments + 8, load(error + 8))
-        store(arguments + 16, given)
-        result = c.PyObject_VectorcallMethod(context.failed_name, arguments, 3, 0)
-        drop_error(error)
-    c.Py_DecRef(given)
-    return result
 
 
 @native
@@ -536,6 +278,5 @@ def attempt(context_address, args, nargs, flags, report_address):
     give_frame(runtime, frame_address)
     report.status = status
     if status != structs.STATUS_OK and status != structs.STATUS_ERROR:
-        result = global_address("_Py_NoneStruct")
-        c.incref(result)
+        result = c.new_none()
     return result

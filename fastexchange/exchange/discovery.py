@@ -2,15 +2,12 @@
 
 A :class:`Discovery` has the path, one of the ``PATH_*`` names, the functions of the type's exchange table, and why there is no
 faster path. A new producer needs a file in ``producers/`` and a line in :data:`_RULES`.
-
-Source: DLPack 1.3, ``DLPackExchangeAPI`` and the Python specification of ``__dlpack_c_exchange_api__``.
 """
 
 import ctypes
 import itertools
 import sys
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba.core.dispatcher import Dispatcher
@@ -19,24 +16,16 @@ from .._abi import ffi
 from ..dispatch import strings, structs
 from ..dispatch.lists import release_items
 from ..dispatch.runtime import runtime
-from ..ground.cpython import NUMPY_SCALAR_VALUE, CapsuleType
-from ..ground.dtypes import dtype_field, field_itemsize
+from ..ground.cpython import NUMPY_SCALAR_VALUE
+from ..ground.dtypes import PLAIN_DTYPES, dtype_field, field_itemsize
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
-from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
-from ..ground.safe_repr import shown, type_name
 from ..producers import buffer, dunder, forwarded, paddle, torch, torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import torch_capsule
+from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
 
-__all__ = ["EXCHANGE_ATTRIBUTE", "Discovery", "discover", "learn", "type_name"]
-
-EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
-OLDER_ATTRIBUTE = "__c_dlpack_exchange_api__"
-"""The attribute's name before DLPack 1.3. Its value could also be the table's address, an int."""
-CAPSULE_NAME = b"dlpack_exchange_api"
-MAJOR = 1
-MAX_TABLES = 64  # in a chain of tables of older versions
+__all__ = ["Discovery", "discover", "learn"]
 
 PATH_EXCHANGE = "c-exchange"
 PATH_NDARRAY = "ndarray"
@@ -69,65 +58,6 @@ _serial = itertools.count(1)
 
 # ---- exchange tables -----------------------------------------------------------------------------------------------
 
-_REQUIRED = (
-    "managed_tensor_allocator",
-    "managed_tensor_from_py_object_no_sync",
-    "managed_tensor_to_py_object_no_sync",
-    "current_work_stream",
-)
-
-
-def _table_in(capsule, notes: list[str], attribute: str = EXCHANGE_ATTRIBUTE):
-    """Return the ``DLPackExchangeAPI *`` of our major version in `capsule`. If there is none, return None and add a note."""
-    if attribute == OLDER_ATTRIBUTE and type(capsule) is int and capsule > 0:
-        header = ffi.cast("DLPackExchangeAPIHeader *", capsule)
-    elif type(capsule) is CapsuleType and PyCapsule_IsValid(capsule, CAPSULE_NAME):
-        header = ffi.cast("DLPackExchangeAPIHeader *", PyCapsule_GetPointer(capsule, CAPSULE_NAME))
-    else:
-        notes.append(f"its {attribute} is {shown(capsule)}, not a PyCapsule named {CAPSULE_NAME.decode()!r}")
-        return None
-    newest = f"{header.version.major}.{header.version.minor}"
-    for _ in range(MAX_TABLES):
-        if header.version.major == MAJOR:
-            table = ffi.cast("DLPackExchangeAPI *", header)
-            missing = [name for name in _REQUIRED if getattr(table, name) == ffi.NULL]
-            if not missing:
-                return table
-            notes.append(f"its exchange table lacks {', '.join(missing)}")
-            return None
-        if header.prev_api == ffi.NULL:
-            break
-        header = header.prev_api
-    notes.append(f"its exchange table is of DLPack version {newest}, and no older one (prev_api) is of major version {MAJOR}")
-    return None
-
-
-def _defining_class(cls: type, name: str) -> int | None:
-    """Return the index in the MRO of the class that defines `name`; None if no class does."""
-    for index, base in enumerate(cls.__mro__):
-        if name in vars(base):
-            return index
-    return None
-
-
-def is_wrapper_type(cls: type) -> bool:
-    """Whether instances of `cls` wrap a tensor: the attribute in which a type has its table names the wrapped tensor."""
-    found = getattr(cls, EXCHANGE_ATTRIBUTE, None)
-    return type(found) is not CapsuleType and hasattr(type(found), "__get__")
-
-
-def is_wrapper(thing) -> bool:
-    """Whether `thing` wraps a tensor: the attribute in which a type has its table names the wrapped tensor."""
-    if is_wrapper_type(type(thing)):
-        return True
-    if getattr(type(thing), EXCHANGE_ATTRIBUTE, None) is not None:
-        return False
-    try:
-        found = getattr(thing, EXCHANGE_ATTRIBUTE, None)  # an attribute of the instance, or by __getattr__
-    except Exception:
-        return False
-    return found is not None and type(found) is not CapsuleType
-
 
 def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
     """Rule for a wrapper around a tensor whose type has an exchange table."""
@@ -139,37 +69,6 @@ def _forwarded(cls: type, notes: list[str], instance=None) -> Discovery | None:
     )
     managed = forwarded.managed_tensor_from_py_object_no_sync.address
     return Discovery(PATH_EXCHANGE, {"kind": structs.KIND_MANAGED, "managed": managed, "asks_python": 1}, notes)
-
-
-class OwnTable(NamedTuple):
-    """A type's own exchange table and its capsule."""
-
-    capsule: Any
-    table: Any
-    """``DLPackExchangeAPI *``"""
-
-
-def own_table(cls: type, notes: list[str]) -> OwnTable | None:
-    """The exchange table of `cls`, its own or inherited. None: it has none, or an unusable one, which adds a note."""
-    capsule = getattr(cls, EXCHANGE_ATTRIBUTE, None)
-    attribute = EXCHANGE_ATTRIBUTE
-    if capsule is None:
-        capsule = getattr(cls, OLDER_ATTRIBUTE, None)
-        attribute = OLDER_ATTRIBUTE
-    if capsule is None or is_wrapper_type(cls):
-        return None
-    if torch.is_tensor_type(cls) and torch.overrides_functions(cls):
-        notes.append("its __torch_function__ intercepts __dlpack__: each call calls __dlpack__")
-        return None
-    capsule_at, dunder_at = _defining_class(cls, attribute), _defining_class(cls, "__dlpack__")
-    if capsule_at is not None and dunder_at is not None and dunder_at < capsule_at:
-        notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
-        return None
-    table = _table_in(capsule, notes, attribute)
-    if table is not None and paddle.is_tensor_type(cls) and not paddle.stands_before(table):
-        notes.append("its exchange table does not check tensors, and this package cannot check them: each call calls __dlpack__")
-        return None
-    return None if table is None else OwnTable(capsule, table)
 
 
 def _exchange(cls: type, notes: list[str]) -> Discovery | None:
@@ -423,7 +322,7 @@ def learn(value) -> bool:
     entries = runtime().entries
     cls = type(value)
     news = learn_type(cls, value)
-    if entries.fields(cls)["kind"] in (structs.KIND_TUPLE, structs.KIND_NAMED_TUPLE):
+    if entries.fields(cls)["kind"] in structs.TUPLE_KINDS:
         return sum(learn(item) for item in value) > 0 or news  # not any(), which would stop at the first
     if entries.fields(cls)["kind"] == structs.KIND_LIST:
         return sum(learn(item) for item in value[:1]) > 0 or news  # further items when native code meets them
@@ -449,7 +348,7 @@ def _learn_dtype(dtype: np.dtype) -> bool:
     return True
 
 
-_plain_dtypes = frozenset(np.dtype(character) for character in "?bBhHiIlLqQefdFD")
+_plain_dtypes = frozenset(PLAIN_DTYPES)
 
 
 def _learn_constant(value) -> bool:

@@ -13,7 +13,8 @@ from ..ground.once import for_ever, forkable_lock, once
 from ..ground.pythonapi import PyCapsule_New, PyType_Modified
 from ..ground.safe_repr import shown, type_name
 from ..producers import dunder, numpy_table
-from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, PATH_NDARRAY, discover, own_table
+from .discovery import PATH_NDARRAY, discover
+from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, own_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
 

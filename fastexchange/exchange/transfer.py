@@ -7,25 +7,24 @@ method.
 from numba import types
 
 from ..dispatch import structs
+from ..dispatch.python_calls import call_method
 from ..dispatch.readers import is_writeable
 from ..dispatch.torch_guard import is_odd, is_short
 from ..dispatch.type_table import find
-from ..dispatch.vectorcall import call_method
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
+from ..ground.dlpack import CPU
 from ..ground.dltensor import (
     DL_TENSOR,
-    MAX_NDIM,
     READONLY,
     READONLY_IS_ASSUMED,
     SOUND,
-    check_sizes,
     delete_managed,
     dl_tensor_at,
     end_of,
+    examine_memory,
     is_empty,
-    is_lost,
     managed_at,
 )  # fmt: skip
 from ..ground.native import call_int, global_address, load, native, stack, store, struct_at
@@ -67,14 +66,6 @@ def is_final():
         return True
     c.PyErr_Clear()
     return False
-
-
-@native
-def is_sound(tensor):
-    """Whether a DLTensor's rank, extents, strides and address are possible on some device."""
-    if tensor.ndim < 0 or tensor.ndim > MAX_NDIM or (tensor.ndim > 0 and tensor.shape == 0):
-        return False
-    return check_sizes(tensor) == SOUND and not is_lost(tensor)
 
 
 @native
@@ -121,8 +112,8 @@ def transfer(state, ob, to):
     if not is_mutable:
         managed.flags |= READONLY
     tensor = dl_tensor_at(export + DL_TENSOR)
-    if PyErr_Occurred() != 0 or not is_sound(tensor) or (
-        takes_all == 0 and (not is_mutable or runs_backwards(tensor) or tensor.device.device_type != 1)
+    if PyErr_Occurred() != 0 or examine_memory(tensor) != SOUND or (
+        takes_all == 0 and (not is_mutable or runs_backwards(tensor) or tensor.device.device_type != CPU)
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0

@@ -2,8 +2,8 @@
 
 from ..ground.safe_repr import type_name
 from ..producers import dunder, torch
-from .discovery import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 from .export import exporter_of
+from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper
 
 MAX_WRAPPERS = 8
 """The most wrappers inside one another."""
@@ -15,7 +15,7 @@ def resolve(wrapper):
         torch.check_kind(wrapper)
         torch.check_storage(wrapper)
         return (wrapper.detach(), dunder.managed_tensor_from_py_object_no_sync.address) if wrapper.requires_grad else None
-    found = _innermost(wrapper, EXCHANGE_ATTRIBUTE, is_wrapper, exporter_of)
+    found = _innermost(wrapper)
     if found is None and not hasattr(type(wrapper), "__dlpack__"):
         raise TypeError(
             f"the {EXCHANGE_ATTRIBUTE} of this {type_name(type(wrapper))} leads to no object whose type has a PyCapsule named "
@@ -24,11 +24,12 @@ def resolve(wrapper):
     return found
 
 
-def _innermost(wrapper, attribute: str, is_wrapper, exporter_of):
+def _innermost(wrapper):
+    """The tensor that is wrapped, by one wrapper or several, and the address of the function that exports it; or None."""
     inner = wrapper
     for _ in range(MAX_WRAPPERS):
         try:
-            inner = getattr(inner, attribute)
+            inner = getattr(inner, EXCHANGE_ATTRIBUTE)
         except Exception:  # it wraps no tensor: its own __dlpack__ decides
             return None
         if not is_wrapper(inner):

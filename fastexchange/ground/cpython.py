@@ -14,7 +14,7 @@ from numba import types
 
 from .._abi import ffi
 from ..interpreter import is_free_threaded
-from .native import address_of, external, load, native, store
+from .native import address_of, external, global_address, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 from .pythonapi import PyType_GetSlot, prototype
 from .readable import is_readable
@@ -139,6 +139,29 @@ def decref(ob):
         Py_DecRef(ob)
     else:
         store(ob, count - 1)
+
+
+@native
+def new_none():
+    """A new reference to None."""
+    none = global_address("_Py_NoneStruct")
+    incref(none)
+    return none
+
+
+# ---- exceptions ----------------------------------------------------------------------------------------------------
+
+
+@native
+def save_error(error):
+    """Move the pending exception, or none, to the three words at `error`: type, value and traceback, owned."""
+    PyErr_Fetch(error, error + 8, error + 16)
+
+
+@native
+def restore_error(error):
+    """Make the exception that :func:`save_error` has stored at `error`, or none, the pending one."""
+    PyErr_Restore(load(error), load(error + 8), load(error + 16))
 
 
 # ---- calls ---------------------------------------------------------------------------------------------------------

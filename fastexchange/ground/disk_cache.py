@@ -110,14 +110,14 @@ class CacheFolder:
         return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK) and not self.why_not_trusted
 
     @contextlib.contextmanager
-    def _held(self, is_trusted: bool = True) -> Iterator["_Held"]:
+    def _opened(self, is_trusted: bool = True) -> Iterator["_OpenFolder"]:
         """Hold the folder open. Raises OSError; NotBelieved if `is_trusted` and another user can write to the folder."""
         handle = os.open(self.path, _READ | os.O_DIRECTORY) if os.open in os.supports_dir_fd else None
         try:
             why = _why_not_trusted(os.stat(self.path if handle is None else handle))
             if is_trusted and why:
                 raise NotBelieved(why)
-            yield _Held(self.path, handle)
+            yield _OpenFolder(self.path, handle)
         finally:
             if handle is not None:
                 os.close(handle)
@@ -126,12 +126,12 @@ class CacheFolder:
         """Return the value of the entry with this key; None without a valid entry. `name`: a readable part of the file's name."""
         file = _file_of(name, key)
         try:
-            with self._held() as held:
-                stored, value = held.read(file)
+            with self._opened() as folder:
+                stored, value = folder.read(file)
                 if stored != key:
                     raise NotBelieved("it is another entry")
                 with contextlib.suppress(OSError):  # for example in a folder that belongs to root
-                    held.touch(file, _TOUCH_AFTER)
+                    folder.touch(file, _TOUCH_AFTER)
                 return value
         except (OSError, NotBelieved):
             return None
@@ -145,8 +145,8 @@ class CacheFolder:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o755, exist_ok=True)
-            with self._held() as held:
-                held.write(_file_of(name, key), data)
+            with self._opened() as folder:
+                folder.write(_file_of(name, key), data)
         except (OSError, NotBelieved):
             return False
         if not self._is_pruned:
@@ -158,24 +158,24 @@ class CacheFolder:
         """Remove entries that no process has loaded for long, entries beyond the limits, and abandoned temporary files."""
         now = time.time()
         entries = []
-        with contextlib.suppress(OSError, NotBelieved), self._held() as held:
-            for file, status in held.files():
+        with contextlib.suppress(OSError, NotBelieved), self._opened() as folder:
+            for file, status in folder.files():
                 age = now - status.st_mtime
                 if file.endswith(_TEMPORARY):
                     if abs(age) > _TEMPORARY_AGE:
-                        held.remove(file)
+                        folder.remove(file)
                 elif age > MAX_AGE:
-                    held.remove(file)
+                    folder.remove(file)
                 else:
                     if age < -_TOUCH_AFTER:  # in the future: a clock was or is wrong
                         with contextlib.suppress(OSError):
-                            held.touch(file)
+                            folder.touch(file)
                     entries.append((age, status.st_size, file))
             size = 0
             for count, (_, bytes_, file) in enumerate(sorted(entries)):
                 size += bytes_
                 if count >= MAX_ENTRIES or size > MAX_BYTES:
-                    held.remove(file)
+                    folder.remove(file)
 
     def contents(self) -> CacheContents:
         """Read all entries and return their number and size. Raises OSError for a folder that exists and cannot be read."""
@@ -183,13 +183,13 @@ class CacheFolder:
         refused = []
         if not os.path.lexists(self.path):
             return CacheContents(0, 0, [])
-        with self._held(is_trusted=False) as held:
-            for file, status in held.files():
+        with self._opened(is_trusted=False) as folder:
+            for file, status in folder.files():
                 size += status.st_size
                 if file.endswith(_TEMPORARY):
                     continue
                 try:
-                    key, _ = held.read(file, is_value_wanted=False)
+                    key, _ = folder.read(file, is_value_wanted=False)
                     if not file.endswith(_digest(key) + _SUFFIX):
                         raise NotBelieved("it is another entry")
                     entries += 1
@@ -199,13 +199,13 @@ class CacheFolder:
 
     def clear(self, name: str) -> None:
         """Remove all entries with this name."""
-        with contextlib.suppress(OSError, NotBelieved), self._held() as held:
-            for file, _ in held.files():
+        with contextlib.suppress(OSError, NotBelieved), self._opened() as folder:
+            for file, _ in folder.files():
                 if file[: -len(_SUFFIX) - 2 * _DIGEST_BYTES - 1] == _shown(name):
-                    held.remove(file)
+                    folder.remove(file)
 
 
-class _Held:
+class _OpenFolder:
     """A folder that is held open, by a handle if the platform supports that: replacing its path does not affect the handle."""
 
     def __init__(self, path: Path, handle: int | None):

@@ -103,6 +103,8 @@ DLDeviceType = _enum(IntEnum, "DLDeviceType", "Where a tensor's memory lives (DL
 DLDataTypeCode = _enum(IntEnum, "DLDataTypeCode", "The kind of a tensor's elements (DLPack 1.3, ``DLDataTypeCode``).")
 INT, UINT, FLOAT, COMPLEX, BOOL = (int(DLDataTypeCode[f"kDL{kind}"]) for kind in ("Int", "UInt", "Float", "Complex", "Bool"))
 """Codes as native code takes constants."""
+CPU, CUDA, CUDA_HOST, CUDA_MANAGED = (int(DLDeviceType[f"kDL{kind}"]) for kind in ("CPU", "CUDA", "CUDAHost", "CUDAManaged"))
+"""Device types as native code takes constants."""
 DLPackFlag = _enum(IntFlag, "DLPackFlag", "Bits of ``DLManagedTensorVersioned.flags`` (DLPack 1.3).")
 
 _CPU_READABLE = frozenset(

@@ -8,7 +8,7 @@ from numba import types
 
 from . import cpython as c
 from .cfunction import cfunction
-from .dlpack import CPU_READABLE_MASK
+from .dlpack import CPU, CPU_READABLE_MASK, DLPackFlag
 from .dlpack import VERSION as DLPACK_VERSION
 from .native import call_word, load, native, offset_of, sizeof, stack, struct_at
 
@@ -28,8 +28,7 @@ NOWHERE_BITS = 22 if sys.platform == "linux" else 16
 Elsewhere, the first 64 KiB: Windows may hand out what follows them, and macOS keeps 4 GiB free.
 """
 
-READONLY = np.uint64(1)
-"""``DLPACK_FLAG_BITMASK_READ_ONLY``."""
+READONLY = np.uint64(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
 READONLY_IS_ASSUMED = np.uint64(1 << 63)
 """A flag of this package beside READONLY, for exports of legacy capsules, which have no flags.
 
@@ -106,7 +105,7 @@ def check_rank(tensor):
 def is_plain(tensor):
     """Whether device, lanes and rank are sound and usual. If not, :func:`refusal` tells whether something is wrong."""
     return (
-        tensor.device.device_type == 1
+        tensor.device.device_type == CPU
         and tensor.dtype.lanes == 1
         and types.uint32(tensor.ndim) <= MAX_NDIM
         and tensor.shape != 0
@@ -154,7 +153,7 @@ def end_of(tensor):
 @native
 def is_lost(tensor):
     """Whether a tensor with sound sizes, on any device, has elements but no memory."""
-    if tensor.device.device_type == 1:
+    if tensor.device.device_type == CPU:
         lost = is_nowhere(tensor)
     else:
         lost = tensor.data == 0 or tensor.data + types.intp(tensor.byte_offset) == 0
@@ -172,6 +171,15 @@ def examine(tensor):
     return status
 
 
+@native
+def examine_memory(tensor):
+    """Check a DLTensor's rank, sizes and memory, on any device. Returns SOUND or what is wrong."""
+    status = check_rank(tensor)
+    if status == SOUND:
+        status = check_sizes(tensor)
+    return NULL_DATA if status == SOUND and is_lost(tensor) else status
+
+
 @cfunction(types.intp, types.intp)
 def status_at(address):
     """:func:`examine` of the DLTensor at an address, for Python."""
@@ -180,12 +188,8 @@ def status_at(address):
 
 @cfunction(types.intp, types.intp)
 def memory_status_at(address):
-    """Check rank, sizes and memory of the DLTensor at an address, on any device, for Python. Returns SOUND or what is wrong."""
-    tensor = dl_tensor_at(address)
-    status = check_rank(tensor)
-    if status == SOUND:
-        status = check_sizes(tensor)
-    return NULL_DATA if status == SOUND and is_lost(tensor) else status
+    """:func:`examine_memory` of the DLTensor at an address, for Python."""
+    return examine_memory(dl_tensor_at(address))
 
 
 @native
@@ -199,7 +203,7 @@ def in_elements(stride, itemsize):
 def describe(tensor, data, ndim, field, shape, strides):
     """Fill a DLTensor for the CPU's memory."""
     tensor.data = data
-    tensor.device.device_type = 1
+    tensor.device.device_type = CPU
     tensor.device.device_id = 0
     tensor.ndim = ndim
     tensor.dtype.code = field & 0xFF
@@ -235,6 +239,6 @@ def delete_managed(managed):
             c.PyErr_Clear()
         return
     error = stack(3)
-    c.PyErr_Fetch(error, error + 8, error + 16)
+    c.save_error(error)
     call_word(deleter, (managed,))
-    c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+    c.restore_error(error)

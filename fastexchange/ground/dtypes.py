@@ -34,9 +34,10 @@ __all__ = [
 
 FIRST_PARAMETRIC = 1 << 16
 """Fields below are DLPack's code and bits."""
-_FIRST_STORABLE = 1 << 23
+FIRST_STORABLE = 1 << 23
 """Fields from here on: dtypes without a DLPack or Numba type, but with a storage integer. Native code tests the bit."""
-_FIELD_LIMIT = 1 << 24
+PLAIN_DTYPES = tuple(map(np.dtype, "?bBhHiIlLqQefdFD"))
+"""NumPy's numbers that DLPack has, in this machine's byte order. Some are equal: a long is an int or a long long."""
 
 _FIELDS: dict[np.dtype, int] = {dtype: code | bits << 8 for (code, bits), dtype in dtype_registry.BUILT_IN_DTYPES.items()}
 _DTYPES: dict[int, np.dtype] = {field: dtype for dtype, field in _FIELDS.items()}
@@ -69,14 +70,14 @@ def dtype_field(dtype: np.dtype) -> int | None:
     if known is not None or not is_native_order(dtype):
         return known
     if _has_numba_type(dtype):
-        field, limit = next(_next_parametric), _FIRST_STORABLE
+        field, limit = next(_next_parametric), FIRST_STORABLE
     elif not _is_storable(dtype):
         return None
     elif (key := dtype_registry.key_of(dtype)) is not None:
         return key[0] | key[1] << 8
     else:
-        field = _FIRST_STORABLE | dtype.itemsize << 16 | next(_next_storable)
-        limit = _FIRST_STORABLE | dtype.itemsize + 1 << 16
+        field = FIRST_STORABLE | dtype.itemsize << 16 | next(_next_storable)
+        limit = FIRST_STORABLE | dtype.itemsize + 1 << 16
     if field >= limit:
         return None
     _FIELDS[dtype] = field
@@ -130,7 +131,7 @@ def field_to_computed(field: int):
 
 def storage_of(field: int) -> np.dtype | None:
     """The storage integer of this field, or None."""
-    bits = 8 * (field >> 16 & 0x7F) if field >= _FIRST_STORABLE else field >> 8
+    bits = 8 * (field >> 16 & 0x7F) if field >= FIRST_STORABLE else field >> 8
     return np.dtype(f"u{bits // 8}") if bits in (8, 16, 32, 64) else None
 
 
@@ -187,7 +188,6 @@ def dtype_of_dl(code: int, bits: int) -> np.dtype | None:
 def plain_fields_by_type_number(limit: int = 64) -> list[int]:
     """By NumPy's type number (``dtype.num``): the field of the plain dtype; 0 for parametric or unknown ones."""
     fields = [0] * limit
-    for character in "?bBhHiIlLqQefdFD":
-        dtype = np.dtype(character)
+    for dtype in PLAIN_DTYPES:
         fields[dtype.num] = _FIELDS[dtype]
     return fields

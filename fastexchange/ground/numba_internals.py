@@ -243,7 +243,7 @@ def _check_boxing() -> None:
 # ---- files and locks -------------------------------------------------------------------------------------------------
 
 FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
-"""The folders of the packages whose versions :func:`code_depends_on` has."""
+"""The folders of the packages whose versions :func:`numba_code.code_depends_on` has."""
 _LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be inside those of _LIBRARY
 

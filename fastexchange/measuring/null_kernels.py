@@ -6,12 +6,12 @@ import keyword
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
-from ..api import fast_args
 from ..calls.kernel import FastKernel
+from ..calls.options import KernelOptions
 from ..exchange.convert import from_dlpack
+from ..ground.numba_internals import njit_as
 
 __all__ = ["empty_kernel", "null_kernel", "returning_null_kernel"]
 
@@ -36,8 +36,8 @@ def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool =
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.POSITIONAL_ONLY not in kinds[index + 1 :]:
             listed.append("/")
     made = _function(kernel.__name__, ", ".join(listed), body, namespace)
-    options = {"storage": kernel.storage, "returns": kernel.returns, "out": kernel.out if declares_outputs else None}
-    return _made(made, _state_of(kernel), **options)
+    options = kernel._kernel_options._replace(cuda=None, launch=None)
+    return _made(made, options if declares_outputs else options._replace(out=None), *_way_of(kernel))
 
 
 def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
@@ -78,17 +78,19 @@ def empty_kernel(kernel: FastKernel, given: tuple[str, ...]) -> FastKernel:
 
     Kernels are cached by types, because Numba never frees compiled code.
     """
-    return _empty_kernel(given, _state_of(kernel))
+    options = kernel._kernel_options._replace(returns=None, out=None, cuda=None, launch=None)
+    return _empty_kernel(given, options, *_way_of(kernel))
 
 
 @functools.lru_cache(maxsize=256)
-def _empty_kernel(given: tuple[str, ...], state: tuple[bool, bool, bool]) -> FastKernel:
-    return _made(_function("kernel", ", ".join(f"a{i}" for i in range(len(given))), "pass", {}), state)
+def _empty_kernel(given: tuple[str, ...], options: KernelOptions, nogil: bool, needs_owning_exports: bool) -> FastKernel:
+    function = _function("kernel", ", ".join(f"a{i}" for i in range(len(given))), "pass", {})
+    return _made(function, options, nogil, needs_owning_exports)
 
 
-def _state_of(kernel: FastKernel) -> tuple[bool, bool, bool]:
-    """The options that affect calls: whether it releases the GIL, takes tensors that require grad, holds owning exports."""
-    return bool(kernel.targetoptions.get("nogil")), kernel.allows_grad, bool(kernel._native.native.needs_owning_exports)
+def _way_of(kernel: FastKernel) -> tuple[bool, bool]:
+    """Whether calls of a kernel release the GIL, and whether they hold owning exports."""
+    return bool(kernel.targetoptions.get("nogil")), bool(kernel._native.native.needs_owning_exports)
 
 
 def _function(name: str, parameters: str, body: str, namespace: dict):
@@ -97,9 +99,8 @@ def _function(name: str, parameters: str, body: str, namespace: dict):
     return namespace[name]
 
 
-def _made(function, state: tuple[bool, bool, bool], **kernel_options) -> FastKernel:
-    nogil, allows_grad, needs_owning_exports = state
-    kernel = fast_args(numba.njit(nogil=nogil)(function), grad="allow" if allows_grad else "refuse", **kernel_options)
+def _made(function, options: KernelOptions, nogil: bool, needs_owning_exports: bool) -> FastKernel:
+    kernel = njit_as(FastKernel, function, {"nogil": nogil})._apply(options)
     if needs_owning_exports:
         kernel._native.native.needs_owning_exports = 1
     return kernel

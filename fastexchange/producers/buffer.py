@@ -149,7 +149,7 @@ def fill(at, strides_at):
 
 
 @native
-def get_buffer(py_object, room):
+def open_buffer(py_object, room):
     """Make an fx_buffer_export with room for `room` dimensions, and get an object's buffer. Returns 0 with an exception set."""
     at = new_managed(room, BUFFER_BYTES)
     if at == 0:
@@ -170,12 +170,12 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     GIL: held; runs Python code only if a class written in Python has ``__buffer__``.
     """
     room = USUAL_NDIM
-    at = get_buffer(py_object, room)
+    at = open_buffer(py_object, room)
     if at != 0 and buffer_at(at + BUFFER).ndim > room:
         PyBuffer_Release(at + BUFFER)
         c.PyMem_RawFree(at)
         room = MAX_NDIM
-        at = get_buffer(py_object, room)
+        at = open_buffer(py_object, room)
     if at == 0:
         return types.int32(-1)
     if not fill(at, at + SHAPE + 8 * room):

@@ -77,9 +77,9 @@ def drop_capsule(capsule):
     elif c.PyCapsule_IsValid(capsule, cstring("dltensor")) != 0:
         legacy = c.PyCapsule_GetPointer(capsule, cstring("dltensor"))
         error = stack(3)  # keeps the exception of a consumer that has refused the tensor
-        c.PyErr_Fetch(error, error + 8, error + 16)
+        c.save_error(error)
         call_word(legacy_at(legacy).deleter, (legacy,))
-        c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
+        c.restore_error(error)
 
 
 @cfunction(types.void, types.intp)

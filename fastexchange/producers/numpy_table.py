@@ -18,7 +18,7 @@ from ..ground import cpython as c
 from ..ground import dltensor, dtype_registry
 from ..ground.cfunction import cfunction
 from ..ground.cpython import PyErr_Occurred
-from ..ground.dlpack import VERSION
+from ..ground.dlpack import CPU, VERSION
 from ..ground.dltensor import (
     DEVICE,
     DL_TENSOR,
@@ -398,7 +398,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
     wanted = dl_tensor_at(prototype)
     invalid = cstring("BufferError")
     no_memory = cstring("MemoryError")
-    if wanted.device.device_type != 1:
+    if wanted.device.device_type != CPU:
         return say(error_ctx, set_error, invalid, cstring("NumPy allocates memory of the CPU (kDLCPU) only"))
     ndim = types.intp(wanted.ndim)
     if ndim < 0 or ndim > MAX_NDIM or (ndim > 0 and wanted.shape == 0):
@@ -443,7 +443,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
 def current_work_stream(device_type, device_id, out_current_stream):
     """Set the pointer at `out_current_stream` to NULL, because the CPU has no streams. Returns 0, or -1 for other devices."""
     store(out_current_stream, 0)
-    if device_type != 1:
+    if device_type != CPU:
         return buffer_error(cstring("NumPy's arrays are on the CPU (kDLCPU): it has no stream for another device"))
     return types.int32(0)
 

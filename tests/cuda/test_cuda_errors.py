@@ -75,7 +75,7 @@ def test_a_sticky_error_stays_until_the_process_ends(stub, kernels):
     stub.clear()
     stub.fail("cuLaunchKernel", 700, sticky=True)
     for _ in range(3):
-        with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS.*sticky.*start the process anew") as caught:
+        with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS.*sticky.*restart the process") as caught:
             kernels[1][1, 32](x)
         assert caught.value.is_sticky
     assert not stub.launches
@@ -260,7 +260,7 @@ for function in (other_sizes, absent, not_found, None, original):
     for _ in range(30):
         kernel[2, 32](x, 1.5)
     said = str(kernel.explain(x, 1.5))
-    print(len(stub.launches), kernel.counts().fast, "own launch: the driver's account" in said)
+    print(len(stub.launches), kernel.counts().fast, "own launch: the driver reports other parameters" in said)
 """
 
 
@@ -270,7 +270,7 @@ def _run(code: str, package, directory) -> str:
     return run_with_stub(code.format(package=package.__name__), directory, imported=imported)
 
 
-def test_where_the_drivers_account_of_the_parameters_is_another(package, tmp_path):
+def test_where_the_driver_reports_other_parameters(package, tmp_path):
     """Such launches are the package's own, and ``explain`` says so."""
     assert _run(_ACCOUNT, package, tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
 

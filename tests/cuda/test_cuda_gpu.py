@@ -566,7 +566,7 @@ for launch in (lambda: write[1, 1](good), lambda: write[1, 1](x=good)):
     try:
         launch()
     except CudaError as error:
-        print(error.is_sticky, error.name, "start the process anew" in str(error))
+        print(error.is_sticky, error.name, "restart the process" in str(error))
 """
 
 

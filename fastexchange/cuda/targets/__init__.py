@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from ...ground.dlpack import DLDataTypeCode
+from ...ground.dtypes import element_of, field_to_numba
 
-__all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "is_device_array", "is_of_package", "target_of"]
+__all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package", "target_of"]
 
 
 BFLOAT16 = int(DLDataTypeCode.kDLBfloat) | 16 << 8
@@ -78,6 +79,22 @@ class Compiled(Protocol):
 
     def parameters(self) -> list[Parameter]:
         """Its parameters, in the driver's order."""
+
+
+class TargetBase:
+    """The methods of a :class:`Target` that are equal for packages derived from ``numba.cuda``."""
+
+    cuda: Any
+    """The package's module ``cuda``."""
+
+    def on_device(self, device: int):
+        return self.cuda.gpus[device]
+
+    def element_of(self, field: int, storage: bool):
+        return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage, field_to_numba)
+
+    def signatures(self, dispatcher) -> list[tuple]:
+        return list(dispatcher.overloads)
 
 
 _CLASSES = {

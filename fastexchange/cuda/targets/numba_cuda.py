@@ -8,20 +8,18 @@ Source: numba-cuda 0.30, ``numba.cuda.dispatcher``. When a kernel is loaded, its
 
 import copy
 import functools
-from typing import Any
 
 from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
-from ...ground.dtypes import element_of, field_to_numba
 from .. import resets, structs
 from ..streams import expressly
-from . import BFLOAT16, Parameter
+from . import Parameter, TargetBase
 
 __all__ = ["NumbaCuda", "target"]
 
 
-class NumbaCuda:
+class NumbaCuda(TargetBase):
     """See :class:`~fastexchange.cuda.targets.Target`."""
 
     name = "numba-cuda"
@@ -34,13 +32,7 @@ class NumbaCuda:
                 "fast_args(): this @cuda.jit is the one in Numba itself, which is no longer developed; install numba-cuda, which "
                 "replaces numba.cuda, or numba-cuda-mlir, and write `from numba_cuda_mlir import cuda`"
             )
-        self.cuda: Any = cuda
-
-    def on_device(self, device: int):
-        return self.cuda.gpus[device]
-
-    def element_of(self, field: int, storage: bool):
-        return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage, field_to_numba)
+        self.cuda = cuda
 
     def type_of(self, numba_type):
         return numba_type
@@ -55,10 +47,6 @@ class NumbaCuda:
 
     def type_of_value(self, dispatcher, value):
         return dispatcher.typeof_pyval(value)
-
-    def signatures(self, dispatcher) -> list[tuple]:
-        """The types of the parameters in each signature."""
-        return list(dispatcher.overloads)
 
     def signature_for(self, dispatcher, given: tuple) -> tuple | None:
         return given if dispatcher._can_compile else self._declared(dispatcher, given)

@@ -13,15 +13,14 @@ from typing import Any
 from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
-from ...ground.dtypes import element_of, field_to_numba
 from .. import resets, structs
 from ..streams import default_stream, expressly
-from . import BFLOAT16, Parameter
+from . import Parameter, TargetBase
 
 __all__ = ["NumbaCudaMlir", "target"]
 
 
-class NumbaCudaMlir:
+class NumbaCudaMlir(TargetBase):
     """See :class:`~fastexchange.cuda.targets.Target`."""
 
     name = "numba-cuda-mlir"
@@ -30,14 +29,8 @@ class NumbaCudaMlir:
         from numba_cuda_mlir import cuda
         from numba_cuda_mlir import types as own_types
 
-        self.cuda: Any = cuda
+        self.cuda = cuda
         self.types: Any = own_types
-
-    def on_device(self, device: int):
-        return self.cuda.gpus[device]
-
-    def element_of(self, field: int, storage: bool):
-        return self.cuda.types.bfloat16 if field == BFLOAT16 else element_of(field, storage, field_to_numba)
 
     def type_of(self, numba_type):
         if isinstance(numba_type, types.Array):
@@ -56,17 +49,13 @@ class NumbaCudaMlir:
         if dispatcher.extensions:
             return "it has extensions, which see its arguments in each launch"
         if dispatcher._module_setup_callbacks or dispatcher._module_teardown_callbacks:
-            return "it links code that wants to know when it is loaded"
+            return "it links code with callbacks for loading and unloading"
         return ""
 
     def type_of_value(self, dispatcher, value):
         from numba_cuda_mlir.descriptor import typeof
 
         return typeof(value)
-
-    def signatures(self, dispatcher) -> list[tuple]:
-        """The types of the parameters in each signature."""
-        return list(dispatcher.overloads)
 
     def signature_for(self, dispatcher, given: tuple) -> tuple | None:
         if given in dispatcher.overloads or dispatcher._can_compile:

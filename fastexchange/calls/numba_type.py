@@ -1,0 +1,81 @@
+"""Whether Numba has a type for an argument that is no tensor, and the error if it has none."""
+
+import functools
+import inspect
+import weakref
+
+from numba.core.errors import TypingError
+
+from ..exchange.discovery import discover
+from ..exchange.errors import argument
+from ..ground.numba_internals import type_of_argument
+from ..ground.safe_repr import type_name
+
+__all__ = ["UnknownType", "require_numba_type"]
+
+
+def require_numba_type(kernel, position: int, value) -> None:
+    """Raise TypeError for an object without a Numba type."""
+    cls = type(value)
+    entries = kernel._native.runtime.entries
+    is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # Numba has types for some classes only
+    if is_known or _has_numba_type(value):
+        if not is_known:
+            forget = functools.partial(_forget_type, id(cls))
+            _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
+        is_always = not isinstance(value, (type, list))  # not so for all objects of the type
+        if is_always and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
+            entries.update(cls, is_typed=1)  # later calls go to Numba's dispatcher directly
+        return
+    if _is_method_of(kernel, value):
+        raise TypeError(
+            f"{argument(kernel, position)}: the kernel is a method, and {_owner(value)} cannot be passed to it; put "
+            "@staticmethod above @fast_args, and give it the tensors and numbers that it needs"
+        )
+    if kernel._is_interpreted and (cls.__module__ != "builtins" or inspect.isfunction(value)):
+        return  # under NUMBA_DISABLE_JIT jitted functions are Python functions, and jitted classes Python classes
+    tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
+    raise UnknownType(
+        f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
+        f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
+    )
+
+
+class UnknownType(TypingError, TypeError):
+    """Numba has no type for an argument. Python's users expect TypeError, Numba's users TypingError."""
+
+
+def _is_method_of(kernel, value) -> bool:
+    """Whether the kernel is a method, possibly under another decorator, of `value` or of its class."""
+    found = [vars(base).get(kernel.__name__) for base in (value if isinstance(value, type) else type(value)).__mro__]
+    found += [each.fget for each in found if isinstance(each, property)]
+    found += [each.func for each in found if isinstance(each, functools.cached_property)]
+    found += [each.__func__ for each in found if isinstance(each, classmethod)]
+    return any(each is kernel._decorated for each in found)
+
+
+def _owner(value) -> str:
+    return f"its class {type_name(value)}" if isinstance(value, type) else f"an object of its class {type_name(type(value))}"
+
+
+def _forget_type(address: int, _reference) -> None:
+    _typed_by_numba.pop(address, None)
+
+
+_typed_by_numba: dict[int, weakref.ref] = {}
+"""Types, by ``id``, for whose objects Numba has had a type. Its dispatcher refuses those for which it has none."""
+
+
+def _is_typed(value) -> bool:
+    try:
+        return type_of_argument(value) is not None
+    except Exception:
+        return False
+
+
+def _has_numba_type(value) -> bool:
+    """Whether ``numba.typeof`` returns a type, or raises an error of its own, which the dispatcher will raise."""
+    try:
+        return type_of_argument(value) is not None
+    except Exception:
+        return True

@@ -1,0 +1,77 @@
+"""The NumPy views that Numba's dispatcher gets in place of tensors and lists, and results made of them."""
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from ..producers import torch
+from .results import as_target
+
+__all__ = ["Views"]
+
+
+class Views:
+    """The tensors and lists of a call by Numba's dispatcher, and what the kernel gets for each."""
+
+    def __init__(self):
+        self._tensors: list[tuple[Any, np.ndarray, np.ndarray]] = []  # tensor, NumPy view, view passed to the kernel
+        self.taken: dict[int, Any] = {}
+        """By ``id`` of an argument that is not PyTorch's: what Numba gets for it."""
+        self._lists: list[tuple[list, list, list]] = []  # list, list passed to Numba, copy of that
+
+    def add(self, tensor, view: np.ndarray, viewed: np.ndarray) -> np.ndarray:
+        """Note a tensor, its NumPy view, and `viewed`, the view passed to the kernel. Returns `viewed`."""
+        self._tensors.append((tensor, view, viewed))
+        return viewed
+
+    def add_list(self, value: list, make_view) -> list:
+        """Return the list that Numba gets for the list `value`: the same object each time."""
+        for known, viewed, _ in self._lists:
+            if known is value:
+                return viewed
+        viewed = make_view()
+        self._lists.append((value, viewed, viewed.copy()))
+        return viewed
+
+    def reflect(self, kernel, bound: tuple) -> None:
+        """Apply the kernel's changes to the caller's lists."""
+        for value, viewed, before in self._lists:
+            if len(viewed) != len(before) or any(map(operator.is_not, viewed, before)):
+                value[:] = [self.returned(kernel, bound, item) for item in viewed]
+
+    def returned(self, kernel, bound: tuple, result):
+        """Convert the kernel's result: arrays become tensors, as in native code (``dispatch.results``)."""
+        if isinstance(result, (list, tuple)):
+            if any(result is value for value in bound):
+                return result
+            for value, passed, _ in self._lists:
+                if result is passed:
+                    return value
+            items = [self.returned(kernel, bound, item) for item in result]
+            return type(result)._make(items) if hasattr(result, "_make") else type(result)(items)
+        if type(result) is not np.ndarray:
+            return result
+        origin: Any = None
+        for tensor, view, viewed in self._tensors:
+            is_readonly_view = viewed.flags.writeable and not result.flags.writeable
+            if result is viewed or (_is_same(result, viewed) and not (is_readonly_view and type(tensor) is np.ndarray)):
+                return tensor
+            if viewed.dtype == result.dtype and np.may_share_memory(result, viewed):
+                origin = tensor
+                result = result if view.dtype == viewed.dtype else result.view(view.dtype)
+        return torch.with_elements_of(as_target(result, self._target(kernel, bound), kernel.__qualname__), origin)
+
+    def _target(self, kernel, bound: tuple) -> type | None:
+        if isinstance(kernel.returns, type):
+            return kernel.returns
+        if kernel.returns is not None:
+            return type(bound[kernel._parameters.names.index(kernel.returns)])
+        return type(self._tensors[0][0]) if self._tensors else None
+
+
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays show the same elements."""
+    return (array.dtype, array.shape, array.strides, array.ctypes.data) == (
+        other.dtype, other.shape, other.strides, other.ctypes.data,
+    )  # fmt: skip
