@@ -250,10 +250,13 @@ def test_native_formats_however_they_are_written(text, dtype):
 
 
 @needs_testbuffer
-def test_64_dimensions():
-    shape = (1,) * 62 + (2, 3)
-    view = from_dlpack(memoryview(_testbuffer.ndarray([1] * 6, shape=list(shape), format="i")))
-    assert view.shape == shape and (view == 1).all()
+@pytest.mark.parametrize("ndim", [8, 9, 64])
+def test_many_dimensions(ndim):
+    shape = (1,) * (ndim - 2) + (2, 3)
+    buffer = _testbuffer.ndarray(list(range(6)), shape=list(shape), format="i")
+    view = from_dlpack(memoryview(buffer))
+    assert view.shape == shape and view.ravel().tolist() == list(range(6))
+    assert view.strides == np.asarray(buffer).strides
 
 
 # ---- released exactly once -----------------------------------------------------------------------------------------

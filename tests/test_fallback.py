@@ -1,5 +1,7 @@
 """``__dlpack__`` producers written in Python: what they are asked, and that what they export is given back once."""
 
+import array
+import functools
 import gc
 import itertools
 
@@ -250,6 +252,76 @@ def test_more_exports_than_fit_the_first_frame():
     tensors[150].lies["lanes"] = 2
     for _ in range(2):
         assert type_and_message(ignore, *tensors)[0] is BufferError
+    ledger.check(ledger.made)
+
+
+@pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_calls_export_once_and_give_back(kind, options):
+    @fast_args(**options)
+    def kernel(x, pair, scale):
+        return x.sum() + pair[0].sum() * scale
+
+    ledger = Ledger()
+    x, y = kind(np.ones(3), ledger), kind(np.full(2, 5.0), ledger)
+    call = functools.partial(kernel, x, (y, array.array("d", [1.0])), 2.0)
+    for _ in range(60):
+        assert call() == 23.0
+    x.capsules.clear(), y.capsules.clear()
+    before = ledger.made
+    for calls in range(1, 50):
+        assert call() == 23.0
+        assert ledger.made == before + 2 * calls
+        x.capsules.clear(), y.capsules.clear()
+        ledger.check(ledger.made)
+    # What differs from the cached calls, in what is read first and last, is another call, and gives back what was exported.
+    x.array = np.ones(3, np.float32)
+    assert call() == 23.0
+    x.array = np.ones((3, 1))[:, 0]
+    y.array = np.full((2, 1), 5.0)
+    assert call() == 23.0
+    y.lies["lanes"] = 2
+    assert type_and_message(kernel, x, (y, array.array("d", [1.0])), 2.0)[0] is BufferError
+    x.capsules.clear(), y.capsules.clear()
+    ledger.check(ledger.made)
+
+
+def test_an_exception_of_a_cached_calls_producer_is_raised_and_the_producer_is_asked_once():
+    class Interrupted(Dunder):
+        bad: BaseException | None = None
+
+        def __dlpack__(self, *, max_version=None):
+            if self.bad is not None:
+                self.asked.append(max_version)
+                bad, self.bad = self.bad, None
+                raise bad
+            return super().__dlpack__(max_version=max_version)
+
+    ledger = Ledger()
+    first, second = Dunder(np.ones(3), ledger), Interrupted(np.ones(3), ledger)
+    kernel = fast_args(lambda x, y: x.sum() + y.sum())
+    for _ in range(60):
+        assert kernel(first, second) == 6.0
+    for error in (KeyboardInterrupt(), BufferError("no"), MemoryError()):
+        second.bad, asked = error, len(second.asked)
+        assert type_and_message(kernel, first, second)[0] is type(error)
+        assert len(second.asked) == asked + 1 and second.bad is None
+        assert kernel(first, second) == 6.0
+    first.capsules.clear(), second.capsules.clear()
+    ledger.check(ledger.made)
+
+
+def test_a_kept_export_of_a_cached_call_lives_as_long_as_the_array():
+    ledger = Ledger()
+    kernel = fast_args(returns=None)(lambda x, y: (y[1:], x.size))
+    for _ in range(60):
+        kernel(Dunder(np.ones(3), ledger), Dunder(np.arange(3.0), ledger))
+    gc.collect()
+    ledger.check(ledger.made)
+    kept, size = kernel(Dunder(np.ones(3), ledger), Dunder(np.arange(3.0), ledger))
+    assert ledger.out == 1 and size == 3 and np.from_dlpack(kept).tolist() == [1.0, 2.0]
+    del kept
+    gc.collect()
     ledger.check(ledger.made)
 
 
