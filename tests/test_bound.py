@@ -238,7 +238,7 @@ def test_rebinding_that_is_refused_changes_nothing():
     readonly.flags.writeable = False
     for wrong, kind in [
         ({"y": np.zeros((4, 4))}, TypeError), ({"y": np.zeros(4, np.float32)}, TypeError), ({"y": np.zeros(8)[::2]}, TypeError),
-        ({"x": 3.5}, TypingError), ({"b": y}, TypeError), ({"a": "text"}, TypeError), ({"y": object()}, TypeError),
+        ({"x": 3.5}, TypingError), ({"b": y}, TypeError), ({"a": "text"}, TypingError), ({"y": object()}, TypeError),
         ({"x": readonly}, TypeError), ({"y": Tabled(np.zeros(4), data=0)}, BufferError),
     ]:  # fmt: skip
         got, message = type_and_message(launch.rebind, **wrong)

@@ -170,6 +170,22 @@ def test_paddle_gives_back_what_it_gets(to_paddle):
 
 
 @needs_paddle
+@pytest.mark.parametrize("take", [lambda x: convert(x, paddle.Tensor), lambda x: paddle.from_dlpack(x.array)])
+def test_paddle_never_releases_one_owner_of_two_for_the_same_memory(take):
+    """PaddlePaddle keeps owners by their address, whoever exports: tests of what is released take one tensor at a time."""
+    tensor = Tabled(np.arange(4.0))
+    counts = [sys.getrefcount(tensor.array)]
+    one = take(tensor)
+    del one
+    counts.append(sys.getrefcount(tensor.array))
+    both = [take(tensor), take(tensor)]
+    assert both[0].data_ptr() == both[1].data_ptr() == tensor.array.ctypes.data
+    both.clear()
+    counts.append(sys.getrefcount(tensor.array))
+    assert counts == [counts[0], counts[0], counts[0] + 1], "it releases both now: let the tests take two"
+
+
+@needs_paddle
 def test_paddle_has_no_negative_strides_and_nothing_readonly():
     array = np.arange(6.0)
     readonly = array.view()

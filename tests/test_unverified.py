@@ -208,7 +208,7 @@ def test_each_field_of_buffers_is_verified(field, step):
     for view in views:
         own = ffi.new("char[]", 3 * ffi.sizeof("fx_buffer"))  # a field may be read before or behind the struct
         at = ffi.cast("fx_buffer *", own + ffi.sizeof("fx_buffer"))
-        buffer.get_buffer(view, buffer.address_of(at), buffer.PyBUF_STRIDED_RO_FORMAT)
+        buffer.acquire_buffer(view, buffer.address_of(at), buffer.PyBUF_STRIDED_RO_FORMAT)
         assert buffer._reads_as_declared(at, view)
         found.append(buffer._reads_as_declared(Moved(at, field, step), view))
         buffer.release_buffer(buffer.address_of(at))

@@ -238,7 +238,7 @@ def prepare() -> bool:
     return _is_verified()
 
 
-get_buffer = prototype("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+acquire_buffer = prototype("PyObject_GetBuffer", ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 release_buffer = prototype("PyBuffer_Release", None, ctypes.c_void_p)
 
 
@@ -247,7 +247,7 @@ def _is_verified() -> bool:
     data = array.array("h", range(24))
     for view in (memoryview(data), memoryview(b"abc"), memoryview(data).cast("B").cast("h", (4, 6))[::2]):
         buffer = ffi.new("fx_buffer *")
-        get_buffer(view, address_of(buffer), PyBUF_STRIDED_RO_FORMAT)
+        acquire_buffer(view, address_of(buffer), PyBUF_STRIDED_RO_FORMAT)
         is_right = _reads_as_declared(buffer, view)
         release_buffer(address_of(buffer))
         if not is_right:
