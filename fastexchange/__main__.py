@@ -181,7 +181,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _without_those_of_a_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+def _split_program_arguments(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     """Split the arguments of ``run`` after the program. The program's own arguments are not parsed, ``--`` included."""
     if arguments[0] != "run":
         return arguments, None
@@ -202,11 +202,11 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         arguments = ["bench", *arguments]
-    arguments, of_program = _without_those_of_a_program(arguments)
+    arguments, of_program = _split_program_arguments(arguments)
     options = _parser().parse_args(arguments)
     if of_program is not None:
         options.arguments = of_program
-    # The encoding of stdout may have no ±: print the results all the same.
+    # The encoding of stdout may have no ±: print another character then.
     if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:

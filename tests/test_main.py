@@ -152,6 +152,13 @@ def test_unknown_arguments(arguments):
     assert arguments[-1] in done.stderr or "required: NEW" in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [("run",), ("run", "--"), ("run", "-m")])
+def test_running_no_program(arguments):
+    done = run_here(*arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(("usage: python -m fastexchange run", "python -m fastexchange run: "))
+
+
 @pytest.mark.parametrize("command", ["bench", "doctor", "explain", "compare"])
 def test_help_of_a_command(command):
     done = run_here(command, "--help")

@@ -14,7 +14,7 @@ from ..ground.native import address_of
 from . import native_launch, python_exports, resets
 from .classify import are_exported, classify_arguments, is_for_package
 from .driver import driver
-from .own_launch import whose
+from .own_launch import why_package
 from .resolve import LaunchResolver, call, check_device, device_of, naming
 from .specialising import load, raise_out_of_range
 
@@ -97,7 +97,7 @@ class _PinnedLaunch:
         if launcher.why_not or is_for_package(infos):
             raise TypeError(
                 f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself: "
-                f"{launcher.why_not or whose(kernel, infos)}"
+                f"{launcher.why_not or why_package(kernel, infos)}"
             )
         has_stream = launcher.configuration.stream is not None
         self.arguments, _, streams = self._stack.enter_context(python_exports.exported(launcher, infos))

@@ -22,7 +22,7 @@ from ..ground.safe_repr import shown
 from ..producers import dunder, torch
 from .array_interface import ArrayInterface, managed_tensor_of_device_array, managed_tensor_of_interface
 from .driver import CudaError, driver
-from .streams import are_one, stream_of_producer
+from .streams import is_same_stream, stream_of_producer
 from .targets import is_device_array, is_of_package
 
 __all__ = [
@@ -32,19 +32,19 @@ __all__ = [
     "TUPLE",
     "ArgumentInfo",
     "add_stream",
-    "again",
     "are_exported",
     "are_exported_by_python",
     "classify_arguments",
     "classify_without_errors",
+    "device_and_streams",
     "flatten",
     "for_package",
     "has_interface",
     "is_for_package",
     "only_for_package",
     "paths",
+    "tuple_like",
     "unknown_to_package",
-    "whereabouts",
 ]  # fmt: skip
 
 _BORROW = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
@@ -71,7 +71,7 @@ class ArgumentInfo:
         """The producer's stream, if its interface names one. None: there is none, or ``__dlpack__`` is told the launch's."""
 
 
-class Whereabouts(NamedTuple):
+class DeviceAndStreams(NamedTuple):
     """The device and the streams of a launch."""
 
     device: int | None
@@ -253,13 +253,13 @@ def for_package(info: ArgumentInfo):
     """An argument for the package's own launch. A tensor that requires grad is detached: PyTorch gives no interface of it."""
     value = info.value
     if info.kind == TUPLE:
-        return again(value, [for_package(item) for item in info.items])
+        return tuple_like(value, [for_package(item) for item in info.items])
     if torch.is_tensor_type(type(value)) and value.requires_grad:
         return value.detach()
     return value
 
 
-def again(value: tuple, items: list) -> tuple:
+def tuple_like(value: tuple, items: list) -> tuple:
     """Make a tuple of the type of `value` with other items."""
     return tuple(items) if type(value) is tuple else type(value)._make(items)  # type: ignore[attr-defined]
 
@@ -284,11 +284,11 @@ def _named(place: tuple[int, int]) -> str:
 
 def add_stream(streams: list[int], stream: int | None) -> None:
     """Add a stream if it is not in the list."""
-    if stream is not None and not any(are_one(stream, known) for known in streams):
+    if stream is not None and not any(is_same_stream(stream, known) for known in streams):
         streams.append(stream)
 
 
-def whereabouts(kernel, infos: list[ArgumentInfo]) -> Whereabouts:
+def device_and_streams(kernel, infos: list[ArgumentInfo]) -> DeviceAndStreams:
     """Return the device and the streams of a launch with these arguments.
 
     Raises BufferError for tensors on different devices. Every device can read managed memory, so that decides only if no other
@@ -312,7 +312,7 @@ def whereabouts(kernel, infos: list[ArgumentInfo]) -> Whereabouts:
         on = kernel.default_device() if device is None else device
         stream = stream_of_producer(info.function, on) if info.function else info.stream
         add_stream(streams, stream)
-    return Whereabouts(device, streams)
+    return DeviceAndStreams(device, streams)
 
 
 def _place(pointer: int) -> tuple[int, int]:

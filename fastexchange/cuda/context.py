@@ -41,7 +41,7 @@ class CudaContext(dispatch.KernelContext):
         self._values = parameters.defaults
         for index, value in parameters.defaults.items():
             self._defaults[index] = id(value)
-        resets.keep_up(self)
+        resets.unload_at_reset(self)
 
     def _prepare(self) -> None:
         self.native.device_type = CUDA

@@ -16,7 +16,7 @@ from .classify import (
     only_for_package,
     paths,
 )
-from .own_launch import whose, why_not_even_own
+from .own_launch import why_package, why_package_cannot
 from .resolve import LaunchResolver, naming
 from .specialising import taken_for, types_given
 
@@ -30,12 +30,12 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
     try:
         infos = classify_arguments(kernel, bound)
         if launcher.why_not or is_for_package(infos):
-            outcome = _own(launcher, infos, launcher.why_not, launcher.why_not or _whose(kernel, infos))
+            outcome = _package_outcome(launcher, infos, launcher.why_not, launcher.why_not or _why_package(kernel, infos))
         else:
             with python_exports.exported(launcher, infos) as (arguments, _, streams):
                 with naming(launcher):
                     report = LaunchResolver(launcher, arguments, launcher.on_stream(streams[0])).run(DRY_RUN)
-                outcome = _known(launcher, infos, report, bound)
+                outcome = _native_outcome(launcher, infos, report, bound)
                 if are_exported_by_python(infos):
                     outcome = outcome._replace(text=f"{outcome.text}; but an argument is exported by Python code in every launch")
                 if len(streams) > 1:
@@ -47,24 +47,26 @@ def explain_launch(launcher, bound: tuple) -> CallExplanation:
     return explained(kernel, bound, outcome, paths(infos))
 
 
-def _known(launcher, infos: list[ArgumentInfo], report: Report, bound: tuple) -> Outcome:
+def _native_outcome(launcher, infos: list[ArgumentInfo], report: Report, bound: tuple) -> Outcome:
     """The outcome of a launch whose arguments native code has read."""
     kernel = launcher.kernel
     if report.status != structs.STATUS_UNKNOWN_SHAPE:
-        return _own(launcher, infos, "", "native code does not read all of its arguments")
+        return _package_outcome(launcher, infos, "", "native code does not read all of its arguments")
     outcome = describe_outcome(kernel, report.keys, bound)
     taken_for(kernel, types_given(kernel, report.keys))  # raises if no declared signature fits
     why_own = kernel._native.why_own.get(report.keys, "")
-    return outcome if not why_own else _own(launcher, infos, why_own, why_own)._replace(numba_types=outcome.numba_types)
+    if not why_own:
+        return outcome
+    return _package_outcome(launcher, infos, why_own, why_own)._replace(numba_types=outcome.numba_types)
 
 
-def _own(launcher, infos: list[ArgumentInfo], why_not: str, reason: str) -> Outcome:
+def _package_outcome(launcher, infos: list[ArgumentInfo], why_not: str, reason: str) -> Outcome:
     """The outcome of a launch that the kernel's own package makes. `reason`: why."""
-    if why := why_not_even_own(launcher, infos, why_not, False):
+    if why := why_package_cannot(launcher, infos, why_not, False):
         return refusal(TypeError(why))
     return Outcome("package", f"{launcher.kernel.target.name}'s own launch: {reason}")
 
 
-def _whose(kernel, infos: list[ArgumentInfo]) -> str:
+def _why_package(kernel, infos: list[ArgumentInfo]) -> str:
     has_arrays = any(isinstance(info.value, np.ndarray) for info in only_for_package(infos))
-    return whose(kernel, infos) + ("; arrays of the host are copied to the device and back" if has_arrays else "")
+    return why_package(kernel, infos) + ("; arrays of the host are copied to the device and back" if has_arrays else "")

@@ -62,7 +62,7 @@ class CudaLauncher(NativeCallable):
         self._callbacks: list | None = None
         self._is_retired = False
         if configuration.stream is not None and configuration.stream not in DEFAULT_STREAMS:
-            resets.retire(self)
+            resets.retire_at_reset(self)
 
     def _fill(self, native) -> None:
         grid, block, stream, shared, cluster, tasks = self.configuration
@@ -85,7 +85,7 @@ class CudaLauncher(NativeCallable):
     def __reduce__(self):
         if self.configuration.stream is not None:
             raise TypeError("a launcher with a stream cannot be pickled or copied: the stream is one of this process")
-        return _again, (self.kernel, self.configuration)
+        return _new_launcher, (self.kernel, self.configuration)
 
     @property
     def pre_launch_callbacks(self) -> list:
@@ -177,7 +177,7 @@ class CudaLauncher(NativeCallable):
         raise driver().launch_error(code, self.not_launched)
 
 
-def _again(kernel, configuration: Configuration) -> CudaLauncher:
+def _new_launcher(kernel, configuration: Configuration) -> CudaLauncher:
     return CudaLauncher(kernel, configuration)
 
 

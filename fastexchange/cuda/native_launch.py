@@ -96,12 +96,6 @@ def call_driver(cuda, launcher, function, blocks, threads, stream, pointers, is_
 
 
 @native
-def are_one(stream, other):
-    """Whether two ``CUstream`` handles mean the same stream: the legacy default stream has two."""
-    return stream == other or (stream | other == structs.LEGACY_STREAM and stream & other == 0)
-
-
-@native
 def launchable_of(overload_address):
     """The ``fx_launchable`` of an overload."""
     return structs.launchable_at(dispatch.overload_at(overload_address).launchable)
@@ -153,7 +147,7 @@ def start(cuda, launcher, launchable, device, stream_of, own_stream, pointers, c
             if failed:
                 return dispatch.STATUS_NO_ERROR_SET
             stream = load(word)
-            if own_stream != 0 and not are_one(stream, own_stream):
+            if own_stream != 0 and not structs.is_same_stream(stream, own_stream):
                 return dispatch.STATUS_STREAMS
     if not is_known:
         store(current, 0)
@@ -242,7 +236,7 @@ def is_on_own_stream(frame, launcher):
     if frame.own_streams_differ != 0:
         return False
     is_ours = launcher.stream == structs.LAUNCHER_STREAM_OF_PRODUCERS  # `start` compares it with the other producers' stream
-    return is_ours or are_one(launcher.stream, frame.own_stream)
+    return is_ours or structs.is_same_stream(launcher.stream, frame.own_stream)
 
 
 @native

@@ -11,18 +11,18 @@ from numba.core.errors import NumbaError
 from ..exchange.errors import argument
 from ..ground.numba_internals import can_compile
 from ..ground.safe_repr import type_name
-from .classify import ArgumentInfo, for_package, only_for_package, unknown_to_package, whereabouts
+from .classify import ArgumentInfo, device_and_streams, for_package, only_for_package, unknown_to_package
 from .specialising import check_range, taken_for
 from .streams import in_order
 
-__all__ = ["call_own", "own_launch", "whose", "why_not_even_own"]
+__all__ = ["call_own", "own_launch", "why_package", "why_package_cannot"]
 
 
 def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
     """Check the arguments, and let the package launch the kernel. `why_not`: why native code does not launch it, if known."""
     kernel = launcher.kernel
     arguments = tuple(for_package(info) for info in infos)
-    device, streams = whereabouts(kernel, infos)
+    device, streams = device_and_streams(kernel, infos)
     if launcher.configuration.stream is not None:
         streams = [launcher.configuration.stream]
     on_device = contextlib.nullcontext() if device is None else kernel.target.on_device(device)
@@ -35,7 +35,7 @@ def call_own(launcher, infos: list[ArgumentInfo], why_not: str) -> None:
                 _call_with_callbacks(launcher, own, arguments)
             except Exception as error:
                 is_types = isinstance(error, (TypeError, ValueError, LookupError, NotImplementedError, NumbaError))
-                why = why_not_even_own(launcher, infos, why_not, True) if is_types else ""
+                why = why_package_cannot(launcher, infos, why_not, True) if is_types else ""
                 if why:
                     first = str(error).strip().partition("\n")[0]
                     raise TypeError(f"{why}: {type(error).__name__}: {first}") from error
@@ -72,7 +72,7 @@ def own_launch(launcher, stream: int | None) -> Any:
     return launcher.kernel.target.own_launch(dispatcher, (grid, block, stream, shared, cluster))
 
 
-def why_not_even_own(launcher, infos: list[ArgumentInfo], why_not: str, has_failed: bool) -> str:
+def why_package_cannot(launcher, infos: list[ArgumentInfo], why_not: str, has_failed: bool) -> str:
     """Why the package cannot make a launch that native code cannot make either; "" if no reason is known."""
     kernel = launcher.kernel
     only = only_for_package(infos)
@@ -82,14 +82,14 @@ def why_not_even_own(launcher, infos: list[ArgumentInfo], why_not: str, has_fail
     unknown = unknown_to_package(kernel, infos)
     if unknown is None:
         return ""
-    reason = whose(kernel, infos) if only else why_not
+    reason = why_package(kernel, infos) if only else why_not
     return (
         f"{argument(kernel, unknown.position)}: {kernel.target.name} cannot take a {type_name(type(unknown.value))}, and has to "
         f"make this launch itself{reason and ': '}{reason}"
     )
 
 
-def whose(kernel, infos: list[ArgumentInfo]) -> str:
+def why_package(kernel, infos: list[ArgumentInfo]) -> str:
     """Why the package makes the launch: which argument only the package can read."""
     info = only_for_package(infos)[0]
     return f"only it takes {argument(kernel, info.position).partition(': ')[2]}, a {type_name(type(info.value))}"

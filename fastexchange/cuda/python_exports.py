@@ -31,9 +31,9 @@ from .classify import (
     TUPLE,
     ArgumentInfo,
     add_stream,
-    again,
+    device_and_streams,
     flatten,
-    whereabouts,
+    tuple_like,
 )
 from .streams import default_stream
 
@@ -92,7 +92,7 @@ def exported(launcher, infos: list[ArgumentInfo]):
     """
     _prepare()
     kernel = launcher.kernel
-    device, streams = whereabouts(kernel, infos)
+    device, streams = device_and_streams(kernel, infos)
     own = launcher.configuration.stream
     if own is not None:  # the launch still has to wait for arrays with an interface
         streams = [own]
@@ -108,7 +108,7 @@ def _export(kernel, info: ArgumentInfo, stream: int, stack: contextlib.ExitStack
     """Return the object that native code reads for an argument. `stack` releases the exports."""
     value = info.value
     if info.kind == TUPLE:
-        return again(value, [_export(kernel, item, stream, stack) for item in info.items])
+        return tuple_like(value, [_export(kernel, item, stream, stack) for item in info.items])
     try:
         if info.kind == DLPACK:
             return _from_dlpack(info, stream, stack)
@@ -145,7 +145,7 @@ def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -
         stack.callback(_deleter(int(ffi.cast("intptr_t", theirs.deleter))), pointer)
     if is_versioned and theirs.version.major != 1:
         raise BufferError("it was exported with a DLPack ABI of another major version than 1")
-    return _own(theirs.dl_tensor, theirs.flags if is_versioned else flags_of_legacy, value)
+    return _view_of(theirs.dl_tensor, theirs.flags if is_versioned else flags_of_legacy, value)
 
 
 def _flags_of_legacy(value) -> int:
@@ -155,7 +155,7 @@ def _flags_of_legacy(value) -> int:
     return int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY) if is_readonly else 0
 
 
-def _own(tensor, flags: int, held) -> _View:
+def _view_of(tensor, flags: int, held) -> _View:
     """Return a view with a copy of a ``DLTensor``. The producer still owns the extents and strides."""
     native = ffi.new("DLManagedTensorVersioned *")
     native.version.major, native.version.minor = VERSION

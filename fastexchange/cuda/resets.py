@@ -15,7 +15,7 @@ from ..dispatch import structs as dispatch
 from ..dispatch.runtime import runtime
 from ..ground.native import address_of, offset_of
 
-__all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "keep_up", "retire", "watch"]
+__all__ = ["address_of_count", "count", "forget", "forget_all", "is_stale", "retire_at_reset", "unload_at_reset", "watch"]
 
 _DEVICES = ("numba.cuda.cudadrv.devices", "numba_cuda_mlir.numba_cuda.cudadrv.devices")
 _KEY = "fastexchange"
@@ -54,12 +54,12 @@ def watch(device: int) -> None:
                 witness.dismiss()
 
 
-def keep_up(context) -> None:
+def unload_at_reset(context) -> None:
     """Let resets unload the kernels of a ``CudaContext``."""
     _contexts.add(context)
 
 
-def retire(launcher) -> None:
+def retire_at_reset(launcher) -> None:
     """Let resets retire a launcher that has a stream of its own."""
     _launchers.add(launcher)
 

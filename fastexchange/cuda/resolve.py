@@ -7,7 +7,7 @@ from ..dispatch import structs
 from ..exchange.errors import argument, refuse, refuse_device, wording
 from ..ground.native import address_of
 from . import python_exports
-from .classify import classify_arguments, is_for_package, whereabouts
+from .classify import classify_arguments, device_and_streams, is_for_package
 from .driver import CudaError, driver
 from .own_launch import call_own
 from .specialising import load, raise_out_of_range, specialise
@@ -92,7 +92,7 @@ def device_of(kernel, report: Report) -> int:
 def check_device(kernel, device: int, bound: tuple) -> None:
     """Raise BufferError for the argument on this device if the device does not exist."""
     if not driver().has(device):
-        whereabouts(kernel, classify_arguments(kernel, python_exports.originals(bound)))
+        device_and_streams(kernel, classify_arguments(kernel, python_exports.originals(bound)))
 
 
 # ---- launches that Python makes ----------------------------------------------------------------------------------------

@@ -19,14 +19,16 @@ from .._abi import ffi
 from ..ground.dlpack import CUDA
 from ..ground.native import address_of
 from ..ground.safe_repr import shown
+from . import structs
 from .driver import CudaError, Driver, driver
 
-__all__ = ["DEFAULT_STREAMS", "are_one", "default_stream", "expressly", "handle_of", "in_order", "stream_of_producer"]
+__all__ = [
+    "DEFAULT_STREAMS", "default_stream", "explicit_handle", "handle_of", "in_order", "is_same_stream", "stream_of_producer",
+]  # fmt: skip
 
 _CURRENT_WORK_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.c_void_p)
-_LEGACY = (0, 1)  # CUstream: both are the legacy default stream to the driver; 1 is CU_STREAM_LEGACY
 _PER_THREAD = 2  # CU_STREAM_PER_THREAD
-DEFAULT_STREAMS = (*_LEGACY, _PER_THREAD)
+DEFAULT_STREAMS = (0, structs.LEGACY_STREAM, _PER_THREAD)
 """The ``CUstream`` handles that every context has."""
 _NUMBAS = ("numba.cuda.cudadrv.driver", "numba_cuda_mlir.numba_cuda.cudadrv.driver")
 
@@ -41,14 +43,14 @@ def default_stream() -> int:
     return _PER_THREAD if int(os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM") or 0) else 0
 
 
-def are_one(stream: int, other: int) -> bool:
+def is_same_stream(stream: int, other: int) -> bool:
     """Whether two ``CUstream`` handles mean the same stream."""
-    return stream == other or (stream in _LEGACY and other in _LEGACY)
+    return structs.is_same_stream.py_func(stream, other)
 
 
-def expressly(stream: int) -> int:
+def explicit_handle(stream: int) -> int:
     """Translate a ``CUstream`` for packages that take 0 for :func:`default_stream`. The driver takes 0 for the legacy stream."""
-    return _LEGACY[1] if stream == 0 and default_stream() else stream
+    return structs.LEGACY_STREAM if stream == 0 and default_stream() else stream
 
 
 def handle_of(name: str, stream: Any) -> int:
@@ -98,15 +100,15 @@ def stream_of_producer(function: int, device: int) -> int:
 
 def order(device: int, later: int, earlier: int) -> None:
     """Let future work on the stream `later` wait for the present work on the stream `earlier`."""
-    if are_one(later, earlier):
+    if is_same_stream(later, earlier):
         return
     cuda: Driver = driver()
     with cuda.on(device):
         flags = cuda.bindings.CUevent_flags.CU_EVENT_DISABLE_TIMING
         event = cuda.call("cuEventCreate", int(flags))
         try:
-            cuda.call("cuEventRecord", event, cuda.bindings.CUstream(expressly(earlier)))
-            cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(expressly(later)), event, 0)
+            cuda.call("cuEventRecord", event, cuda.bindings.CUstream(explicit_handle(earlier)))
+            cuda.call("cuStreamWaitEvent", cuda.bindings.CUstream(explicit_handle(later)), event, 0)
         finally:
             cuda.call("cuEventDestroy", event)  # the driver destroys it when nothing waits for it any more
 

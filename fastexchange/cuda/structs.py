@@ -15,7 +15,7 @@ The code of a *conversion* says how a word gets the type that a declared signatu
 bit 24 on the kind (4 bits) and the size (8 bits) of the number that it holds, from 36 on those of the converted number.
 """
 
-from ..ground.native import sizeof, struct_at
+from ..ground.native import native, sizeof, struct_at
 
 CDEF = """
 /* CUDA's driver, as native code calls it. One per process. */
@@ -102,6 +102,12 @@ ATTRIBUTE_SIZE = sizeof("fx_launch_attribute")
 config_at = struct_at("fx_launch_config")
 bound_at = struct_at("fx_bound_launch")
 CONFIG_WORDS = (sizeof("fx_launch_config") + 7) // 8
+
+
+@native
+def is_same_stream(stream, other):
+    """Whether two ``CUstream`` handles mean the same stream: the legacy default stream has two. Python calls it, too."""
+    return stream == other or (stream | other == LEGACY_STREAM and stream & other == 0)
 
 
 def parameter(kind: int, word: int = 0, size: int = 0) -> int:

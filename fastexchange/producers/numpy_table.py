@@ -379,7 +379,7 @@ def delete_block(managed):
 
 
 @native
-def say(error_ctx, set_error, kind, message):
+def report_error(error_ctx, set_error, kind, message):
     """Call the allocator's `set_error`, unless it is NULL. Returns -1."""
     if set_error != 0:
         call_word(set_error, (error_ctx, kind, message))
@@ -399,28 +399,28 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
     invalid = cstring("BufferError")
     no_memory = cstring("MemoryError")
     if wanted.device.device_type != CPU:
-        return say(error_ctx, set_error, invalid, cstring("NumPy allocates memory of the CPU (kDLCPU) only"))
+        return report_error(error_ctx, set_error, invalid, cstring("NumPy allocates memory of the CPU (kDLCPU) only"))
     ndim = types.intp(wanted.ndim)
     if ndim < 0 or ndim > MAX_NDIM or (ndim > 0 and wanted.shape == 0):
-        return say(error_ctx, set_error, invalid, cstring("the prototype needs a shape of 0 to 64 dimensions"))
+        return report_error(error_ctx, set_error, invalid, cstring("the prototype needs a shape of 0 to 64 dimensions"))
     bits = types.intp(wanted.dtype.bits) * types.intp(wanted.dtype.lanes)
     if bits == 0 or bits & 7 != 0:
-        return say(error_ctx, set_error, invalid, cstring("the prototype's elements are not of whole bytes"))
+        return report_error(error_ctx, set_error, invalid, cstring("the prototype's elements are not of whole bytes"))
     count = 1
     is_empty = False
     for i in range(ndim):
         extent = load(wanted.shape + 8 * i)
         if extent < 0:
-            return say(error_ctx, set_error, invalid, cstring("the prototype has a negative extent"))
+            return report_error(error_ctx, set_error, invalid, cstring("the prototype has a negative extent"))
         if extent > 0:
             if count > MAX_BYTES // (bits >> 3) // extent:
-                return say(error_ctx, set_error, no_memory, cstring("the prototype has too many elements for memory"))
+                return report_error(error_ctx, set_error, no_memory, cstring("the prototype has too many elements for memory"))
             count *= extent
         is_empty |= extent == 0
     size = 0 if is_empty else count * (bits >> 3)
     at = new_managed(ndim, DATA_ALIGNMENT + size)
     if at == 0:
-        return say(error_ctx, set_error, no_memory, cstring("out of memory"))
+        return report_error(error_ctx, set_error, no_memory, cstring("out of memory"))
     shape = at + MANAGED_BYTES
     strides = shape + 8 * ndim
     stride = 1

@@ -13,7 +13,7 @@ from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
 from .. import resets, structs
-from ..streams import expressly
+from ..streams import explicit_handle
 from . import Parameter, TargetBase
 
 __all__ = ["NumbaCuda", "target"]
@@ -76,7 +76,7 @@ class NumbaCuda(TargetBase):
         return dispatcher.forall(tasks, threads, self._stream(stream), shared)
 
     def _stream(self, handle: int | None):
-        return self.cuda.external_stream(expressly(handle)) if handle is not None and expressly(handle) else 0
+        return self.cuda.external_stream(explicit_handle(handle)) if handle is not None and explicit_handle(handle) else 0
 
 
 class CompiledKernel:

@@ -14,7 +14,7 @@ from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
 from .. import resets, structs
-from ..streams import default_stream, expressly
+from ..streams import default_stream, explicit_handle
 from . import Parameter, TargetBase
 
 __all__ = ["NumbaCudaMlir", "target"]
@@ -96,7 +96,7 @@ class NumbaCudaMlir(TargetBase):
 
 
 def _stream(handle: int | None) -> int:
-    return expressly(default_stream() if handle is None else handle)  # the package's launcher takes 0 for the legacy stream
+    return explicit_handle(default_stream() if handle is None else handle)  # the package's launcher takes 0 for the legacy stream
 
 
 def _is_flag(own_type) -> bool:
