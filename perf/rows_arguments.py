@@ -108,6 +108,9 @@ def torch_arguments(limit) -> Iterator[Group]:
         group.add(key + "managed", f"{C}, owning", code, {"f": limit.torch_managed, **values}, key + "c")
         group.add(key + "fast", OURS, code, {"f": kernel, **values}, key + "c")
         _peers(group, key, code, values)
+        if count in (1, 3):
+            holding = fast_args(nogil=True)(plain.py_func)
+            group.add(key + "holding", f"{OURS}, nogil=True", code, {"f": holding, **values}, key + "managed")
         if count == 3:
             names = {"f": plain, "view": np.from_dlpack, **values}
             group.add(key + "views", "njit(x.numpy(), …)", call("f", values, "{}.numpy()"), names, key + "fast")

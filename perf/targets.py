@@ -36,6 +36,8 @@ def _tensors(book: Book) -> None:
     book.add(call, "≤ 1.6 x C that reads memory", lambda t: t[ours] / t["torch/3/memory"], 1.6, "x")
     book.add(call, "≥ 6 x faster than tvm-ffi", lambda t: t["torch/3/tvm"] / t[ours], 6, "x faster")
     book.add(call, "≥ 10 x faster than x.numpy()", lambda t: t["torch/3/views"] / t[ours], 10, "x faster")
+    holding = lambda t: (t["torch/3/holding"] - t["torch/1/holding"]) / 2  # noqa: E731
+    book.add("each torch tensor, nogil=True", "≤ 50 ns", holding, 50, "ns")
     plain = "torch/3/fast"
     book.add("3 torch views", "≤ 1.3 x 3 plain ones", lambda t: t["autograd/views/fast"] / t[plain], 1.3, "x")
     weights = lambda t: (t["autograd/weights/fast"] - t["autograd/mode"]) / t[plain]  # noqa: E731

@@ -455,7 +455,7 @@ PRODUCERS = {
     "legacy __dlpack__": Legacy,
 }
 CONSUMERS = (
-    "kernel", "fast entry", "keyword", "kernel without the GIL", "kernel, in a tuple", "kernel, beside a string",
+    "kernel", "fast entry", "keyword", "kernel without the GIL", "kernel, in a tuple", "kernel, beside what only Numba reads",
     "from_dlpack", "from_dlpack, by Python",
 )  # fmt: skip
 
@@ -509,7 +509,7 @@ def consume(case: TensorCase, tensor):
         "keyword": lambda: looks(x=tensor),
         "kernel without the GIL": lambda: looks_unlocked(tensor),
         "kernel, in a tuple": lambda: looks_inside((tensor, 1)),
-        "kernel, beside a string": lambda: looks_beside(ONLY_NUMBA, tensor),
+        "kernel, beside what only Numba reads": lambda: looks_beside(ONLY_NUMBA, tensor),
         "from_dlpack": lambda: from_dlpack(tensor),
         "from_dlpack, by Python": lambda: from_dlpack(tensor, copy=None),
     }[case.consumer]()

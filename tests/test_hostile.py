@@ -204,11 +204,11 @@ def scene_nogil(kernels, **acts):
 
 def scene_numba(kernels, **acts):
     tensor = Viewed(**acts)
-    return tensor, functools.partial(kernels[0], "text", tensor)
+    return tensor, functools.partial(kernels[0], ONLY_NUMBA, tensor)
 
 
 VIEW_SCENES = {"view": scene_view, "fast entry": scene_fast, "keyword": scene_keyword}
-EXPORT_SCENES = {"export": scene_export, "nogil": scene_nogil, "beside a string": scene_numba}
+EXPORT_SCENES = {"export": scene_export, "nogil": scene_nogil, "beside what only Numba reads": scene_numba}
 TOTALS, SIZES = (total, warm_total, unlocked_total), (size, warm_size, unlocked_size)
 
 
@@ -239,7 +239,7 @@ def play_dunder(cls, kernels, want, word="", **lies):
     """The same for a class with ``__dlpack__``."""
     tensor = cls(np.arange(4.0), **lies)
     ends = []
-    for first in (1.0, 1.0, "text"):
+    for first in (1.0, 1.0, ONLY_NUMBA):
         with counts_kept(tensor, *[tensor.array] * ("deleter" not in lies)):
             end = end_of(kernels[0], first, tensor)
             tensor.capsules.clear()
@@ -476,7 +476,7 @@ def test_inside_tuples_and_variadics(name):
     what, want = FUNCTIONS[name]
     neighbour = Dunder(np.ones(3))
     for tensor in (Viewed(view=what, export=what), Exported(export=what)):
-        for arguments in ((1, (neighbour, (tensor, neighbour))), (neighbour, tensor), ("text", (tensor,), neighbour)):
+        for arguments in ((1, (neighbour, (tensor, neighbour))), (neighbour, tensor), (ONLY_NUMBA, (tensor,), neighbour)):
             with counts_kept(tensor, neighbour):
                 for _ in range(3):
                     check_end(end_of(ignore, *arguments), want, name="arguments[1]")
@@ -521,7 +521,7 @@ def test_different_at_each_look(what):
     states, values = CHANGES[what]
     for cls in (Viewed, Exported):
         tensor = cls(view=changing(*states), export=changing(*states))
-        for first in (1.0, "text"):
+        for first in (1.0, ONLY_NUMBA):
             for _ in range(10):
                 end = end_of(total, first, tensor)
                 if values is None:
@@ -594,7 +594,7 @@ def call_the_kernel_with_other_types(tensor, kernel):
 
 
 def call_the_kernel_through_numba(tensor, kernel):
-    assert kernel("text", tensor) == 6.0
+    assert kernel(ONLY_NUMBA, tensor) == 6.0
 
 
 def call_the_kernel_many_times(tensor, kernel):
@@ -1163,7 +1163,7 @@ def test_deleters_run_once_after_a_compile_error(producer, deleter):
 def test_deleters_run_once_when_an_array_is_kept(producer, deleter):
     """The last holder of the array calls them."""
     ledger = Ledger()
-    for first in (1.0, "text"):
+    for first in (1.0, ONLY_NUMBA):
         for _ in range(2):
             tensor = producer(deleter, ledger, np.arange(4.0))
             before = ledger.deleted
@@ -1262,7 +1262,7 @@ def test_the_same_capsule_again():
 
         tensor = cls(give)
         assert total(1.0, tensor) == 6.0
-        for first in (1.0, 1.0, "text"):
+        for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(end_of(total, first, tensor), REFUSED, "__dlpack__")
         tensor.ledger.check(1)
         again.clear()
@@ -1281,7 +1281,7 @@ def test_a_capsules_destructor():
         ):
             hostile.destroyed_names.clear()
             tensor = cls(lambda tensor, e=export, n=name: capsule_with_destructor(e(tensor.ledger, tensor.array), n))
-            for first in (1.0, 1.0, "text"):
+            for first in (1.0, 1.0, ONLY_NUMBA):
                 assert total(first, tensor) == 6.0
             assert set(hostile.destroyed_names) == {b"used_" + name} and len(hostile.destroyed_names) >= 3
             tensor.ledger.check(tensor.ledger.made)
@@ -1304,7 +1304,7 @@ def test_a_capsules_destructor_that_sets_an_exception(error):
         (export_legacy, b"dltensor", GivesLegacy),
     ):
         tensor = cls(lambda tensor, e=export, n=name: capsule_with_destructor(e(tensor.ledger, tensor.array), n))
-        for first in (1.0, 1.0, "text"):
+        for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(end_of(total, first, tensor), (6.0, type(error)))
             tensor.ledger.check(tensor.ledger.made)
     hostile.at_destruction.clear()
@@ -1318,7 +1318,7 @@ def test_a_refused_capsules_tensor_stays_its_own():
         made = capsule(export_versioned(ledger, np.ones(3)), name)
         tensor = Gives(lambda tensor, made=made: made)
         with counts_kept(made):
-            for first in (1.0, 1.0, "text"):
+            for first in (1.0, 1.0, ONLY_NUMBA):
                 check_end(end_of(total, first, tensor), REFUSED, "__dlpack__")
         assert ledger.deleted == 0 and capsule_name(made) == name
 
@@ -1332,7 +1332,7 @@ def test_what_dlpack_returns(name, cls):
     tensor = cls(RETURNS[name])
     neighbour = Dunder(np.ones(3))
     with counts_kept(tensor, tensor.array, neighbour):
-        for first in (1.0, neighbour, "text", 1.0):
+        for first in (1.0, neighbour, ONLY_NUMBA, 1.0):
             check_end(end_of(total, first, tensor), (REFUSED, ValueError), "")
         neighbour.capsules.clear()
     neighbour.ledger.check(neighbour.ledger.made)
@@ -1353,7 +1353,7 @@ def raises(error):
 def test_what_dlpack_raises(error, cls):
     tensor = cls(raises(error))
     neighbour = Dunder(np.ones(3))
-    for first in (1.0, neighbour, "text", 1.0):
+    for first in (1.0, neighbour, ONLY_NUMBA, 1.0):
         check_end(end_of(total, first, tensor), type(error))
         error.__traceback__ = None
     neighbour.ledger.check(neighbour.ledger.made)
@@ -1364,9 +1364,9 @@ def test_what_dlpack_raises(error, cls):
 def test_strange_and_good(cls):
     tensor = cls(np.arange(4.0))
     with counts_kept(tensor.array):
-        for arguments in ((1.0, tensor), (1.0, tensor), (Dunder(np.ones(3)), tensor), ("text", tensor)):
+        for arguments in ((1.0, tensor), (1.0, tensor), (Dunder(np.ones(3)), tensor), (ONLY_NUMBA, tensor)):
             check_end(end_of(total, *arguments), 6.0)
-        assert end_of(ignore, (tensor, (tensor,)), "text") == 2
+        assert end_of(ignore, (tensor, (tensor,)), ONLY_NUMBA) == 2
         tensor.capsules.clear()
     tensor.ledger.check(tensor.ledger.made)
     assert isinstance(str(explain(tensor)), str)
@@ -1376,7 +1376,7 @@ def test_strange_and_good(cls):
 def test_strange_and_refused(cls):
     """The argument is named also where its type, its class or its text cannot be asked."""
     tensor = cls(np.arange(4.0), device_type=2)
-    for first in (1.0, 1.0, "text"):
+    for first in (1.0, 1.0, ONLY_NUMBA):
         check_end(end_of(total, first, tensor), REFUSED, "kDLCUDA")
     tensor.ledger.check(tensor.ledger.made)
 
@@ -1423,7 +1423,7 @@ def test_methods_that_are_none(case):
     _, attributes, want = case
     tensor = type("Methods", (NoMethods,), attributes)()
     with counts_kept(tensor):
-        for first in (1.0, Dunder(np.ones(2)), "text", 1.0):
+        for first in (1.0, Dunder(np.ones(2)), ONLY_NUMBA, 1.0):
             check_end(end_of(total, first, tensor), want)
     assert total(1.0, np.arange(4.0)) == 6.0
 
@@ -1431,7 +1431,7 @@ def test_methods_that_are_none(case):
 def test_methods_of_the_instance_only():
     tensor = NoMethods()
     tensor.__dlpack__ = tensor.__dlpack_device__ = np.arange(4.0).__dlpack__
-    for first in (1.0, "text", 1.0):
+    for first in (1.0, ONLY_NUMBA, 1.0):
         check_end(end_of(total, first, tensor), TypeError, "NoMethods")
 
 
@@ -1445,7 +1445,7 @@ def test_getattr_that_raises(error):
         def __getattr__(self, name):
             raise error
 
-    for first in (1.0, "text"):
+    for first in (1.0, ONLY_NUMBA):
         for _ in range(2):
             want, got = end_of(numbas(total), first, Evil()), end_of(total, first, Evil())
             if kind_of(got) is not kind_of(want):
@@ -1465,7 +1465,7 @@ def test_tables_that_cannot_be_used(case):
     cls = type("Broken", (WithMethods, Hostile), {ATTRIBUTE: value})
     tensor = cls()
     with counts_kept(tensor):
-        for first in (1.0, 1.0, "text"):
+        for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(end_of(total, first, tensor), (6.0, ValueError) if is_mute else 6.0)
     assert tensor.looks == 0
     tensor.ledger.check(tensor.ledger.made)
@@ -1474,7 +1474,7 @@ def test_tables_that_cannot_be_used(case):
         assert "Broken" in str(explain(tensor))
     bare = type("Bare", (), {ATTRIBUTE: value})()
     with counts_kept(bare):
-        for first in (1.0, 1.0, "text"):
+        for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(
                 end_of(total, first, bare), (TypeError, ValueError) if is_mute else TypeError, "" if is_mute else "Bare"
             )
@@ -1489,7 +1489,7 @@ def test_tables_that_can_be_used(case, by_meta):
     cls = meta("Usable", (Hostile,), {} if by_meta else {ATTRIBUTE: value})
     tensor = cls()
     with counts_kept(tensor, tensor.array):
-        for first in (1.0, 1.0, "text"):
+        for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(end_of(total, first, tensor), 6.0)
         tensor.words.clear()
     assert tensor.looks >= 3
@@ -1503,7 +1503,7 @@ def test_tables_that_cannot_even_be_asked_for(case):
     attributes = {} if value is None else {ATTRIBUTE: value}
     tensor = meta("Raising", (WithMethods, Hostile), attributes)()
     bare = meta("Bare", (), attributes)()
-    for first in (1.0, 1.0, "text"):
+    for first in (1.0, 1.0, ONLY_NUMBA):
         check_end(end_of(total, first, tensor), (6.0, type(error)))
         check_end(end_of(total, first, bare), (TypeError, type(error)))
     tensor.ledger.check(tensor.ledger.made)
@@ -1526,7 +1526,7 @@ def test_a_metaclass_with_a_new_capsule_each_time():
 
     cls = type("Meta", (type,), {ATTRIBUTE: property(read)})("Generous", (Hostile,), {})
     tensor = cls()
-    for first in [1.0] * WARM + ["text"] * 2:
+    for first in [1.0] * WARM + [ONLY_NUMBA] * 2:
         assert total(first, tensor) == 6.0
         assert len(hostile.destroyed_names) < len(made)
     del cls, tensor
@@ -1548,7 +1548,7 @@ def test_a_metaclass_that_answers_differently_each_time():
     for _ in range(12):
         cls = type("Meta", (type,), {ATTRIBUTE: property(read)})("Fickle", (WithMethods, Hostile), {})
         tensor = cls()
-        ends = [end_of(total, first, tensor) for first in (1.0, 1.0, "text", 1.0, 1.0, 1.0)]
+        ends = [end_of(total, first, tensor) for first in (1.0, 1.0, ONLY_NUMBA, 1.0, 1.0, 1.0)]
         for end in ends:
             check_end(end, (6.0, ValueError, KeyboardInterrupt))
         seen += ends
@@ -1559,7 +1559,7 @@ def test_a_metaclass_that_answers_differently_each_time():
 def test_the_capsule_of_another_type():
     """Its functions see objects that are none of theirs, and say so."""
     cls = type("Borrowed", (), {ATTRIBUTE: Viewed.__dlpack_c_exchange_api__})
-    for first in (1.0, 1.0, "text"):
+    for first in (1.0, 1.0, ONLY_NUMBA):
         check_end(end_of(total, first, cls()), TypeError, "not one of mine")
     check_end(end_of(unlocked_total, 1.0, cls()), TypeError, "not one of mine")
 
@@ -1570,7 +1570,7 @@ def test_the_capsule_of_torch():
         pytest.skip("this PyTorch has none")
     cls = type("Borrowed", (), {ATTRIBUTE: torch.Tensor.__dlpack_c_exchange_api__})
     for kernel in (total, unlocked_total):
-        for first in (1.0, 1.0, "text"):
+        for first in (1.0, 1.0, ONLY_NUMBA):
             check_end(end_of(kernel, first, cls()), (TypeError, BufferError, RuntimeError))
     assert total(1.0, torch.arange(4.0)) == 6.0
 
@@ -1582,7 +1582,7 @@ def test_a_part_of_a_torch_tensor_whose_memory_was_freed():
         tensor = torch.ones(start + 8, dtype=torch.float64)[start:]
         tensor.untyped_storage().resize_(0)
         for kernel in (size, unlocked_size):
-            for first in (1.0, 1.0, "text"):
+            for first in (1.0, 1.0, ONLY_NUMBA):
                 check_end(end_of(kernel, first, tensor), REFUSED)
 
 
@@ -1604,7 +1604,7 @@ def test_a_table_replaced_after_calls():
             assert not hostile.destroyed_names, "the capsule has gone while its table is in use"
             for _ in range(WARM):
                 assert kernel(1.0, tensor) == 4
-            assert total(1.0, tensor) == total("text", tensor) == 6.0
+            assert total(1.0, tensor) == total(ONLY_NUMBA, tensor) == 6.0
             tensor.ledger.check(tensor.ledger.made)
             reference = weakref.ref(cls)
             del cls, tensor, kernel
@@ -1622,7 +1622,7 @@ def test_a_function_replaced_in_the_table():
     for name in (VIEW, EXPORT):
         setattr(table, name, ffi.NULL)
     table.header.version.major = 99
-    for first in (1.0, 1.0, "text"):
+    for first in (1.0, 1.0, ONLY_NUMBA):
         check_end(end_of(total, first, tensor), (6.0, REFUSED))
     tensor.ledger.check(tensor.ledger.made)
 

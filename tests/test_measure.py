@@ -19,7 +19,7 @@ import numba
 import numpy as np
 import pytest
 from frameworks import FRAMEWORKS, torch
-from made_producers import Dunder, Tabled, fill, tabled_type
+from made_producers import ONLY_NUMBA, Dunder, Tabled, fill, tabled_type
 from numba import types
 
 import fastexchange
@@ -270,7 +270,7 @@ def test_a_buffer_and_a_list():
 
 
 def test_a_call_that_numba_makes():
-    report = quick(nothing, np.ones(3), "text", alternatives=True)
+    report = quick(nothing, np.ones(3), ONLY_NUMBA, alternatives=True)
     assert [cost.path for cost in report.arguments] == ["numba", "numba"]
     assert "Numba" in next(way.why_not for way in report.alternatives if "bound" in way.label)
 

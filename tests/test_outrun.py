@@ -369,12 +369,13 @@ def test_without_an_exchange_table():
         import gc
         import numpy as np
         from fastexchange import fast_args
+        from made_producers import ONLY_NUMBA
         from test_outrun import ACTIONS, Evil, Finalizer, REFUSED, give_other_memory, reading, value_of
         assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
         for nogil in (False, True):
             read = reading(nogil)
             for action in ACTIONS:
-                for third in (1.0, "text"):
+                for third in (1.0, "text", ONLY_NUMBA):
                     for _ in range(20):
                         victim = torch.full((4,), 2.0)
                         try:

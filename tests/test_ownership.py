@@ -29,7 +29,7 @@ from frameworks import has_table, is_borrowed, torch, tvm_ffi
 from fuzzing import is_fast
 from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, GivesLegacy
 from interpreter import run_python
-from made_producers import Dunder, Ledger, Legacy
+from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy
 from numba.core.errors import NumbaError, TypingError
 
 from counting import (  # isort: skip
@@ -152,6 +152,10 @@ def call_beside_a_string(arguments, company, position):
     return functools.partial(gather, "text", *arguments)
 
 
+def call_for_numba(arguments, company, position):
+    return functools.partial(gather, ONLY_NUMBA, *arguments)
+
+
 def call_variadic(arguments, company, position):
     return functools.partial(gather, *arguments)
 
@@ -185,7 +189,7 @@ COMPILED = (later_call, call_by_keyword, call_half_by_keyword, call_without_gil,
 """What needs a kernel that is compiled for the company."""
 EXPLAINING = (explain_first, explain_later)
 """Here the kernel is not run; an argument may be explained to be refused."""
-PATHS = (first_call, *COMPILED, call_beside_a_string, call_variadic, call_in_a_tuple, explain_first)
+PATHS = (first_call, *COMPILED, call_beside_a_string, call_for_numba, call_variadic, call_in_a_tuple, explain_first)
 COMPILED_FOR = {"fast": SIZES, "owning": (1, 3), "buffers": (3,), "mixed": (7,), "deleting": (7,)}
 """The counts of arguments with which such paths are tried."""
 AT_NIGHT = {"fast": SIZES, **dict.fromkeys(("owning", "buffers", "mixed", "deleting"), (1, 3, 7))}
@@ -344,7 +348,7 @@ def by_all_companies(path, sizes: dict) -> list:
 
 def can_be_refused_by(bad: Bad | None, path) -> bool:
     """Else Numba's dispatcher is the one to refuse it."""
-    return bad is None or bad.by_numba or path is not call_beside_a_string
+    return bad is None or bad.by_numba or path is not call_for_numba
 
 
 ROWS: dict[str, Bad | None] = {"nothing": None, **BAD}

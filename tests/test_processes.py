@@ -6,6 +6,7 @@ word on stderr at exit, is then a result like any other.
 
 import concurrent.futures
 import gc
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 
 import made_producers
 import numpy as np
@@ -291,10 +293,39 @@ def fork_that_the_holder_of_a_lock_waits_for():
     assert lock.acquire(blocking=False)
 
 
+def fork_while_another_imports():
+    """A module of this package, as in a first call: its lock would be held in the child for ever."""
+    name, begun, forking = "fastexchange.measuring.overhead", threading.Event(), threading.Event()
+
+    class Slow:
+        """A finder that finds nothing, but takes as long as a fork does that does not wait."""
+
+        @staticmethod
+        def find_spec(module, path=None, target=None):
+            if module == name:
+                begun.set()
+                forking.wait(SECONDS)
+                time.sleep(0.3)
+
+    assert name not in sys.modules
+    sys.meta_path.insert(0, Slow)
+    os.register_at_fork(before=forking.set)  # hooks run in reverse order: before the package's
+    thread = threading.Thread(target=importlib.import_module, args=(name,))
+    thread.start()
+    assert begun.wait(SECONDS)
+
+    def in_the_child():
+        signal.alarm(15)
+        importlib.import_module(name)
+
+    assert in_fork(in_the_child) == 0
+    thread.join()
+
+
 FORKS = [
     scene.__name__ for scene in (
         fork_warm, fork_cold, fork_in_the_middle, fork_with_live_exports, fork_while_others_learn, fork_while_others_begin,
-        fork_while_others_compile,
+        fork_while_others_compile, fork_while_another_imports,
         fork_while_others_change_tables, fork_where_locks_are_held, fork_that_the_holder_of_a_lock_waits_for,
     )
 ]  # fmt: skip

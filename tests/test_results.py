@@ -17,7 +17,7 @@ import pytest
 from frameworks import FRAMEWORKS, NUMPY_DTYPES, torch, tvm_ffi
 from hostile_producers import hostile_type
 from interoperability import Wrapper, jax, ml_dtypes, pyarrow
-from made_producers import Dunder, Ledger, Tabled, tabled_type
+from made_producers import ONLY_NUMBA, Dunder, Ledger, Tabled, tabled_type
 from numba import types
 from oracle import blocks_in_use, is_same, numbas, references_kept, type_and_message
 
@@ -526,7 +526,9 @@ def test_a_readonly_view_of_all_of_an_argument_is_not_the_argument(company):
     memory = np.arange(3.0)
     readonly = np.zeros(2)
     readonly.flags.writeable = False
-    others = {"alone": (), "beside a readonly one": (readonly,), "in a tuple": ((readonly, 1),), "for numba": ("text",)}[company]
+    others = {
+        "alone": (), "beside a readonly one": (readonly,), "in a tuple": ((readonly, 1),), "for numba": (ONLY_NUMBA,)
+    }[company]  # fmt: skip
     for _ in range(3):
         shown = show(memory, *others)
         assert shown is not memory and not shown.flags.writeable and shown.base is not None and list(shown) == [0, 1, 2]

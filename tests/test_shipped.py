@@ -239,15 +239,22 @@ def test_without_it_native_code_is_compiled_and_the_user_is_told(copied):
     told = program.join(("import fastexchange.ground.cfunction as c; c._announced._AFTER = 0.01; ", ""))
     done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, env=env, cwd=copied, check=True)
     assert done.stderr.count("\n") == 1 and "compiling native code" in done.stderr and "none is installed" in done.stderr
+    assert "once; later processes load it" in done.stderr
 
 
 def test_a_package_without_source_files(copied):
     """In a zip file, or as bytecode alone, nothing says which sources native code is of: every process compiles it."""
     archive = shutil.make_archive(str(copied / "package"), "zip", copied, "fastexchange")
-    code = "import fastexchange, numpy; print(fastexchange.fast_args(cache=False)(lambda x: x.sum())(numpy.ones(3)))"
+    code = """
+import fastexchange, numpy
+from fastexchange.ground import cfunction
+cfunction._announced._AFTER = 0.01
+print(fastexchange.fast_args(cache=False)(lambda x: x.sum())(numpy.ones(3)))
+"""
     env = {**os.environ, "PYTHONPATH": archive}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=copied / "fastexchange")
     assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+    assert "which each process does" in done.stderr and "later processes load it" not in done.stderr
 
 
 @pytest.mark.nightly

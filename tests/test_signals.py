@@ -17,7 +17,7 @@ import pytest
 from frameworks import torch
 from interpreter import run_python
 from line_events import at_each_instruction, at_each_line
-from made_producers import Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
+from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
 from numba import types
 from oracle import new_kernel, references_kept, seen_type
 
@@ -244,7 +244,7 @@ def test_ctrl_c_in_dlpack(kind, position, is_late):
     with references_kept(*arguments):
         for call in (
             lambda: three(*arguments), lambda: three(**dict(zip("abc", arguments, strict=True))),
-            lambda: count(*arguments), lambda: count(tuple(arguments)), lambda: count("text", *arguments),
+            lambda: count(*arguments), lambda: count(tuple(arguments)), lambda: count(ONLY_NUMBA, *arguments),
             lambda: from_dlpack(bad), lambda: to_dlpack(bad), lambda: convert(bad, np.ndarray),
         ):  # fmt: skip
             assert end_of(call) is KeyboardInterrupt

@@ -10,7 +10,7 @@ import pytest
 from frameworks import is_exported, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
-from made_producers import Dunder, Tabled, tabled_type
+from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.dispatch.runtime import runtime
@@ -79,6 +79,7 @@ WAYS = {
     "keyword": (total, lambda kernel, x: kernel(x=x)),
     "bound": (total, lambda kernel, x: kernel.bind(x)()),
     "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
+    "beside what only Numba reads": (total_beside, lambda kernel, x: kernel(x, ONLY_NUMBA)),
     "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
     "in a list": (total_listed, lambda kernel, x: kernel([x])),
     "of *args": (total_of_all, lambda kernel, x: kernel(x)),
@@ -431,7 +432,10 @@ def test_explained(make):
     said = str(explain(tensor))
     assert "fast_args(storage=True)" in said and "float32" in said and "bfloat16" in said, said
     for name, (function, _) in WAYS.items():
-        arguments = {"beside a string": (tensor, ""), "in a tuple": ((tensor, 0),), "in a list": ([tensor],)}.get(name, (tensor,))
+        arguments = {
+            "beside a string": (tensor, ""), "beside what only Numba reads": (tensor, ONLY_NUMBA),
+            "in a tuple": ((tensor, 0),), "in a list": ([tensor],),
+        }.get(name, (tensor,))  # fmt: skip
         said = fast_args(function).explain(*arguments)
         assert said.outcome.startswith("refused with BufferError") and "fast_args(storage=True)" in said.outcome, said
         said = fast_args(function, storage=True).explain(*arguments)

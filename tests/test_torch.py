@@ -375,6 +375,72 @@ def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
     assert literal(tensor, ONLY_NUMBA) == 3 and not tensor.untyped_storage().resizable()
 
 
+@pytest.mark.parametrize("place", ["plain", "in a tuple"])
+def test_cached_calls_without_the_gil_hold_storages_and_give_them_back(place):
+    @fast_args(nogil=True)
+    def kernel(x, y):
+        return x, x.sum()
+
+    @fast_args(nogil=True)
+    def in_a_tuple(x, y):
+        return x[0], x[0].sum()
+
+    x, y = torch.ones(3), torch.ones(3, 2).t()
+    storages = [tensor.untyped_storage() for tensor in (x, y)]
+    call = (lambda: kernel(x, y)) if place == "plain" else (lambda: in_a_tuple((x, 1.0), y))
+    results = [call() for _ in range(100)]
+    assert all(back is x and total == 3.0 for back, total in results)
+    del results
+    before = [sys.getrefcount(thing) for thing in (x, y, *storages)]
+    for _ in range(100):
+        call()
+    with pytest.raises(TypeError):
+        kernel(x, y, 1)
+    assert kernel(y, y)[1] == 6.0 and kernel(x.double(), y)[1] == 3.0  # what differs is released, too
+    assert [sys.getrefcount(thing) for thing in (x, y, *storages)] == before
+
+
+def test_a_storage_that_changes_while_others_are_held_is_not_read():
+    from torch.overrides import TorchFunctionMode
+
+    @fast_args(nogil=True)
+    def total(a, b):
+        return a.sum() + b.sum()
+
+    a, b = torch.ones(1 << 16, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    for _ in range(100):
+        assert total(a, b) == (1 << 16) + 8.0
+
+    class Sets(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if args and args[0] is b and a.numel() > 3:
+                a.set_(torch.full((3,), 2.0, dtype=torch.float64))
+            return function(*args, **(kwargs or {}))
+
+    with Sets():
+        assert total(a, b) == 6.0 + 8.0
+    assert total(a, b) == 6.0 + 8.0
+
+
+def test_without_the_byte_that_says_what_can_be_resized_pytorch_is_asked():
+    guard = producer.guard()
+    if not guard.native.storage_movable:
+        pytest.skip("the byte is not found")
+    kernel = fast_args(nogil=True)(lambda x: x.size)
+    for _ in range(100):
+        assert kernel(torch.ones(3)) == 3
+    kept = [guard._guards[number].storage_movable for number in range(producer.GUARDS)]
+    try:
+        for number in range(producer.GUARDS):
+            guard._guards[number].storage_movable = 0
+        tensor = torch.ones(3)
+        assert kernel(tensor) == 3 and not tensor.untyped_storage().resizable()
+        assert kernel(tensor) == 3
+    finally:
+        for number, at in enumerate(kept):
+            guard._guards[number].storage_movable = at
+
+
 def test_explain_tells_which_tensors_of_a_kernel_without_the_gil_go_to_numbas_dispatcher():
     class Own(torch.Tensor):
         @classmethod

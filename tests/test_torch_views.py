@@ -24,7 +24,7 @@ from fastexchange.ground.native import address_of  # noqa: E402
 from fastexchange.producers import torch_abi, torch_samples  # noqa: E402
 from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
-FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "numel", "storage_offset", "device", "elements")
+FIELDS = ("ndim", "sizes", "strides", "inline_ndim", "storage_offset", "device", "elements")
 needs_views = pytest.mark.skipif(not producer.guard().knows_views, reason="tensors are not read in memory here")
 
 

@@ -59,7 +59,8 @@ def read_view(ob, expected_address, words, ndim, is_contiguous, in_elements):
 @part(types.intp(*_VIEW.args, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
     ob, expected_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, numel, storage_offset, device, storage_checked,
+    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, device, storage_checked,
+    asks_abi,
 ):  # fmt: skip
     """:data:`read_view` of a tensor whose type has a guard."""
     record = dispatch.expected_at(expected_address)
@@ -67,7 +68,7 @@ def read_guarded_view(
         return DIFFERS
     offsets = Offsets(
         object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
-        inline_ndim, numel, storage_offset, device, storage_checked,
+        inline_ndim, storage_offset, device, storage_checked, asks_abi,
     )  # fmt: skip
     return borrow_guarded(ob, record, words, ndim, CUDA, is_contiguous, in_elements, offsets)
 
@@ -172,7 +173,7 @@ def _build(nodes, count, word_count, parameters, changes):
     entry.go_on_if(builder.icmp_signed("!=", result, _WORD(-1)))
     builder.ret(result)
     builder.position_at_end(entry.differs)
-    builder.ret(differ.call(unit, [own, callable_, args, nargsf, kwnames]))
+    entry.end_rarely(differ, [own, callable_, args, nargsf, kwnames])
     return unit.finish()
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from llvmlite import ir
 from numba.core import types
 
-from ..ground.cfunction import CodeUnit, code_cache
+from ..ground.cfunction import CodeUnit, Part, code_cache
 from ..ground.cpython import OB_ITEM
 from ..ground.numba_code import can_be_linked, may_keep_arguments
 from ..ground.numba_internals import argument_leaves, argument_packer, global_compiler_lock, runtime_library
@@ -121,6 +121,12 @@ MAX_POSTPONED_WORDS = 320
 ``python perf/run.py --only calls``: 58 NumPy arrays.
 """
 
+_VIEWS = (structs.KIND_EXCHANGE, structs.KIND_MANAGED)
+_ARRAYS = (structs.KIND_NDARRAY, structs.KIND_STRING, *_VIEWS)
+"""Kinds of values that have a memory block."""
+_FALLIBLE = (structs.KIND_STRING, *_VIEWS)
+"""Kinds whose parts may return ``fast_parts.FAILED``."""
+
 MAX_INLINED_VIEWS = 6
 """With more views, one function reads all views of a rank: more inlined copies would not fit the instruction cache."""
 
@@ -166,22 +172,23 @@ def with_items(numba_types) -> list:
 
 
 @global_compiler_lock
-def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int) -> int:
+def fast_entry(given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int, holds: bool) -> int:
     """Return the address of a vectorcall function with two more arguments, ``fx_context`` and a cache entry's ``fx_overload``.
 
     The function makes calls that agree with the cache entry, and leaves others to ``vectorcall.vectorcall_any``. `nodes`: the
-    values that it reads, in their order. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``.
+    values that it reads, in their order. `count`: of positional arguments. `boxing`: one of ``fast_parts.BOXES_*``. `holds`:
+    whether other code may run before the kernel has returned, so the call holds the storages of PyTorch's tensors.
     """
     context = target_context()
     leaves = [_as_word_sized(t) for t in argument_leaves(context, given)]
     casts = () if given == taken else (given, taken)
     read = tuple((node.kind, node.guard, node.rank, node.items, node.is_contiguous) for node in nodes)
-    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, casts)
-    build = functools.partial(_build_fast_entry, context, leaves, given, taken, nodes, count, boxing)
+    key = ("fast-entry", tuple(str(leaf) for leaf in leaves), read, count, boxing, holds, casts)
+    build = functools.partial(_build_fast_entry, context, leaves, given, taken, nodes, count, boxing, holds)
     return code_cache.get(key, build, __name__, persist=not casts or all(map(is_plain, given + taken)))[0]
 
 
-def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
+def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing, holds):
     entry = EntryBuilder("fast_entry", nodes)
     unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
@@ -191,26 +198,48 @@ def _build_fast_entry(context, leaves, given, taken, nodes, count, boxing):
     frame = fast_parts.enter.call(unit, [own, nargsf, kwnames, _WORD(count)])
     entry.go_on_if(frame)
     arrays, records = fast_parts.arrays_of.call(unit, [frame]), fast_parts.expected_of.call(unit, [overload])
-    used_arrays = 0
-    for leaf in entry.leaves(args, records, first, count):
-        node = leaf.node
-        values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
-        outcome = entry.read(node, values, functools.partial(_read, unit, node))
-        if node.kind in (structs.KIND_EXCHANGE, structs.KIND_STRING):
+    owners = _owners(nodes, holds)
+
+    def go_on_if_it_agrees(outcome, leaf):
+        if leaf.node.kind in _FALLIBLE:
             with builder.if_then(builder.icmp_signed("<", outcome, _WORD(0)), likely=False):
-                builder.ret(fast_parts.fail.call(unit, [own, frame, callable_, _WORD(leaf.position)]))
+                entry.end_rarely(fast_parts.fail, [own, frame, callable_, _WORD(leaf.position)])
         entry.go_on_if(builder.icmp_signed(">", outcome, _WORD(0)))
-        used_arrays += node.kind in (structs.KIND_NDARRAY, structs.KIND_EXCHANGE, structs.KIND_STRING)
+
+    # 1. Take what owns memory, because this may run Python code.
+    taken_owners = 0
+    for leaf in entry.leaves(args, records, first, count) if any(owners.values()) else ():
+        if leaf.node.items >= 0:
+            entry.go_on_if(_read(unit, leaf.node, [leaf.ob, leaf.record, arrays, leaf.word]))
+        elif (take := owners.get(leaf.node.kind)) is not None:
+            go_on_if_it_agrees(take.call(unit, [leaf.ob, leaf.record, frame, _WORD(taken_owners)]), leaf)
+            taken_owners += 1
+    # 2. Read all values. From here on no Python code runs until the kernel has returned.
+    used_arrays = used_owners = 0
+    for leaf in entry.leaves(args, records, first, count):
+        node, owner = leaf.node, [frame, _WORD(used_owners)]
+        values = [leaf.ob, leaf.record, builder.add(arrays, _WORD(ARRAY_BYTES * used_arrays)), leaf.word]
+        if node.kind == structs.KIND_MANAGED:
+            values += owner
+        go_on_if_it_agrees(entry.read(node, values, functools.partial(_read, unit, node)), leaf)
+        if node.kind == structs.KIND_EXCHANGE and node.kind in owners:
+            entry.go_on_if(fast_parts.is_storage_kept.call(unit, [leaf.ob, leaf.record, *owner]))
+        used_owners += node.kind in owners
+        used_arrays += node.kind in _ARRAYS
     if len(leaves) > MAX_POSTPONED_WORDS:
         _write(builder, first)
     kernel = builder.inttoptr(fast_parts.kernel_of.call(unit, [overload]), _VOID_POINTER)
     result = fast_parts.result_of.call(unit, [frame]) if boxing else builder.ptrtoint(own_result, _WORD)
     pointers = [builder.inttoptr(result, _VOID_POINTER), builder.bitcast(excinfo, _VOID_POINTER)]
+    # 3. Call the kernel, and release what the call owns.
+    thread = fast_parts.leave_gil.call(unit, [own]) if holds else None
     code = builder.sext(_call_kernel(context, unit, kernel, pointers, first, leaves, given, taken), _WORD)
+    if holds:
+        fast_parts.take_gil.call(unit, [thread])
     ending = [own, overload, frame, args, code, result, builder.ptrtoint(excinfo, _WORD)]
-    builder.ret(fast_parts.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays)]))
+    builder.ret(fast_parts.leave.call(unit, [*ending, _WORD(boxing), _WORD(used_arrays), _WORD(used_owners)]))
     builder.position_at_end(entry.differs)
-    builder.ret(fast_parts.differ.call(unit, [own, frame, callable_, args, nargsf, kwnames]))
+    entry.end_rarely(fast_parts.differ, [own, frame, callable_, args, nargsf, kwnames])
     unit.linked.append(runtime_library())
     return unit.finish()
 
@@ -288,7 +317,7 @@ class EntryBuilder:
         self.unit = CodeUnit(target_context(), name, ir.FunctionType(_WORD, [_WORD] * 6))
         self.nodes = nodes
         self.differs = self.unit.function.append_basic_block("differs")
-        self._views = sum(node.kind == structs.KIND_EXCHANGE for node in nodes)
+        self._views = sum(node.kind in _VIEWS for node in nodes)
 
     def go_on_if(self, condition) -> None:
         """Emit a branch to ``differs`` unless `condition`, a word or a bit, is true."""
@@ -328,25 +357,49 @@ class EntryBuilder:
         With many views, one function reads all views with the same rank, guard and contiguity. Beside `values`, `emit` may depend
         on these only.
         """
-        if node.kind != structs.KIND_EXCHANGE or self._views <= MAX_INLINED_VIEWS:
+        if node.kind not in _VIEWS or self._views <= MAX_INLINED_VIEWS:
             return emit(values)
-        unit = self.unit
         layout = ".contiguous" if node.is_contiguous else ""
-        name = f"{unit.symbol}.view{node.rank}.{'guarded' if node.guard else 'plain'}{layout}"  # a process has one guard
+        name = f"view{node.kind}.{node.rank}.{'guarded' if node.guard else 'plain'}{layout}"  # a process has one guard
+        return self._call(name, values, emit, READER_CONVENTION)
+
+    def end_rarely(self, part, values: list) -> None:
+        """Emit a return of the result of a part, in a function of its own.
+
+        LLVM keeps what leads to a cold function away from the other code, and out of its registers.
+        """
+        builder = self.unit.builder
+        builder.ret(self._call(part.__name__, values, functools.partial(part.call, self.unit), "", "cold"))
+
+    def _call(self, name: str, values: list, emit: Callable[[list], Any], convention: str, *attributes: str):
+        """Emit a call of a function of this unit that is not inlined, and at the first call the function. Returns its result."""
+        unit = self.unit
+        name = f"{unit.symbol}.{name}"
         if name not in unit.module.globals:
             function = ir.Function(unit.module, ir.FunctionType(_WORD, [value.type for value in values]), name)
             function.linkage = "internal"
-            function.calling_convention = READER_CONVENTION
-            for attribute in ("noinline", "noimplicitfloat"):
+            function.calling_convention = convention
+            for attribute in ("noinline", "noimplicitfloat", *attributes):
                 function.attributes.add(attribute)
             outer, unit.builder = unit.builder, ir.IRBuilder(function.append_basic_block("entry"))
             unit.builder.ret(emit(list(function.args)))
             unit.builder = outer
-        return unit.builder.call(unit.module.globals[name], values, cconv=READER_CONVENTION)
+        return unit.builder.call(unit.module.globals[name], values, cconv=convention)
+
+
+def _owners(nodes: tuple[Node, ...], holds: bool) -> dict[int, Part]:
+    """The parts that take what owns the memory of arrays, by the kinds that need an owner."""
+    owners = {structs.KIND_MANAGED: fast_parts.take_export}
+    if holds:
+        owners[structs.KIND_EXCHANGE] = fast_parts.hold_storage
+    return {kind: part for kind, part in owners.items() if any(node.kind == kind for node in nodes)}
 
 
 def _read(unit, node: Node, values: list):
     """Emit the part that reads a node's value. Returns its result."""
+    if node.kind == structs.KIND_MANAGED:
+        *values, frame, index = values
+        return fast_parts.read_export.call(unit, [*values, _WORD(node.rank), frame, index])
     if node.kind == structs.KIND_EXCHANGE:
         reader = fast_parts.read_guarded_view if node.guard else fast_parts.read_view
         return reader.call(unit, [*values, _WORD(node.rank), _WORD(int(node.is_contiguous)), *map(_WORD, node.guard)])

@@ -18,23 +18,37 @@ from ..ground import cpython as c
 from ..ground.cfunction import part
 from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import DLDeviceType
-from ..ground.dltensor import DL_TENSOR_WORDS, dl_tensor_at
+from ..ground.dltensor import (
+    DL_TENSOR,
+    DL_TENSOR_WORDS,
+    READONLY,
+    View,
+    dl_tensor_at,
+    element_field,
+    is_nowhere,
+    is_plain,
+    managed_at,
+)  # fmt: skip
 from ..ground.native import WORDS, call_int, call_word, global_address, load, native, put, stack, store
 from ..producers.ndarray import ndarray_at
+from ..producers.torch_abi import TOLD_WORDS, ask, told_at
 from . import strings, structs
-from .frame import is_anything_kept, put_back
+from .frame import EXPORT_BYTES, is_anything_kept, put_back, release_exports
 from .pack import end_of_array, pack_contiguous, pack_ndarray, pack_tensor
 from .torch_guard import (
     OFFSETS,
     Offsets,
     device_in_memory,
-    field_in_memory,
     is_in_memory,
     is_odd_by,
+    is_of,
+    is_on_cpu,
     is_short_by,
+    number_in_memory,
     rank_in_memory,
     view_in_memory,
 )
+from .torch_queries import is_movable, storage_of
 
 OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 STRING_WORDS = strings.WORDS
@@ -99,9 +113,95 @@ def kernel_of(overload_address):
     return structs.overload_at(overload_address).kernel
 
 
-@part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
-def leave(context_address, overload_address, frame_address, args, code, result, excinfo, boxing, array_count):
-    """End a call whose kernel has returned `code`. Returns the result of vectorcall."""
+@native
+def note_export(frame, index, ob, managed, storage, state):
+    """Make what the call owns the frame's last export, of number `index`."""
+    export = structs.export_at(frame.exports + EXPORT_BYTES * index)
+    export.object, export.managed, export.storage, export.state = ob, managed, storage, state
+    export.is_given, export.is_interface = 0, 0
+    frame.export_count = index + 1
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD))
+def hold_storage(ob, expected_address, frame_address, index):
+    """Hold the storage of a PyTorch tensor, as the frame's export `index`. A garbage collection may run Python code."""
+    expected = structs.expected_at(expected_address)
+    frame = structs.frame_at(frame_address)
+    if Py_TYPE(ob) != expected.type or index == frame.export_capacity:
+        return DIFFERS
+    storage = storage_of(structs.guard_at(expected.guard), ob)
+    if storage == 0:
+        return DIFFERS
+    note_export(frame, index, ob, 0, storage, structs.HOLDS_STORAGE)
+    return AGREES
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD))
+def take_export(ob, expected_address, frame_address, index):
+    """Make an owning export of a tensor that is no PyTorch tensor, as the frame's export `index`. Python code may run.
+
+    Returns: AGREES, DIFFERS, or FAILED with the producer's exception set.
+    """
+    expected = structs.expected_at(expected_address)
+    frame = structs.frame_at(frame_address)
+    if Py_TYPE(ob) != expected.type or index == frame.export_capacity:
+        return DIFFERS
+    is_buffer = expected.flags >> structs.CLASS_SHIFT - structs.FLAGS_SHIFT != 0
+    out = stack(1)
+    store(out, 0)
+    failed = call_int(expected.borrow, (ob, out)) != 0
+    if not failed and load(out) != 0:
+        note_export(frame, index, ob, load(out), 0, structs.NEEDS_MANAGED)
+    if PyErr_Occurred() != 0:
+        # Numba may be able to read a buffer that DLPack cannot describe.
+        is_for_numba = is_buffer and c.PyErr_ExceptionMatches(global_address("PyExc_BufferError")) != 0
+        return DIFFERS if is_for_numba else FAILED
+    return types.intp(not failed and load(out) != 0)
+
+
+@part(_WORD(*PART_SIGNATURE.args, _WORD, _WORD))
+def read_export(ob, expected_address, array_address, words, ndim, frame_address, index):
+    """A tensor, in the owning export that :data:`take_export` has made of it."""
+    expected = structs.expected_at(expected_address)
+    managed_address = structs.export_at(structs.frame_at(frame_address).exports + EXPORT_BYTES * index).managed
+    managed = managed_at(managed_address)
+    put(words, 0, structs.array_at(array_address).meminfo)
+    if managed.version.major != 1:
+        return DIFFERS
+    tensor = dl_tensor_at(managed_address + DL_TENSOR)
+    if not is_plain(tensor) or tensor.ndim != ndim or element_field(tensor) != expected.dtype:
+        return DIFFERS
+    flags, status = pack_tensor(tensor, ndim, expected.dtype, words)
+    if managed.flags & READONLY == 0:
+        flags |= structs.WRITEABLE
+    return types.intp(status == structs.STATUS_OK and flags == expected.flags & structs.KEY_FLAGS)
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD))
+def is_storage_kept(ob, expected_address, frame_address, index):
+    """Whether the frame's export `index` holds the storage of the tensor `ob`, whose memory stays. Runs no Python code."""
+    guard = structs.guard_at(structs.expected_at(expected_address).guard)
+    storage = structs.export_at(structs.frame_at(frame_address).exports + EXPORT_BYTES * index).storage
+    return types.intp(is_of(guard, storage, ob) and not is_movable(guard, storage))
+
+
+@part(_WORD(_WORD))
+def leave_gil(context_address):
+    """Give up the GIL if the kernel runs without. Returns the thread's state for :data:`take_gil`, or 0."""
+    return c.PyEval_SaveThread() if structs.context_at(context_address).release_gil != 0 else 0
+
+
+@part(_WORD(_WORD))
+def take_gil(thread):
+    """Take the GIL again, if :data:`leave_gil` has given it up."""
+    if thread != 0:
+        c.PyEval_RestoreThread(thread)
+    return 0
+
+
+@part(_WORD(_WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD, _WORD))
+def leave(context_address, overload_address, frame_address, args, code, result, excinfo, boxing, array_count, holds):
+    """End a call whose kernel has returned `code`. `holds`: whether the frame has exports. Returns the result of vectorcall."""
     context = structs.context_at(context_address)
     overload = structs.overload_at(overload_address)
     runtime = structs.runtime_at(context.runtime)
@@ -113,6 +213,8 @@ def leave(context_address, overload_address, frame_address, args, code, result, 
     if is_anything_kept(structs.frame_at(frame_address), array_count):
         call_word(runtime.release_cached, (context.runtime, frame_address, args, overload_address))
     else:
+        if holds:
+            release_exports(structs.frame_at(frame_address))
         put_back(runtime, frame_address)
     return value
 
@@ -122,6 +224,7 @@ def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
     """Make a call that differs from the cache entry by the general path. `frame_address`: 0 if no frame has been taken."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
     if frame_address != 0:
+        release_exports(structs.frame_at(frame_address))
         put_back(runtime, frame_address)
         if PyErr_Occurred() != 0:
             c.PyErr_Clear()
@@ -132,6 +235,7 @@ def differ(context_address, frame_address, callable_, args, nargsf, kwnames):
 def fail(context_address, frame_address, callable_, position):
     """End the call: the producer of the argument at `position` has set an exception."""
     runtime = structs.runtime_at(structs.context_at(context_address).runtime)
+    release_exports(structs.frame_at(frame_address))
     put_back(runtime, frame_address)
     return call_word(runtime.refuse_argument, (context_address, callable_, position))
 
@@ -177,14 +281,21 @@ def borrow(ob, expected, words, ndim, is_known, device_type, is_contiguous, in_e
     # Load the bytes one by one, as they were stored: a load of both would wait until both stores have left the pipeline.
     if types.intp(tensor.dtype.code) != expected.dtype & 0xFF or types.intp(tensor.dtype.bits) != expected.dtype >> 8:
         return DIFFERS
-    return pack(tensor, types.intp(tensor.device.device_id), expected, words, ndim, device_type, is_contiguous, in_elements)
+    device_id = types.intp(tensor.device.device_id)
+    return pack(tensor, False, device_id, expected, words, ndim, device_type, is_contiguous, in_elements)
 
 
 @native
-def pack(tensor, device_id, expected, words, ndim, device_type, is_contiguous, in_elements):
-    """Write the words of a DLTensor or a ``View`` with the expected dtype, rank and device type, for :func:`borrow`."""
+def pack(tensor, is_view, device_id, expected, words, ndim, device_type, is_contiguous, in_elements):
+    """Write the words of a DLTensor or a ``View`` with the expected dtype, rank and device type, for :func:`borrow`.
+
+    `is_view`: whether it is a ``View``, which has strides. The caller finds out whether it has memory.
+    """
     if is_contiguous:
-        if not pack_contiguous(tensor, ndim, expected.dtype, words, in_elements):
+        has_strides = is_view or tensor.strides != 0
+        if not pack_contiguous(tensor, has_strides, ndim, expected.itemsize, expected.misaligned, words, in_elements):
+            return DIFFERS
+        if not is_view and words[2] != 0 and is_nowhere(tensor):
             return DIFFERS
     else:
         flags, _ = pack_tensor(tensor, ndim, expected.dtype, words)
@@ -201,16 +312,27 @@ def borrow_guarded(ob, expected, words, ndim, device_type, is_contiguous, in_ele
     if is_odd_by(offsets, expected.guard, ob):
         return DIFFERS
     if offsets.ndim != 0:
-        device = device_in_memory(offsets, expected.guard, ob)
-        if device & 0xFF != device_type or field_in_memory(offsets, expected.guard, ob) != expected.dtype:
+        device = CPU if is_on_cpu(offsets, ob) else 0
+        if device_type != CPU:
+            device = device_in_memory(offsets, expected.guard, ob)
+        if device & 0xFF != device_type or number_in_memory(offsets, ob) != expected.number:
             return DIFFERS
         if not is_in_memory(offsets, ob) or rank_in_memory(offsets, ob) != ndim:
             return DIFFERS
-        view = view_in_memory(offsets, ob, ndim, expected.dtype >> 11)
-        outcome = pack(view, device >> 8, expected, words, ndim, device_type, is_contiguous, in_elements)
+        view = view_in_memory(offsets, ob, ndim, expected.itemsize)
+        outcome = pack(view, True, device >> 8, expected, words, ndim, device_type, is_contiguous, in_elements)
+    elif offsets.asks_abi != 0 and device_type == CPU:
+        at = stack(TOLD_WORDS)
+        told = told_at(at)
+        if number_in_memory(offsets, ob) != expected.number or ask(ob, at) != 0 or told.device_type != 0 or told.dim != ndim:
+            return DIFFERS
+        view = View(told.data, 0, ndim, told.sizes, told.strides)
+        outcome = pack(view, True, 0, expected, words, ndim, device_type, is_contiguous, in_elements)
     else:
         outcome = borrow(ob, expected, words, ndim, True, device_type, is_contiguous, in_elements)
-    if outcome >= AGREES and words[2] != 0:
+    if outcome >= AGREES and words[2] == 0:
+        put(words, 4, 0)  # as PyTorch exports it
+    elif outcome >= AGREES:
         end = words[4] + words[2] * words[3] if is_contiguous else end_of_array(words, ndim)
         if is_short_by(offsets, ob, end):
             return DIFFERS
@@ -230,7 +352,8 @@ def read_view(ob, expected_address, array_address, words, ndim, is_contiguous):
 @part(types.intp(*PART_SIGNATURE.args, types.intp, *[types.intp] * len(OFFSETS)))
 def read_guarded_view(
     ob, expected_address, array_address, words, ndim, is_contiguous, object_, keys, odd_keys, element_type, odd_types, autograd,
-    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, numel, storage_offset, device, storage_checked,
+    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, device, storage_checked,
+    asks_abi,
 ):  # fmt: skip
     """:data:`read_view` for a type with a guard, whose :data:`torch_guard.OFFSETS` are the last arguments."""
     expected = structs.expected_at(expected_address)
@@ -239,7 +362,7 @@ def read_guarded_view(
     put(words, 0, structs.array_at(array_address).meminfo)
     offsets = Offsets(
         object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
-        inline_ndim, numel, storage_offset, device, storage_checked,
+        inline_ndim, storage_offset, device, storage_checked, asks_abi,
     )  # fmt: skip
     return borrow_guarded(ob, expected, words, ndim, CPU, is_contiguous, False, offsets)
 

@@ -215,6 +215,8 @@ def give_owner(runtime, frame, i):
             storage = own_storage_of(runtime, ob)
         if storage != 0:
             ob = storage
+        elif export.managed == 0:
+            ob, held = held, 0
         else:
             managed = export.managed
             export.is_given = 1
@@ -309,14 +311,8 @@ def drop_lists(frame):
 
 
 @native
-def release(runtime, frame):
-    """Release everything that the call holds: escaped arrays get owners, and all deleters are called."""
-    if frame.list_count != 0:
-        drop_lists(frame)
-    for i in range(frame.array_count):
-        if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
-            let_escape(runtime, frame, i)
-    frame.array_count = 0
+def release_exports(frame):
+    """Call the deleters of the call's exports, and drop the storages that it holds."""
     count = frame.export_count
     frame.export_count = 0
     for i in range(count):
@@ -326,6 +322,18 @@ def release(runtime, frame):
             delete_managed(export.managed)
         if storage != 0:
             drop(storage)
+
+
+@native
+def release(runtime, frame):
+    """Release everything that the call holds: escaped arrays get owners, and all deleters are called."""
+    if frame.list_count != 0:
+        drop_lists(frame)
+    for i in range(frame.array_count):
+        if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
+            let_escape(runtime, frame, i)
+    frame.array_count = 0
+    release_exports(frame)
     count = frame.snapshot_count
     frame.snapshot_count = 0
     for i in range(count):

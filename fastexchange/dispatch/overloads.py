@@ -11,16 +11,17 @@ from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
-from ..producers import torch_offsets
+from ..producers import torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
 from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, PARTS
 from .frame import DEFAULT_KEYS
+from .pack import misaligned_bits
 from .readers import SCALAR_INT64
 from .runtime import runtime
 from .signature import lists_in, readonly_arrays
-from .torch_guard import OFFSETS
+from .torch_guard import OFFSETS, Offsets
 from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
@@ -249,7 +250,8 @@ class KernelContext:
                 first.cached_count += 1
 
     def _fast_entry(self, code: "_Code", nodes: tuple[fast_entry.Node, ...], count: int) -> int:
-        return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes)
+        holds = bool(self.native.needs_owning_exports)
+        return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes, holds)
 
     def forget(self) -> None:
         """Unlink all overloads. They stay in memory for calls in progress."""
@@ -303,7 +305,7 @@ class KernelContext:
 
     def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[fast_entry.Node, ...] | None:
         """The nodes of a fast entry, without omitted arguments at the end; None if there can be no fast entry."""
-        if self.native.needs_owning_exports or self.native.plain_count < 0:
+        if self.native.plain_count < 0:
             return None
         count = _given_count(bound)
         values = tuple(self._with_items(bound[:count]))
@@ -314,11 +316,25 @@ class KernelContext:
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
             # An int beyond int64 gets no cache entry: the next int of this type may fit into int64.
-            if kind not in PARTS or (kind == structs.KIND_INT and key != SCALAR_INT64):
+            if not (kind in PARTS or self._may_export(value)) or (kind == structs.KIND_INT and key != SCALAR_INT64):
                 return None
             items = len(value) if kind in structs.TUPLE_KINDS else -1
-            nodes.append(fast_entry.Node(numba_type, kind, self._guard_offsets(value, key), items))
+            guard = self._guard_offsets(value, key)
+            if kind == structs.KIND_EXCHANGE and self.native.needs_owning_exports and not self._may_hold_storage(value, guard):
+                return None
+            nodes.append(fast_entry.Node(numba_type, kind, guard, items))
         return tuple(nodes)
+
+    def _may_export(self, value) -> bool:
+        """Whether a fast entry may make owning exports of tensors of a value's type."""
+        fields = self.runtime.entries.fields(type(value))
+        is_on_cpu = self.native.device_type == CPU
+        return is_on_cpu and fields["kind"] == structs.KIND_MANAGED and not fields.get("guard")
+
+    def _may_hold_storage(self, value, guard: tuple[int, ...]) -> bool:
+        """Whether a call may hold the storage of a tensor instead of an export: ``take_exports.is_storage_enough``."""
+        is_own_memory = self.runtime.entries.fields(type(value)).get("is_own_memory")
+        return bool(is_own_memory and guard and Offsets(*guard).ndim and torch_offsets.guard().native.storage_object)
 
     def _guard_of(self, fields: dict[str, int]) -> int:
         """:func:`torch_guard.guard_of` in Python."""
@@ -327,14 +343,18 @@ class KernelContext:
 
     def _guard_offsets(self, value, key: int) -> tuple[int, ...]:
         """``torch_guard.OFFSETS`` for tensors of a value's type with this key."""
-        address = self._guard_of(self.runtime.entries.fields(type(value)))
+        fields = self.runtime.entries.fields(type(value))
+        address = self._guard_of(fields)
         guard = ffi.cast("fx_guard *", address)
         field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
         may_be_narrow = field in _BYTES  # types narrower than a byte are exported as bytes
         irrelevant = set() if may_be_narrow else {"odd_types"}
         if address and guard.ndim and not torch_offsets.guard().reads(value):
             irrelevant.add("ndim")  # its exchange table is asked
-        return tuple(0 if name in irrelevant else getattr(guard, name) for name in OFFSETS) if address else ()
+        if not address:
+            return ()
+        offsets = (0 if name in irrelevant else getattr(guard, name) for name in OFFSETS[:-1])
+        return (*offsets, int(torch_abi.is_borrow_function(fields["borrow"])))
 
     def _expect(self, expected, keys: tuple[int, ...], bound: tuple) -> list:
         """Fill the records of a cache entry (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.
@@ -363,11 +383,18 @@ class KernelContext:
             held.append(dtype)
         elif fields["kind"] == structs.KIND_STRING:
             record.origin = structs.ORIGIN_STRING
-        elif fields["kind"] == structs.KIND_EXCHANGE:
-            record.origin = structs.ORIGIN_VIEW
+        elif fields["kind"] == structs.KIND_MANAGED:
+            record.origin, record.borrow = structs.ORIGIN_EXPORT, fields.get("managed", 0)
             record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
+        elif fields["kind"] == structs.KIND_EXCHANGE:
+            record.origin = structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW
+            record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
+            record.itemsize = record.dtype >> 11
+            record.misaligned = misaligned_bits.py_func(record.dtype)
             record.borrow, record.guard = fields["borrow"], self._guard_of(fields)
             record.stream = fields.get("stream", 0)
+            if record.guard:
+                record.number = torch_offsets.guard().number_of(value)
 
 
 def _given_count(bound: tuple) -> int:

@@ -6,6 +6,7 @@ writes the first word.
 
 from numba import types
 
+from ..ground.dlpack import COMPLEX
 from ..ground.dltensor import DL_TENSOR_WORDS, check_sizes, is_nowhere
 from ..ground.native import load, native, put
 from ..producers.ndarray import SWAPPED, descr_at, ndarray_at
@@ -53,6 +54,19 @@ def pack_ndarray(ob, ndim, itemsize, words):
 
 
 @native
+def misaligned_bits(field):
+    """The bits of an address that are 0 if an element with this dtype field is aligned; a complex number is, if its parts are."""
+    itemsize = field >> 11
+    return (itemsize >> 1 if field & 0xFF == COMPLEX else itemsize) - 1
+
+
+@native
+def flags_in_order(ndim, count):
+    """The flags of a C-contiguous array with `count` elements, as of DLPack: F_ORDER only if there can be no other order."""
+    return structs.C_ORDER | structs.F_ORDER if ndim < 2 or count == 0 else structs.C_ORDER
+
+
+@native
 def pack_tensor(tensor, ndim, field, words):
     """Check the sizes of a DLTensor or a :data:`dltensor.View`, which are not trusted, and write its words, all but the first.
 
@@ -95,27 +109,25 @@ def pack_tensor(tensor, ndim, field, words):
             return -1, status
     if is_nowhere(tensor) and count != 0:
         return -1, structs.STATUS_NULL_DATA
-    flags = structs.C_ORDER | structs.F_ORDER if ndim < 2 or count == 0 else structs.C_ORDER
+    flags = flags_in_order(ndim, count)
     if scattered != 0 and count != 0:
         flags = structs.F_ORDER if ndim > 1 and is_f_contiguous(tensor) else 0
     put(words, 1, 0)
     put(words, 2, count)
     put(words, 3, itemsize)
     put(words, 4, data)
-    alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize  # a complex number is aligned as its parts
-    if addresses & (alignment - 1) == 0 or count == 0:
+    if addresses & misaligned_bits(field) == 0 or count == 0:
         flags |= structs.ALIGNED
     return flags, structs.STATUS_OK
 
 
 @native
-def pack_contiguous(tensor, ndim, field, words, in_elements):
+def pack_contiguous(tensor, has_strides, ndim, itemsize, misaligned, words, in_elements):
     """:func:`pack_tensor` with fewer steps, for a tensor that should be C-contiguous and aligned.
 
-    `in_elements`: write strides in elements, not in bytes. Returns False, and the words are invalid, if the tensor is not so, or
-    its sizes need an exact check.
+    `misaligned`: the bits of an address that are 0 if an element is aligned. `in_elements`: write strides in elements, not in
+    bytes. Returns False, and the words are invalid, if the tensor is not so, or its sizes need an exact check.
     """
-    itemsize = field >> 11
     offset = types.intp(tensor.byte_offset)
     data = tensor.data + offset
     shape = tensor.shape
@@ -127,20 +139,19 @@ def pack_contiguous(tensor, ndim, field, words, in_elements):
         extent = load(shape + 8 * i)
         odd |= (extent | count) >> 31
         elements = count
-        if given_strides != 0:
+        if has_strides:
             elements = load(given_strides + 8 * i)
             odd |= (elements ^ count) if extent != 1 else 0
         count *= extent
         put(words, structs.ARRAY_HEAD_WORDS + i, extent)
         put(words, structs.ARRAY_HEAD_WORDS + ndim + i, elements if in_elements else elements * itemsize)
     odd |= count >> 31
-    alignment = itemsize >> 1 if field & 0xFF == 5 else itemsize
-    odd |= data & (alignment - 1)
+    odd |= data & misaligned
     put(words, 1, 0)
     put(words, 2, count)
     put(words, 3, itemsize)
     put(words, 4, data)
-    return odd == 0 and (count == 0 or not is_nowhere(tensor))
+    return odd == 0
 
 
 @native

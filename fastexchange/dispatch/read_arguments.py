@@ -165,7 +165,10 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             note_array(array_address, origin, word)
             array_address += ARRAY_BYTES
         elif kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED or kind == structs.KIND_VIEW:
-            if kind == structs.KIND_EXCHANGE and not needs_owning_exports:
+            if kind == structs.KIND_EXCHANGE and needs_owning_exports:
+                status, key, size, origin = readers.read_held(reading, ob, entry_address, word)
+                exports += size != 0
+            elif kind == structs.KIND_EXCHANGE:
                 status, key, size, origin = readers.read_in_memory(reading, ob, entry_address, word)
             if size == 0:
                 status, key, size, origin = readers.read_tensor(reading, kind, ob, entry_address, view, word)

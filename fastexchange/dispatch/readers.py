@@ -28,11 +28,11 @@ from ..ground.dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..ground.native import as_words, call_int, global_address, load, native, store
+from ..ground.native import as_words, call_int, global_address, load, native, put, store
 from ..producers.ndarray import ndarray_at
 from . import strings, structs
 from .frame import EXPORT_BYTES
-from .pack import end_of_array, keep_tensor, pack_ndarray, pack_tensor
+from .pack import end_of_array, flags_in_order, keep_tensor, misaligned_bits, pack_contiguous, pack_ndarray, pack_tensor
 from .torch_guard import (
     device_in_memory,
     field_in_memory,
@@ -40,7 +40,10 @@ from .torch_guard import (
     is_in_memory,
     is_odd,
     is_odd_by,
+    is_of,
+    is_on_cpu,
     is_short,
+    is_short_by,
     rank_in_memory,
     view_in_memory,
 )
@@ -293,22 +296,48 @@ def read_in_memory(reading, ob, entry, word):
     if guard == 0 or offsets.ndim == 0 or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
         return structs.STATUS_OK, 0, 0, 0
     field = field_in_memory(offsets, guard, ob)
-    device = device_in_memory(offsets, guard, ob)
     ndim = rank_in_memory(offsets, ob)
     size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
-    is_elsewhere = device != CPU and not reading.is_cuda
-    if field == 0 or field >> 16 != 0 or ndim > MAX_NDIM or word + size > reading.limit or is_elsewhere:
+    if field - 1 >> 16 != 0 or ndim > MAX_NDIM or word + size > reading.limit:  # the field is 0, or has lanes
+        return structs.STATUS_OK, 0, 0, 0
+    if not reading.is_cuda and not is_on_cpu(offsets, ob):
         return structs.STATUS_OK, 0, 0, 0
     words = as_words(word)
-    key_flags, status = pack_tensor(view_in_memory(offsets, ob, ndim, field >> 11), ndim, field, words)
-    if status != structs.STATUS_OK or (words[2] != 0 and is_short(guard, ob, end_of_array(words, ndim))):
+    view = view_in_memory(offsets, ob, ndim, field >> 11)
+    if pack_contiguous(view, True, ndim, field >> 11, misaligned_bits(field), words, False):
+        key_flags = flags_in_order(ndim, words[2]) | structs.ALIGNED
+        end = words[4] + words[2] * words[3]
+    else:
+        key_flags, status = pack_tensor(view, ndim, field, words)
+        if status != structs.STATUS_OK:
+            return structs.STATUS_OK, 0, 0, 0
+        end = end_of_array(words, ndim)
+    if words[2] == 0:
+        put(words, 4, 0)  # as PyTorch exports it
+    elif is_short_by(offsets, ob, end):
         return structs.STATUS_OK, 0, 0, 0
     if reading.is_cuda:
+        device = device_in_memory(offsets, guard, ob)
         status = place(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
         if device == 0 or key_flags & structs.ALIGNED == 0 or status != structs.STATUS_OK:
             return structs.STATUS_OK, 0, 0, 0
     key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT | structs.entry_at(entry).key
     return structs.STATUS_OK, key | (key_flags | structs.WRITEABLE) << structs.FLAGS_SHIFT, size, ob + structs.ORIGIN_VIEW
+
+
+@native
+def read_held(reading, ob, entry, word):
+    """:func:`read_in_memory` of a tensor whose storage the call holds instead of an export. If not, the number of bytes is 0."""
+    export = structs.export_at(reading.frame.exports + EXPORT_BYTES * reading.exports)
+    if reading.exports == reading.frame.export_count or export.state != structs.HOLDS_STORAGE or export.object != ob:
+        return structs.STATUS_OK, 0, 0, 0
+    guard = structs.guard_at(guard_of(reading.context, structs.entry_at(entry)))
+    if is_of(guard, export.storage, ob) and (reading.flags & DRY_RUN != 0 or not is_movable(guard, export.storage)):
+        status, key, size, _ = read_in_memory(reading, ob, entry, word)
+        if size != 0:
+            return status, key, size, ob + structs.ORIGIN_EXPORT
+    export.state = structs.NEEDS_MANAGED
+    return structs.STATUS_OK, 0, 0, 0
 
 
 @native

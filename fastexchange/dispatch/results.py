@@ -104,7 +104,9 @@ def read_argument(runtime, frame, i, ndim, words):
         pack_ndarray(ob, ndim, itemsize, as_words(words))
         return key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
     if origin == structs.ORIGIN_EXPORT and frame.holder == 0:
-        return read_tensor(structs.export_at(export_of_array(frame, i)).managed + DL_TENSOR, ndim, words)
+        managed = structs.export_at(export_of_array(frame, i)).managed
+        if managed != 0:
+            return read_tensor(managed + DL_TENSOR, ndim, words)
     entry = find(runtime, Py_TYPE(ob))
     if entry == 0 or origin == structs.ORIGIN_STRING:
         return 0

@@ -76,8 +76,10 @@ typedef struct {
     int64_t dtype;              /* ndarray: its dtype object; view: code and bits, as in its key */
     int64_t flags;              /* array: the flags in its key */
     int64_t origin;             /* array: ORIGIN_*; else -1 */
-    int64_t itemsize;
-    int64_t borrow;             /* view: dltensor_from_py_object_no_sync */
+    int64_t itemsize;           /* array */
+    int64_t misaligned;         /* view: the bits of an element's address that are 0 if it is aligned */
+    int64_t number;             /* view with a guard: the dtype's number in memory */
+    int64_t borrow;             /* view: dltensor_from_py_object_no_sync; export: managed_tensor_from_py_object_no_sync */
     int64_t guard;              /* fx_guard *, or 0 */
     int64_t items;              /* tuple: how many, whose records follow; else -1 */
     int64_t stream;             /* view: current_work_stream */
@@ -160,9 +162,10 @@ typedef struct {
     int64_t meminfo;            /* NRT_MemInfo *, owned: what the kernel gets */
 } fx_list;
 
-/* A managed tensor exported for the call in progress, and a reference to its storage, if that has to be held too. */
+/* What owns an array's memory during the call in progress: a managed tensor, or only a reference to the tensor's storage. */
 typedef struct {
-    int64_t object, managed, storage;   /* managed is 0 for one that is still to be made */
+    int64_t object, managed, storage;   /* managed is 0 for one that is still to be made, and with HOLDS_STORAGE */
+    int64_t state;              /* UNDECIDED, HOLDS_STORAGE, NEEDS_MANAGED */
     int64_t is_given;           /* to an array that was kept */
     int64_t is_interface;       /* `interface` of its entry made it */
 } fx_export;
@@ -289,6 +292,9 @@ STATUS_OVERFLOW = dltensor.OVERFLOW
 STATUS_VERSION = dltensor.VERSION
 STATUS_NO_ERROR_SET = 39  # the producer failed without an exception
 STATUS_MISALIGNED = 40  # elements are not where a device can read them
+
+# Of an fx_export: whether the tensor's memory is read, while its storage is held, or a managed tensor has to own it.
+UNDECIDED, HOLDS_STORAGE, NEEDS_MANAGED = 0, 1, 2
 
 # Of a bound launch's frame.
 BOUND_FREE = 0

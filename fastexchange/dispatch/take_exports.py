@@ -16,7 +16,7 @@ from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, open_list
 from .read_arguments import kind_on_device
 from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN
-from .torch_guard import guard_of, is_odd
+from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .type_table import find
 
@@ -85,7 +85,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                         status = structs.STATUS_GROW
                         break
                     export = structs.export_at(frame.exports + EXPORT_BYTES * made)
-                    export.object, export.managed, export.storage = ob, 0, 0
+                    export.object, export.managed, export.storage, export.state = ob, 0, 0, structs.UNDECIDED
                     export.is_given, export.is_interface = 0, types.intp(is_interface)
                     frame.export_count += 1
                 export = structs.export_at(frame.exports + EXPORT_BYTES * made)
@@ -163,16 +163,17 @@ def hold_storage(context, entry, export, flags):
 
 
 @native
-def is_of(guard, storage, ob):
-    """Whether a storage object is still the storage of the tensor `ob`; True if that cannot be read in memory."""
-    if storage == 0 or guard.storage_object == 0:
-        return True
-    return load(load(ob + guard.object) + guard.storage) == load(storage + guard.storage_object)
+def is_storage_enough(context, guard, export, flags):
+    """Whether no export is needed: the call holds the storage, and the tensor is read in memory. A bound launch needs exports."""
+    if guard == 0 or context.device_type != CPU or flags & FLAG_OWN != 0 or export.storage == 0:
+        return False
+    offsets = structs.guard_at(guard)
+    return offsets.ndim != 0 and offsets.storage_object != 0 and is_in_memory(offsets, export.object)
 
 
 @native
 def make_export(context, entry, export, flags):
-    """Make an owning export; check the tensor if it is PyTorch's. Returns a STATUS_*."""
+    """Make an owning export, or find that its storage is enough; check the tensor if it is PyTorch's. Returns a STATUS_*."""
     ob = export.object
     out = stack(1)
     # copies: the entry may move while Python code runs
@@ -186,6 +187,9 @@ def make_export(context, entry, export, flags):
         return if_odd
     if guard != 0 and not is_of(structs.guard_at(guard), export.storage, ob):
         return structs.STATUS_CHANGED
+    if export.state != structs.NEEDS_MANAGED and is_storage_enough(context, guard, export, flags):
+        export.state = structs.HOLDS_STORAGE
+        return structs.STATUS_OK
     store(out, 0)
     failed = call_int(export_function, (ob, out)) != 0
     if failed or PyErr_Occurred() != 0 or load(out) == 0:

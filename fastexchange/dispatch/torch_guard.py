@@ -17,9 +17,12 @@ CPU = int(DLDeviceType.kDLCPU)
 Offsets = namedtuple(
     "Offsets",
     "object keys odd_keys element_type odd_types autograd storage storage_data storage_size ndim sizes strides inline_ndim"
-    " numel storage_offset device storage_checked",
+    " storage_offset device storage_checked asks_abi",
 )
-"""Fields of an ``fx_guard`` as compile-time constants: loading them takes time."""
+"""Fields of an ``fx_guard`` as compile-time constants: loading them takes time.
+
+The last is none: whether PyTorch's C ABI tells of a tensor that is not read in memory, instead of the exchange table.
+"""
 
 OFFSETS = Offsets._fields
 
@@ -112,6 +115,14 @@ def is_short(address, ob, end):
 
 
 @native
+def is_of(guard, storage, ob):
+    """Whether a storage object is still the storage of the tensor `ob`; True if that cannot be read in memory."""
+    if storage == 0 or guard.storage_object == 0:
+        return True
+    return load(load(ob + guard.object) + guard.storage) == load(storage + guard.storage_object)
+
+
+@native
 def is_in_memory(offsets, ob):
     """Whether the memory of a tensor that is not odd may be read: not if PyTorch checks each access, as to copy-on-write ones."""
     storage = load(load(ob + offsets.object) + offsets.storage)
@@ -119,10 +130,21 @@ def is_in_memory(offsets, ob):
 
 
 @native
+def number_in_memory(offsets, ob):
+    """The number of a tensor's dtype."""
+    return load(load(ob + offsets.object) + offsets.element_type) & 63
+
+
+@native
 def field_in_memory(offsets, address, ob):
     """An item of ``elements`` of an ``fx_guard``: the field of a tensor's dtype, and more if it has lanes; 0 if it is unknown."""
-    number = load(load(ob + offsets.object) + offsets.element_type) & 63
-    return load(structs.guard_at(address).elements + 8 * number)
+    return load(structs.guard_at(address).elements + 8 * number_in_memory(offsets, ob))
+
+
+@native
+def is_on_cpu(offsets, ob):
+    """Whether a tensor is on the CPU."""
+    return load(load(ob + offsets.object) + offsets.device) & 0xFF == 0
 
 
 @native
@@ -143,7 +165,10 @@ def rank_in_memory(offsets, ob):
 
 @native
 def view_in_memory(offsets, ob, count, itemsize):
-    """The :data:`View` of a tensor that :func:`is_in_memory`, with `count` dimensions and elements of `itemsize` bytes."""
+    """The :data:`View` of a tensor that :func:`is_in_memory`, with `count` dimensions and elements of `itemsize` bytes.
+
+    PyTorch exports NULL for a tensor without elements; this view has an address.
+    """
     implementation = load(ob + offsets.object)
     sizes = implementation + offsets.sizes
     strides = implementation + offsets.strides
@@ -151,7 +176,4 @@ def view_in_memory(offsets, ob, count, itemsize):
         sizes = load(sizes)
         strides = sizes + 8 * count
     start = load(load(implementation + offsets.storage) + offsets.storage_data)
-    data = start + load(implementation + offsets.storage_offset) * itemsize
-    if load(implementation + offsets.numel) == 0:
-        data = 0  # as PyTorch exports it
-    return View(data, 0, count, sizes, strides)
+    return View(start + load(implementation + offsets.storage_offset) * itemsize, 0, count, sizes, strides)

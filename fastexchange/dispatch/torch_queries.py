@@ -7,7 +7,7 @@ any view is borrowed. Functions of a storage run no Python code, so the reading 
 from ..ground import cpython as c
 from ..ground.cpython import Py_TYPE
 from ..ground.dlpack import COMPLEX, INT, UINT
-from ..ground.native import call_word, global_address, native
+from ..ground.native import call_word, global_address, load, native
 from .structs import torch_queries_at
 from .torch_guard import is_level_open
 
@@ -73,6 +73,8 @@ def is_beyond(guard, storage, begin, end):
 @native
 def is_movable(guard, storage):
     """Whether ``resize_()`` can free a storage's memory. Runs no Python code."""
+    if guard.storage_movable != 0:
+        return load(load(storage + guard.storage_object) + guard.storage_movable) & 0xFF != 0
     return is_yes(call_word(torch_queries_at(guard.queries).resizable, (storage, 0)))
 
 

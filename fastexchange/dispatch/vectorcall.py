@@ -109,7 +109,7 @@ def run_by(launch, context_address, args, nargs, flags, state):
         elif structs.overload_at(at).trampoline == 0:
             status = structs.STATUS_NUMBA
         else:
-            chosen = find_cached(context, at, args) if frame.export_count == 0 else at
+            chosen = find_cached(context, at, args)
             wants_cache_entry = chosen == 0
             entry = chosen if chosen != at else 0
             status, result = launch(context_address, frame_address, at, args, load(state + 24))

@@ -143,7 +143,8 @@ class _Announced:
     def _tell(self):
         self._is_told = True
         why = shipped_code().why_not
-        text = f"fastexchange: compiling native code for this machine, once; later processes load it ({why})"
+        kept = "once; later processes load it" if code_cache.is_kept else "which each process does, because it cannot be kept"
+        text = f"fastexchange: compiling native code for this machine, {kept} ({why})"
         if why and sys.stderr is not None:  # without `why` this process makes the code that is shipped
             with contextlib.suppress(Exception):  # a closed stderr
                 print(text, file=sys.stderr, flush=True)
@@ -215,6 +216,11 @@ class CodeCache:
     def directory(self) -> str | None:
         """The folder for new machine code; None if no folder is writable."""
         return str(self.folders[-1].path) if self.folders[-1].is_writable else None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether later processes will find the machine code that this one makes."""
+        return __name__ in _files() and self.directory is not None
 
     @global_compiler_lock
     def get(self, key: tuple, build, module: str, persist: bool = True):

@@ -5,6 +5,7 @@ for example in a deleter that is called after all modules have been cleared.
 """
 
 import functools
+import importlib._bootstrap
 import os
 import threading
 import time
@@ -81,6 +82,9 @@ def forkable_lock():
     because the lock's owner may wait for the forking thread: after :data:`FORK_WAITS` it forks without the lock. The child then
     makes the lock anew, and each change is safe to break off between any two steps. The compiler's locks stay as after any other
     fork.
+
+    A fork also waits until no other thread is importing a module of this package, as first calls do: in the child the module's
+    lock would be held for ever.
     """
     lock = threading.RLock()
     address = id(lock)
@@ -90,6 +94,19 @@ def forkable_lock():
 
 def _our_locks() -> list[Any]:
     return [lock for lock in [reference() for reference in list(_locks.values())] if lock is not None]
+
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def _is_imported_by_another() -> bool:
+    """Whether another thread is importing a module of this package: it holds the module's lock (CPython 3.10 to 3.15)."""
+    for name, reference in list(getattr(importlib._bootstrap, "_module_locks", {}).items()):
+        if name.partition(".")[0] == _PACKAGE:
+            owner = getattr(reference(), "owner", None)
+            if owner is not None and owner != threading.get_ident():
+                return True
+    return False
 
 
 def _before_fork() -> None:
@@ -106,9 +123,14 @@ def _before_fork() -> None:
                 break
             held.append(late)
         else:
-            return
+            if not _is_imported_by_another() or time.monotonic() >= deadline:
+                return
+            late = None
         while held:
             held.pop().release()
+        if late is None:
+            time.sleep(0.001)
+            continue
         seconds = deadline - time.monotonic()
         if seconds > 0 and late.acquire(timeout=seconds):
             held.append(late)

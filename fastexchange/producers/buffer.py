@@ -39,19 +39,18 @@ typedef struct {
     void *internal;
 } fx_buffer;
 
-/* An owning export of a buffer, one block. */
+/* An owning export of a buffer, one block. Its extents and strides follow. */
 typedef struct {
     DLManagedTensorVersioned managed;
     fx_buffer buffer;
-    int64_t shape[64], strides[64];
 } fx_buffer_export;
 """
 
 buffer_at = struct_at("fx_buffer")
 BUFFER = ffi.offsetof("fx_buffer_export", "buffer")
-SHAPE = ffi.offsetof("fx_buffer_export", "shape")
-STRIDES = ffi.offsetof("fx_buffer_export", "strides")
-EXTRA_BYTES = sizeof("fx_buffer_export") - sizeof("DLManagedTensorVersioned")
+SHAPE = sizeof("fx_buffer_export")
+BUFFER_BYTES = sizeof("fx_buffer")
+USUAL_NDIM = 8  # blocks that malloc() reuses at once
 PyBUF_STRIDED_RO_FORMAT = 0x18 | 0x04
 
 PyObject_GetBuffer = external("PyObject_GetBuffer", c.INT, c.POINTER, c.POINTER, c.INT)
@@ -117,8 +116,11 @@ def delete_buffer(managed):
 
 
 @native
-def fill(at):
-    """Fill the DLTensor of the fx_buffer_export at `at` from its buffer. Returns whether DLPack can; if not, sets BufferError."""
+def fill(at, strides_at):
+    """Fill the DLTensor of the fx_buffer_export at `at` from its buffer. `strides_at`: where its strides belong.
+
+    Returns: whether DLPack can describe the buffer. Raises: BufferError if not.
+    """
     buffer = buffer_at(at + BUFFER)
     field = field_of_format(buffer.format, buffer.itemsize)
     if field == 0:
@@ -139,10 +141,23 @@ def fill(at):
             buffer_error(cstring("its buffer's strides are no multiple of its item size"))
             return False
         store(at + SHAPE + 8 * i, extent)
-        store(at + STRIDES + 8 * i, elements)
-    describe(dl_tensor_at(at + DL_TENSOR), buffer.buf, ndim, field, at + SHAPE, at + STRIDES)
+        store(strides_at + 8 * i, elements)
+    describe(dl_tensor_at(at + DL_TENSOR), buffer.buf, ndim, field, at + SHAPE, strides_at)
     managed_at(at).flags = types.uint64(buffer.readonly != 0)
     return True
+
+
+@native
+def get_buffer(py_object, room):
+    """Make an fx_buffer_export with room for `room` dimensions, and get an object's buffer. Returns 0 with an exception set."""
+    at = new_managed(room, BUFFER_BYTES)
+    if at == 0:
+        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
+        return 0
+    if PyObject_GetBuffer(py_object, at + BUFFER, PyBUF_STRIDED_RO_FORMAT) != 0:
+        c.PyMem_RawFree(at)
+        return 0
+    return at
 
 
 @cfunction(types.int32, types.intp, types.intp)
@@ -153,14 +168,16 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
     Owns: the caller calls the deleter once. The buffer is held until then, so a bytearray, for example, cannot be resized.
     GIL: held; runs Python code only if a class written in Python has ``__buffer__``.
     """
-    at = new_managed(0, EXTRA_BYTES)
-    if at == 0:
-        c.PyErr_SetNone(global_address("PyExc_MemoryError"))
-        return types.int32(-1)
-    if PyObject_GetBuffer(py_object, at + BUFFER, PyBUF_STRIDED_RO_FORMAT) != 0:
+    room = USUAL_NDIM
+    at = get_buffer(py_object, room)
+    if at != 0 and buffer_at(at + BUFFER).ndim > room:
+        PyBuffer_Release(at + BUFFER)
         c.PyMem_RawFree(at)
+        room = MAX_NDIM
+        at = get_buffer(py_object, room)
+    if at == 0:
         return types.int32(-1)
-    if not fill(at):
+    if not fill(at, at + SHAPE + 8 * room):
         PyBuffer_Release(at + BUFFER)
         c.PyMem_RawFree(at)
         return types.int32(-1)

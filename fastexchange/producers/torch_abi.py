@@ -35,7 +35,7 @@ from ..ground.once import for_ever, once
 from . import torch_samples as samples
 from .torch_offsets import alone, c_function, checked_address, guard
 
-__all__ = ["borrow_function", "dltensor_from_py_object_no_sync", "why_not"]
+__all__ = ["borrow_function", "dltensor_from_py_object_no_sync", "is_borrow_function", "why_not"]
 
 CDEF = """
 /* PyTorch's C ABI. Each function takes a handle and the address of its result, and returns 0, or another number if it fails. */
@@ -58,8 +58,8 @@ typedef struct {
 } fx_torch_told;
 """
 
-_abi_at, _told_at = struct_at("fx_torch_abi"), struct_at("fx_torch_told")
-_TOLD_WORDS = (sizeof("fx_torch_told") + 7) // 8
+_abi_at, told_at = struct_at("fx_torch_abi"), struct_at("fx_torch_told")
+TOLD_WORDS = (sizeof("fx_torch_told") + 7) // 8
 _DATA, _DIM, _SIZES, _STRIDES, _DTYPE, _DEVICE_TYPE, _DEVICE_INDEX = (
     offset_of("fx_torch_told", name) for name in ("data", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
 )
@@ -69,6 +69,16 @@ _DATA, _DIM, _SIZES, _STRIDES, _DTYPE, _DEVICE_TYPE, _DEVICE_INDEX = (
 def torch_abi():
     """The process's ``fx_torch_abi``, found by its symbol's name."""
     return _abi_at(global_address("fastexchange_torch_abi"))
+
+
+@native
+def ask(py_object, at):
+    """Ask for all but the dtype and the device's index, and store what is told at `at`, an ``fx_torch_told``. 0: it is known."""
+    abi = torch_abi()
+    handle = py_object + abi.handle
+    failed = call_int(abi.device_type, (handle, at + _DEVICE_TYPE)) | call_int(abi.dim, (handle, at + _DIM))
+    failed |= call_int(abi.sizes, (handle, at + _SIZES)) | call_int(abi.strides, (handle, at + _STRIDES))
+    return failed | call_int(abi.data_ptr, (handle, at + _DATA))
 
 
 @cfunction(types.int32, types.intp, types.intp)
@@ -83,11 +93,9 @@ def dltensor_from_py_object_no_sync(py_object, out):
     """
     abi = torch_abi()
     handle = py_object + abi.handle
-    at = stack(_TOLD_WORDS)
-    told = _told_at(at)
-    failed = call_int(abi.device_type, (handle, at + _DEVICE_TYPE)) | call_int(abi.dtype, (handle, at + _DTYPE))
-    failed |= call_int(abi.dim, (handle, at + _DIM)) | call_int(abi.sizes, (handle, at + _SIZES))
-    failed |= call_int(abi.strides, (handle, at + _STRIDES)) | call_int(abi.data_ptr, (handle, at + _DATA))
+    at = stack(TOLD_WORDS)
+    told = told_at(at)
+    failed = call_int(abi.dtype, (handle, at + _DTYPE)) | ask(py_object, at)
     device = 0
     if told.device_type != 0:
         failed |= call_int(abi.device_index, (handle, at + _DEVICE_INDEX))
@@ -116,6 +124,11 @@ _FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "de
 def borrow_function() -> int:
     """Return the address of :func:`dltensor_from_py_object_no_sync`; 0 if this PyTorch has no such C ABI. Imports PyTorch."""
     return 0 if why_not() else dltensor_from_py_object_no_sync.address
+
+
+def is_borrow_function(address: int) -> bool:
+    """Whether `address` is what :func:`borrow_function` has returned."""
+    return _state.handle != 0 and address == dltensor_from_py_object_no_sync.address
 
 
 @once

@@ -56,13 +56,13 @@ typedef struct {
     int64_t storage_data;       /* the address of the memory, NULL if it has been freed */
     int64_t storage_size;       /* the size in bytes */
     int64_t storage_checked;    /* a byte that is not 0 if PyTorch checks each access to the memory: copy-on-write, … */
+    int64_t storage_movable;    /* a byte that is not 0 if `resize_()` can free the memory; 0: PyTorch is asked */
     int64_t storage_object;     /* in a storage's Python object: a pointer to the storage */
     /* What a view needs, read in a tensor that is not odd. `ndim` 0: its exchange table is asked. */
     int64_t ndim;               /* in the implementation: the number of dimensions */
     int64_t sizes;              /* the extents of up to `inline_ndim` dimensions; of more, a pointer to extents and strides */
     int64_t strides;            /* the strides of up to `inline_ndim` dimensions, in elements */
     int64_t inline_ndim;        /* not an offset */
-    int64_t numel;              /* the number of elements */
     int64_t storage_offset;     /* of the first element in the storage, in elements */
     int64_t device;             /* two bytes: the device's type, 0 for the CPU, 1 for a GPU; and its index */
     int64_t cuda;               /* not an offset: DLPack's type of a GPU; 0: tensors there have not been tried yet */
@@ -284,7 +284,6 @@ class Guard:
         unusual = samples.unusual()
         ndim = at_all(unusual, lambda t: t.dim())
         offset = [at for at in at_all(unusual, lambda t: t.storage_offset()) if at not in ndim]
-        numel = at_all(unusual, lambda t: t.numel())
 
         def counted(count: int, read) -> list[int]:
             of = [tensor for tensor in unusual if tensor.dim() <= count]
@@ -292,19 +291,22 @@ class Guard:
 
         inline = max((n for n in range(1, 9) if counted(n, lambda t: [*t.size()])), default=0)
         sizes, strides = counted(inline, lambda t: [*t.size()]), counted(inline, lambda t: [*t.stride()])
-        if not (len(ndim) == len(offset) == len(numel) == len(sizes) == len(strides) == 1 and inline < 8):
-            return self._not_one("views", dimensions=ndim, offset=offset, elements=numel, sizes=sizes, strides=strides)
+        if not (len(ndim) == len(offset) == len(sizes) == len(strides) == 1 and inline < 8):
+            return self._not_one("views", dimensions=ndim, offset=offset, sizes=sizes, strides=strides)
         device = self._places_of_devices()
         if len(device) != 1:
             return self._not_one("views", device=device)
         self._set(
-            ndim=ndim[0], sizes=sizes[0], strides=strides[0], inline_ndim=inline, numel=numel[0], storage_offset=offset[0],
-            device=device[0],
+            ndim=ndim[0], sizes=sizes[0], strides=strides[0], inline_ndim=inline, storage_offset=offset[0], device=device[0]
         )  # fmt: skip
         if all(map(self.reads, samples.strided_tensors())):
             return True
         self._set(ndim=0)
         return False
+
+    def number_of(self, tensor) -> int:
+        """Read the number of a tensor's dtype."""
+        return _word(tensor._cdata + self.native.element_type) & 63
 
     def _places_of_devices(self) -> list[int]:
         """Find the two bytes of a tensor's device: type and index. Some of the tensors have no memory, so no GPU is needed."""
@@ -346,7 +348,7 @@ class Guard:
         except ValueError:
             return False
         read = _word(owner + native.storage_data) + _word(at + native.storage_offset) * itemsize
-        seen = read if _word(at + native.numel) else 0, _words(sizes, count), _words(strides, count)
+        seen = read if tensor.numel() else 0, _words(sizes, count), _words(strides, count)
         field = self._elements[_word(at + native.element_type) & 63]
         bits = (field >> 8 & 0xFF) * (1 + (field >> 16))
         is_right = _word(at + native.ndim) == count and seen == told and bits in (0, 8 * itemsize)
@@ -384,8 +386,22 @@ class Guard:
         checked = [at for at in range(_WORD, 10 * _WORD) if read(ones, at) == {1} and read(zeros, at) == {0}]
         if len(in_object) != 1 or len(checked) != 1:
             return self._not_one("checked", storage=in_object, checked=checked)
-        self._set(storage_object=in_object[0], storage_checked=checked[0])
+        self._set(storage_object=in_object[0], storage_checked=checked[0], storage_movable=self._place_of_movable(storages))
         return True
+
+    def _place_of_movable(self, storages: list) -> int:
+        """Find the byte that is 1 in storages that can be resized; 0 if it is not found at one place."""
+        import torch
+
+        fixed = [torch.ones(count, dtype=torch.float32).untyped_storage() for count in (1, 2, 1000)]
+        before = [_bytes_of(storage) for storage in fixed]
+        for storage in fixed:
+            forbid_resizing_of(storage)
+        after = [_bytes_of(storage) for storage in fixed]
+        others = [(storage.resizable(), _bytes_of(storage)) for storage in storages]
+        known = [*((True, seen) for seen in before), *((False, seen) for seen in after), *others]
+        found = [at for at in range(_WORD, 10 * _WORD) if all(seen[at] == is_movable for is_movable, seen in known)]
+        return found[0] if len(found) == 1 else 0
 
     def _find_autograd(self) -> bool:
         """Find the fields of the autograd metadata. Check them against ``requires_grad`` on tensors of every kind."""
@@ -568,6 +584,10 @@ def checked_address(address: int) -> int:
     except (OSError, ValueError, OverflowError):
         raise ValueError(f"{address:#x} is no address of an object") from None
     return address
+
+
+def _bytes_of(storage) -> list[int]:
+    return [_byte(storage._cdata + at) for at in range(10 * _WORD)]
 
 
 def _word(address: int) -> int:
