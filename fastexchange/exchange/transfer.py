@@ -121,8 +121,10 @@ def transfer(state, ob, to):
     if not is_mutable:
         managed.flags |= READONLY
     tensor = dl_tensor_at(export + DL_TENSOR)
+    # PyTorch before 2.9 ignores an offset, also behind the table that tvm-ffi gives it: Python code clears it.
+    has_offset = tensor.byte_offset != 0
     if PyErr_Occurred() != 0 or not is_sound(tensor) or (
-        takes_all == 0 and (not is_mutable or runs_backwards(tensor) or tensor.device.device_type != 1)
+        takes_all == 0 and (not is_mutable or has_offset or runs_backwards(tensor) or tensor.device.device_type != 1)
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
