@@ -17,6 +17,8 @@ try:
     import torch
 except ImportError:
     torch = None
+else:
+    known(torch.Tensor)  # now, because tvm-ffi gives older versions of PyTorch an exchange table, which they have not
 try:
     import tvm_ffi
 except ImportError:

@@ -180,7 +180,8 @@ def ways_of(tensor, own, dtypes) -> dict[str, Way]:
         found = {name: way for name, way in found.items() if way.to is not jax.Array}
     is_mute = torch is not None and isinstance(tensor, torch.Tensor) and not has_versioned_capsules()
     if isinstance(tensor, (Tabled, np.ndarray, Dunder)) or hasattr(type(tensor), "__dlpack__"):
-        found["by its type's table"] = Way(by_its_table, is_legacy=True) if is_mute else BY_TABLE
+        has_none = not hasattr(type(tensor), "__dlpack_c_exchange_api__")  # nor one of tvm-ffi's
+        found["by its type's table"] = Way(by_its_table, is_legacy=True) if is_mute and has_none else BY_TABLE
     if hasattr(type(tensor), "__dlpack__") and not isinstance(tensor, OF_LEGACY_CAPSULES) and not is_mute:
         found["by its own capsule"] = BY_OWN_CAPSULE
     if isinstance(tensor, np.ndarray):

@@ -29,6 +29,9 @@ from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, tabled_type  # no
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
+from fastexchange._abi import ffi  # noqa: E402
+from fastexchange.dispatch.runtime import runtime  # noqa: E402
+from fastexchange.exchange.export import known  # noqa: E402
 from fastexchange.producers import torch_offsets as producer  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")
@@ -826,6 +829,30 @@ Exporting = tabled_type("Exporting", dltensor_from_py_object_no_sync=None)
 @fast_args
 def reverse(x):
     return x[::-1]
+
+
+@pytest.mark.skipif(not has_table(), reason="this PyTorch has no table")
+def test_pytorch_gets_no_offset_that_it_could_ignore():
+    """Its conversions did before version 2.9, also behind the table that tvm-ffi gives such a version."""
+    own, offsets = known(torch.Tensor)["to_object"], []
+    convert_it = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+    @convert_it
+    def to_object(managed, out):
+        offsets.append(ffi.cast("DLManagedTensorVersioned *", managed).dl_tensor.byte_offset)
+        return convert_it(own)(managed, out)
+
+    array, made = np.arange(12.0), []
+    runtime().entries.update(torch.Tensor, to_object=ctypes.cast(to_object, ctypes.c_void_p).value)
+    try:
+        for offset in (0, 32):
+            given = Dunder(array[:4], Ledger(), byte_offset=offset)
+            made += [fastexchange.convert(given, torch.Tensor) for _ in range(3)]
+    finally:
+        runtime().entries.update(torch.Tensor, to_object=own)
+    assert offsets == [0] * 6
+    assert [tensor.tolist() for tensor in made] == [[0, 1, 2, 3]] * 3 + [[4, 5, 6, 7]] * 3
+
 
 
 def test_what_the_framework_itself_would_misread():

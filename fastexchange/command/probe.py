@@ -64,6 +64,7 @@ def failure(section: str, name: str, error: BaseException, what: str, advice: st
 _LAYOUTS = {
     "object": ("CPython's objects", "Numba's own dispatcher makes all calls"),
     "tuple": ("CPython's tuples", "Numba's own dispatcher makes all calls"),
+    "dispatcher": ("kernels, which extend Numba's dispatchers,", "Numba's own dispatcher makes all calls"),
     "meminfo": ("Numba's memory blocks", "Numba's own dispatcher makes all calls"),
     "float": ("CPython's floats", "Numba's own dispatcher makes the calls that have one"),
     "complex": ("CPython's complex numbers", "Numba's own dispatcher makes the calls that have one"),

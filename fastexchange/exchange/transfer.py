@@ -112,8 +112,10 @@ def transfer(state, ob, to):
     if not is_mutable:
         managed.flags |= READONLY
     tensor = dl_tensor_at(export + DL_TENSOR)
+    # PyTorch before 2.9 ignores an offset, also behind the table that tvm-ffi gives it: Python code clears it.
+    has_offset = tensor.byte_offset != 0
     if PyErr_Occurred() != 0 or examine_memory(tensor) != SOUND or (
-        takes_all == 0 and (not is_mutable or runs_backwards(tensor) or tensor.device.device_type != CPU)
+        takes_all == 0 and (not is_mutable or has_offset or runs_backwards(tensor) or tensor.device.device_type != CPU)
     ):
         delete_managed(export)
         return 0, PyErr_Occurred() != 0
