@@ -699,6 +699,42 @@ def test_a_kernel_that_is_called_again_within_a_call_that_tries_an_entry():
             assert kernel(value, 3) == 4.0
 
 
+def test_a_producer_that_calls_the_kernel_while_an_entry_is_tried_that_differs():
+    """An entry is tried once for a call, whatever is called meanwhile. It was tried without end, until the stack was full."""
+    run_python(
+        """
+        import numpy as np
+        from fastexchange import fast_args
+
+        class Tensor:
+            def __init__(self, array, nested=lambda: None):
+                self.array, self.nested, self.exports = array, nested, 0
+
+            def __dlpack_device__(self):
+                return 1, 0
+
+            def __dlpack__(self, **options):
+                self.exports += 1
+                self.nested()
+                return self.array.__dlpack__(**options)
+
+        @fast_args
+        def total(x):
+            return x.sum()
+
+        array, double, single = np.ones((2, 2)), Tensor(np.ones(3)), Tensor(np.ones(3, "f4"))
+        for value in (array, double, single):
+            for _ in range(60):
+                total(value)
+        for _ in range(60):  # a type's site has its last entry: that for doubles
+            assert total(double) == 3.0 and total(array) == 4.0
+        nested = Tensor(np.ones(3, "f4"), lambda: total(array))
+        assert total(nested) == 3.0
+        assert nested.exports <= 3
+        """
+    )
+
+
 def test_threads_with_signatures_in_turn():
     kernel = fast_args(nogil=True)(_described)
     plain = fast_args(_described)
