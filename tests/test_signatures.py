@@ -598,6 +598,45 @@ def test_types_that_die_make_room_for_others():
     assert any(record.type == id(cls) for entry in filed.cached for record in entry.expected)
 
 
+def test_an_entry_whose_types_have_died_is_filled_again_under_calls_that_read_it(monkeypatch):
+    """A call may be in progress by the entry, and reads it after its kernel: Ctrl-C, too, leaves it as it was but for the types."""
+
+    @fast_args
+    def first(x, y):
+        return x[0] + len(y)
+
+    def takes(cls):
+        array = np.ones(3).view(cls)
+        assert [first(array, (array, 1)) for _ in range(60)] == [3.0] * 60
+
+    def records(entry):
+        return [(record.items, record.origin, record.flags) for record in entry.expected]
+
+    takes(type("Dies", (np.ndarray,), {}))
+    gc.collect()
+    (filed,) = first._native._overloads.values()
+    (entry,) = filed.cached
+    before, held, seen = records(entry), list(entry.held), []
+    assert entry.is_dead() and held and {origin for _, origin, _ in before} == {0, -1}
+    describe = first._native._describe
+
+    def interrupted(*arguments):
+        seen.append(records(entry))
+        describe(*arguments)
+        seen.append(records(entry))
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(first._native, "_describe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        takes(type("Interrupts", (np.ndarray,), {}))
+    assert entry.is_dead() and entry.held[: len(held)] == held
+    cls = type("Lives", (np.ndarray,), {})
+    takes(cls)
+    assert len(seen) > 6 and all(each == before for each in seen)
+    assert filed.cached == [entry] and not entry.is_dead() and len(entry.held) == len(held)
+
+
 # ---- many signatures in turn, and keywords: each call is made by the fast entry for its arguments -------------------
 
 
@@ -697,6 +736,42 @@ def test_a_kernel_that_is_called_again_within_a_call_that_tries_an_entry():
     for _ in range(40):
         for value in values:
             assert kernel(value, 3) == 4.0
+
+
+def test_a_producer_that_calls_the_kernel_while_an_entry_is_tried_that_differs():
+    """An entry is tried once for a call, whatever is called meanwhile. It was tried without end, until the stack was full."""
+    run_python(
+        """
+        import numpy as np
+        from fastexchange import fast_args
+
+        class Tensor:
+            def __init__(self, array, nested=lambda: None):
+                self.array, self.nested, self.exports = array, nested, 0
+
+            def __dlpack_device__(self):
+                return 1, 0
+
+            def __dlpack__(self, **options):
+                self.exports += 1
+                self.nested()
+                return self.array.__dlpack__(**options)
+
+        @fast_args
+        def total(x):
+            return x.sum()
+
+        array, double, single = np.ones((2, 2)), Tensor(np.ones(3)), Tensor(np.ones(3, "f4"))
+        for value in (array, double, single):
+            for _ in range(60):
+                total(value)
+        for _ in range(60):  # a type's site has its last entry: that for doubles
+            assert total(double) == 3.0 and total(array) == 4.0
+        nested = Tensor(np.ones(3, "f4"), lambda: total(array))
+        assert total(nested) == 3.0
+        assert nested.exports <= 3
+        """
+    )
 
 
 def test_threads_with_signatures_in_turn():

@@ -230,12 +230,13 @@ class KernelContext:
         with self._lock:
             dead = next((entry for entry in cached if entry.compiled_for == compiled_for and entry.is_dead()), None)
             if dead is not None:  # reuse its memory: types that come and go must not leak entries
-                dead.held[:] = self._expect(dead.expected, keys, values)
+                self._expect(dead.expected, keys, values, dead.held)
                 return
             if first.cached_count >= structs.MAX_CACHED:
                 return
         expected = ffi.new("fx_expected[]", len(values))
-        held = self._expect(expected, keys, values)
+        held: list[Any] = []
+        self._expect(expected, keys, values, held)
         overload = ffi.new("fx_overload *", first[0])
         overload.expected, overload.expected_count = address_of(expected), len(values)
         try:
@@ -356,38 +357,46 @@ class KernelContext:
         offsets = (0 if name in irrelevant else getattr(guard, name) for name in OFFSETS[:-1])
         return (*offsets, int(torch_abi.is_borrow_function(fields["borrow"])))
 
-    def _expect(self, expected, keys: tuple[int, ...], bound: tuple) -> list:
-        """Fill the records of a cache entry (see ``dispatch.fast_parts``). Returns the dtypes that it refers to.
+    def _expect(self, expected, keys: tuple[int, ...], bound: tuple, held: list) -> None:
+        """Fill the records of a cache entry (see ``dispatch.fast_parts``), and `held` with the dtypes that it refers to.
 
-        `bound`: the arguments, each tuple followed by its items.
+        `bound`: the arguments, each tuple followed by its items. If the entry is a dead one, its last call may be in progress
+        (in a producer's Python code, or in a kernel without the GIL), and reads the records later: what the keys and the fast
+        entry determine is never another value, not even for a moment.
         """
-        held: list[Any] = []
+        before, has_list = len(held), len(keys) != len(bound)
         for record in expected:  # another thread may call at any step: no call agrees with the entry until it is complete
             record.type = 0
         for index, value in enumerate(bound):
-            is_tuple = self.runtime.entries.fields(type(value))["kind"] in structs.TUPLE_KINDS
-            expected[index].items, expected[index].origin = len(value) if is_tuple else -1, -1
-            if len(keys) == len(bound):
-                self._describe(expected[index], value, keys[index], self.runtime.entries.fields(type(value)), held)
+            fields = self.runtime.entries.fields(type(value))
+            expected[index].items = len(value) if fields["kind"] in structs.TUPLE_KINDS else -1
+            expected[index].origin = -1 if has_list else self._origin_of(fields)
+            if not has_list:
+                self._describe(expected[index], value, keys[index], fields, held)
             self.runtime.entries.watch(type(value), expected)
         for record, value in zip(expected, bound, strict=True):
             record.type = id(type(value))
-        return held
+        del held[:before]  # last: Ctrl-C may interrupt at each step
+
+    def _origin_of(self, fields: dict[str, int]) -> int:
+        """The ``origin`` of the record for values of a type whose entry has these fields."""
+        origins = {
+            structs.KIND_NDARRAY: structs.ORIGIN_NDARRAY, structs.KIND_STRING: structs.ORIGIN_STRING,
+            structs.KIND_MANAGED: structs.ORIGIN_EXPORT,
+            structs.KIND_EXCHANGE: structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW,
+        }  # fmt: skip
+        return origins.get(fields["kind"], -1)
 
     def _describe(self, record, value, key: int, fields: dict[str, int], held: list) -> None:
-        record.flags, record.origin = key >> structs.FLAGS_SHIFT, -1
+        record.flags = key >> structs.FLAGS_SHIFT
         if fields["kind"] == structs.KIND_NDARRAY:
-            record.origin = structs.ORIGIN_NDARRAY
             dtype = dtype_of(value)
-            record.dtype, record.itemsize = id(dtype), dtype.itemsize
             held.append(dtype)
-        elif fields["kind"] == structs.KIND_STRING:
-            record.origin = structs.ORIGIN_STRING
+            record.dtype, record.itemsize = id(dtype), dtype.itemsize
         elif fields["kind"] == structs.KIND_MANAGED:
-            record.origin, record.borrow = structs.ORIGIN_EXPORT, fields.get("managed", 0)
+            record.borrow = fields.get("managed", 0)
             record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
         elif fields["kind"] == structs.KIND_EXCHANGE:
-            record.origin = structs.ORIGIN_EXPORT if self.native.needs_owning_exports else structs.ORIGIN_VIEW
             record.dtype = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
             record.itemsize = record.dtype >> 11
             record.misaligned = misaligned_bits.py_func(record.dtype)

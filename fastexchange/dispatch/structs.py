@@ -113,7 +113,6 @@ typedef struct {
     int64_t runtime;
     int64_t last;               /* fx_overload * of the last cached call: its fast entry gets the next call */
     int64_t sites;              /* fx_overload *[SITES], cache entries by a hash of the arguments that they were found for */
-    int64_t is_trying;          /* one of them is being tried: if it leaves the call to the general path, no other is */
     int64_t buckets;            /* fx_overload *[1 + size]; the first word: size - 1 */
     int64_t parameter_count;    /* without *args */
     int64_t plain_count;        /* the same, or -1 for a kernel with *args or keyword-only parameters */

@@ -144,12 +144,11 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     if is_on_cpu and kwnames == 0 and nargs == context.plain_count:
         site = site_of(context, runtime, args, nargs)
         entry = load(site)
-        if entry != 0 and entry != context.last and context.is_trying == 0:
-            context.last, context.is_trying = entry, 1
-            result = call_entry(context_address, entry, callable_, args, nargsf)
-            context.is_trying = 0
-            return result
-        context.is_trying = 0
+        if entry != 0 and entry != context.last and nargsf & c.TRIED_SITE == 0:
+            context.last = entry
+            # If the fast entry leaves the call, it comes here again, with this bit: then no entry is tried. A flag elsewhere
+            # would be cleared by other calls, which the Python code of a producer makes, or another thread.
+            return call_entry(context_address, entry, callable_, args, nargsf | c.TRIED_SITE)
     frame_address = take_frame(runtime)
     if frame_address == 0:
         return 0
