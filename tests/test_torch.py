@@ -874,7 +874,7 @@ def test_what_the_framework_itself_would_misread():
             tensor = fastexchange.convert(Dunder(array, ledger, data=address - 64, byte_offset=64), torch.Tensor, **options)
             assert tensor.data_ptr() == address and tensor.tolist() == [0, 1, 2, 3]
             del tensor
-            ledger.check(1)
+            ledger.check(ledger.made)  # native code gives an export with an offset back, and Python code makes another
     ledger = Ledger()
     with contextlib.suppress(BufferError):  # a device that PyTorch knows, and may refuse after it has released the export
         fastexchange.convert(Exporting(array, ledger, device_type=4), torch.Tensor)
