@@ -599,7 +599,7 @@ def test_types_that_die_make_room_for_others():
 
 
 def test_an_entry_whose_types_have_died_is_filled_again_under_calls_that_read_it(monkeypatch):
-    """A call in progress by the entry reads it after its kernel: Ctrl-C, too, leaves it as it was but for the types."""
+    """A call by the entry may be in progress and read it after its kernel. Ctrl-C, too, leaves all but the types as it was."""
 
     @fast_args
     def first(x, y):
