@@ -220,16 +220,23 @@ def _items(value) -> int:
 
 
 def cache_call(kernel, bound: tuple) -> None:
-    """Compile a fast entry for calls with arguments of these types, if their signature is still filed."""
+    """Compile a fast entry for calls with arguments of these types, if their signature is still filed.
+
+    Exports have effects in their producers, so none is made here if one signature alone fits what can be read without them.
+    """
     report = Report()
+    shown, exported = kernel._native.without_exports(bound)
     try:
-        status = attempt(kernel, bound, DRY_RUN, report)
+        status = attempt(kernel, shown, DRY_RUN, report)
+        fitting = kernel._native.keys_like(report.keys, exported) if exported else [report.keys]
+        if len(fitting) > 1:
+            status, fitting = attempt(kernel, bound, DRY_RUN, report), [report.keys]
     except Exception:  # a producer has raised; the call itself has been made already
         return
-    if status != structs.STATUS_UNKNOWN_SHAPE or report.keys not in kernel._native:
+    if status != structs.STATUS_UNKNOWN_SHAPE or not fitting or fitting[0] not in kernel._native:
         return
     try:
-        kernel._native.add_cache_entry(report.keys, bound)
+        kernel._native.add_cache_entry(fitting[0], bound)
     except Exception as error:  # calls are right without a fast entry
         message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)

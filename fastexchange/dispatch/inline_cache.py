@@ -88,7 +88,7 @@ def find_cached(context, first, args):
     if has_room:
         overload.uncached_calls += 1
         if overload.uncached_calls > structs.CALLS_PER_CACHE_ENTRY:
-            overload.uncached_calls = 0
+            overload.uncached_calls = structs.WANTS_CACHE_ENTRY
             return 0
     return first
 

@@ -297,6 +297,35 @@ class KernelContext:
         overload.next = self._buckets[index]
         self._buckets[index] = address_of(overload)
 
+    def without_exports(self, bound: tuple) -> tuple[tuple, list[int]]:
+        """A call's arguments with None in place of each tensor that would be exported, and the places of these in the keys."""
+        exported = [i for i, value in enumerate(self._with_items(bound)) if self._is_exported(value)]
+
+        def shown(value):
+            if self._is_exported(value):
+                return None
+            if self.runtime.entries.fields(type(value))["kind"] not in structs.TUPLE_KINDS:
+                return value
+            return tuple.__new__(type(value), map(shown, value))
+
+        return tuple(map(shown, bound)) if exported else bound, exported
+
+    def _is_exported(self, value) -> bool:
+        return self.runtime.entries.fields(type(value))["kind"] == structs.KIND_MANAGED
+
+    def keys_like(self, keys: tuple[int, ...], places: list[int]) -> list[tuple[int, ...]]:
+        """The filed keys that differ from `keys` only at these places, where they are of arrays.
+
+        Of several those whose last call is to get a cache entry.
+        """
+        like = []
+        for filed in list(self._overloads):
+            rest = [key if i not in places else structs.KIND_NONE for i, key in enumerate(filed)]
+            if tuple(rest) == keys and all(filed[i] & 0xFF == structs.KIND_ARRAY for i in places):
+                like.append(filed)
+        wanted = [filed for filed in like if self._overloads[filed].overload.uncached_calls == structs.WANTS_CACHE_ENTRY]
+        return wanted or like
+
     def _with_items(self, values):
         """The arguments of a call, each tuple followed by its items, in the order of the keys."""
         for value in values:
@@ -330,7 +359,7 @@ class KernelContext:
         """Whether a fast entry may make owning exports of tensors of a value's type."""
         fields = self.runtime.entries.fields(type(value))
         is_on_cpu = self.native.device_type == CPU
-        return is_on_cpu and fields["kind"] == structs.KIND_MANAGED and not fields.get("guard")
+        return is_on_cpu and self._is_exported(value) and not fields.get("guard")
 
     def _may_hold_storage(self, value, guard: tuple[int, ...]) -> bool:
         """Whether a call may hold the storage of a tensor instead of an export: ``take_exports.is_storage_enough``."""

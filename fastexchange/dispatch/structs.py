@@ -90,7 +90,7 @@ typedef struct {
     int64_t next;               /* in its bucket */
     int64_t cached;             /* fx_overload *, the next entry of the inline cache: the same keys and code, with `expected` */
     int64_t cached_count;       /* of the first: how many entries follow it */
-    int64_t uncached_calls;     /* of the first: calls with types that no entry is for */
+    int64_t uncached_calls;     /* of the first: calls with types that no entry is for; WANTS_CACHE_ENTRY */
     int64_t hash;
     int64_t key_count;
     int64_t keys;               /* int64_t[key_count] */
@@ -303,6 +303,7 @@ BOUND_SPENT = 2  # its kernel has changed a list: the frame can no longer be use
 MAX_NDIM = dltensor.MAX_NDIM
 MAX_CACHED = 8  # entries of an inline cache
 SITES = 256  # a power of 2
+WANTS_CACHE_ENTRY = -1  # `uncached_calls` of an overload whose last call is to get a cache entry
 CALLS_PER_CACHE_ENTRY = 16  # calls without a cache entry until one is made: that takes a compilation of some milliseconds
 MAX_TUPLE_DEPTH = parameters.MAX_TUPLE_DEPTH
 RESULT_BYTES = 4096
