@@ -34,9 +34,13 @@ def _code_cells(notebook) -> list:
 
 
 def _kinds(notebook) -> list:
-    """Of each code cell: what kinds of outputs it has."""
+    """Of each code cell: what kinds of outputs it has, apart from the line of a slow machine that compiles for two seconds."""
     return [
-        [(output.output_type, output.get("name"), sorted(output.get("data", ()))) for output in cell.outputs]
+        [
+            (output.output_type, output.get("name"), sorted(output.get("data", ())))
+            for output in cell.outputs
+            if not output.get("text", "").startswith("fastexchange: compiling native code")
+        ]
         for cell in _code_cells(notebook)
     ]
 
