@@ -227,6 +227,8 @@ def cache_call(kernel, bound: tuple) -> None:
     report = Report()
     shown, exported = kernel._native.without_exports(bound)
     try:
+        if exported:
+            learn(None)  # which stands for them
         status = attempt(kernel, shown, DRY_RUN, report)
         fitting = kernel._native.keys_like(report.keys, exported) if exported else [report.keys]
         if len(fitting) > 1:
