@@ -231,4 +231,8 @@ def test_ctrl_c_is_no_abort(tmp_path, seconds):
         time.sleep(seconds)
         assert process.poll() is None, (process.returncode, (tmp_path / "stderr").read_text())
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) in (130, 1, -signal.SIGINT)  # before main() it is a traceback
+        code = process.wait(120)
+    said = (tmp_path / "stderr").read_text()
+    # Before main() it is a traceback. In a destructor or a callback of a weak reference CPython reports it and goes on.
+    is_lost = "Exception ignored" in said and "KeyboardInterrupt" in said
+    assert code in (130, 1, -signal.SIGINT) or (code == 0 and is_lost), (code, said)
