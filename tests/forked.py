@@ -10,7 +10,7 @@ import signal
 from typing import NamedTuple
 
 import pytest
-from interpreter import run_python
+from interpreter import lines_said, run_python
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 SECONDS = 60
@@ -27,9 +27,8 @@ class Ended(NamedTuple):
 
     def check(self) -> None:
         """It ended well, and wrote nothing but to stdout, and that native code is compiled: the first to need it says so."""
-        said = [line for line in self.stderr.splitlines() if "compiling native code" not in line]
         how = f"stuck for {SECONDS} s" if self.code == -signal.SIGALRM else f"exit code {self.code}"
-        assert self.code == 0 and not said, f"{how}\n{self.stdout}\n{self.stderr}"
+        assert self.code == 0 and not lines_said(self.stderr), f"{how}\n{self.stdout}\n{self.stderr}"
 
 
 _STAGE = """

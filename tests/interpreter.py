@@ -19,3 +19,8 @@ def run_python(code: str, *arguments: str, check: bool = True, **environment: st
     if check:
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def lines_said(stderr: str) -> list[str]:
+    """What a program wrote to stderr, but for the line by which whoever first needs native code says that it is compiled."""
+    return [line for line in stderr.splitlines() if "compiling native code" not in line]

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from forked import needs_fork, run_forked
 from frameworks import torch
-from interpreter import run_python
+from interpreter import lines_said, run_python
 from made_producers import (
     TABLE_CAPSULE,
     Dunder,
@@ -415,7 +415,7 @@ def data_loader(method: str):
 @pytest.mark.parametrize("method", [method for method in START_METHODS if method != "forkserver"])
 def test_a_data_loader_with_workers(method):
     done = run_python(f"from test_processes import data_loader; data_loader({method!r})", PYTHONWARNINGS="ignore")
-    assert done.stderr == ""
+    assert lines_said(done.stderr) == []
 
 
 # ---- exit ------------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def total(x):
 
 
 def total_beside(x, text):
-    return total_njit(x) + len(text)
+    return total_njit(x)
 
 
 def total_inside(pair):
