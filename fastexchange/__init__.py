@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .calls.bound_launch import BoundLaunch
     from .calls.explain import explain
     from .calls.kernel import FastKernel, KernelCounts
+    from .calls.torch_op import TorchOp
     from .cuda.bound_launch import BoundCudaLaunch
     from .cuda.driver import CudaError
     from .cuda.kernel import CudaKernel
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
-    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "accelerate", "convert", "decelerate",
-    "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack",
-    "unpolyfill",
+    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "TorchOp", "accelerate", "convert",
+    "decelerate", "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype",
+    "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 
 _ROOMS = {
@@ -42,6 +43,7 @@ _ROOMS = {
     "calls.bound_launch": ("BoundLaunch",),
     "calls.explain": ("explain",),
     "calls.kernel": ("FastKernel", "KernelCounts"),
+    "calls.torch_op": ("TorchOp",),
     "cuda.bound_launch": ("BoundCudaLaunch",),
     "cuda.driver": ("CudaError",),
     "cuda.kernel": ("CudaKernel",),

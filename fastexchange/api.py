@@ -13,7 +13,7 @@ from numba.core.dispatcher import Dispatcher
 
 from .calls import interpreted
 from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, kernel_of
-from .calls.options import KernelOptions, check_names, checked_returns, declared, outputs_of
+from .calls.options import KernelOptions, check_names, checked_mutates, checked_returns, declared, outputs_of
 from .ground.numba_internals import (
     CPUDispatcher,
     add_class_of_dispatchers,
@@ -29,7 +29,9 @@ from .ground.safe_repr import shown
 __all__ = ["accelerate", "decelerate", "fast_args"]
 
 
-def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=None, cuda=None, launch=None, **options):
+def fast_args(
+    func=None, /, *, grad="refuse", storage=False, returns=None, out=None, mutates=None, cuda=None, launch=None, **options
+):
     """Make a Numba kernel that takes tensors of any framework. A call costs about as much as one of a hand-written C extension.
 
     Parameters
@@ -53,6 +55,8 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
         ``fastexchange.ground.shape_notation``). If a call omits an output, or gives None, it is allocated, uninitialised, by the
         framework of `returns`, or else of the first tensor in the notation. The call returns its outputs; the kernel must
         return None.
+    mutates : the names of the arguments that the kernel writes to, beside its outputs, for PyTorch's autograd, ``torch.compile``
+        and ``torch.export`` (see :meth:`FastKernel.as_torch_op`). None: with `out`, none; without, any tensor may be written to.
     cuda : a ``@cuda.jit`` dispatcher, or its kernel, with the same parameters. It gets the calls with tensors on a GPU, `func`
         the calls with tensors on the CPU.
     launch : the configuration of `cuda`: ``(grid, block)``, optionally with stream and shared memory. Or a function that
@@ -93,7 +97,8 @@ def fast_args(func=None, /, *, grad="refuse", storage=False, returns=None, out=N
     if not isinstance(storage, bool):
         raise TypeError(f"fast_args(): storage is True or False, not {shown(storage)}")
     cuda = _checked_cuda(cuda, launch, out, grad, storage)
-    kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch)
+    mutates = None if mutates is None else checked_mutates(mutates)
+    kernel_options = KernelOptions(grad == "allow", storage, returns, out, cuda, launch, mutates)
     make = functools.partial(_kernel_from, options=options, kernel_options=kernel_options)
     return make if func is None else make(func)
 

@@ -6,6 +6,7 @@ CPython passes a call to the native dispatcher (``dispatch.vectorcall``). It mak
 
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,9 +25,11 @@ from ..ground.numba_internals import (
     use_cache,
 )
 from ..ground.once import cached_property, forkable_lock
-from ..ground.parameters import Parameters
+from ..ground.parameters import Parameters, flatten
+from ..producers.torch_kinds import is_symbolic
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, checked_returns, declared, outputs_of
+from .traced import decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
 
@@ -58,6 +61,9 @@ class Kernel:
     )
     returns = property(lambda self: self._kernel_options.returns, doc="What determines the framework of its results.")
     out = property(lambda self: self._kernel_options.out, doc="The notation that declares its outputs, or None.")
+    mutates = property(
+        lambda self: self._kernel_options.mutates, doc="The names of the arguments that it writes to; None: not declared."
+    )
     cuda = property(lambda self: self._kernel_options.cuda, doc="The kernel that gets the calls with tensors on a GPU, or None.")
 
     def __repr__(self):
@@ -92,6 +98,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     storage : whether elements without a Numba type are passed as integers of the same size.
     returns : what determines the framework of its results: None, a parameter's name, or a type.
     out : the notation that declares its outputs, or None.
+    mutates : the names of the arguments that it writes to, or None.
     cuda : the kernel that gets the calls with tensors on a GPU, or None.
     """
 
@@ -118,11 +125,24 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return f"{CPUDispatcher.__name__}({self.py_func})"
 
     def __call__(self, /, *args, **kwargs):
+        """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
+        if is_traced(FastKernel.__call__.__code__):
+            from .torch_tracing import call_traced
+
+            return call_traced(self, *args, **kwargs)
+        return self._call_first(*args, **kwargs)
+
+    def _call_first(self, /, *args, **kwargs):
         """Make the first call, after which CPython calls native code directly, and all calls where native code is not used."""
         if self._is_numbas and CPUDispatcher.__call__ is not numbas_call:
             return CPUDispatcher.__call__(self, *args, **kwargs)  # a program has replaced it
         if is_object_mode(self) or not self._has_parameters:
             return numbas_call(self, *args, **kwargs)
+        # Before anything native: while torch.export traces, PyTorch replaces functions that Numba registers when it starts.
+        if _has_symbolic((*args, *kwargs.values())):
+            bound = self._bind(args, kwargs)
+            if bound is not None and (result := self._call_symbolic(bound)) is not NotImplemented:
+                return result
         memory = self._native
         if memory.vectorcall:
             enable_vectorcall(type(self), FastKernel.__call__)  # does nothing if a program has replaced __call__
@@ -200,6 +220,12 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         self._kernel_options = kernel_options
         if kernel_options.out is not None or kernel_options.returns is not None:
             self._returns()
+        if kernel_options.out is not None or kernel_options.mutates is not None:
+            decorated[id(self)] = self
+            if "torch" in sys.modules:
+                from .torch_tracing import find_by_name
+
+                find_by_name()
         if kernel_options.cuda is not None:
             self._device_kernel = kernel_options.cuda.beside(self, kernel_options.launch)
         return self
@@ -333,6 +359,45 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
+    def as_torch_op(
+        self, name: str, *, backward=None, setup_context=None, mutates=None, vmap="loop", replace: bool = False
+    ):
+        """Register the kernel as an operator of PyTorch, ``torch.ops.namespace.name``: for autograd, ``torch.compile``, export.
+
+        Parameters
+        ----------
+        name : ``"namespace::name"``.
+        backward : the backward pass: a function ``backward(ctx, *grads)`` that returns a gradient, or None, for each argument of
+            the operator, as for ``torch.library.register_autograd``; or a kernel that declares outputs, or a list of such
+            kernels. A kernel's inputs are arguments and outputs of the operator, by their names, which are saved, and
+            ``grad_`` and an output's name; its outputs are ``grad_`` and an argument's name. Without a backward pass the operator
+            refuses tensors that require grad, as the kernel does.
+        setup_context : for a function in `backward`: ``setup_context(ctx, inputs, output)`` saves what it needs.
+        mutates : the names of the arguments that the kernel writes to, beside its outputs. None: as in ``fast_args(mutates=…)``.
+        vmap : ``"loop"``: ``torch.vmap`` calls the operator for each item of a batch. A function: as for
+            ``torch.library.register_vmap``. None: no rule.
+        replace : take the place of an operator of this name that an earlier call has registered, as in a notebook.
+
+        Returns
+        -------
+        A :class:`~fastexchange.TorchOp`: called like the kernel, without its outputs, it returns them.
+
+        The schema comes from the parameters. Those in ``fast_args(out=…)`` are tensors, or ints where they are extents; others
+        have an annotation (``torch.Tensor``, ``list[torch.Tensor]``, ``float``, ``int``, ``bool``, or one of these ``| None``) or
+        a default. Under FASTEXCHANGE_DEBUG=1, read here, calls check that the kernel writes to no other argument.
+
+        Needs PyTorch 2.4 or newer. Raises ImportError if it is missing or older; TypeError for a parameter that no schema has, a
+        kernel that neither declares outputs nor writes to arguments, or whose results are no PyTorch tensors; ValueError for a
+        name that is registered, and for a `backward` or `mutates` that does not fit the parameters.
+
+        Source: ``torch.library``.
+        """
+        from .torch_op import as_torch_op
+
+        return as_torch_op(
+            self, name, backward=backward, setup_context=setup_context, mutates=mutates, vmap=vmap, replace=replace
+        )
+
     def explain(self, /, *args, **kwargs):
         """Explain a call with these arguments without making it: each argument's path and Numba type, and the reasons.
 
@@ -353,6 +418,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         from .resolve import call
 
         self._slow_calls += 1
+        if (result := self._call_symbolic(bound)) is not NotImplemented:
+            return result
         make_call = functools.partial(call if self._native.runtime.is_native else call_numba, self)
         return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
@@ -366,7 +433,18 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         bound = self._bind(args, kwargs)
         self._slow_calls += 1
-        return call(self, bound) if bound is not None else numbas_call(self, *args, **kwargs)
+        if bound is None:
+            return numbas_call(self, *args, **kwargs)
+        result = self._call_symbolic(bound)
+        return result if result is not NotImplemented else call(self, bound)
+
+    def _call_symbolic(self, bound: tuple):
+        """Make a call by the kernel's operator if PyTorch traces it. NotImplemented for any other call."""
+        if not _has_symbolic(bound):
+            return NotImplemented
+        from .torch_tracing import call_symbolic
+
+        return call_symbolic(self, bound)
 
     def _call_numba(self, /, *args, **kwargs):
         """Make the call by Numba's dispatcher. Native code calls this for signatures that it cannot pass."""
@@ -396,6 +474,11 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         cache_call(self, self._parameters.bind(*args, **kwargs))
 
     _call_own = numbas_call  # the call by Numba's dispatcher
+
+
+def _has_symbolic(bound: tuple) -> bool:
+    """Whether an argument, or an item of one, is a tensor by which PyTorch traces."""
+    return "torch" in sys.modules and any(is_symbolic(value) for i, item in enumerate(bound) for _, value in flatten(i, item))
 
 
 _publishing = forkable_lock()

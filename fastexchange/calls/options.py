@@ -14,9 +14,10 @@ import numba
 
 from ..ground.numba_internals import names_of_target_options
 from ..ground.parameters import Parameters
+from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
 
-__all__ = ["KernelOptions", "check_names", "checked_returns", "declared", "numba_options", "outputs_of"]
+__all__ = ["KernelOptions", "check_names", "checked_mutates", "checked_returns", "declared", "numba_options", "outputs_of"]
 
 
 class KernelOptions(NamedTuple):
@@ -28,6 +29,7 @@ class KernelOptions(NamedTuple):
     out: "str | None" = None
     cuda: Any = None
     launch: Any = None
+    mutates: "tuple[str, ...] | None" = None
 
     @property
     def guard(self) -> int:
@@ -70,6 +72,14 @@ def check_names(given: Iterable[str], own: Iterable[str]) -> None:
     what = f"{'an unknown option' if len(unknown) == 1 else 'unknown options'}, {', '.join(map(repr, unknown))}"
     listed = ", ".join(name for name in names if not name.startswith("_"))
     raise TypeError(f"fast_args() got {what}{hint} Its options and those of numba.njit: {listed}")
+
+
+def checked_mutates(mutates: Any, what: str = "fast_args()") -> tuple[str, ...]:
+    """Return the names of the arguments that a kernel writes to. Raises TypeError if they are no strings."""
+    names = (mutates,) if isinstance(mutates, str) else tuple(mutates) if isinstance(mutates, (tuple, list)) else (mutates,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{what}: mutates is a tuple of parameters' names, not {shown(mutates)}")
+    return names
 
 
 def declared(out: str | None, function):

@@ -7,7 +7,23 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["why_no_memory"]
+__all__ = ["is_symbolic", "why_no_memory"]
+
+
+def is_symbolic(value) -> bool:
+    """Whether `value` is a tensor by which PyTorch traces or transforms a function: fake, functional, or of ``torch.vmap``.
+
+    PyTorch has to make the calls with it, by an operator. Does not import PyTorch, and runs no code of the value's class.
+    """
+    torch: Any = sys.modules.get("torch")
+    if not issubclass(type(value), getattr(torch, "Tensor", ())):
+        return False
+    functorch = torch._C._functorch
+    if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
+        functional = getattr(sys.modules.get("torch._subclasses.functional_tensor"), "FunctionalTensor", ())
+        return isinstance(value, functional) or _is_fake(value)
+    with torch._C.DisableTorchFunctionSubclass():
+        return _asked(functorch, "is_batchedtensor", value) or torch._is_functional_tensor(value)
 
 
 def why_no_memory(tensor) -> str | None:

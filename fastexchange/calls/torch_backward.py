@@ -1,0 +1,118 @@
+"""Backward passes of operators: a function of PyTorch's form, or kernels whose parameters say what they need.
+
+A kernel in a backward pass names its parameters by what it gets and gives. An input has the name of an argument or an output of
+the operator, which is saved in the forward pass, or is ``grad_`` and an output's name: the gradient of that output. An output,
+``fast_args(out=…)``, is ``grad_`` and an argument's name.
+
+Source: ``torch.library.register_autograd``.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..ground.safe_repr import shown
+from .torch_schema import Schema
+
+__all__ = ["register_backward"]
+
+GRAD = "grad_"
+
+
+def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str) -> None:
+    """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator."""
+    if schema.mutated or not schema.outputs:
+        raise ValueError(
+            f"{what}: backward= needs an operator that returns its results, out=, and writes to no argument, mutates="
+        )
+    names = [each.name for each in schema.arguments]
+    if callable(backward) and getattr(backward, "py_func", None) is None and not hasattr(backward, "overload"):
+        function = _checked(backward, names, kernel.__qualname__)
+    else:
+        if setup_context is not None:
+            raise ValueError(f"{what}: kernels in backward= name what they need; setup_context= is for a function")
+        steps = [
+            _Step(each, names, [output.name for output in kernel._pattern.outputs], what)
+            for each in (backward if isinstance(backward, (list, tuple)) else [backward])
+        ]
+        function, setup_context = _backward_of(steps, schema, kernel, what)
+    torch.library.register_autograd(overload, function, setup_context=setup_context, lib=library)
+
+
+def _checked(backward: Callable, names: Sequence[str], name: str) -> Callable:
+    """`backward`, which raises RuntimeError if the number of gradients differs from the number of arguments."""
+
+    def checked(ctx, *grads):
+        found = backward(ctx, *grads)
+        count = len(found) if isinstance(found, (list, tuple)) else 1
+        if count != len(names):
+            raise RuntimeError(
+                f"{name}(): its backward returned {count} gradients, and the operator has {len(names)} arguments, "
+                f"{', '.join(names)}; return None for those without one"
+            )
+        return found
+
+    return checked
+
+
+class _Step:
+    """A kernel of a backward pass. `needs`: its inputs; `gives`: the positions of the arguments whose gradients it returns."""
+
+    def __init__(self, called: Any, arguments: list[str], outputs: list[str], what: str):
+        kernel = getattr(called, "kernel", called)  # a TorchOp has a backward of its own
+        pattern = getattr(kernel, "_pattern", None)
+        if pattern is None:
+            raise TypeError(
+                f"{what}: backward= is a function, or kernels that declare outputs, fast_args(out=...), not {shown(called)}"
+            )
+        self.call = called
+        self.given = [each.name for each in pattern.outputs]
+        self.needs = [name for name in kernel._parameters.names if name not in self.given]
+        known = {*arguments, *outputs, *(GRAD + name for name in outputs)}
+        wrong = [name for name in self.needs if name not in known]
+        if wrong:
+            raise ValueError(
+                f"{what}: backward kernel {kernel.__qualname__}() has the parameter {wrong[0]!r}, which is none of "
+                f"{', '.join(sorted(known))}"
+            )
+        wrong = [name for name in self.given if not name.startswith(GRAD) or name[len(GRAD) :] not in arguments]
+        if wrong:
+            wanted = ", ".join(GRAD + name for name in arguments)
+            raise ValueError(
+                f"{what}: backward kernel {kernel.__qualname__}() has the output {wrong[0]!r}, which is none of {wanted}"
+            )
+        self.gives = [arguments.index(name[len(GRAD) :]) for name in self.given]
+
+
+def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple[Callable, Callable]:
+    """Return the functions ``backward`` and ``setup_context`` that call these kernels."""
+    arguments = [each.name for each in schema.arguments]
+    outputs = [each.name for each in kernel._pattern.outputs]
+    gives = [position for step in steps for position in step.gives]
+    if len(set(gives)) < len(gives):
+        twice = next(name for i, name in enumerate(arguments) if gives.count(i) > 1)
+        raise ValueError(f"{what}: two backward kernels have the output {GRAD + twice!r}")
+    needed = list(
+        dict.fromkeys(name for step in steps for name in step.needs if not name.startswith(GRAD) or name in arguments)
+    )
+    is_tensor = {each.name: each.type == "Tensor" for each in schema.arguments} | dict.fromkeys(outputs, True)
+    saved = [name for name in needed if is_tensor[name]]
+    others = [name for name in needed if not is_tensor[name]]
+
+    def setup_context(ctx, inputs, output):
+        made = output if isinstance(output, tuple) else (output,)
+        values = dict(zip(arguments, inputs, strict=True)) | dict(zip(outputs, made, strict=True))
+        ctx.save_for_backward(*[values[name] for name in saved])
+        ctx.others = [values[name] for name in others]
+
+    def backward(ctx, *grads):
+        values = dict(zip(saved, ctx.saved_tensors, strict=True)) | dict(zip(others, ctx.others, strict=True))
+        values |= {GRAD + name: grad for name, grad in zip(outputs, grads, strict=True)}
+        found: list[Any] = [None] * len(arguments)
+        for step in steps:
+            if any(ctx.needs_input_grad[position] for position in step.gives):
+                made = step.call(*[values[name] for name in step.needs])
+                for position, grad in zip(step.gives, made if len(step.gives) > 1 else [made], strict=True):
+                    found[position] = grad
+        return tuple(found)
+
+    return backward, setup_context

@@ -1,0 +1,185 @@
+"""Registering kernels with PyTorch's dispatcher.
+
+An operator is what ``torch.compile``, ``torch.export`` and autograd see of a kernel: a schema, a *fake* implementation that gives
+the shapes of its results (both in ``torch_schema``), a backward pass (``torch_backward``), and the kernel itself for tensors with
+memory. An operator and its kernel live as long as the process, because compiled graphs refer to the operator.
+
+Source: ``torch.library``.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from ..ground.once import for_ever, forkable_lock
+from .torch_backward import register_backward
+from .torch_schema import Schema, fake_of
+
+__all__ = ["is_registered", "register"]
+
+_lock = forkable_lock()
+_registered: dict[str, "_Registered"] = {}
+"""By qualified name, what this process has registered."""
+_pending: set[str] = set()
+"""Names that are being registered: PyTorch looks each up meanwhile."""
+
+
+class _Registered:
+    """A registered operator: the kernel, its schema and options, PyTorch's overload, and the library that holds all of it."""
+
+    def __init__(self, kernel, options: tuple, overload, library):
+        self.kernel, self.options, self.overload, self.library = kernel, options, overload, library
+
+
+def is_registered(name: str) -> bool:
+    """Whether an operator of this qualified name is registered here, or is being registered."""
+    return name in _registered or name in _pending
+
+
+@contextlib.contextmanager
+def _as_pending(name: str):
+    _pending.add(name)
+    try:
+        yield
+    finally:
+        _pending.discard(name)
+
+
+def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: bool, what: str):
+    """Register an operator, unless the same kernel has it already. Returns PyTorch's overload. Raises ValueError."""
+    _, backward, setup_context, vmap = options
+    with _lock, _as_pending(name):
+        known = _registered.get(name)
+        if known is not None and known.kernel is kernel and known.options == options:
+            return known.overload
+        namespace, _, short = name.partition("::")
+        if not replace and (known is not None or hasattr(getattr(torch.ops, namespace), short)):
+            owner = repr(known.kernel) if known is not None else "another library"
+            raise ValueError(f"{what}: {name!r} is registered, by {owner}; give another name, or replace=True")
+        if known is not None:
+            del _registered[name]
+            known.library._destroy()
+        library = torch.library.Library(namespace, "FRAGMENT")
+        try:
+            library.define(short + str(schema), tags=_tags(torch))
+            overload = getattr(getattr(torch.ops, namespace), short).default
+            implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
+            if schema.outputs == 0 and kernel._pattern is not None:
+                implementation = _without_result(implementation)
+            library.impl(short, implementation, "CPU")
+            if kernel._device_kernel is not None:
+                library.impl(short, implementation, "CUDA")
+            torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
+            if schema.mutated:
+                library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
+            if backward is not None:
+                register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
+            if vmap is not None:
+                torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
+        except BaseException:
+            library._destroy()
+            raise
+        _registered[name] = for_ever(_Registered(kernel, options, overload, library))
+        return overload
+
+
+def _without_result(call: Callable) -> Callable:
+    """`call`, whose result is an argument that it has been given."""
+
+    def without_result(*args, **kwargs) -> None:
+        call(*args, **kwargs)
+
+    return without_result
+
+
+def _tags(torch) -> tuple:
+    """The tags of all operators: their arguments keep the strides that they have outside of a compiled graph."""
+    exact = getattr(torch.Tag, "needs_exact_strides", None)
+    return torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order if exact is None else exact
+
+
+def _bumping(torch, overload, schema: Schema) -> Callable:
+    """The implementation that tells autograd which arguments are written to: it moves their version counters, and goes on."""
+    after = torch._C._after_ADInplaceOrView_keyset
+    names = [each.name for each in schema.arguments]
+
+    def bump(keyset, *args, **kwargs):
+        for position in schema.mutated:
+            value = args[position] if position < len(args) else kwargs.get(names[position])
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                if each is not None:
+                    torch.autograd.graph.increment_version(each)
+        return overload.redispatch(keyset & after, *args, **kwargs)
+
+    return bump
+
+
+def _looping(torch, overload, schema: Schema) -> Callable:
+    """The rule for ``torch.vmap``: call the operator once for each item of the batch, and stack the results."""
+
+    def loop(info, in_dims, *args):
+        for position in schema.mutated:
+            if in_dims[position] is None:
+                name = schema.arguments[position].name
+                raise ValueError(
+                    f"{overload}: {name!r} is written to, and vmap has not been given a batch of it (in_dims is None)"
+                )
+        rows = [
+            overload(*(_row(value, dim, i) for value, dim in zip(args, in_dims, strict=True))) for i in range(info.batch_size)
+        ]
+        if not schema.outputs:
+            return None, None
+        if not rows:
+            empty = [_row_of_empty(value, dim) for value, dim in zip(args, in_dims, strict=True)]
+            return _stacked(torch, [overload(*empty)], slice(0))
+        return _stacked(torch, rows, slice(None))
+
+    return loop
+
+
+def _row(value, dim, i: int):
+    if isinstance(value, (list, tuple)):
+        return [_row(each, of, i) for each, of in zip(value, dim, strict=True)] if dim is not None else value
+    return value if dim is None else value.select(dim, i)
+
+
+def _row_of_empty(value, dim):
+    if isinstance(value, (list, tuple)):
+        return [_row_of_empty(each, of) for each, of in zip(value, dim, strict=True)] if dim is not None else value
+    return (
+        value if dim is None else value.new_zeros([extent for at, extent in enumerate(value.shape) if at != dim % value.dim()])
+    )
+
+
+def _stacked(torch, rows: list, part: slice):
+    if isinstance(rows[0], tuple):
+        return tuple(torch.stack(each)[part] for each in zip(*rows, strict=True)), (0,) * len(rows[0])
+    return torch.stack(rows)[part], 0
+
+
+# ---- FASTEXCHANGE_DEBUG=1 ------------------------------------------------------------------------------------------
+
+
+def _checking(kernel, schema: Schema) -> Callable:
+    """The kernel, which raises RuntimeError after it has written to an argument that is not declared as written."""
+
+    def call(*args, **kwargs):
+        import torch
+
+        names = [each.name for each in schema.arguments]
+        before = []
+        for position, name in enumerate(names):
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(each, torch.Tensor) and position not in schema.mutated:
+                    before.append((name, position, each, each.clone()))
+        result = kernel(*args, **kwargs)
+        for name, position, value, copy in before:
+            if not torch.equal(value.contiguous().view(torch.uint8), copy.contiguous().view(torch.uint8)):
+                raise RuntimeError(
+                    f"{kernel.__qualname__}(): the kernel has written to argument {name!r} (position {position}), which "
+                    "mutates= does not name; PyTorch assumes that it is unchanged"
+                )
+        return result
+
+    return call

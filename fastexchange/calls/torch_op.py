@@ -1,0 +1,79 @@
+"""Kernels as operators of PyTorch: ``kernel.as_torch_op``. See ``torch_library``."""
+
+import re
+
+from ..ground.cpython import NativeCallable
+from ..ground.safe_repr import shown, type_name
+from .options import checked_mutates
+from .torch_library import register
+from .torch_schema import schema_of
+from .torch_tracing import find_by_name
+
+__all__ = ["TorchOp", "as_torch_op"]
+
+OLDEST = (2, 4)
+"""The oldest PyTorch whose ``torch.library`` has what is used here."""
+_NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
+
+
+class TorchOp(NativeCallable):
+    """A kernel as an operator of PyTorch. Made by ``kernel.as_torch_op(...)``; called as ``torch.ops.namespace.name`` is.
+
+    Attributes
+    ----------
+    kernel : the kernel.
+    name : the qualified name, ``"namespace::name"``.
+    overload : PyTorch's operator, a ``torch._ops.OpOverload``.
+    """
+
+    __slots__ = ("__dict__", "__weakref__")
+
+    def __init__(self, kernel, name: str, overload):
+        self.kernel, self.name, self.overload = kernel, name, overload
+
+    def __call__(self, /, *args, **kwargs):
+        return self.overload(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<fast_args operator {self.overload._schema}>"
+
+    def __reduce__(self):
+        raise TypeError("an operator is registered in its process: it cannot be pickled or copied; pickle the kernel")
+
+
+def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, replace: bool) -> TorchOp:
+    """Register a kernel as an operator. See :meth:`FastKernel.as_torch_op`."""
+    what = f"{kernel.__qualname__}.as_torch_op()"
+    torch = _torch(what)
+    find_by_name()
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise ValueError(f"{what}: an operator's name is 'namespace::name', not {shown(name)}")
+    mutates = checked_mutates(mutates if mutates is not None else kernel.mutates or (), what)
+    if backward is not None and kernel.allows_grad:
+        raise ValueError(f"{what}: a kernel with grad='allow' hides its arguments from autograd; backward= needs grad='refuse'")
+    if backward is None and setup_context is not None:
+        raise ValueError(f"{what}: setup_context= needs backward=")
+    if isinstance(kernel.returns, type) and not issubclass(kernel.returns, torch.Tensor):
+        raise TypeError(f"{what}: an operator returns PyTorch's tensors, and this kernel returns={type_name(kernel.returns)}")
+    if kernel._pattern is None and not mutates:
+        raise TypeError(
+            f"{what}: the kernel declares neither outputs, fast_args(out=...), nor arguments that it writes to, mutates=(...): "
+            "as an operator it would do nothing"
+        )
+    schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
+    overload = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
+    return TorchOp(kernel, name, overload)
+
+
+def _torch(what: str):
+    """Return PyTorch. Raises ImportError if it is missing or too old."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"{what} needs PyTorch, pip install torch: {error}", name="torch") from error
+    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
+    if version < OLDEST:
+        raise ImportError(
+            f"{what} needs PyTorch {'.'.join(map(str, OLDEST))} or newer, and this is {torch.__version__}", name="torch"
+        )
+    return torch

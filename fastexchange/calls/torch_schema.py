@@ -1,0 +1,246 @@
+"""What PyTorch has to know of a kernel that is an operator: its schema, and the shapes of its results without running it.
+
+Both come from what the kernel declares: its parameters, their annotations and defaults, ``fast_args(out=…)``, and the names of
+the arguments that it writes to.
+
+Source: ``torch.library``; the grammar of schemas is in ``aten/src/ATen/native/README.md`` of PyTorch.
+"""
+
+import ast
+import inspect
+import math
+import typing
+from collections.abc import Callable, Sequence
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..ground.dlpack_types import DLDataType
+from ..ground.omitted import OMITTED
+from ..ground.safe_repr import shown
+from ..ground.shape_notation import Pattern
+
+__all__ = ["Argument", "Schema", "fake_of", "schema_of"]
+
+TENSOR, LIST = "Tensor", "Tensor[]"
+_SCALARS: dict[Any, str] = {float: "float", int: "SymInt", bool: "bool"}
+_ANNOTATIONS = "torch.Tensor, list[torch.Tensor], float, int or bool, or one of these with '| None'"
+
+
+class Argument(NamedTuple):
+    """An input of an operator. `type`: as in a schema, without ``?``."""
+
+    name: str
+    type: str
+    is_optional: bool
+    default: Any
+    is_keyword_only: bool
+    is_mutated: bool
+
+
+class Schema(NamedTuple):
+    """The schema of an operator, without its name. `outputs`: how many tensors it returns."""
+
+    arguments: tuple[Argument, ...]
+    outputs: int
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        aliases = iter("abcdefghijklmnopqrstuvwxyz")
+        for each in self.arguments:
+            if each.is_keyword_only and "*" not in parts:
+                parts.append("*")
+            written = f"({next(aliases)}!)" if each.is_mutated else ""
+            kind = each.type.replace(TENSOR, TENSOR + written) + "?" * each.is_optional
+            default = "" if each.default is inspect.Parameter.empty else f"={each.default}"
+            parts.append(f"{kind} {each.name}{default}")
+        returned = TENSOR if self.outputs == 1 else f"({', '.join([TENSOR] * self.outputs)})"
+        return f"({', '.join(parts)}) -> {returned}"
+
+    @property
+    def mutated(self) -> tuple[int, ...]:
+        """The positions of the arguments that it writes to."""
+        return tuple(position for position, each in enumerate(self.arguments) if each.is_mutated)
+
+
+def schema_of(
+    function: Callable,
+    pattern: Pattern | None,
+    mutates: Sequence[str],
+    what: str,
+    types: dict[str, str] | None = None,
+    are_outputs_given: bool = False,
+) -> Schema:
+    """Return the schema of a kernel of `function`.
+
+    `types`: the types of parameters that have no annotation, by name, where a call has shown them. `are_outputs_given`: the
+    declared outputs are arguments, which the operator writes to, and it returns nothing. Raises TypeError for parameters that no
+    schema can have, or whose type is unknown, and ValueError for names in `mutates` that are no tensors among the inputs.
+    """
+    hints = _hints(function, what)
+    outputs = [each.name for each in pattern.outputs] if pattern is not None else []
+    tensors = [each.name for each in pattern.inputs] if pattern is not None else []
+    numbers = list(pattern.numbers) if pattern is not None else []
+    if are_outputs_given:
+        tensors, mutates, outputs = tensors + outputs, [*mutates, *outputs], []
+    arguments = []
+    for position, parameter in enumerate(inspect.signature(function, follow_wrapped=False).parameters.values()):
+        name = parameter.name
+        if name in outputs:
+            continue
+        where = f"{what}: parameter {name!r} (position {position})"
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            raise TypeError(f"{where} takes any number of arguments, which no operator does; name them, or take a list")
+        if name in tensors:
+            kind, is_optional = TENSOR, False
+        elif name in numbers:
+            kind, is_optional = _SCALARS[int], False
+        elif name in hints:
+            kind, is_optional = _type_of(hints[name], where)
+        elif types is not None and name in types:
+            kind, is_optional = types[name].rstrip("?"), types[name].endswith("?")
+        elif name in mutates:
+            kind, is_optional = TENSOR, False
+        elif type(parameter.default) in _SCALARS:
+            kind, is_optional = _SCALARS[type(parameter.default)], False
+        else:
+            raise TypeError(f"{where} needs an annotation: {_ANNOTATIONS}")
+        if name in mutates and not kind.startswith(TENSOR):
+            raise ValueError(f"{where} is {kind}, and mutates= names tensors")
+        default = _checked_default(parameter.default, kind, is_optional, where)
+        is_keyword_only = parameter.kind is parameter.KEYWORD_ONLY
+        arguments.append(Argument(name, kind, is_optional, default, is_keyword_only, name in mutates))
+    unknown = [name for name in mutates if name not in [each.name for each in arguments]]
+    if unknown:
+        kind = "an output, which an operator returns" if unknown[0] in outputs else "no parameter"
+        raise ValueError(f"{what}: mutates= names {unknown[0]!r}, which is {kind}")
+    return Schema(tuple(arguments), len(outputs))
+
+
+def _hints(function: Callable, what: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except Exception as error:  # a name that is defined nowhere, or only for type checkers
+        raise TypeError(f"{what}: its annotations cannot be evaluated: {error}") from error
+
+
+def _type_of(hint: Any, where: str) -> tuple[str, bool]:
+    """Return (type in a schema, whether None is allowed) of an annotation. Raises TypeError for others."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+    given = [each for each in options if each is not NoneType]
+    if len(given) == 1:
+        kind = _SCALARS.get(given[0]) or (TENSOR if _is_tensor(given[0]) else None)
+        items = typing.get_args(given[0])
+        if typing.get_origin(given[0]) in (list, Sequence) and len(items) == 1 and _is_tensor(items[0]):
+            kind = LIST
+        if kind is not None:
+            return kind, len(given) < len(options)
+    raise TypeError(f"{where} is annotated as {shown(hint)}, which no operator takes; annotate it as {_ANNOTATIONS}")
+
+
+def _is_tensor(cls: Any) -> bool:
+    cls = typing.get_origin(cls) or cls  # numpy.typing.NDArray[…]
+    return isinstance(cls, type) and (issubclass(cls, np.ndarray) or hasattr(cls, "__dlpack__"))
+
+
+def _checked_default(default: Any, kind: str, is_optional: bool, where: str) -> Any:
+    """Return a default as a schema has it, or ``Parameter.empty``. Raises TypeError for others."""
+    if default is inspect.Parameter.empty or (default is None and is_optional):
+        return default
+    wanted = {name: cls for cls, name in _SCALARS.items()}.get(kind)
+    if wanted is float and type(default) is int:
+        default = float(default)
+    if wanted is None or type(default) is not wanted or not math.isfinite(default):
+        raise TypeError(f"{where} has the default {shown(default)}, which an operator's schema cannot have for {kind}")
+    return default
+
+
+# ---- shapes --------------------------------------------------------------------------------------------------------
+
+
+def fake_of(kernel: Any, schema: Schema) -> Callable:
+    """Return the operator's *fake* implementation: it makes results with the right shapes, dtypes and devices, uninitialised.
+
+    It gets tensors without memory, and its extents may be symbols. Raises ValueError for shapes that do not fit the notation, and
+    BufferError for tensors that require grad, as the kernel does.
+    """
+    pattern, name = kernel._pattern, kernel.__qualname__
+
+    def fake(*args, **kwargs):
+        import torch
+
+        given = kernel._parameters.bind(*args, **kwargs)
+        for position, value in enumerate(given):
+            for each in value if isinstance(value, (list, tuple)) else (value,):
+                is_watched = isinstance(each, torch.Tensor) and each.requires_grad and not kernel.allows_grad
+                if is_watched and torch.is_grad_enabled():
+                    raise BufferError(
+                        f"{name}(): argument {kernel._parameters.names[position]!r} (position {position}) requires grad, and the "
+                        "operator has no backward; give as_torch_op() one, or call it within torch.no_grad()"
+                    )
+        if not schema.outputs:
+            return None
+        extents, rest = _extents(pattern, given, kernel._parameters.defaults, name)
+        made = [_empty(pattern, output, given, extents, rest) for output in pattern.outputs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return fake
+
+
+def _extents(pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str) -> tuple[dict[str, Any], tuple]:
+    """Return the extents of the names in a notation, and those that ``...`` stands for. Raises ValueError."""
+    import torch
+
+    extents: dict[str, Any] = {
+        each: defaults[position] if given[position] is OMITTED else given[position]
+        for each, position in pattern.numbers.items()
+    }
+    rest: tuple | None = None
+    for each in pattern.inputs:
+        shape, dims = tuple(given[each.position].shape), list(each.dims)
+        where = f"{name}(): argument {each.name!r} (position {each.position})"
+        if ... in dims:
+            at, count = dims.index(cast(Any, ...)), len(shape) - len(dims) + 1
+            own = shape[at : at + count] if count >= 0 else ()
+            if rest is not None and len(rest) != len(own):
+                raise ValueError(f"{where}: '...' is {len(own)} dimensions in it, and {len(rest)} in another ({pattern})")
+            rest = own if rest is None else rest
+            dims[at : at + 1] = rest
+        if len(dims) != len(shape):
+            raise ValueError(f"{where} has {len(shape)} dimensions, {shape}; {str(pattern)!r} says {len(dims)}")
+        for dim, extent in zip(dims, shape, strict=True):
+            wanted = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
+            torch._check_value(extent == wanted, lambda: f"{where}: dimension {dim} of its shape differs ({pattern})")  # noqa: B023
+    return extents, rest or ()
+
+
+def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest: tuple):
+    """Return an output, uninitialised: a tensor like the one whose element type it has, or like the first."""
+    import torch
+
+    shape: list[Any] = []
+    for dim in output.dims:
+        shape += rest if dim is ... else [_value(dim, extents)]
+    if isinstance(output.dtype, int):
+        return given[output.dtype].new_empty(shape)
+    return given[pattern.inputs[0].position].new_empty(shape, dtype=_torch_dtype(output.dtype, torch))
+
+
+def _torch_dtype(dtype: DLDataType, torch):
+    return getattr(torch, str(dtype))
+
+
+def _value(tree: ast.expr, extents: dict[str, Any]):
+    """Evaluate an expression of a notation with these extents, which may be symbols."""
+    if isinstance(tree, ast.Name):
+        return extents[tree.id]
+    if isinstance(tree, ast.Constant):
+        return tree.value
+    assert isinstance(tree, ast.BinOp)
+    left, right = _value(tree.left, extents), _value(tree.right, extents)
+    if isinstance(tree.op, ast.Add):
+        return left + right
+    if isinstance(tree.op, ast.Sub):
+        return left - right
+    return left * right if isinstance(tree.op, ast.Mult) else left // right

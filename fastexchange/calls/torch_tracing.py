@@ -1,0 +1,239 @@
+"""Calls of kernels that PyTorch traces or transforms: they are made by operators that the kernels register themselves.
+
+Dynamo (``torch.compile``, ``torch.export``) traces :func:`call_traced`. Tensors that stand for others (fake, functional, those of
+``torch.vmap``) come to :func:`call_symbolic`.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from numba import types as numba_types
+from numba.np import numpy_support
+
+from ..ground.omitted import OMITTED
+from ..ground.once import once
+from .torch_library import is_registered, register
+from .torch_schema import schema_of
+from .traced import decorated, mark_constant
+
+__all__ = ["call_symbolic", "call_traced", "find_by_name"]
+
+NAMESPACE = "fastexchange"
+
+
+def call_traced(kernel, /, *args, **kwargs):
+    """Make a call in code that Dynamo traces, by an operator. Dynamo traces this function, too.
+
+    A call that no operator makes breaks Dynamo's graph: Python makes it.
+    """
+    import torch
+
+    prepare_tracing(kernel)
+    given = kernel._parameters.bind(*args, **kwargs)
+    name = operator_name(kernel, tuple([_kind(torch, value) for value in given]))
+    if not name:
+        return _untraced[0](kernel, args, kwargs)
+    return _call(getattr(torch.ops.fastexchange, name).default, kernel, given)
+
+
+def prepare_tracing(kernel) -> None:
+    """Make what Dynamo cannot: the kernel's parameters, which are made by ``exec``, and a function that Dynamo does not enter."""
+    import torch
+
+    find_by_name()
+    kernel._parameters  # noqa: B018
+    if not _untraced:
+        _untraced.append(torch.compiler.disable(_call_untraced))
+
+
+def _call_untraced(kernel, args: tuple, kwargs: dict):
+    """Make a call that no operator can make. This breaks Dynamo's graph."""
+    return kernel._call_first(*args, **kwargs)
+
+
+_untraced: list[Callable] = []
+"""The function above, once it is disabled for Dynamo."""
+mark_constant(prepare_tracing)
+
+
+def call_symbolic(kernel, bound: tuple):
+    """Make a call with tensors by which PyTorch traces a function. Returns NotImplemented if no operator makes such calls."""
+    import torch
+
+    name = operator_name(kernel, tuple(_kind(torch, value) for value in bound))
+    return _call(getattr(torch.ops.fastexchange, name).default, kernel, bound) if name else NotImplemented
+
+
+def _call(operator, kernel, bound: tuple):
+    """Call an operator with a kernel's arguments, as ``Parameters.bind`` returns them. Dynamo traces this function, too."""
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    outputs = 0 if kernel._pattern is None else len(kernel._pattern.outputs)
+    first = len(bound) - outputs
+    for position, (name, value) in enumerate(zip(kernel._parameters.names, bound, strict=True)):
+        if value is OMITTED or (position >= first and value is None):
+            continue
+        if len(positional) == position and position < kernel._parameters.positional:
+            positional.append(value)
+        else:
+            named[name] = value
+    result = operator(*positional, **named)
+    if outputs and bound[first] is not OMITTED and bound[first] is not None:
+        return bound[first] if outputs == 1 else tuple(bound[first:])
+    return result
+
+
+def _kind(torch, value) -> Any:
+    """What decides by which operator a call is made: a schema's type of an argument, and what Numba's type depends on."""
+    if isinstance(value, torch.Tensor):
+        return "Tensor", value.dtype, value.dim(), value.is_contiguous()
+    if isinstance(value, (list, tuple)):
+        return ("Tensor[]",) if len(value) and all(isinstance(each, torch.Tensor) for each in value) else ("?",)
+    if value is None or value is OMITTED:
+        return ("None",) if value is None else ("",)
+    for cls, kind in ((bool, "bool"), ((int, torch.SymInt), "SymInt"), ((float, torch.SymFloat), "float")):
+        if isinstance(value, cls):
+            return (kind,)
+    return ("?",)
+
+
+def operator_name(kernel, kinds: tuple) -> str:
+    """Return the name of the operator for calls with arguments of these kinds, given by :func:`_kind`; "" if there is none."""
+    import torch
+
+    known = kernel.__dict__.setdefault("_operators", {})
+    pattern = kernel._pattern
+    outputs = 0 if pattern is None else len(pattern.outputs)
+    first = len(kinds) - outputs
+    are_given = [kind[0] not in ("", "None") for kind in kinds[first:]]
+    if any(kind[0] == "?" for kind in kinds) or (any(are_given) and not all(are_given)):
+        return ""
+    if pattern is None and kernel.mutates is None and not _returns_none(kernel, kinds):
+        return ""
+    letters = "".join(
+        _LETTERS[kind[0]] for kind, name in zip(kinds, kernel._parameters.names, strict=True) if name in _untyped(kernel)
+    )
+    key = letters, any(are_given)
+    if key not in known:
+        known[key] = _implicit(torch, kernel, letters, any(are_given))
+    return known[key]
+
+
+_LETTERS = {"Tensor": "t", "Tensor[]": "l", "float": "f", "SymInt": "i", "bool": "b", "None": "n", "": "d"}
+_TYPES = {letter: "Tensor?" if kind == "None" else kind for kind, letter in _LETTERS.items() if kind}
+
+
+def _untyped(kernel) -> list[str]:
+    """The names of parameters whose type in a schema depends on the call: no annotation and no notation says it."""
+    pattern = kernel._pattern
+    declared = [] if pattern is None else [*pattern.numbers, *(each.name for each in (*pattern.inputs, *pattern.outputs))]
+    return [name for name in kernel._parameters.names if name not in declared and name not in kernel.py_func.__annotations__]
+
+
+def _implicit(torch, kernel, letters: str, are_given: bool) -> str:
+    """Register the operator for calls with such arguments. Returns its name; "" if no schema can have the parameters.
+
+    The name follows from the kernel's and the arguments' types, so that it is the same in another process.
+    """
+    types = {name: _TYPES[letter] for name, letter in zip(_untyped(kernel), letters, strict=True) if letter in _TYPES}
+    make = functools.partial(schema_of, kernel.py_func, kernel._pattern, what=kernel.__qualname__, types=types)
+    try:
+        mutates = kernel.mutates or ()
+        if kernel.mutates is None and kernel._pattern is None:
+            mutates = [each.name for each in make(mutates=()).arguments if each.type.startswith("Tensor")]
+        schema = make(mutates=mutates, are_outputs_given=are_given)
+    except (TypeError, ValueError):
+        return ""
+    name = name_of(kernel) + f"__{letters}" * bool(letters) + "__out" * are_given
+    unused = next(each for each in _numbered(name) if not is_registered(f"{NAMESPACE}::{each}"))
+    options = str(schema), None, None, "loop"
+    register(torch, kernel, f"{NAMESPACE}::{unused}", schema, options, False, kernel.__qualname__)
+    return unused
+
+
+def name_of(kernel) -> str:
+    """The name of a kernel's own operator, without what depends on a call.
+
+    It does not begin with an underscore: Inductor writes it in a class, where Python changes names that begin with two.
+    """
+    return re.sub(r"\W", "_", f"{kernel.py_func.__module__}_{kernel.py_func.__qualname__}", flags=re.ASCII).lstrip("_")
+
+
+def _numbered(name: str) -> Iterator[str]:
+    """Yield `name`, then ``name_2`` and so on: kernels of the same name, as those of a notebook, are different operators."""
+    yield name
+    yield from (f"{name}_{number}" for number in itertools.count(2))
+
+
+def _returns_none(kernel, kinds: tuple) -> bool:
+    """Whether the kernel returns None for arguments of these kinds. Compiles it if it has to."""
+    known = [compiled.signature.return_type for compiled in kernel.overloads.values()]
+    if not known:
+        try:
+            kernel.compile(tuple(_numba_type(kernel, position, kind) for position, kind in enumerate(kinds)))
+        except Exception:  # the call raises it
+            return False
+        known = [compiled.signature.return_type for compiled in kernel.overloads.values()]
+    return all(each == numba_types.none for each in known)
+
+
+def _numba_type(kernel, position: int, kind: tuple):
+    """The Numba type of an argument of a kind. Raises for those that are not known by it."""
+    if kind[0] == "Tensor":
+        import torch
+
+        dtype = torch.empty(0, dtype=kind[1], device="cpu").numpy().dtype
+        return numba_types.Array(numpy_support.from_dtype(dtype), kind[2], "C" if kind[3] else "A")
+    if kind[0] == "":
+        return numba_types.Omitted(kernel._parameters.defaults[position])
+    return {"bool": numba_types.boolean, "SymInt": numba_types.intp, "float": numba_types.float64, "None": numba_types.none}[
+        kind[0]
+    ]
+
+
+mark_constant(operator_name)
+
+
+# ---- operators that another process has traced -----------------------------------------------------------------------
+
+
+@once
+def find_by_name() -> None:
+    """Let ``torch.ops.fastexchange.name`` register the operator of a kernel that this process has decorated.
+
+    Exported programs, and graphs in PyTorch's disk cache, refer to operators by their names.
+    """
+    import torch
+
+    class Namespace(type(torch.ops.aten)):  # type: ignore[misc]
+        """``torch.ops.fastexchange``."""
+
+        def __getattr__(self, name: str):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if not _register_named(torch, name):
+                    raise
+            return super().__getattr__(name)
+
+    Namespace.__module__ = type(torch.ops.aten).__module__  # PyTorch finds operators by it
+    setattr(torch.ops, NAMESPACE, Namespace(NAMESPACE))
+
+
+def _register_named(torch, name: str) -> bool:
+    """Register the operator of this name, if a kernel has it. Returns whether it has."""
+    if is_registered(f"{NAMESPACE}::{name}"):
+        return False
+    base, out, _ = name.partition("__out")
+    for kernel in list(decorated.values()):
+        own = name_of(kernel)
+        if base == own or (base.startswith(own + "__") and len(base) - len(own) - 2 == len(_untyped(kernel))):
+            letters = base[len(own) + 2 :]
+            if set(letters) <= set(_LETTERS.values()) and len(letters) == len(_untyped(kernel)):
+                known = kernel.__dict__.setdefault("_operators", {})
+                made = known[letters, bool(out)] = _implicit(torch, kernel, letters, bool(out))
+                return made == name
+    return False

@@ -1,0 +1,532 @@
+"""Kernels as operators of PyTorch: explicit ones, and those that traced calls register themselves."""
+
+import functools
+import re
+import warnings
+
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import lines_said, run_python
+from oracle import type_and_message
+
+from fastexchange import TorchOp, fast_args
+
+pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_autograd"), reason="needs PyTorch 2.4")
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+by_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch.compiler.reset()
+
+
+@fast_args(out="x[n, d], w[d] -> y[n, d]")
+def scale(x, w, y):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * w[j]
+
+
+@fast_args(out="grad_y[n, d], x[n, d], w[d] -> grad_x[n, d], grad_w[d]")
+def scale_backward(grad_y, x, w, grad_x, grad_w):
+    grad_w[:] = 0
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            grad_x[i, j] = grad_y[i, j] * w[j]
+            grad_w[j] += grad_y[i, j] * x[i, j]
+
+
+@fast_args
+def axpy(a, x, y):
+    for i in range(x.size):
+        y[i] += a * x[i]
+
+
+@fast_args
+def total(x):
+    return x.sum()
+
+
+def tensors():
+    torch.manual_seed(0)
+    return torch.randn(3, 4), torch.randn(4)
+
+
+@functools.cache
+def scale_op():
+    return scale.as_torch_op("fx_test::scale", backward=scale_backward)
+
+
+# ---- explicit operators ----------------------------------------------------------------------------------------------
+
+
+def test_an_operator_is_called_like_the_kernel():
+    x, w = tensors()
+    op = scale_op()
+    assert isinstance(op, TorchOp) and op.kernel is scale and op.name == "fx_test::scale"
+    assert op.overload is torch.ops.fx_test.scale.default
+    assert repr(op) == "<fast_args operator fx_test::scale(Tensor x, Tensor w) -> Tensor>"
+    for result in (op(x, w), op(w=w, x=x), torch.ops.fx_test.scale(x, w), op(x.t().contiguous().t(), w)):
+        assert torch.equal(result, x * w)
+
+
+@by_backend
+def test_compiled_with_gradients(backend):
+    x, w = tensors()
+    op = scale_op()
+    compiled = torch.compile(lambda x, w: (op(x, w) ** 2).sum(), fullgraph=True, backend=backend)
+    given, own = ([value.clone().requires_grad_() for value in (x, w)] for _ in range(2))
+    compiled(*given).backward()
+    ((own[0] * own[1]) ** 2).sum().backward()
+    for mine, theirs in zip(given, own, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_gradients_are_right():
+    x, w = (value.double().requires_grad_() for value in tensors())
+    assert torch.autograd.gradcheck(scale_op(), (x, w))
+    op = scale_op()
+    (only_w,) = torch.autograd.grad(op(x.detach(), w).sum(), w)
+    torch.testing.assert_close(only_w, x.detach().sum(0))
+    with torch.no_grad():
+        assert not op(x, w).requires_grad
+
+
+def test_a_backward_pass_of_several_kernels_calls_those_that_are_needed():
+    @fast_args(out="grad_z[n], y[n] -> grad_x[n]")
+    def of_x(grad_z, y, grad_x):
+        for i in range(y.size):
+            grad_x[i] = grad_z[i] * y[i]
+
+    @fast_args(out="grad_z[n], x[n] -> grad_y[n]")
+    def of_y(grad_z, x, grad_y):
+        for i in range(x.size):
+            grad_y[i] = grad_z[i] * x[i]
+
+    @fast_args(out="x[n], y[n] -> z[n]")
+    def product(x, y, z):
+        for i in range(x.size):
+            z[i] = x[i] * y[i]
+
+    op = product.as_torch_op("fx_test::product", backward=[of_x, of_y])
+    x, y = torch.arange(3.0, requires_grad=True), torch.ones(3)
+    op(x, y).sum().backward()
+    assert x.grad.tolist() == [1, 1, 1] and of_x.counts().compiled == 1 and of_y.counts().compiled == 0
+    assert torch.autograd.gradcheck(op, (x.detach().double().requires_grad_(), y.double().requires_grad_()))
+
+
+def test_a_backward_pass_whose_kernels_are_operators_has_a_second_one():
+    @fast_args(out="x[n] -> y[n]")
+    def square(x, y):
+        for i in range(x.size):
+            y[i] = x[i] * x[i]
+
+    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
+    def square_backward(grad_y, x, grad_x):
+        for i in range(x.size):
+            grad_x[i] = 2 * x[i] * grad_y[i]
+
+    @fast_args(out="grad_grad_x[n], grad_y[n], x[n] -> grad_grad_y[n], grad_x[n]")
+    def square_double(grad_grad_x, grad_y, x, grad_grad_y, grad_x):
+        for i in range(x.size):
+            grad_grad_y[i] = 2 * x[i] * grad_grad_x[i]
+            grad_x[i] = 2 * grad_y[i] * grad_grad_x[i]
+
+    first = square_backward.as_torch_op("fx_test::square_backward", backward=square_double)
+    op = square.as_torch_op("fx_test::square", backward=first)
+    x = torch.arange(1.0, 4.0, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(op, x) and torch.autograd.gradgradcheck(op, x)
+
+
+def test_a_backward_function():
+    def backward(ctx, grad):
+        (w,) = ctx.saved_tensors
+        return grad * w, None
+
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[1])
+
+    op = scale.as_torch_op("fx_test::scale_by_function", backward=backward, setup_context=setup_context)
+    x, w = tensors()
+    x.requires_grad_()
+    op(x, w).sum().backward()
+    torch.testing.assert_close(x.grad, w.expand(3, 4))
+    wrong = scale.as_torch_op("fx_test::scale_wrong", backward=lambda ctx, grad: grad)
+    with pytest.raises(
+        RuntimeError, match=r"scale\(\): its backward returned 1 gradients, and the operator has 2 arguments, x, w"
+    ):
+        wrong(x, w).sum().backward()
+
+
+def test_an_operator_without_a_backward_pass_refuses_what_the_kernel_refuses():
+    op = scale.as_torch_op("fx_test::scale_without")
+    x, w = tensors()
+    with pytest.raises(BufferError, match="requires grad"):
+        op(x.requires_grad_(), w)
+    with torch.no_grad():
+        assert torch.equal(op(x, w), x * w)
+    with pytest.raises(Exception, match="requires grad, and the operator has no backward"):
+        torch.compile(op, backend="eager", fullgraph=True)(x, w)
+
+
+def test_mutated_arguments_move_their_version_counters():
+    @fast_args
+    def double(x, factor: float = 2.0):
+        for i in range(x.size):
+            x[i] *= factor
+
+    op = double.as_torch_op("fx_test::double", mutates="x")
+    assert str(op.overload._schema) == "fx_test::double(Tensor(a!) x, float factor=2.) -> ()"
+    x = torch.arange(4.0)
+    version = x._version
+    assert op(x) is None and x.tolist() == [0, 2, 4, 6] and x._version == version + 1
+    op(x, factor=0.5)
+    assert x.tolist() == [0, 1, 2, 3] and x._version == version + 2
+    leaf = torch.ones(4, requires_grad=True)
+    saved = (leaf * x).sum()
+    op(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+DTYPES = ["float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128"]
+SHAPES = {"plain": (3, 4), "strided": (3, 4), "transposed": (4, 3), "empty": (0, 4)}
+
+
+@fast_args(out="x[n, m] -> y[m, n]")
+def transposed(x, y):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[j, i] = x[i, j]
+
+
+@pytest.mark.parametrize("layout", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_of_dtypes_and_layouts(dtype, layout):
+    op = _transposed_op()
+    x = torch.arange(24).reshape(6, 4).to(getattr(torch, dtype))[: SHAPES[layout][0] or 0]
+    x = {"strided": x[:, ::2], "transposed": x.t()}.get(layout, x)
+    assert torch.equal(op(x), x.t())
+    checks = torch.library.opcheck(op.overload, (x,), raise_exception=True)
+    assert set(checks.values()) == {"SUCCESS"}
+
+
+@functools.cache
+def _transposed_op():
+    return transposed.as_torch_op("fx_test::transposed")
+
+
+def test_opcheck_of_other_schemas():
+    @fast_args(out="x[n], k -> largest[k], sums[]: float64")
+    def several(x, k, largest, sums):
+        sums[()] = x.sum()
+        largest[:] = np.sort(x)[::-1][:k]
+
+    @fast_args(out="x[n] -> y[n]")
+    def optional(x, bias: "torch.Tensor | None", alpha: float, is_on: bool, count: int, y):
+        for i in range(x.size):
+            y[i] = x[i] * alpha + count
+            if is_on and bias is not None:
+                y[i] += bias[i]
+
+    @fast_args(out="x[n] -> y[n]")
+    def listed(xs: "list[torch.Tensor]", x, y):
+        y[:] = x
+        for i in range(len(xs)):
+            y += xs[i]
+
+    @fast_args(out="x[...] -> y[...]: int64, n[]: x")
+    def rest(x, y, n):
+        n[()] = x.size
+        y[...] = 1
+
+    x = torch.arange(5.0)
+    cases = [
+        (several.as_torch_op("fx_test::several"), (x, 2), "(Tensor x, SymInt k) -> (Tensor, Tensor)"),
+        (optional.as_torch_op("fx_test::optional"), (x, None, 0.5, True, 3), None),
+        (optional.as_torch_op("fx_test::optional"), (x, x, 0.5, True, 3), None),
+        (listed.as_torch_op("fx_test::listed"), ([x, x], x), "(Tensor[] xs, Tensor x) -> Tensor"),
+        (rest.as_torch_op("fx_test::rest"), (torch.ones(2, 3, 4),), None),
+        (rest.as_torch_op("fx_test::rest"), (torch.ones(()),), None),
+    ]
+    for op, args, schema in cases:
+        if schema is not None:
+            assert str(op.overload._schema).partition("(")[1:] == schema.partition("(")[1:]
+        assert set(torch.library.opcheck(op.overload, args).values()) == {"SUCCESS"}
+    largest, sums = torch.ops.fx_test.several(x, 2)
+    assert largest.tolist() == [4, 3] and sums.item() == 10 and sums.dtype == torch.float64
+    assert torch.ops.fx_test.optional(x, x, 0.5, True, 3).tolist() == (x * 1.5 + 3).tolist()
+    assert torch.ops.fx_test.listed([x, x], x).tolist() == (3 * x).tolist()
+
+
+@pytest.mark.parametrize("in_dims", [(0, None), (1, None), (-1, 0), (None, 0)])
+def test_vmap(in_dims):
+    x, w = tensors()
+    xs = x if in_dims[0] is None else torch.stack([x, 2 * x], in_dims[0])
+    ws = w if in_dims[1] is None else torch.stack([w, -w])
+    for function in (scale_op(), scale):
+        assert torch.equal(torch.vmap(function, in_dims)(xs, ws), torch.vmap(torch.mul, in_dims)(xs, ws))
+
+
+def test_vmap_of_nothing():
+    _x, w = tensors()
+    assert torch.vmap(scale_op(), (0, None))(torch.empty(0, 3, 4), w).shape == (0, 3, 4)
+
+
+def test_vmap_of_an_operator_that_writes():
+    op = axpy_op()
+    x, y = torch.ones(2, 3), torch.zeros(2, 3)
+    torch.vmap(lambda x, y: op(2.0, x, y), out_dims=None)(x, y)
+    assert y.tolist() == [[2.0] * 3] * 2
+    with pytest.raises(ValueError, match="'y' is written to, and vmap has not been given a batch of it"):
+        torch.vmap(lambda x: op(2.0, x, y[0]), out_dims=None)(x)
+
+
+@functools.cache
+def axpy_op():
+    @fast_args
+    def axpy(a: float, x: "torch.Tensor", y: "torch.Tensor"):
+        for i in range(x.size):
+            y[i] += a * x[i]
+
+    return axpy.as_torch_op("fx_test::axpy", mutates=("y",))
+
+
+def test_modes_see_operators():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class See(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x, w = tensors()
+    with See():
+        assert torch.equal(scale_op()(x, w), x * w)
+    assert "fx_test.scale.default" in seen
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x, w: scale_op()(x, w), tracing_mode="real")(x, w)
+    assert "fx_test.scale.default" in traced.code and torch.equal(traced(2 * x, w), 2 * x * w)
+
+
+def test_the_profiler_sees_operators():
+    x, w = tensors()
+    with warnings.catch_warnings(), torch.profiler.profile() as profile:
+        warnings.simplefilter("ignore")
+        torch.ops.fx_test.scale(x, w) if scale_op() else None
+    assert "fx_test::scale" in [event.name for event in profile.events()]
+
+
+# ---- calls that are traced -------------------------------------------------------------------------------------------
+
+
+@by_backend
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_kernels_in_compiled_functions(backend, dynamic):
+    _x, w = tensors()
+    compiled = torch.compile(lambda x, w: scale(x + 1, w=w) - 1, fullgraph=True, backend=backend, dynamic=dynamic)
+    for rows in (3, 5, 7):
+        given = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(given, w), (given + 1) * w - 1)
+
+
+@by_backend
+def test_kernels_that_write_in_compiled_functions(backend):
+    def inplace(x, y):
+        y = y.clone()
+        axpy(2.0, x, y)
+        axpy(a=1, x=x, y=y)
+        return y * 2
+
+    def given(x, w):
+        y = torch.zeros_like(x)
+        return scale(x, w, y), y
+
+    x, w = tensors()
+    torch.testing.assert_close(torch.compile(inplace, fullgraph=True, backend=backend)(x[0], w), (w + 3 * x[0]) * 2)
+    for result in torch.compile(given, fullgraph=True, backend=backend)(x, w):
+        torch.testing.assert_close(result, x * w)
+    y = torch.zeros(4)
+    torch.compile(lambda y: axpy(1.0, w, y), fullgraph=True, backend=backend)(y)
+    assert torch.equal(y, w)
+
+
+def test_a_kernel_that_returns_something_breaks_the_graph():
+    x, _ = tensors()
+    assert torch.compile(lambda x: total(x) + 1, backend="eager")(x) == total(x) + 1
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(lambda x: total(x) + 1, backend="eager", fullgraph=True)(x)
+    for _ in range(3):
+        assert torch.compile(lambda x: (scale(x, x[0]), total(x)), backend="eager")(x)[1] == total(x)
+
+
+def test_calls_outside_of_the_compiler_stay_native():
+    x, w = tensors()
+    scale(x, w)
+    slow = scale.counts().slow
+    torch.compile(lambda: 0, backend="eager")()
+    for _ in range(3):
+        scale(x, w)
+    assert scale.counts().slow == slow
+
+
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_make_fx(mode):
+    x, w = tensors()
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x, w: scale(x, w), tracing_mode=mode)(x, w)
+    assert re.search(r"torch\.ops\.fastexchange\.\w*test_torch_op_scale\.default\(x_1, w_1\)", traced.code)
+    assert torch.equal(traced(2 * x, w), 2 * x * w)
+
+
+def test_fake_tensors():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode():
+        made = scale(torch.empty(2, 3, dtype=torch.float64), torch.empty(3))
+        assert isinstance(made, FakeTensor) and made.shape == (2, 3) and made.dtype == torch.float64
+        with pytest.raises(ValueError, match=r"scale\(\): argument 'w' \(position 1\): dimension d of its shape differs"):
+            scale(torch.empty(2, 3), torch.empty(4))
+        with pytest.raises(ValueError, match=r"scale\(\): argument 'x' \(position 0\) has 1 dimensions"):
+            scale(torch.empty(2), torch.empty(4))
+
+
+def test_export():
+    class Module(torch.nn.Module):
+        def forward(self, x, w):
+            return scale(x, w) + 1
+
+    x, w = tensors()
+    rows = torch.export.Dim("rows")
+    program = torch.export.export(Module(), (x, w), dynamic_shapes={"x": {0: rows}, "w": {}})
+    assert "fastexchange." in program.graph_module.code
+    torch.testing.assert_close(program.module()(torch.ones(5, 4), w), torch.ones(5, 4) * w + 1)
+
+
+EXPORTED = """
+import io, sys
+import torch
+from test_torch_op import scale
+class Module(torch.nn.Module):
+    def forward(self, x, w):
+        return scale(x, w) + 1
+"""
+
+
+@pytest.mark.slow
+def test_an_exported_program_is_loaded_where_the_kernel_is_imported(tmp_path):
+    path = str(tmp_path / "program.pt2")
+    save = EXPORTED + "torch.export.save(torch.export.export(Module(), (torch.ones(3, 4), torch.ones(4))), sys.argv[1])"
+    load = EXPORTED + "print(torch.export.load(sys.argv[1]).module()(torch.ones(3, 4), 2 * torch.ones(4)).sum().item())"
+    assert run_python(save, path, PYTHONWARNINGS="ignore")
+    done = run_python(load, path, PYTHONWARNINGS="ignore")
+    assert done.stdout == "36.0\n" and lines_said(done.stderr) == []
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def refused(kind, words, call):
+    given, message = type_and_message(call)
+    assert given is kind and re.search(words, message), (given, message)
+
+
+def test_what_cannot_be_an_operator_is_refused():
+    @fast_args(out="x[n] -> y[n]")
+    def unknown(x, alpha, y):
+        pass
+
+    @fast_args(out="x[n] -> y[n]", grad="allow")
+    def hiding(x, y):
+        pass
+
+    @fast_args(out="x[n] -> y[n]", returns=np.ndarray)
+    def arrays(x, y):
+        pass
+
+    @fast_args
+    def many(*xs):
+        pass
+
+    @fast_args
+    def text(x, name: str):
+        pass
+
+    _x, _w = tensors()
+    make = scale.as_torch_op
+    refused(TypeError, r"unknown.as_torch_op\(\): parameter 'alpha' \(position 1\) needs an annotation: torch.Tensor, list",
+            lambda: unknown.as_torch_op("fx_bad::a"))  # fmt: skip
+    refused(ValueError, "grad='allow' hides its arguments", lambda: hiding.as_torch_op("fx_bad::a", backward=scale_backward))
+    refused(TypeError, "returns=numpy.ndarray", lambda: arrays.as_torch_op("fx_bad::a"))
+    refused(TypeError, "takes any number of arguments", lambda: many.as_torch_op("fx_bad::a", mutates="xs"))
+    refused(
+        TypeError,
+        "'name' .* is annotated as .*str.*, which no operator takes",
+        lambda: text.as_torch_op("fx_bad::a", mutates="x"),
+    )
+    refused(TypeError, "declares neither outputs", lambda: total.as_torch_op("fx_bad::a"))
+    refused(ValueError, "mutates= names 'z', which is no parameter", lambda: make("fx_bad::a", mutates="z"))
+    refused(ValueError, "mutates= names 'y', which is an output", lambda: make("fx_bad::a", mutates="y"))
+    refused(TypeError, "mutates is a tuple of parameters' names, not 3", lambda: make("fx_bad::a", mutates=3))
+    refused(ValueError, "name is 'namespace::name', not 'scale'", lambda: make("scale"))
+    refused(ValueError, "name is 'namespace::name', not 3", lambda: make(3))
+    refused(ValueError, "setup_context= needs backward=", lambda: make("fx_bad::a", setup_context=print))
+    refused(ValueError, r"backward kernel transposed\(\) has the output 'y', which is none of grad_x, grad_w",
+            lambda: make("fx_bad::a", backward=transposed))  # fmt: skip
+    refused(TypeError, "backward= is a function, or kernels that declare outputs", lambda: make("fx_bad::a", backward=total))
+    refused(ValueError, "two backward kernels have the output 'grad_x'",
+            lambda: make("fx_bad::a", backward=[scale_backward, scale_backward]))  # fmt: skip
+    assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
+
+
+def test_a_name_is_registered_once():
+    x, _w = tensors()
+    op = scale.as_torch_op("fx_test::once")
+    assert scale.as_torch_op("fx_test::once").overload is op.overload
+    refused(ValueError, "'fx_test::once' is registered, by <fast_args .*scale", lambda: transposed.as_torch_op("fx_test::once"))
+    refused(ValueError, "'aten::add' is registered, by another library", lambda: transposed.as_torch_op("aten::add"))
+    other = transposed.as_torch_op("fx_test::once", replace=True)
+    assert torch.equal(other(x), x.t()) and torch.equal(torch.ops.fx_test.once(x), x.t())
+
+
+def test_shapes_that_do_not_fit():
+    x, w = tensors()
+    for call in (scale_op(), torch.compile(scale_op(), backend="eager")):
+        with pytest.raises(Exception, match=r"scale\(\): argument 'w' \(position 1\): dimension"):
+            call(x, x[0, :3])
+    assert torch.equal(scale_op()(x, w), x * w)
+
+
+def test_an_exception_of_the_kernel_reaches_the_caller():
+    @fast_args(out="x[n] -> y[n]")
+    def failing(x, y):
+        raise ValueError("no such luck")
+
+    op = failing.as_torch_op("fx_test::failing")
+    for call in (op, torch.ops.fx_test.failing):
+        with pytest.raises(ValueError, match="no such luck"):
+            call(torch.ones(3))
+
+
+@pytest.mark.slow
+def test_undeclared_writes_are_found_on_request():
+    code = """
+    import torch
+    from fastexchange import fast_args
+    @fast_args(out="x[n] -> y[n]")
+    def cheating(x, y):
+        x[0] = 1
+        y[:] = x
+    op = cheating.as_torch_op("fx_test::cheating")
+    try:
+        print(torch.ops.fx_test.cheating(torch.zeros(3)))
+    except RuntimeError as error:
+        print(error)
+    print(torch.ops.fx_test.cheating(torch.ones(3)).tolist())
+    """
+    assert run_python(code, FASTEXCHANGE_DEBUG="0").stdout == "tensor([1., 0., 0.])\n[1.0, 1.0, 1.0]\n"
+    said = run_python(code, FASTEXCHANGE_DEBUG="1").stdout
+    assert said.startswith("cheating(): the kernel has written to argument 'x' (position 0), which mutates= does not name")
+    assert said.endswith("[1.0, 1.0, 1.0]\n")
