@@ -384,6 +384,8 @@ def test_make_fx(mode):
 def test_fake_tensors():
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+    for _ in range(20):  # until native code makes such calls, and allocates their outputs
+        scale(*tensors())
     with FakeTensorMode():
         made = scale(torch.empty(2, 3, dtype=torch.float64), torch.empty(3))
         assert isinstance(made, FakeTensor) and made.shape == (2, 3) and made.dtype == torch.float64

@@ -33,6 +33,7 @@ from .bound_launch import refuse_result
 from .frame import drop, give_frame, take_frame
 from .pack import dtype_entry
 from .python_calls import call_method
+from .torch_guard import guard_of, is_odd
 from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
@@ -92,8 +93,11 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
 
 
 @native
-def read_shape(runtime, ob, shape, view):
-    """Store a tensor's extents at `shape`. Returns: (rank, dtype field), or (-1, 0) if only Python code can read the tensor."""
+def read_shape(context, runtime, ob, shape, view):
+    """Store a tensor's extents at `shape`. Returns: (rank, dtype field), or (-1, 0) if only Python code can read the tensor.
+
+    That is so of odd tensors, too: PyTorch may trace the call, which must not allocate then.
+    """
     entry = find(runtime, Py_TYPE(ob))
     if entry == 0:
         return -1, 0
@@ -106,7 +110,7 @@ def read_shape(runtime, ob, shape, view):
         for i in range(ndim):
             store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
         return ndim, key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if kind != structs.KIND_EXCHANGE:
+    if kind != structs.KIND_EXCHANGE or is_odd(guard_of(context, structs.entry_at(entry)), ob):
         return -1, 0
     dl_tensor_at(view).device.device_type = 0
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0
@@ -154,7 +158,7 @@ def make_outputs(context, runtime, args, made):
     end = shapes
     for _ in range(load(at)):
         at += 8
-        ndim, field = read_shape(runtime, load(args + 8 * load(at)), end + 8, view)
+        ndim, field = read_shape(context, runtime, load(args + 8 * load(at)), end + 8, view)
         if ndim < 0:
             return False
         store(end, ndim)
@@ -189,7 +193,7 @@ def make_outputs(context, runtime, args, made):
                 return False
             store(output, tensor)
             store(made, load(made) | 1 << i)
-        if read_shape(runtime, load(output), own_shape, view)[0] != ndim:
+        if read_shape(context, runtime, load(output), own_shape, view)[0] != ndim:
             return False
         for j in range(ndim):
             if load(own_shape + 8 * j) != load(shape + 8 * (1 + j)):
