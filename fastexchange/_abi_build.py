@@ -17,6 +17,7 @@ SOURCES = (
     "producers/capsules.py",
     "producers/torch_offsets.py",
     "producers/torch_abi.py",
+    "producers/torch_modes.py",
     "dispatch/structs.py",
     "cuda/structs.py",
     "exchange/transfer.py",

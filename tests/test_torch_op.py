@@ -11,6 +11,7 @@ from interpreter import lines_said, run_python
 from oracle import type_and_message
 
 from fastexchange import TorchOp, fast_args
+from fastexchange.producers import torch_modes
 
 pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_autograd"), reason="needs PyTorch 2.4")
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
@@ -310,6 +311,66 @@ def test_modes_see_operators():
     assert "fx_test.scale.default" in seen
     traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x, w: scale_op()(x, w), tracing_mode="real")(x, w)
     assert "fx_test.scale.default" in traced.code and torch.equal(traced(2 * x, w), 2 * x * w)
+
+
+def test_modes_see_kernels_that_declare_their_outputs():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, w = tensors()
+    for _ in range(20):
+        scale(x, w)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x, w: scale(x, w), tracing_mode="real")(x, w)
+    assert "fastexchange." in traced.code and torch.equal(traced(2 * x, w), 2 * x * w)
+    with FlopCounterMode(display=False):
+        assert torch.equal(scale(x, w), x * w) and total(x) == total(x)
+
+
+def test_functions_of_pytorch_tell_modes():
+    assert torch_modes.can_tell_modes() and torch_modes.can_count_writes()
+
+
+def native_calls(op, *args):
+    """How many calls an operator's kernel makes without PyTorch's dispatcher, of one."""
+    before = op.kernel.counts().fast
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchOp, "_dispatch", lambda *args, **kwargs: None)
+        op(*args)
+    return op.kernel.counts().fast - before
+
+
+def test_calls_with_plain_tensors_go_straight_to_the_kernel():
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    x, w = tensors()
+    op, writing = scale_op(), axpy_op()
+    for _ in range(20):
+        op(x, w)
+        writing(2.0, w, w.clone())
+    assert native_calls(op, x, w) == native_calls(writing, 2.0, w, w) == 1
+    leaf = x.clone().requires_grad_()
+    assert native_calls(op, leaf, w) == native_calls(writing, 2.0, w, leaf[0]) == 0
+    with torch.no_grad():
+        assert native_calls(op, leaf, w) == 1
+    with torch.inference_mode():
+        assert native_calls(writing, 2.0, w, torch.ones(4)) == 0  # it has no version counter
+    for mode in (Function(), Dispatch()):
+        with mode:
+            assert native_calls(op, x, w) == 0
+    assert native_calls(op, x, w) == 1
+    version = w._version
+    writing(2.0, x[0], w)
+    assert w._version == version + 1
+    writing(a=2.0, x=x[0], y=w)
+    assert w._version == version + 2
 
 
 def test_the_profiler_sees_operators():

@@ -26,7 +26,8 @@ from ..ground.numba_internals import (
 )
 from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
-from ..producers.torch_kinds import is_symbolic
+from ..producers.torch import is_tensor
+from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, checked_returns, declared, outputs_of
 from .traced import decorated, is_traced
@@ -139,7 +140,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if is_object_mode(self) or not self._has_parameters:
             return numbas_call(self, *args, **kwargs)
         # Before anything native: while torch.export traces, PyTorch replaces functions that Numba registers when it starts.
-        if _has_symbolic((*args, *kwargs.values())):
+        if _is_operators(self, (*args, *kwargs.values())):
             bound = self._bind(args, kwargs)
             if bound is not None and (result := self._call_symbolic(bound)) is not NotImplemented:
                 return result
@@ -440,7 +441,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_symbolic(self, bound: tuple):
         """Make a call by the kernel's operator if PyTorch traces it. NotImplemented for any other call."""
-        if not _has_symbolic(bound):
+        if not _is_operators(self, bound):
             return NotImplemented
         from .torch_tracing import call_symbolic
 
@@ -476,9 +477,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     _call_own = numbas_call  # the call by Numba's dispatcher
 
 
-def _has_symbolic(bound: tuple) -> bool:
-    """Whether an argument, or an item of one, is a tensor by which PyTorch traces."""
-    return "torch" in sys.modules and any(is_symbolic(value) for i, item in enumerate(bound) for _, value in flatten(i, item))
+def _is_operators(kernel: FastKernel, values: tuple) -> bool:
+    """Whether PyTorch has to see a call: an argument, or an item of one, is a tensor by which it traces, or a mode is active.
+
+    A mode sees only the calls of kernels that declare their outputs.
+    """
+    if "torch" not in sys.modules:
+        return False
+    is_seen = is_tensor if kernel.out is not None and is_dispatch_mode_active() else is_symbolic
+    return any(is_seen(value) for i, item in enumerate(values) for _, value in flatten(i, item))
 
 
 _publishing = forkable_lock()

@@ -1,13 +1,19 @@
 """Kernels as operators of PyTorch: ``kernel.as_torch_op``. See ``torch_library``."""
 
 import re
+import sys
 
-from ..ground.cpython import NativeCallable
+from .._abi import ffi
+from ..ground.cpython import NativeCallable, enable_vectorcall
+from ..ground.native import address_of
+from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
+from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_library import register
 from .torch_schema import schema_of
 from .torch_tracing import find_by_name
+from .traced import is_traced
 
 __all__ = ["TorchOp", "as_torch_op"]
 
@@ -28,10 +34,31 @@ class TorchOp(NativeCallable):
 
     __slots__ = ("__dict__", "__weakref__")
 
-    def __init__(self, kernel, name: str, overload):
-        self.kernel, self.name, self.overload = kernel, name, overload
+    def __init__(self, kernel, name: str, overload, mutated: tuple[int, ...]):
+        self.kernel, self.name, self.overload, self._mutated = kernel, name, overload, mutated
 
     def __call__(self, /, *args, **kwargs):
+        """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
+        if not is_traced(TorchOp.__call__.__code__):
+            self._prepare()
+        return self.overload(*args, **kwargs)
+
+    def _prepare(self) -> None:
+        """Let CPython call native code, once it can tell which calls the kernel may make."""
+        if not (self.kernel._vectorcall and can_tell_modes() and (not self._mutated or can_count_writes())):
+            return
+        from ..dispatch.operator_call import vectorcall_operator
+
+        self._positions = ffi.new("int64_t[]", self._mutated or (0,))
+        native = self._native = ffi.new("fx_operator *")
+        native.kernel, native.slow_name = id(self.kernel), id(for_ever(sys.intern("_dispatch")))
+        native.mutated, native.mutated_count = address_of(self._positions), len(self._mutated)
+        enable_vectorcall(TorchOp, TorchOp.__call__)
+        self._context = address_of(native)
+        self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
+
+    def _dispatch(self, /, *args, **kwargs):
+        """Make a call by PyTorch's dispatcher. Native code calls this for calls that the kernel may not make."""
         return self.overload(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -39,6 +66,9 @@ class TorchOp(NativeCallable):
 
     def __reduce__(self):
         raise TypeError("an operator is registered in its process: it cannot be pickled or copied; pickle the kernel")
+
+
+enable_vectorcall(TorchOp, TorchOp.__call__)
 
 
 def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, replace: bool) -> TorchOp:
@@ -62,7 +92,7 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
         )
     schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
     overload = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
-    return TorchOp(kernel, name, overload)
+    return TorchOp(kernel, name, overload, schema.mutated)
 
 
 def _torch(what: str):

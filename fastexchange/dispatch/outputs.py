@@ -27,6 +27,7 @@ from ..ground.shape_program import (
     evaluate,
 )
 from ..producers.ndarray import ndarray_at
+from ..producers.torch_modes import is_mode_active
 from . import structs
 from .binding import bind_into
 from .bound_launch import refuse_result
@@ -244,7 +245,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     give_frame(runtime, frame_address)
     if status == structs.STATUS_ERROR:
         return 0
-    if status != structs.STATUS_OK or context.outputs == 0:
+    if status != structs.STATUS_OK or context.outputs == 0 or is_mode_active(False):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     made = stack(1)
     store(made, 0)

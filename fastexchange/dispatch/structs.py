@@ -219,6 +219,14 @@ typedef struct {
     int64_t state;              /* BOUND_* */
     int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not make */
 } fx_bound;
+
+/* A kernel as an operator of PyTorch. */
+typedef struct {
+    int64_t kernel;             /* PyObject *, the kernel: it makes the calls with plain tensors */
+    int64_t slow_name;          /* PyObject *, name of the method that makes other calls, by PyTorch's dispatcher */
+    int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
+    int64_t mutated_count;
+} fx_operator;
 """
 
 # The kind of an entry and, up to KIND_STRING, of a key.
@@ -327,6 +335,7 @@ list_at = struct_at("fx_list")
 frame_at = struct_at("fx_frame")
 report_at = struct_at("fx_report")
 bound_at = struct_at("fx_bound")
+operator_at = struct_at("fx_operator")
 
 
 @native

@@ -154,14 +154,15 @@ def store(typingctx, address, value):
 
 @intrinsic
 def atomic_add(typingctx, address, value):
-    """Add to the 8-byte word at `address` atomically."""
+    """Add to the 8-byte word at `address` atomically, or to the 4-byte one if `value` is an int32."""
+    number = types.int32 if value == types.int32 else types.intp
 
     def codegen(context, builder, signature, args):
-        word = context.get_value_type(types.intp)
+        word = context.get_value_type(number)
         builder.atomic_rmw("add", builder.inttoptr(args[0], word.as_pointer()), args[1], "monotonic")
         return context.get_dummy_value()
 
-    return types.void(types.intp, types.intp), codegen
+    return types.void(types.intp, number), codegen
 
 
 WORDS = types.CPointer(types.intp)

@@ -14,7 +14,7 @@ from .torch_kinds import why_no_memory
 from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
 
 __all__ = [
-    "as_dlpack_raises", "check", "check_kind", "check_storage", "is_tensor_type", "narrow_elements",
+    "as_dlpack_raises", "check", "check_kind", "check_storage", "is_tensor", "is_tensor_type", "narrow_elements",
     "overrides_functions", "with_elements_of",
 ]  # fmt: skip
 
@@ -24,6 +24,11 @@ def is_tensor_type(cls: type) -> bool:
     torch = sys.modules.get("torch")
     base = getattr(torch, "Tensor", None)
     return isinstance(base, type) and issubclass(cls, base)
+
+
+def is_tensor(value) -> bool:
+    """Whether `value` is a PyTorch tensor. Does not import PyTorch, and runs no code of the value's class."""
+    return is_tensor_type(type(value))
 
 
 def overrides_functions(cls: type) -> bool:

@@ -7,7 +7,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_symbolic", "why_no_memory"]
+__all__ = ["is_dispatch_mode_active", "is_symbolic", "why_no_memory"]
+
+
+def is_dispatch_mode_active() -> bool:
+    """Whether a ``TorchDispatchMode`` gets the operators of this thread. Does not import PyTorch."""
+    own: Any = getattr(sys.modules.get("torch"), "_C", None)
+    if own is None:
+        return False
+    key = own.DispatchKey.Python
+    return own._dispatch_tls_is_dispatch_key_included(key) and not own._dispatch_tls_is_dispatch_key_excluded(key)
 
 
 def is_symbolic(value) -> bool:

@@ -534,12 +534,12 @@ def guard() -> Guard:
     return Guard()
 
 
-def c_function(name: str):
-    """Return the ``ctypes`` function of this name in PyTorch's library, a new object; None if there is none."""
+def c_function(name: str, library: str = "torch_cpu"):
+    """Return the ``ctypes`` function of this name in a library of PyTorch's, a new object; None if there is none."""
     import torch
 
     folder = Path(torch.__file__).parent / "lib"
-    libraries = (*folder.glob("libtorch_cpu.*"), *folder.glob("torch_cpu.dll"))
+    libraries = (*folder.glob(f"lib{library}.*"), *folder.glob(f"{library}.dll"))
     return next((found for path in libraries if (found := getattr(ctypes.CDLL(str(path)), name, None)) is not None), None)
 
 

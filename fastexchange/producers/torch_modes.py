@@ -1,0 +1,195 @@
+"""PyTorch's modes and version counters: what a call of an operator has to heed beside its tensors.
+
+A *mode* (``TorchDispatchMode``, ``TorchFunctionMode``: counters of operations, tracers, fake tensors) gets a thread's operators.
+Native code asks PyTorch's C++ functions whether one is active. A *version counter* counts the writes to a tensor, for autograd;
+native code adds to it in memory. Functions and offsets are verified by experiment. Where that fails, PyTorch's dispatcher makes
+the calls of operators.
+
+Source: ``c10/core/impl/LocalDispatchKeySet.h``, ``aten/src/ATen/PythonTorchFunctionTLS.h``, ``c10/core/TensorImpl.h``.
+"""
+
+import ctypes
+
+import llvmlite.binding
+from numba import types
+
+from .._abi import ffi
+from ..ground.native import address_of, atomic_add, call_int, call_word, global_address, load, native, struct_at
+from ..ground.once import for_ever, once
+from ..ground.readable import checked_address
+from .torch_offsets import alone, c_function, guard
+
+__all__ = ["can_count_writes", "can_tell_modes", "count_write", "has_counter", "is_mode_active"]
+
+CDEF = """
+/* Of PyTorch's modes and version counters. */
+typedef struct {
+    int64_t is_included, is_excluded;   /* bool (*)(uint16_t): whether the calling thread adds a dispatch key, or drops it */
+    int64_t python_key;         /* the dispatch key of modes with __torch_dispatch__ */
+    int64_t function_modes;     /* int64_t (*)(void): how many modes with __torch_function__ are active; 0: nothing is known */
+    int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
+    int64_t counter;            /* in that: a pointer to the version counter, NULL: the tensor has none; 0: it is unknown where */
+    int64_t count;              /* in the version counter: the count, a uint32_t */
+} fx_torch_modes;
+"""
+
+_modes_at = struct_at("fx_torch_modes")
+
+
+@native
+def _modes():
+    """The process's ``fx_torch_modes``, found by its symbol's name."""
+    return _modes_at(global_address("fastexchange_torch_modes"))
+
+
+@native
+def is_mode_active(heeds_functions):
+    """Whether a mode of PyTorch gets the operators of the calling thread. False before PyTorch is met.
+
+    `heeds_functions`: whether modes with ``__torch_function__`` count, too.
+    """
+    modes = _modes()
+    if modes.function_modes == 0:
+        return False
+    is_included = call_int(modes.is_included, (modes.python_key,)) & 0xFF != 0
+    if is_included and call_int(modes.is_excluded, (modes.python_key,)) & 0xFF == 0:
+        return True
+    return heeds_functions and call_word(modes.function_modes, ()) != 0
+
+
+@native
+def has_counter(ob):
+    """Whether the PyTorch tensor `ob` has a version counter, and it is known where."""
+    modes = _modes()
+    return modes.counter != 0 and load(load(ob + modes.object) + modes.counter) != 0
+
+
+@native
+def count_write(ob):
+    """Add 1 to the version counter of the PyTorch tensor `ob`, which :func:`has_counter`."""
+    modes = _modes()
+    atomic_add(load(load(ob + modes.object) + modes.counter) + modes.count, types.int32(1))
+
+
+# ---- in Python -----------------------------------------------------------------------------------------------------
+
+_state = for_ever(ffi.new("fx_torch_modes *"))
+llvmlite.binding.add_symbol("fastexchange_torch_modes", address_of(_state))
+
+_KEY_FUNCTIONS = {
+    "is_included": "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE",
+    "is_excluded": "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE",
+}
+_STACK_LENGTH = "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"
+
+
+@once
+def can_tell_modes() -> bool:
+    """Whether native code can tell if a mode is active. Imports PyTorch."""
+    found: list[dict[str, int]] = []
+    try:
+        alone(lambda: found.append(_find_functions()))
+    except Exception:  # a PyTorch with other private names
+        return False
+    if not found or not found[0]:
+        return False
+    for name, value in found[0].items():
+        setattr(_state, name, value)
+    return True
+
+
+def _find_functions() -> dict[str, int]:
+    """Find the functions and the key. Returns {} unless they answer as PyTorch does, with a mode and without."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    functions = {name: c_function(symbol, "c10") for name, symbol in _KEY_FUNCTIONS.items()}
+    length = c_function(_STACK_LENGTH)
+    if length is None or None in functions.values():
+        return {}
+    key = torch._C.DispatchKey.Python
+    number = int(key)  # type: ignore[call-overload]
+    for function in functions.values():
+        function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_uint16]
+    length.restype, length.argtypes = ctypes.c_int64, []
+
+    def answers() -> tuple:
+        return functions["is_included"](number), functions["is_excluded"](number), length()
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    seen = [answers()]
+    with Dispatch():
+        seen.append(answers())
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            seen.append(answers())
+    with Function():
+        with Function():
+            seen.append(answers())
+        seen.append(answers())
+    seen.append(answers())
+    none = (False, False, 0)
+    if seen != [none, (True, False, 0), (True, True, 0), (False, False, 2), (False, False, 1), none]:
+        return {}
+    addresses = {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
+    return {**addresses, "python_key": number, "function_modes": ctypes.cast(length, ctypes.c_void_p).value or 0}
+
+
+@once
+def can_count_writes() -> bool:
+    """Whether native code can add to version counters. Imports PyTorch."""
+    found: list[tuple[int, int]] = []
+    if guard().knows_all:
+        alone(lambda: found.extend(_find_counter(guard().native.object)))
+    if len(found) != 1:
+        return False
+    _state.object = guard().native.object
+    _state.count = found[0][1]
+    _state.counter = found[0][0]
+    return True
+
+
+_WORDS, _COUNTS = 32, range(8, 32, 4)  # of an implementation, and where the count may be in a version counter
+
+
+def _find_counter(at: int) -> list[tuple[int, int]]:
+    """Return the offsets of the pointer to the counter, and in it of the count, that fit tensors with many counts."""
+    import torch
+
+    tensors = []
+    for writes in (0, 1, 5, 77, 300):
+        tensor = torch.zeros(3)
+        view = tensor[1:]  # which has the same counter
+        for _ in range(writes):
+            tensor.add_(1)
+        tensors += [tensor, view]
+    with torch.inference_mode():
+        without = torch.zeros(3)
+    implementations = [ctypes.c_size_t.from_address(id(tensor) + at).value for tensor in (*tensors, without)]
+    fitting = []
+    for word in range(0, 8 * _WORDS, 8):
+        *pointers, none = (ctypes.c_size_t.from_address(address + word).value for address in implementations)
+        if none == 0 and all(map(_is_counter, pointers)) and len(set(pointers)) == len(tensors) // 2:
+            fitting += [
+                (word, count)
+                for count in _COUNTS
+                if all(
+                    ctypes.c_uint32.from_address(pointer + count).value == tensor._version
+                    for pointer, tensor in zip(pointers, tensors, strict=True)
+                )
+            ]
+    return fitting
+
+
+def _is_counter(pointer: int) -> bool:
+    try:
+        return pointer % 8 == 0 and checked_address(pointer, _COUNTS.stop) == pointer
+    except ValueError:
+        return False
