@@ -2,6 +2,8 @@
 
 import functools
 import re
+import sys
+import threading
 import warnings
 
 import numpy as np
@@ -11,6 +13,7 @@ from interpreter import lines_said, run_python
 from oracle import type_and_message
 
 from fastexchange import TorchOp, fast_args
+from fastexchange.calls import torch_boxed, torch_library
 from fastexchange.producers import torch_modes
 
 pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_autograd"), reason="needs PyTorch 2.4")
@@ -568,9 +571,80 @@ def test_an_exception_of_the_kernel_reaches_the_caller():
         raise ValueError("no such luck")
 
     op = failing.as_torch_op("fx_test::failing")
-    for call in (op, torch.ops.fx_test.failing):
-        with pytest.raises(ValueError, match="no such luck"):
-            call(torch.ones(3))
+    for x in (torch.ones(3), torch.ones(2, 3)[:, 0], torch.ones(3, requires_grad=True)):
+        for _ in range(3):
+            kind, words = (BufferError, "requires grad") if x.requires_grad else (ValueError, "no such luck")
+            with pytest.raises(kind, match=words):
+                op(x)
+            with pytest.raises(kind, match=words):
+                op._dispatch(x)
+            with pytest.raises((kind, RuntimeError), match=words):
+                torch.ops.fx_test.failing(x)
+    assert not vars(torch_boxed._thread).get("error")
+
+
+def is_native(name):
+    return torch_library._registered[f"fx_test::{name}"]._boxed is not None
+
+
+@pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+def test_the_dispatcher_calls_native_code():
+    x, w = tensors()
+    op = scale_op()
+    _transposed_op(), axpy_op()
+    assert is_native("scale") and is_native("transposed") and is_native("axpy")
+    op.overload(x, w)
+    torch.ops.fx_test.axpy(2.0, w, torch.zeros(4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_boxed.BoxedKernel, "make", lambda *args: pytest.fail("Python code was called"))
+        for y in (x, torch.randn(50, 4)):
+            assert torch.equal(op.overload(y, w), y * w)
+        y = torch.zeros(4)
+        torch.ops.fx_test.axpy(2.0, w, y)
+        assert torch.equal(y, 2 * w)
+
+
+def test_the_dispatcher_calls_native_code_again_and_again():
+    """Nothing is left of a call: neither handles of its arguments, nor results, nor what a failed call has allocated."""
+
+    @fast_args(out="x[n], k -> y[k]")
+    def maybe(x, k, y):
+        if x[0] > 0:
+            raise ValueError("positive")
+        y[:] = x[0]
+
+    op = maybe.as_torch_op("fx_test::maybe")
+    good, bad = torch.zeros(3), torch.ones(3)
+    counts = [sys.getrefcount(value) for value in (good, bad)] + [good._use_count(), bad._use_count()]
+    for _ in range(3):
+        before = memory()
+        for i in range(300):
+            assert op.overload(good, 500_000)[1] == 0
+            with pytest.raises((RuntimeError, ValueError), match="positive"):
+                op.overload(bad, 500_000 + i)
+        grown = memory() - before
+    assert grown < 100e6, "of 300 calls with 2 MB each"
+    assert counts == [sys.getrefcount(value) for value in (good, bad)] + [good._use_count(), bad._use_count()]
+
+
+def memory() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_the_dispatcher_calls_native_code_from_threads():
+    x, w = tensors()
+    op, results = scale_op(), []
+
+    def call():
+        for rows in range(200):
+            y = x[:1].expand(rows, 4)
+            results.append(torch.equal(op.overload(y, w), y * w))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(results) == 800 and all(results)
 
 
 @pytest.mark.slow

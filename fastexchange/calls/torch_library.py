@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
+from .torch_boxed import BoxedKernel
 from .torch_schema import Schema, fake_of
 
 __all__ = ["is_registered", "register"]
@@ -25,10 +26,16 @@ _pending: set[str] = set()
 
 
 class _Registered:
-    """A registered operator: the kernel, its schema and options, PyTorch's overload, and the library that holds all of it."""
+    """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, options: tuple, overload, library):
-        self.kernel, self.options, self.overload, self.library = kernel, options, overload, library
+    def __init__(self, kernel, options: tuple, overload, library, boxed: BoxedKernel | None):
+        self.kernel, self.options, self.overload, self._library, self._boxed = kernel, options, overload, library, boxed
+
+    def remove(self) -> None:
+        """Take the operator back from PyTorch."""
+        if self._boxed is not None:
+            self._boxed.remove()
+        self._library._destroy()
 
 
 def is_registered(name: str) -> bool:
@@ -58,15 +65,20 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
             raise ValueError(f"{what}: {name!r} is registered, by {owner}; give another name, or replace=True")
         if known is not None:
             del _registered[name]
-            known.library._destroy()
+            known.remove()
         library = torch.library.Library(namespace, "FRAGMENT")
+        boxed = None
         try:
             library.define(short + str(schema), tags=_tags(torch))
             overload = getattr(getattr(torch.ops, namespace), short).default
             implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
             if schema.outputs == 0 and kernel._pattern is not None:
                 implementation = _without_result(implementation)
-            library.impl(short, implementation, "CPU")
+            if implementation is kernel and BoxedKernel.takes(kernel, schema):
+                boxed = BoxedKernel(kernel, schema)
+                boxed.register(namespace, short)
+            else:
+                library.impl(short, implementation, "CPU")
             if kernel._device_kernel is not None:
                 library.impl(short, implementation, "CUDA")
             torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
@@ -77,9 +89,11 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
             if vmap is not None:
                 torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
         except BaseException:
+            if boxed is not None:
+                boxed.remove()
             library._destroy()
             raise
-        _registered[name] = for_ever(_Registered(kernel, options, overload, library))
+        _registered[name] = for_ever(_Registered(kernel, options, overload, library, boxed))
         return overload
 
 

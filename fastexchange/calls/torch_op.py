@@ -10,6 +10,7 @@ from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
+from .torch_boxed import call_overload
 from .torch_library import register
 from .torch_schema import schema_of
 from .torch_tracing import find_by_name
@@ -39,9 +40,10 @@ class TorchOp(NativeCallable):
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
-        if not is_traced(TorchOp.__call__.__code__):
-            self._prepare()
-        return self.overload(*args, **kwargs)
+        if is_traced(TorchOp.__call__.__code__):
+            return self.overload(*args, **kwargs)
+        self._prepare()
+        return self._dispatch(*args, **kwargs)
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
@@ -59,7 +61,7 @@ class TorchOp(NativeCallable):
 
     def _dispatch(self, /, *args, **kwargs):
         """Make a call by PyTorch's dispatcher. Native code calls this for calls that the kernel may not make."""
-        return self.overload(*args, **kwargs)
+        return call_overload(self.overload, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<fast_args operator {self.overload._schema}>"

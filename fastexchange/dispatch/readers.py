@@ -63,6 +63,7 @@ SCALAR_COMPLEX128 = structs.KIND_SCALAR | (COMPLEX | 128 << 8) << structs.DTYPE_
 FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a tensor that is still odd is refused
 DRY_RUN = 2  # stop before the kernel: only read the keys
 FLAG_OWN = 4  # take owning exports of all tensors: their memory is used after the call
+FLAG_MEMORY = 8  # read tensors in memory only: they are no Python objects
 
 
 Reading = namedtuple("Reading", "context runtime frame flags is_cuda limit exports scratch")  # for Numba
@@ -228,7 +229,7 @@ def borrow_view(reading, ob, entry, view):
     """Borrow a view by the type's exchange table, or PyTorch's C ABI. Returns as :func:`find_shown`."""
     origin = ob + structs.ORIGIN_VIEW
     guard = guard_of(reading.context, structs.entry_at(entry))
-    if is_odd(guard, ob):
+    if is_odd(guard, ob) or reading.flags & FLAG_MEMORY != 0:
         return (structs.STATUS_CHECK if reading.flags & FLAG_ASKED == 0 else structs.STATUS_NUMBA), 0, True, 0, origin
     dl_tensor_at(view).device.device_type = 0  # no device, in case the producer writes nothing
     failed = call_int(structs.entry_at(entry).borrow, (ob, view)) != 0

@@ -227,6 +227,20 @@ typedef struct {
     int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
     int64_t mutated_count;
 } fx_operator;
+
+/* A kernel as PyTorch's dispatcher calls it. */
+typedef struct {
+    int64_t kernel;             /* PyObject * */
+    int64_t owner;              /* PyObject *, makes calls that native code does not, and takes note of exceptions */
+    int64_t make_name, note_name;       /* PyObject *, names of its methods for these */
+    int64_t tensor_type;        /* PyTypeObject *, torch.Tensor */
+    int64_t count;              /* how many arguments there are, without the outputs */
+    int64_t kinds;              /* int64_t[count], BOXED_* */
+    int64_t output_count;
+    int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it */
+    int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
+    int64_t delete_tensor;      /* int (*)(at::Tensor *) */
+} fx_boxed;
 """
 
 # The kind of an entry and, up to KIND_STRING, of a key.
@@ -303,6 +317,9 @@ STATUS_MISALIGNED = 40  # elements are not where a device can read them
 # Of an fx_export: whether the tensor's memory is read, while its storage is held, or a managed tensor has to own it.
 UNDECIDED, HOLDS_STORAGE, NEEDS_MANAGED = 0, 1, 2
 
+# Of an argument that PyTorch's dispatcher gives.
+BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL = 0, 1, 2, 3
+
 # Of a bound launch's frame.
 BOUND_FREE = 0
 BOUND_RUNNING = 1  # a call is in progress
@@ -336,6 +353,7 @@ frame_at = struct_at("fx_frame")
 report_at = struct_at("fx_report")
 bound_at = struct_at("fx_bound")
 operator_at = struct_at("fx_operator")
+boxed_at = struct_at("fx_boxed")
 
 
 @native

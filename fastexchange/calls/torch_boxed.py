@@ -1,0 +1,167 @@
+"""Giving PyTorch's dispatcher a native function for a kernel, by PyTorch's stable C ABI: no Python code in a call.
+
+Source: ``torch/csrc/stable/c/shim.h``, PyTorch 2.10 or newer.
+"""
+
+import ctypes
+import math
+import sys
+import threading
+from types import BuiltinFunctionType
+from typing import Any
+
+from .._abi import ffi
+from ..dispatch import structs
+from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function
+from ..ground.native import address_of
+from ..ground.once import for_ever, once
+from ..producers.torch_offsets import c_function, guard
+from .torch_schema import Schema
+
+__all__ = ["BoxedKernel", "call_overload"]
+
+_KINDS = {
+    "Tensor": structs.BOXED_TENSOR, "SymInt": structs.BOXED_INT, "float": structs.BOXED_FLOAT, "bool": structs.BOXED_BOOL
+}  # fmt: skip
+_THROW = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"
+_FUNCTIONS = (
+    "aoti_torch_library_init_impl", "aoti_torch_delete_library_object", "torch_library_impl", "aoti_torch_abi_version",
+    "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object",
+)  # fmt: skip
+
+
+@once
+def _abi() -> dict[str, Any]:
+    """The functions of PyTorch's C ABI, and ``throw``, by name; {} if this PyTorch lacks one."""
+    import torch
+
+    found = {name: c_function(name) for name in _FUNCTIONS}
+    found["throw"] = c_function(_THROW, "c10")
+    steals = getattr(getattr(torch._C, "_aoti", None), "alloc_tensors_by_stealing_from_void_ptrs", None)
+    if None in found.values() or steals is None or not guard().knows_all:
+        return {}
+    found["aoti_torch_abi_version"].restype = ctypes.c_uint64
+    return found
+
+
+def _address(function) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class BoxedKernel:
+    """A kernel as a native function of PyTorch's dispatcher. It lives as long as the process: machine code has its address."""
+
+    def __init__(self, kernel, schema: Schema):
+        self._kernel, self._schema = kernel, schema
+        self._kinds = [_KINDS[each.type] for each in schema.arguments]
+        self._library = ctypes.c_void_p()
+        self._buffers = [ffi.new("int64_t[]", self._kinds or [0]), ffi.new("int64_t[]", self._dtypes() or [0])]
+        native = self._native = ffi.new("fx_boxed *")
+        native.kernel, native.owner, native.tensor_type = id(kernel), id(self), id(sys.modules["torch"].Tensor)
+        native.make_name, native.note_name = (id(for_ever(sys.intern(name))) for name in ("make", "note"))
+        native.kinds, native.dtypes = map(address_of, self._buffers)
+        native.count, native.output_count = len(self._kinds), schema.outputs
+        native.empty_strided = _address(_abi()["aoti_torch_empty_strided"])
+        native.delete_tensor = _address(_abi()["aoti_torch_delete_tensor_object"])
+        for_ever(self)
+
+    @staticmethod
+    def takes(kernel, schema: Schema) -> bool:
+        """Whether a kernel can be such a function: its arguments are tensors and numbers, and it runs under the GIL.
+
+        Nothing is compiled while ``torch.export`` traces: it replaces functions of ``math``, which Numba looks up when it starts.
+        """
+        return (
+            isinstance(math.pow, BuiltinFunctionType)
+            and bool(_abi())
+            and kernel._native.runtime.is_native
+            and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS
+            and all(each.type in _KINDS and not each.is_optional for each in schema.arguments)
+            and (schema.outputs > 0 or kernel._pattern is None)
+            and not kernel.targetoptions.get("nogil")
+            and not kernel.targetoptions.get("parallel")
+        )
+
+    def _dtypes(self) -> list[int]:
+        """Of each output: PyTorch's number of its dtype, or ``~position`` of the tensor that has it."""
+        if not self._schema.outputs:
+            return []
+        elements = [int(guard()._elements[number]) for number in range(64)]
+        return [
+            ~each.dtype if isinstance(each.dtype, int) else elements.index(each.dtype.code | each.dtype.bits << 8)
+            for each in self._kernel._pattern.outputs
+        ]
+
+    def register(self, namespace: str, name: str) -> None:
+        """Give the function to the dispatcher, for tensors on the CPU. Raises RuntimeError if it does not take it."""
+        abi = _abi()
+        made = abi["aoti_torch_library_init_impl"](namespace.encode(), b"CPU", b"fastexchange", 0, ctypes.byref(self._library))
+        function = ctypes.c_void_p(boxed_function(address_of(self._native), _address(abi["throw"])))
+        version = ctypes.c_uint64(abi["aoti_torch_abi_version"]())
+        if made != 0 or abi["torch_library_impl"](self._library, name.encode(), function, version) != 0:
+            raise RuntimeError(f"{namespace}::{name}: PyTorch does not take a native function for it")
+
+    def remove(self) -> None:
+        """Take the function back from the dispatcher."""
+        _abi()["aoti_torch_delete_library_object"](self._library)
+
+    # ---- called by native code -----------------------------------------------------------------------------------------
+
+    def make(self, words: int, message: int) -> bool:
+        """Make a call that native code cannot. `words`: the address of the dispatcher's stack. Returns whether it succeeded."""
+        aoti = sys.modules["torch"]._C._aoti
+        stack = (ctypes.c_int64 * max(len(self._kinds), self._schema.outputs, 1)).from_address(words)
+        try:
+            given: list[Any] = list(stack[: len(self._kinds)])
+            at = [i for i, kind in enumerate(self._kinds) if kind == structs.BOXED_TENSOR]
+            # Not alloc_tensor_by_stealing_from_void_ptr: PyTorch 2.13's leaks the handle.
+            owned = aoti.alloc_tensors_by_stealing_from_void_ptrs([_CAPSULE(given[i], None, None) for i in at])
+            for i, tensor in zip(at, owned, strict=True):
+                given[i] = tensor
+            for i, kind in enumerate(self._kinds):
+                if kind == structs.BOXED_FLOAT:
+                    given[i] = ctypes.c_double.from_buffer(ctypes.c_int64(given[i])).value
+                elif kind == structs.BOXED_BOOL:
+                    given[i] = bool(given[i] & 0xFF)
+            positional = [value for value, each in zip(given, self._schema.arguments, strict=True) if not each.is_keyword_only]
+            named = {each.name: value for value, each in zip(given, self._schema.arguments, strict=True) if each.is_keyword_only}
+            result = self._kernel(*positional, **named)
+            for i, made in enumerate((result,) if self._schema.outputs == 1 else result or ()):
+                stack[i] = _POINTER(aoti.unsafe_alloc_void_ptr_from_tensor(made), None)
+            return True
+        except BaseException as error:
+            self.note(error, message)
+            return False
+
+    def note(self, error: BaseException, message: int) -> None:
+        """Store the text of an exception that a call has raised at `message`, and keep it for :func:`call_overload`."""
+        if getattr(_thread, "is_waiting", False):
+            _thread.error = error
+        text = str(error).encode(errors="replace")[: MESSAGE_BYTES - 1] + b"\0"
+        ctypes.memmove(message, text, len(text))
+
+
+def call_overload(overload, args: tuple, kwargs: dict[str, Any]):
+    """Make a call by PyTorch's dispatcher. Raises a kernel's own exception, for which PyTorch raises RuntimeError."""
+    was_waiting, _thread.is_waiting = getattr(_thread, "is_waiting", False), True
+    own = None
+    try:
+        return overload(*args, **kwargs)
+    except RuntimeError as error:
+        own = vars(_thread).pop("error", None)
+        if own is None or not str(error).startswith(str(own)[:100]):
+            raise
+    finally:
+        _thread.is_waiting = was_waiting
+        vars(_thread).pop("error", None)
+    try:
+        raise own
+    finally:
+        del own  # its traceback holds this frame
+
+
+_thread = threading.local()
+_CAPSULE = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+_POINTER = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))

@@ -1,0 +1,303 @@
+"""Kernels as PyTorch's dispatcher calls them: C functions ``void (uint64_t *stack, uint64_t count, uint64_t outputs)``.
+
+The stack has a word for each argument: an int, a bool, the bits of a double, or the handle of a tensor, an ``at::Tensor *`` that
+the callee owns. Results replace them.
+
+:data:`call_boxed` makes a call without Python code if all tensors can be read in memory and the signature is known. The word that
+a handle points to is what a tensor's Python object has at the offset ``object``. So a *stand-in*, some words with that one and
+PyTorch's type, is read as the tensor itself. Only :func:`make_call` sees stand-ins. Python code makes any other call.
+
+Source: ``torch/csrc/stable/c/shim.h``, ``torch/csrc/inductor/aoti_torch/c/shim.h``.
+"""
+
+import functools
+
+from llvmlite import ir
+from numba import types
+
+from ..ground import cpython as c
+from ..ground.cfunction import CodeUnit, cfunction, code_cache
+from ..ground.cpython import KERNEL_CONTEXT
+from ..ground.dltensor import MAX_NDIM
+from ..ground.native import as_words, call_int, call_word, float_of, global_address, load, native, stack, store
+from ..ground.numba_internals import global_compiler_lock
+from ..ground.shape_program import FITS, MAX_NUMBER, MAX_OPERANDS, MAX_VARIABLES
+from . import structs
+from .boxing import target_context
+from .fast_parts import finish
+from .frame import give_frame, release, take_frame
+from .inline_cache import look_up
+from .outputs import SCRATCH_WORDS, SHAPES_WORDS, compute
+from .python_calls import drop_error, take_error
+from .readers import FLAG_MEMORY
+from .torch_guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
+from .type_table import find
+
+MAX_ARGUMENTS = 16  # with the outputs
+STAND_IN_WORDS = 8
+STAND_INS_WORDS = MAX_ARGUMENTS * STAND_IN_WORDS
+MESSAGE_BYTES = 4096
+MADE, FAILED, LEFT = 0, 1, 2
+
+
+@native
+def as_stand_in(boxed, guard, at, handle):
+    """Make the stand-in of a tensor at `at`. Returns `at`."""
+    store(at, 1 << 30)  # references: nobody counts them
+    store(at + c.OB_TYPE, boxed.tensor_type)
+    store(at + guard.object, load(handle))
+    return at
+
+
+@native
+def allocate(boxed, context, guard, words, given, made):
+    """Allocate the outputs. Stores their handles at `made`, and returns how many there are; -1 if only Python code can.
+
+    `given`: the stand-ins. 1. Read the extents. 2. Compute the shapes. 3. Allocate.
+    """
+    variables = stack(MAX_VARIABLES)
+    shapes = stack(SHAPES_WORDS)
+    wanted = stack(SHAPES_WORDS)
+    scratch = stack(SCRATCH_WORDS)
+    strides = stack(MAX_NDIM)
+    # 1. Read the extents.
+    at = context.outputs
+    for i in range(load(at)):
+        at += 8
+        value = load(words + 8 * load(at))
+        if value < 0 or value > MAX_NUMBER:
+            return -1
+        store(variables + 8 * i, value)
+    at += 8
+    end = shapes
+    for _ in range(load(at)):
+        at += 8
+        ob = load(given + 8 * load(at))
+        ndim = rank_in_memory(guard, ob)
+        if ndim > MAX_NDIM:
+            return -1
+        sizes = view_in_memory(guard, ob, ndim, 1).shape
+        store(end, ndim)
+        for j in range(ndim):
+            store(end + 8 + 8 * j, load(sizes + 8 * j))
+        end += 8 * (1 + ndim)
+    # 2. Compute the shapes.
+    program = at + 8 * (1 + context.output_count)
+    rest = as_words(scratch + 8 * MAX_OPERANDS)
+    if compute(as_words(program), as_words(shapes), as_words(variables), rest, as_words(scratch), as_words(wanted)) != FITS:
+        return -1
+    # 3. Allocate.
+    shape = wanted
+    for i in range(boxed.output_count):
+        ndim = load(shape)
+        step = 1
+        for j in range(ndim):
+            store(strides + 8 * (ndim - 1 - j), step)
+            step *= max(load(shape + 8 * (ndim - j)), 1)
+        dtype = load(boxed.dtypes + 8 * i)
+        if dtype < 0:
+            dtype = number_in_memory(guard, load(given + 8 * ~dtype))
+        if call_int(boxed.empty_strided, (ndim, shape + 8, strides, dtype, 0, 0, made + 8 * i)) != 0:
+            for j in range(i):
+                call_int(boxed.delete_tensor, (load(made + 8 * j),))
+            return -1
+        shape += 8 * (1 + ndim)
+    return boxed.output_count
+
+
+@native
+def make_arguments(boxed, context, runtime, words, given, stand_ins):
+    """Store an object for each argument at `given`, tensors as stand-ins.
+
+    Returns: whether native code can read all of them. Owns: the objects of numbers, which :func:`drop_numbers` drops. Those that
+    are not made are NULL.
+    """
+    entry = find(runtime, boxed.tensor_type)
+    for i in range(boxed.count):
+        store(given + 8 * i, 0)
+    if entry == 0 or structs.entry_at(entry).guard == 0:
+        return False
+    guard = structs.guard_at(guard_of(context, structs.entry_at(entry)))
+    if guard.asks != 0 or guard.ndim == 0 or guard.object > 8 * (STAND_IN_WORDS - 1):
+        return False
+    address = guard_of(context, structs.entry_at(entry))
+    is_right = True
+    for i in range(boxed.count):
+        kind = load(boxed.kinds + 8 * i)
+        word = load(words + 8 * i)
+        if kind == structs.BOXED_TENSOR:
+            ob = as_stand_in(boxed, guard, stand_ins + 8 * STAND_IN_WORDS * i, word)
+            is_right = is_right and not is_odd_by(guard, address, ob) and is_in_memory(guard, ob)
+        elif kind == structs.BOXED_INT:
+            ob = c.PyLong_FromSsize_t(word)
+        elif kind == structs.BOXED_FLOAT:
+            ob = c.PyFloat_FromDouble(float_of(word, 64))
+        else:
+            ob = global_address("_Py_TrueStruct") if word & 0xFF != 0 else global_address("_Py_FalseStruct")
+            c.incref(ob)
+        store(given + 8 * i, ob)
+        is_right = is_right and ob != 0
+    return is_right
+
+
+@native
+def drop_numbers(boxed, given):
+    """Drop the objects of numbers that :func:`make_arguments` has made."""
+    for i in range(boxed.count):
+        if load(boxed.kinds + 8 * i) != structs.BOXED_TENSOR and load(given + 8 * i) != 0:
+            c.Py_DecRef(load(given + 8 * i))
+
+
+@native
+def call_kernel(context_address, frame_address, given, count):
+    """Read the arguments and call the kernel. Returns MADE, FAILED with an exception set, or LEFT: nothing was done.
+
+    No Python code runs, and tensors are read in memory only: they are stand-ins.
+    """
+    context = structs.context_at(context_address)
+    frame = structs.frame_at(frame_address)
+    excinfo = stack(1)
+    status = call_word(context.walk, (context_address, frame_address, given, count, FLAG_MEMORY))
+    if status != structs.STATUS_OK:
+        if status == structs.STATUS_ERROR:
+            c.PyErr_Clear()
+        return LEFT
+    at = look_up(context, frame.keys, frame.key_count)
+    if at == 0:
+        return LEFT
+    overload = structs.overload_at(at)
+    if overload.trampoline == 0 or overload.box != 0:
+        return LEFT
+    code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+    result = finish(context, overload, code, frame.result, excinfo, False)
+    if result == 0:
+        return FAILED
+    c.Py_DecRef(result)
+    context.calls += 1
+    return MADE
+
+
+@native
+def make_call(boxed, words):
+    """Make a call natively. Returns MADE, FAILED with an exception set, or LEFT: nothing was done."""
+    context_address = load(boxed.kernel + KERNEL_CONTEXT)
+    if context_address == 0:
+        return LEFT
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
+    if context.release_gil != 0 or context.needs_owning_exports != 0 or (boxed.output_count != 0 and context.outputs == 0):
+        return LEFT
+    given = stack(MAX_ARGUMENTS)
+    made = stack(MAX_ARGUMENTS)
+    stand_ins = stack(STAND_INS_WORDS)
+    frame_address = take_frame(runtime)
+    if frame_address == 0:
+        return FAILED
+    outcome = LEFT
+    outputs = -1
+    if make_arguments(boxed, context, runtime, words, given, stand_ins):
+        outputs = 0
+        guard = structs.guard_at(guard_of(context, structs.entry_at(find(runtime, boxed.tensor_type))))
+        if boxed.output_count != 0:
+            outputs = allocate(boxed, context, guard, words, given, made)
+        for i in range(outputs):
+            at = stand_ins + 8 * STAND_IN_WORDS * (boxed.count + i)
+            store(given + 8 * (boxed.count + i), as_stand_in(boxed, guard, at, load(made + 8 * i)))
+    if outputs >= 0:
+        outcome = call_kernel(context_address, frame_address, given, boxed.count + outputs)
+        release(runtime, structs.frame_at(frame_address))
+        for i in range(outputs):
+            if outcome != MADE:
+                call_int(boxed.delete_tensor, (load(made + 8 * i),))
+    give_frame(runtime, frame_address)
+    drop_numbers(boxed, given)
+    if outcome != LEFT:
+        for i in range(boxed.count):
+            if load(boxed.kinds + 8 * i) == structs.BOXED_TENSOR:
+                call_int(boxed.delete_tensor, (load(words + 8 * i),))
+    if outcome == MADE:
+        for i in range(outputs):
+            store(words + 8 * i, load(made + 8 * i))
+    return outcome
+
+
+@native
+def call_owner(name, owner, word, ob, message):
+    """Call a method of the owner with the object `ob`, or the number `word`, and `message`, an address. Returns its result."""
+    arguments = stack(3)
+    result = 0
+    first = c.PyLong_FromSsize_t(word) if ob == 0 else ob
+    second = c.PyLong_FromSsize_t(message)
+    if first != 0 and second != 0:
+        store(arguments, owner)
+        store(arguments + 8, first)
+        store(arguments + 16, second)
+        result = c.PyObject_VectorcallMethod(name, arguments, 3, 0)
+    if ob == 0 and first != 0:
+        c.Py_DecRef(first)
+    if second != 0:
+        c.Py_DecRef(second)
+    return result
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp)
+def call_boxed(boxed_address, words, message):
+    """Make a call of PyTorch's dispatcher. `words`: its stack. `message`: MESSAGE_BYTES for an error's text.
+
+    Returns: 0, or 1 after an error. GIL: any; taken here, because kernels' tables are read.
+    Owns: takes the tensors of the arguments; the caller owns those of the results.
+    """
+    boxed = structs.boxed_at(boxed_address)
+    state = c.PyGILState_Ensure()
+    outcome = make_call(boxed, words)
+    if outcome == FAILED:
+        error = stack(3)
+        take_error(error)
+        result = call_owner(boxed.note_name, boxed.owner, 0, load(error + 8), message)
+        drop_error(error)
+        if result != 0:
+            c.Py_DecRef(result)
+        else:
+            c.PyErr_Clear()
+    elif outcome == LEFT:
+        result = call_owner(boxed.make_name, boxed.owner, words, 0, message)
+        outcome = FAILED
+        if result != 0:
+            outcome = MADE if result == global_address("_Py_TrueStruct") else FAILED
+            c.Py_DecRef(result)
+        else:
+            c.PyErr_Clear()
+    c.PyGILState_Release(state)
+    return types.intp(outcome != MADE)
+
+
+# ---- the function that PyTorch is given ------------------------------------------------------------------------------
+
+_WORD, _BYTE = ir.IntType(64), ir.IntType(8)
+
+
+@global_compiler_lock
+def boxed_function(boxed: int, fail: int) -> int:
+    """Return the address of a C function for PyTorch's dispatcher: :data:`call_boxed` of the ``fx_boxed`` at `boxed`.
+
+    `fail`: the address of ``void (*)(function, file, line, message)``, which throws PyTorch's C++ exception and does not return.
+    """
+    build = functools.partial(_build, boxed, fail)
+    return code_cache.get(("boxed", boxed), build, __name__, persist=False)[0]
+
+
+def _build(boxed: int, fail: int):
+    unit = CodeUnit(target_context(), "boxed", ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD, _WORD]))
+    unit.function.attributes.add("uwtable")  # C++ exceptions pass through it
+    builder = unit.builder
+    message = builder.alloca(_BYTE, size=ir.Constant(ir.IntType(32), MESSAGE_BYTES))
+    builder.store(_BYTE(0), message)
+    make = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD]).as_pointer()
+    text = builder.ptrtoint(message, _WORD)
+    words = builder.ptrtoint(unit.function.args[0], _WORD)
+    failed = builder.call(builder.inttoptr(_WORD(call_boxed.address), make), [_WORD(boxed), words, text])
+    with builder.if_then(builder.icmp_signed("!=", failed, _WORD(0)), likely=False):
+        throw = ir.FunctionType(ir.VoidType(), [_WORD, _WORD, ir.IntType(32), _WORD]).as_pointer()
+        builder.call(builder.inttoptr(_WORD(fail), throw), [text, text, ir.IntType(32)(0), text])
+    builder.ret_void()
+    return unit.finish()
