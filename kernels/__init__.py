@@ -22,6 +22,7 @@ folder is not installed with the package: import it from the repository's root.
 ``iir.sosfilt``                  IIR filter of second-order sections
 ``runs.run_length_encode``       runs of equal elements; ``run_length_decode`` goes back
 ``csr.csr_matvec``               sparse matrix in CSR form times vector
+``torch_ops``                    softmax, rms_norm, rotary, cross_entropy as operators of PyTorch, with gradients
 ===============================  =============================================================================
 
 What they share: ``overlap`` (which memory do arrays share?), ``offsets`` (are these rows of a ragged array?), ``exponential``

@@ -47,7 +47,7 @@ def _check(x, weight, out):
 
 
 @fast_args(out="x[rows, features] -> out[rows, features]", parallel=True, cache=True, error_model="numpy")
-def rms_norm(x, weight, eps, out):
+def rms_norm(x, weight: np.ndarray | None, eps: float, out):
     """Write ``x / sqrt(mean of x**2 + eps) * weight`` of each row of `x` into `out`.
 
     Parameters

@@ -82,7 +82,7 @@ def _check(x, cos, sin, start, out):
 
 
 @fast_args(out="x[batch, heads, positions, dim] -> out[batch, heads, positions, dim]", parallel=True, cache=True)
-def rotary(x, cos, sin, start, interleaved, out):
+def rotary(x, cos: np.ndarray, sin: np.ndarray, start: int, interleaved: bool, out):
     """Write `x` with each pair turned by the angle of its position into `out`.
 
     Parameters

@@ -112,7 +112,7 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
             if any(ctx.needs_input_grad[position] for position in step.gives):
                 made = step.call(*[values[name] for name in step.needs])
                 for position, grad in zip(step.gives, made if len(step.gives) > 1 else [made], strict=True):
-                    found[position] = grad
+                    found[position] = grad if ctx.needs_input_grad[position] else None
         return tuple(found)
 
     return backward, setup_context
