@@ -137,3 +137,28 @@ def load_nanobind() -> ModuleType | str:
         return f"there is no C++ compiler {compiler[0]!r} for nanobind; set CXX"
     except subprocess.CalledProcessError:
         return "nanobind's sources do not compile here"
+
+
+@functools.cache
+def load_torch_op() -> str:
+    """Load the operators of ``floor_torch_op.cpp``, ``torch.ops.fx_floor``. Returns "", or why there are none.
+
+    Compiled on first use, which takes about a minute.
+    """
+    import torch
+    from torch.utils.cpp_extension import include_paths
+
+    file = Path(__file__).with_name("floor_torch_op.cpp")
+    source = file.read_text(encoding="utf-8")
+    digest = hashlib.sha256(f"{source} {torch.__version__}".encode()).hexdigest()[:16]
+    target = cache_directory() / f"torch_op-{digest}.so"
+    folder = Path(torch.__file__).parent / "lib"
+    options = [*(f"-I{path}" for path in include_paths()), f"-L{folder}", "-ltorch", "-ltorch_cpu", "-lc10", "-std=c++20"]
+    options += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    try:
+        if not target.exists():
+            _build(shlex.split(os.environ.get("CXX", "c++")), options, source, ".cpp", target)
+        torch.ops.load_library(str(target))
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"the operators in C++ cannot be compiled: {error}"
+    return ""
