@@ -18,8 +18,11 @@ __all__ = ["register_backward"]
 GRAD = "grad_"
 
 
-def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str) -> None:
-    """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator."""
+def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str):
+    """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator.
+
+    Returns the ``autograd.Function`` that calls the kernel itself; None for operators with lists, which PyTorch takes apart.
+    """
     if schema.mutated or not schema.outputs:
         raise ValueError(
             f"{what}: backward= needs an operator that returns its results, out=, and writes to no argument, mutates="
@@ -35,7 +38,40 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
             for each in (backward if isinstance(backward, (list, tuple)) else [backward])
         ]
         function, setup_context = _backward_of(steps, schema, kernel, what)
-    torch.library.register_autograd(overload, function, setup_context=setup_context, lib=library)
+    if any(each.type == "Tensor[]" for each in schema.arguments):
+        torch.library.register_autograd(overload, function, setup_context=setup_context, lib=library)
+        return None
+    below = torch._C._AutoDispatchBelowAutograd
+
+    def compute(*args):
+        """Call the operator below autograd."""
+        with below():
+            return overload(*args)
+
+    by_dispatcher = _function(torch, overload, compute, function, setup_context)
+
+    def autograd(*args):
+        is_watched = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        return by_dispatcher.apply(*args) if is_watched else compute(*args)
+
+    library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
+    return _function(torch, overload, kernel, function, setup_context)
+
+
+def _function(torch, overload, compute: Callable, backward: Callable, setup_context: Callable | None):
+    """Make an ``autograd.Function`` of an operator.
+
+    What ``torch.library.register_autograd`` makes does the same, and takes longer.
+    """
+
+    def forward(ctx, *args):
+        result = compute(*args)
+        if setup_context is not None:
+            setup_context(ctx=ctx, inputs=args, output=result)
+        return result
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"BackwardOf_{overload._schema.name.replace('::', '_')}", (torch.autograd.Function,), methods)
 
 
 def _checked(backward: Callable, names: Sequence[str], name: str) -> Callable:
@@ -91,28 +127,29 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
     if len(set(gives)) < len(gives):
         twice = next(name for i, name in enumerate(arguments) if gives.count(i) > 1)
         raise ValueError(f"{what}: two backward kernels have the output {GRAD + twice!r}")
-    needed = list(
-        dict.fromkeys(name for step in steps for name in step.needs if not name.startswith(GRAD) or name in arguments)
-    )
-    is_tensor = {each.name: each.type == "Tensor" for each in schema.arguments} | dict.fromkeys(outputs, True)
-    saved = [name for name in needed if is_tensor[name]]
-    others = [name for name in needed if not is_tensor[name]]
+    pool = [*arguments, *outputs, *(GRAD + name for name in outputs)]  # an argument may have the name of a gradient: it is first
+    values = len(arguments) + len(outputs)
+    needed = sorted({at for step in steps for name in step.needs if (at := pool.index(name)) < values})
+    is_tensor = [each.type == "Tensor" for each in schema.arguments] + [True] * len(outputs)
+    saved = [at for at in needed if is_tensor[at]]
+    others = [at for at in needed if not is_tensor[at]]
+    kept = [*saved, *others, *range(values, len(pool))]
+    places = [[kept.index(pool.index(name)) for name in step.needs] for step in steps]
 
     def setup_context(ctx, inputs, output):
-        made = output if isinstance(output, tuple) else (output,)
-        values = dict(zip(arguments, inputs, strict=True)) | dict(zip(outputs, made, strict=True))
-        ctx.save_for_backward(*[values[name] for name in saved])
-        ctx.others = [values[name] for name in others]
+        values = (*inputs, *(output if isinstance(output, tuple) else (output,)))
+        ctx.save_for_backward(*[values[at] for at in saved])
+        ctx.others = [values[at] for at in others]
 
     def backward(ctx, *grads):
-        values = dict(zip(saved, ctx.saved_tensors, strict=True)) | dict(zip(others, ctx.others, strict=True))
-        values |= {GRAD + name: grad for name, grad in zip(outputs, grads, strict=True)}
+        values = (*ctx.saved_tensors, *ctx.others, *grads)  # as `kept` says
+        is_needed = ctx.needs_input_grad
         found: list[Any] = [None] * len(arguments)
-        for step in steps:
-            if any(ctx.needs_input_grad[position] for position in step.gives):
-                made = step.call(*[values[name] for name in step.needs])
+        for step, at in zip(steps, places, strict=True):
+            if any(is_needed[position] for position in step.gives):
+                made = step.call(*[values[i] for i in at])
                 for position, grad in zip(step.gives, made if len(step.gives) > 1 else [made], strict=True):
-                    found[position] = grad if ctx.needs_input_grad[position] else None
+                    found[position] = grad if is_needed[position] else None
         return tuple(found)
 
     return backward, setup_context

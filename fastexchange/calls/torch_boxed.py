@@ -15,6 +15,7 @@ from ..dispatch import structs
 from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
+from ..producers.torch_modes import can_count_writes
 from ..producers.torch_offsets import c_function, guard
 from .torch_schema import Schema
 
@@ -55,11 +56,12 @@ class BoxedKernel:
         self._kernel, self._schema = kernel, schema
         self._kinds = [_KINDS[each.type] for each in schema.arguments]
         self._library = ctypes.c_void_p()
-        self._buffers = [ffi.new("int64_t[]", self._kinds or [0]), ffi.new("int64_t[]", self._dtypes() or [0])]
+        self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._kinds, self._dtypes(), schema.mutated)]
         native = self._native = ffi.new("fx_boxed *")
         native.kernel, native.owner, native.tensor_type = id(kernel), id(self), id(sys.modules["torch"].Tensor)
         native.make_name, native.note_name = (id(for_ever(sys.intern(name))) for name in ("make", "note"))
-        native.kinds, native.dtypes = map(address_of, self._buffers)
+        native.kinds, native.dtypes, native.mutated = map(address_of, self._buffers)
+        native.mutated_count = len(schema.mutated)
         native.count, native.output_count = len(self._kinds), schema.outputs
         native.empty_strided = _address(_abi()["aoti_torch_empty_strided"])
         native.delete_tensor = _address(_abi()["aoti_torch_delete_tensor_object"])
@@ -78,6 +80,7 @@ class BoxedKernel:
             and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS
             and all(each.type in _KINDS and not each.is_optional for each in schema.arguments)
             and (schema.outputs > 0 or kernel._pattern is None)
+            and (not schema.mutated or can_count_writes())
             and not kernel.targetoptions.get("nogil")
             and not kernel.targetoptions.get("parallel")
         )
@@ -125,6 +128,10 @@ class BoxedKernel:
                     given[i] = bool(given[i] & 0xFF)
             positional = [value for value, each in zip(given, self._schema.arguments, strict=True) if not each.is_keyword_only]
             named = {each.name: value for value, each in zip(given, self._schema.arguments, strict=True) if each.is_keyword_only}
+            torch = sys.modules["torch"]
+            for i in self._schema.mutated:
+                if not given[i].is_inference():
+                    torch.autograd.graph.increment_version(given[i])
             result = self._kernel(*positional, **named)
             for i, made in enumerate((result,) if self._schema.outputs == 1 else result or ()):
                 stack[i] = _POINTER(aoti.unsafe_alloc_void_ptr_from_tensor(made), None)

@@ -28,8 +28,10 @@ _pending: set[str] = set()
 class _Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, options: tuple, overload, library, boxed: BoxedKernel | None):
+    def __init__(self, kernel, options: tuple, overload, function, library, boxed: BoxedKernel | None):
         self.kernel, self.options, self.overload, self._library, self._boxed = kernel, options, overload, library, boxed
+        self.function = function
+        """The ``autograd.Function`` that calls the kernel, or None."""
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
@@ -53,12 +55,12 @@ def _as_pending(name: str):
 
 
 def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: bool, what: str):
-    """Register an operator, unless the same kernel has it already. Returns PyTorch's overload. Raises ValueError."""
+    """Register an operator, unless the same kernel has it already. Raises ValueError."""
     _, backward, setup_context, vmap = options
     with _lock, _as_pending(name):
         known = _registered.get(name)
         if known is not None and known.kernel is kernel and known.options == options:
-            return known.overload
+            return known
         namespace, _, short = name.partition("::")
         if not replace and (known is not None or hasattr(getattr(torch.ops, namespace), short)):
             owner = repr(known.kernel) if known is not None else "another library"
@@ -67,7 +69,7 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
             del _registered[name]
             known.remove()
         library = torch.library.Library(namespace, "FRAGMENT")
-        boxed = None
+        boxed = function = None
         try:
             library.define(short + str(schema), tags=_tags(torch))
             overload = getattr(getattr(torch.ops, namespace), short).default
@@ -82,10 +84,10 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
             if kernel._device_kernel is not None:
                 library.impl(short, implementation, "CUDA")
             torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
-            if schema.mutated:
+            if schema.mutated and boxed is None:
                 library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
             if backward is not None:
-                register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
+                function = register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
             if vmap is not None:
                 torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
         except BaseException:
@@ -93,8 +95,8 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
                 boxed.remove()
             library._destroy()
             raise
-        _registered[name] = for_ever(_Registered(kernel, options, overload, library, boxed))
-        return overload
+        made = _registered[name] = for_ever(_Registered(kernel, options, overload, function, library, boxed))
+        return made
 
 
 def _without_result(call: Callable) -> Callable:

@@ -8,6 +8,7 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
+from ..producers.torch_kinds import is_for_autograd
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
@@ -35,8 +36,8 @@ class TorchOp(NativeCallable):
 
     __slots__ = ("__dict__", "__weakref__")
 
-    def __init__(self, kernel, name: str, overload, mutated: tuple[int, ...]):
-        self.kernel, self.name, self.overload, self._mutated = kernel, name, overload, mutated
+    def __init__(self, kernel, name: str, overload, mutated: tuple[int, ...], function):
+        self.kernel, self.name, self.overload, self._mutated, self._function = kernel, name, overload, mutated, function
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
@@ -60,7 +61,12 @@ class TorchOp(NativeCallable):
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
 
     def _dispatch(self, /, *args, **kwargs):
-        """Make a call by PyTorch's dispatcher. Native code calls this for calls that the kernel may not make."""
+        """Make a call that the kernel may not make itself. Native code calls this.
+
+        With autograd alone, the kernel's ``autograd.Function`` is the short way; in general PyTorch's dispatcher finds it.
+        """
+        if self._function is not None and not kwargs and is_for_autograd(args):
+            return self._function.apply(*args)
         return call_overload(self.overload, args, kwargs)
 
     def __repr__(self) -> str:
@@ -93,8 +99,8 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
             "as an operator it would do nothing"
         )
     schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
-    overload = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
-    return TorchOp(kernel, name, overload, schema.mutated)
+    registered = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
+    return TorchOp(kernel, name, registered.overload, schema.mutated, registered.function)
 
 
 def _torch(what: str):

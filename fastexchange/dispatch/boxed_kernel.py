@@ -22,6 +22,7 @@ from ..ground.dltensor import MAX_NDIM
 from ..ground.native import as_words, call_int, call_word, float_of, global_address, load, native, stack, store
 from ..ground.numba_internals import global_compiler_lock
 from ..ground.shape_program import FITS, MAX_NUMBER, MAX_OPERANDS, MAX_VARIABLES
+from ..producers.torch_modes import count_write, has_counter
 from . import structs
 from .boxing import target_context
 from .fast_parts import finish
@@ -212,6 +213,10 @@ def make_call(boxed, words):
     give_frame(runtime, frame_address)
     drop_numbers(boxed, given)
     if outcome != LEFT:
+        for i in range(boxed.mutated_count):
+            ob = load(given + 8 * load(boxed.mutated + 8 * i))
+            if has_counter(ob):
+                count_write(ob)
         for i in range(boxed.count):
             if load(boxed.kinds + 8 * i) == structs.BOXED_TENSOR:
                 call_int(boxed.delete_tensor, (load(words + 8 * i),))

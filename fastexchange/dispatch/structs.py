@@ -236,6 +236,7 @@ typedef struct {
     int64_t tensor_type;        /* PyTypeObject *, torch.Tensor */
     int64_t count;              /* how many arguments there are, without the outputs */
     int64_t kinds;              /* int64_t[count], BOXED_* */
+    int64_t mutated, mutated_count;     /* as of an fx_operator */
     int64_t output_count;
     int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it */
     int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
