@@ -459,6 +459,16 @@ def test_fake_tensors():
             scale(torch.empty(2), torch.empty(4))
 
 
+def test_explained():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        said = scale.explain(torch.empty(2, 3), torch.empty(3))
+        assert said.kind == "operator" and re.search(r"torch\.ops\.fastexchange\.\w*scale", said.outcome)
+        assert total.explain(torch.empty(3)).kind == "refused"
+    assert scale.explain(*tensors()).kind in ("native", "new")
+
+
 def test_export():
     class Module(torch.nn.Module):
         def forward(self, x, w):

@@ -24,6 +24,7 @@ from .fallback import as_numba_takes_it, check_arguments
 from .numba_type import UnknownType
 from .outputs import shape_and_dtype
 from .resolve import Resolver
+from .torch_tracing import operator_of
 
 __all__ = ["CallExplanation", "Explanation", "explain", "explain_type"]
 
@@ -65,11 +66,11 @@ class Explanation:
         return "\n".join(lines + [f"  - {reason}" for reason in self.reasons])
 
 
-Kind: TypeAlias = Literal["native", "new", "numba", "numba-signature", "package", "refused"]
+Kind: TypeAlias = Literal["native", "new", "numba", "numba-signature", "operator", "package", "refused"]
 """Who makes a call.
 
 ``native``: native code. ``new``: native code, after the next such call has compiled it. ``numba``: Numba's own dispatcher,
-because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for these types.
+because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for these types. ``operator``: PyTorch, which traces the call, by an operator.
 ``package``: the CUDA kernel's own package. ``refused``: nobody, the call raises.
 """
 
@@ -178,6 +179,13 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
     except Exception as error:
         outcome = refusal(error)
     return explained(kernel, bound, outcome)
+
+
+def explain_traced(kernel, bound: tuple) -> CallExplanation | None:
+    """Explain a call that PyTorch traces. Returns None if no operator makes such calls. Registers the operator as the call does."""
+    name = operator_of(kernel, bound)
+    text = f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}"
+    return explained(kernel, bound, Outcome("operator", text)) if name else None
 
 
 def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | None = None) -> CallExplanation:

@@ -405,9 +405,11 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         Reads the tensors as a call does, so a copy-on-write tensor of PyTorch is copied. Returns a ``CallExplanation``; print it.
         Raises TypeError for arguments that do not fit the parameters.
         """
-        from .explain import explain_call
+        from .explain import explain_call, explain_traced
 
-        return explain_call(self, self._complete(self._parameters.bind(*args, **kwargs)))
+        bound = self._parameters.bind(*args, **kwargs)
+        made = explain_traced(self, bound) if _is_operators(self, bound) else None
+        return made if made is not None else explain_call(self, self._complete(bound))
 
     def _complete(self, bound: tuple) -> tuple:
         """`bound` with the omitted outputs allocated."""

@@ -63,8 +63,15 @@ def call_symbolic(kernel, bound: tuple):
     """Make a call with tensors by which PyTorch traces a function. Returns NotImplemented if no operator makes such calls."""
     import torch
 
-    name = operator_name(kernel, tuple(_kind(torch, value) for value in bound))
+    name = operator_of(kernel, bound)
     return _call(getattr(torch.ops.fastexchange, name).default, kernel, bound) if name else NotImplemented
+
+
+def operator_of(kernel, bound: tuple) -> str:
+    """Return the name of the operator that makes a call with these arguments; "" if there is none."""
+    import torch
+
+    return operator_name(kernel, tuple(_kind(torch, value) for value in bound))
 
 
 def _call(operator, kernel, bound: tuple):
