@@ -70,8 +70,9 @@ Kind: TypeAlias = Literal["native", "new", "numba", "numba-signature", "operator
 """Who makes a call.
 
 ``native``: native code. ``new``: native code, after the next such call has compiled it. ``numba``: Numba's own dispatcher,
-because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for these types. ``operator``: PyTorch, which traces the call, by an operator.
-``package``: the CUDA kernel's own package. ``refused``: nobody, the call raises.
+because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for these types.
+``operator``: PyTorch, which traces the call, by an operator. ``package``: the CUDA kernel's own package. ``refused``: nobody,
+the call raises.
 """
 
 
@@ -182,7 +183,7 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
 
 
 def explain_traced(kernel, bound: tuple) -> CallExplanation | None:
-    """Explain a call that PyTorch traces. Returns None if no operator makes such calls. Registers the operator as the call does."""
+    """Explain a call that PyTorch traces. Returns None if no operator makes it. Registers the operator, as the call does."""
     name = operator_of(kernel, bound)
     text = f"PyTorch sees this call, and makes it by torch.ops.fastexchange.{name}"
     return explained(kernel, bound, Outcome("operator", text)) if name else None
