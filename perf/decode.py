@@ -25,7 +25,7 @@ import numba
 import numpy as np
 import report
 import torch
-from language_model import NOTHING, OPTIMISERS, VARIANTS, Decoder, Sizes, Weights
+from language_model import NOTHING, OPTIMISERS, PARTS, VARIANTS, Decoder, Sizes, Weights
 from numba.core.errors import NumbaPendingDeprecationWarning
 from torch.nn import functional
 
@@ -33,7 +33,7 @@ from fastexchange.measuring import files
 from fastexchange.measuring.timing import Samples, Statement, time_statements
 
 LR, BETAS, ADAM_EPS, DECAY = 1e-3, (0.9, 0.999), 1e-8, 1e-2
-LOGITS_AGREE, PARAMETERS_AGREE = 1e-4, LR / 100  # absolute differences
+LOGITS_AGREE, PARAMETERS_AGREE, LOSSES_AGREE = 1e-4, LR / 100, 1e-4  # absolute differences
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -149,6 +149,45 @@ def measure_training(weights: Weights, tokens: int, steps: int, rounds: int, bat
     return entries, wrong
 
 
+def measure_compiled(weights: Weights, tokens: int, steps: int, rounds: int):
+    """Entries of the table, and what does not agree, in words: a step of training, compiled into one graph."""
+    sequence = torch.randint(weights.sizes.vocabulary, (tokens + 1,))
+    start = [parameter.detach().clone() for parameter in weights.parameters()]
+    wrong, losses, compiled = [], {}, {}
+
+    def restart():
+        with torch.no_grad():
+            for parameter, value in zip(weights.parameters(), start, strict=True):
+                parameter.copy_(value)
+
+    for title, parts in PARTS.items():
+        restart()
+        compiled[title] = torch.compile(partial(weights.loss, parts=parts), fullgraph=True)
+        losses[title] = []
+        for _ in range(steps + 1):
+            loss = compiled[title](sequence)
+            gradients = torch.autograd.grad(loss, weights.parameters())
+            losses[title].append(loss.item())
+            with torch.no_grad():
+                for parameter, gradient in zip(weights.parameters(), gradients, strict=True):
+                    parameter.sub_(gradient, alpha=LR)
+    for title, found in losses.items():
+        if not found[-1] < found[0]:
+            wrong.append(f"{title}: the loss does not fall: {', '.join(f'{loss:.5f}' for loss in found)}")
+        error = max(abs(a - b) for a, b in zip(found, losses["PyTorch"], strict=True))
+        if not error <= LOSSES_AGREE:
+            wrong.append(f"{title}: losses differ from PyTorch's by {error:.1e}")
+    restart()
+    turns = Turns(compiled)
+    for _ in range(rounds):
+        steps_of = {
+            title: lambda loss=loss: torch.autograd.grad(loss(sequence), weights.parameters()) for title, loss in compiled.items()
+        }
+        turns.take(steps_of)
+    times = turns.samples()
+    return [_entry(title, times, "PyTorch", {}) for title in compiled], wrong
+
+
 def table(entries: list[dict], unit: str, reference: str) -> str:
     """Plain text."""
     lines = []
@@ -199,10 +238,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(decoding, "token", "PyTorch") + "\n", flush=True)
     training, wrong_steps = measure_training(weights, sizes.tokens, options.steps, rounds, batch_ns)
     print(table(training, "step", "foreach"))
-    wrong += wrong_steps
-    print("\n" + ("\n".join(wrong) or "All variants draw the same tokens; logits and trained parameters agree."))
+    compiled, wrong_losses = measure_compiled(weights, sizes.tokens, options.steps, rounds)
+    print("\nthe loss of a sequence and its gradients, compiled into one graph: norms, rotary embedding and loss by")
+    print(table(compiled, "step", "PyTorch"))
+    wrong += wrong_steps + wrong_losses
+    print("\n" + ("\n".join(wrong) or "All variants draw the same tokens; logits, trained parameters and losses agree."))
     if options.json:
-        more = {"sizes": sizes._asdict(), "decoding": decoding, "training": training, "wrong": wrong}
+        more = {"sizes": sizes._asdict(), "decoding": decoding, "training": training, "compiled": compiled, "wrong": wrong}
         files.write(options.json, described, rounds, [], **more)
     return 1 if wrong else 0
 

@@ -5,6 +5,7 @@ of a token by the kernels of ``kernels/``, each in its way. :data:`OPTIMISERS` a
 by ``decode.py``.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from kernels.adamw import AdamW, adamw_step
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.sampling import sample
+from kernels.torch_ops import cross_entropy_op, rms_norm_op, rotary_op
 
 EPS = 1e-6
 TOP_K, TOP_P, TEMPERATURE = 50, 0.9, 0.8
@@ -58,19 +60,47 @@ class Weights:
     def parameters(self) -> list[torch.nn.Parameter]:
         return [self.embedding, self.head, *self.norms, *(matrix for layer in self.layers for matrix in layer)]
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The logits after each token of a whole sequence, by PyTorch's operators: for training, and to check the decoders."""
+    def forward(self, tokens: torch.Tensor, parts: "Parts | None" = None) -> torch.Tensor:
+        """The logits after each token of a whole sequence: for training, and to check the decoders. `parts`: None: PyTorch's."""
         width, heads = self.sizes.width, self.sizes.heads
-        cos, sin = (torch.cat((table, table), 1)[: len(tokens)] for table in (self.cos, self.sin))
+        norm, turn, _ = parts or PARTS["PyTorch"]
         x = self.embedding[tokens]
         for i, (qkv, out, gated, down) in enumerate(self.layers):
-            h = functional.rms_norm(x, (width,), self.norms[2 * i], EPS) @ qkv.T
+            h = norm(x, self.norms[2 * i]) @ qkv.T
             q, k, v = h.view(len(tokens), 3, heads, -1).permute(1, 2, 0, 3)
-            h = functional.scaled_dot_product_attention(turned(q, cos, sin), turned(k, cos, sin), v, is_causal=True)
+            q, k = turn(q, self.cos, self.sin), turn(k, self.cos, self.sin)
+            h = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + h.transpose(0, 1).reshape(len(tokens), width) @ out.T
-            gate, up = (functional.rms_norm(x, (width,), self.norms[2 * i + 1], EPS) @ gated.T).chunk(2, 1)
+            gate, up = (norm(x, self.norms[2 * i + 1]) @ gated.T).chunk(2, 1)
             x = x + (functional.silu(gate) * up) @ down.T
-        return functional.rms_norm(x, (width,), self.norms[-1], EPS) @ self.head.T
+        return norm(x, self.norms[-1]) @ self.head.T
+
+    def loss(self, sequence: torch.Tensor, parts: "Parts") -> torch.Tensor:
+        """The mean loss of each token of a sequence, by those before it."""
+        return parts.losses(self.forward(sequence[:-1], parts), sequence[1:]).mean()
+
+
+class Parts(NamedTuple):
+    """What the ways of training differ in: functions of (x, gain), of (x, cos, sin), and of (logits, targets)."""
+
+    norm: Callable
+    turn: Callable
+    losses: Callable
+
+
+PARTS = {
+    "PyTorch": Parts(
+        lambda x, gain: functional.rms_norm(x, gain.shape, gain, EPS),
+        lambda x, cos, sin: turned(x, *(torch.cat((table, table), 1)[: x.shape[1]] for table in (cos, sin))),
+        lambda logits, targets: functional.cross_entropy(logits, targets, reduction="none"),
+    ),
+    "operators": Parts(
+        lambda x, gain: rms_norm_op(x, gain, EPS),
+        lambda x, cos, sin: rotary_op(x[None], cos, sin, 0, False)[0],
+        lambda logits, targets: cross_entropy_op(logits, targets, 0.0, -100),
+    ),
+}
+"""PyTorch's operators; and kernels as operators, with their own backward passes."""
 
 
 def turned(x, cos, sin):

@@ -46,6 +46,7 @@ def test_all_variants_agree(decode, tmp_path, capsys):
     for title in set(decoding) - {"PyTorch"}:
         assert 0 < decoding[title]["launch_share"] < 1
     assert {entry["variant"] for entry in document["training"]} == set(decode.OPTIMISERS)
+    assert {entry["variant"] for entry in document["compiled"]} == set(decode.PARTS)
     assert all(entry["us"] > 0 for entry in document["decoding"] + document["training"])
 
 
