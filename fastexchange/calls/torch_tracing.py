@@ -166,7 +166,8 @@ def name_of(kernel) -> str:
 
     It does not begin with an underscore: Inductor writes it in a class, where Python changes names that begin with two.
     """
-    return re.sub(r"\W", "_", f"{kernel.py_func.__module__}_{kernel.py_func.__qualname__}", flags=re.ASCII).lstrip("_")
+    module, name = kernel.py_func.__module__.strip("_"), kernel.py_func.__qualname__
+    return re.sub(r"\W", "_", f"{module}_{name}", flags=re.ASCII).lstrip("_")
 
 
 def _numbered(name: str) -> Iterator[str]:
