@@ -1,11 +1,15 @@
 """Kernels as operators of PyTorch: their gradients, and their results however PyTorch makes the call."""
 
+from pathlib import Path
+
 import pytest
+from interpreter import run_python
 from kernel_data import torch
 
 if torch is None or not hasattr(torch.library, "register_autograd"):
     pytest.skip("needs PyTorch 2.4", allow_module_level=True)
 
+import kernels
 from kernels.torch_ops import cross_entropy_op, rms_norm_op, rotary_op, softmax_op
 
 
@@ -113,3 +117,31 @@ def test_a_layer_learns():
         losses.append(steps)
     assert losses[0][-1] < losses[0][0] - 0.1
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]))
+
+
+PACKAGED = """
+import sys
+import torch
+from kernels.torch_ops import rms_norm_op, softmax_op
+
+class Module(torch.nn.Module):
+    def forward(self, x, w):
+        return softmax_op(rms_norm_op(x, w, 1e-6)) + 1
+
+x, w = torch.randn(5, 6), torch.randn(6)
+if sys.argv[1] == "save":
+    program = torch.export.export(Module(), (x, w), dynamic_shapes={"x": {0: torch.export.Dim("rows")}, "w": {}})
+    torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+model = torch._inductor.aoti_load_package(sys.argv[2])
+for rows in (5, 9):
+    x = torch.randn(rows, 6)
+    torch.testing.assert_close(model(x, w), Module()(x, w))
+"""
+
+
+@pytest.mark.nightly
+def test_a_package_of_aotinductor(tmp_path):
+    root = Path(kernels.__file__).parents[1]
+    for what in ("save", "load"):
+        done = run_python(PACKAGED, what, str(tmp_path / "model.pt2"), PYTHONPATH=str(root), PYTHONWARNINGS="ignore")
+        assert not done.stdout
