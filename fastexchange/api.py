@@ -13,7 +13,15 @@ from numba.core.dispatcher import Dispatcher
 
 from .calls import interpreted
 from .calls.kernel import AcceleratedKernel, FastKernel, Kernel, kernel_of
-from .calls.options import KernelOptions, check_names, checked_mutates, checked_returns, declared, outputs_of
+from .calls.options import (
+    KernelOptions,
+    check_mutated,
+    check_names,
+    checked_mutates,
+    checked_returns,
+    declared,
+    outputs_of,
+)
 from .ground.numba_internals import (
     CPUDispatcher,
     add_class_of_dispatchers,
@@ -134,6 +142,8 @@ def _decorated(function, options, kernel_options, signatures=None):
     if not numba.config.DISABLE_JIT:
         return _jit(function, options, kernel_options, signatures)
     pattern = declared(kernel_options.out, function)
+    if kernel_options.mutates:
+        check_mutated(kernel_options.mutates, Parameters(function), function)
     parameters = Parameters(function, 0 if pattern is None else len(pattern.outputs))
     checked_returns(kernel_options.returns, parameters, function)
     return interpreted.interpreted(function, kernel_options, parameters, outputs_of(pattern, parameters, function.__qualname__))

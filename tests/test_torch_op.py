@@ -657,6 +657,34 @@ def test_the_dispatcher_calls_native_code_from_threads():
     assert len(results) == 800 and all(results)
 
 
+def test_the_option_mutates():
+    with pytest.raises(ValueError, match=r"mutates=\('z',\) names 'z', no parameter of total\(x\)"):
+        fast_args(total.py_func, mutates="z")
+    with pytest.raises(TypeError, match="mutates is a tuple of parameters' names, not 3"):
+        fast_args(total.py_func, mutates=3)
+    kernel = fast_args(axpy.py_func, mutates=["y"])
+    assert kernel.mutates == ("y",)
+    x, y = torch.ones(3), torch.zeros(3)
+    torch.compile(lambda x, y: kernel(2.0, x, y), fullgraph=True, backend="aot_eager")(x, y)
+    assert y.tolist() == [2, 2, 2]
+    assert [each.name for each in kernel._operators and torch.ops.fastexchange.__getattr__(
+        next(iter(kernel._operators.values()))).default._schema.arguments if each.alias_info] == ["y"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_operators_without_compiling():
+    """Under NUMBA_DISABLE_JIT operators work, too, by the Python function."""
+    code = """
+    import torch
+    from test_torch_op import scale, scale_backward
+    op = scale.as_torch_op("fx_test::interpreted", backward=scale_backward)
+    x, w = torch.ones(3, 4), torch.ones(4, requires_grad=True)
+    op(x, w).sum().backward()
+    print(w.grad.tolist(), torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum().item())
+    """
+    assert run_python(code, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="ignore").stdout == "[3.0, 3.0, 3.0, 3.0] 12.0\n"
+
+
 @pytest.mark.slow
 def test_undeclared_writes_are_found_on_request():
     code = """

@@ -29,7 +29,7 @@ from ..ground.parameters import Parameters, flatten
 from ..producers.torch import is_tensor
 from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
 from .kernel_cache import KernelCache, with_unique_symbols
-from .options import KernelOptions, checked_returns, declared, outputs_of
+from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
 from .traced import decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -219,6 +219,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def _apply(self, kernel_options: KernelOptions) -> "FastKernel":
         """Set the options. Raises TypeError or ValueError if they do not fit the parameters."""
         self._kernel_options = kernel_options
+        if kernel_options.mutates:
+            check_mutated(kernel_options.mutates, self._parameters, self.py_func)
         if kernel_options.out is not None or kernel_options.returns is not None:
             self._returns()
         if kernel_options.out is not None or kernel_options.mutates is not None:

@@ -17,7 +17,9 @@ from ..ground.parameters import Parameters
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
 
-__all__ = ["KernelOptions", "check_names", "checked_mutates", "checked_returns", "declared", "numba_options", "outputs_of"]
+__all__ = [
+    "KernelOptions", "check_mutated", "check_names", "checked_mutates", "checked_returns", "declared", "numba_options", "outputs_of",
+]  # fmt: skip
 
 
 class KernelOptions(NamedTuple):
@@ -80,6 +82,14 @@ def checked_mutates(mutates: Any, what: str = "fast_args()") -> tuple[str, ...]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"{what}: mutates is a tuple of parameters' names, not {shown(mutates)}")
     return names
+
+
+def check_mutated(names: tuple[str, ...], parameters: Parameters, function) -> None:
+    """Raise ValueError if a name that ``mutates`` gives is none of a function's parameters."""
+    unknown = [name for name in names if name not in parameters.names]
+    if unknown:
+        signature = f"{function.__qualname__}{inspect.signature(function)}"
+        raise ValueError(f"fast_args(): mutates={names!r} names {unknown[0]!r}, no parameter of {signature}")
 
 
 def declared(out: str | None, function):

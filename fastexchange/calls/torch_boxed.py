@@ -75,6 +75,7 @@ class BoxedKernel:
         """
         return (
             isinstance(math.pow, BuiltinFunctionType)
+            and not kernel._is_interpreted
             and bool(_abi())
             and kernel._native.runtime.is_native
             and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS
