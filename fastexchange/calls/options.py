@@ -18,8 +18,15 @@ from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
 
 __all__ = [
-    "KernelOptions", "check_mutated", "check_names", "checked_mutates", "checked_returns", "declared", "numba_options", "outputs_of",
-]  # fmt: skip
+    "KernelOptions",
+    "check_mutated",
+    "check_names",
+    "checked_mutates",
+    "checked_returns",
+    "declared",
+    "numba_options",
+    "outputs_of",
+]
 
 
 class KernelOptions(NamedTuple):
