@@ -116,7 +116,7 @@ def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
     """The stamp with which the self-test's result is kept names all modules that the test uses."""
     module = calls_as_numba.__module__
     stamped = {name.removeprefix("fastexchange.") for name in cfunction._imports_of(module)}
-    assert {"dispatch.boxing", "dispatch.fast_entry", "ground.numba_internals"} <= stamped
+    assert {"dispatch.boxing", "dispatch.trampoline", "ground.numba_internals"} <= stamped
     for node in ast.walk(ast.parse(cfunction._source_of(module))):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"

@@ -6,6 +6,8 @@ views stay valid.
 
 from collections import namedtuple
 
+from numba import types
+
 from ..ground import cpython as c
 from ..ground.dlpack import CPU
 from ..ground.dltensor import View
@@ -23,6 +25,8 @@ The last is none: whether PyTorch's C ABI tells of a tensor that is not read in 
 """
 
 OFFSETS = Offsets._fields
+OFFSETS_TYPE = types.NamedUniTuple(types.intp, len(OFFSETS), Offsets)
+"""The Numba type of :data:`Offsets`."""
 
 
 @native

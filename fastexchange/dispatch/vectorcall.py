@@ -24,7 +24,7 @@ from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_int, call_word, load, native, stack, store
 from . import structs
 from .binding import bind_into
-from .fast_parts import finish
+from .boxing import box_or_raise
 from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
@@ -51,7 +51,7 @@ def launch(context_address, frame_address, overload_address, args):
         box_result = structs.runtime_at(context.runtime).box_result
         result = call_word(box_result, (context_address, overload_address, frame_address, args))
     else:
-        result = finish(context, overload, code, frame.result, excinfo, overload.box)
+        result = box_or_raise(context, overload, code, frame.result, excinfo, overload.box)
     if frame.list_count != 0:
         result = reflect_changes(context_address, overload_address, frame_address, args, result)
     return result
