@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..ground.dlpack import CPU, INT, UINT
+from ..ground.dlpack import CPU, INT, UINT, field_of_type
 from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
@@ -29,7 +29,7 @@ from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
 _FIRST_BUCKETS = 8
-_BYTES = INT | 8 << 8, UINT | 8 << 8  # dtype fields
+_BYTES = field_of_type(INT, 8), field_of_type(UINT, 8)
 
 
 class _Code(NamedTuple):

@@ -12,7 +12,7 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cpython import PyErr_Occurred
-from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType
+from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType, field_of_type
 from ..ground.dltensor import (
     DL_TENSOR,
     INTERFACE_STREAM,
@@ -54,11 +54,11 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = map(
     int, (DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
 )
-SCALAR_FLOAT64 = structs.KIND_SCALAR | (FLOAT | 64 << 8) << structs.DTYPE_SHIFT
-SCALAR_INT64 = structs.KIND_SCALAR | (INT | 64 << 8) << structs.DTYPE_SHIFT
-SCALAR_UINT64 = structs.KIND_SCALAR | (UINT | 64 << 8) << structs.DTYPE_SHIFT
-SCALAR_BOOL = structs.KIND_SCALAR | (BOOL | 8 << 8) << structs.DTYPE_SHIFT
-SCALAR_COMPLEX128 = structs.KIND_SCALAR | (COMPLEX | 128 << 8) << structs.DTYPE_SHIFT
+SCALAR_FLOAT64 = structs.KIND_SCALAR | field_of_type(FLOAT, 64) << structs.DTYPE_SHIFT
+SCALAR_INT64 = structs.KIND_SCALAR | field_of_type(INT, 64) << structs.DTYPE_SHIFT
+SCALAR_UINT64 = structs.KIND_SCALAR | field_of_type(UINT, 64) << structs.DTYPE_SHIFT
+SCALAR_BOOL = structs.KIND_SCALAR | field_of_type(BOOL, 8) << structs.DTYPE_SHIFT
+SCALAR_COMPLEX128 = structs.KIND_SCALAR | field_of_type(COMPLEX, 128) << structs.DTYPE_SHIFT
 
 FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a tensor that is still odd is refused
 DRY_RUN = 2  # stop before the kernel: only read the keys
