@@ -137,5 +137,5 @@ def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
     # 3. Leave.
     ending = [bound, code, builder.ptrtoint(excinfo, _WORD), _WORD(boxing), _WORD(int(may_keep)), is_alone]
     builder.ret(leave.call(unit, [*ending, _WORD(int(has_outputs))]))
-    unit.linked.append(runtime_library())  # the kernel's code calls it
+    unit.linked.append(runtime_library())  # a cast may call it, and parts from a wheel do not bring it
     return unit.finish()

@@ -106,7 +106,7 @@ def _build_fast_entry(context, word_types, given, taken, nodes, count, boxing, n
     # A call that differs from the cache entry.
     builder.position_at_end(entry.differs)
     entry.end_rarely(fast_parts.differ, [own, frame, callable_, args, nargsf, kwnames])
-    unit.linked.append(runtime_library())
+    unit.linked.append(runtime_library())  # a cast may call it, and parts from a wheel do not bring it
     return unit.finish()
 
 
