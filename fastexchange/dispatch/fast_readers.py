@@ -1,6 +1,6 @@
-"""The parts of a fast entry that read arguments, one for each kind: the twins of ``readers`` for arguments of an expected type.
+"""The parts of a fast entry that read arguments, one for each kind. (``readers`` has those of the general path.)
 
-A part compares the argument with its record in the cache entry, and writes its words. From the first one on, no Python code runs
+A part compares the argument with its record in the cache entry, and writes its words. From the first part on, no Python code runs
 until the kernel has returned.
 """
 

@@ -2,8 +2,8 @@
 
 1. Make a *snapshot*, a tuple of the list's items: foreign code may change the list while its items are read.
 2. Read the snapshot as a tuple, item by item.
-3. :func:`fold` makes the kernel's list, a memory block, of the items' words. All items share one key, so the length is no part of
-   the signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
+3. :func:`make_list` makes the kernel's list, a memory block, of the items' words. All items share one key, so the length is no
+   part of the signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
 4. After the call, drop lists that the kernel has not changed. Changes (``append``, ``x[0] = …``) are applied to the list in
    Python, as under ``@njit``, with new arrays as tensors of the caller's framework: :data:`reflect_changes`.
 
@@ -59,7 +59,7 @@ def snapshot_of(frame, index, ob):
 
 
 @native
-def open_list(frame, index, ob):
+def take_snapshot(frame, index, ob):
     """Make the snapshot of the list `ob`, the call's `index`-th. Returns 0 if there is another list, or with an exception set.
 
     GIL: held; the allocation may start a garbage collection, which runs Python code.
@@ -87,7 +87,7 @@ def is_same_list(one, other):
 
 
 @native
-def fold(runtime, frame, first_key, end_key, words, first_array):
+def make_list(runtime, frame, first_key, end_key, words, first_array):
     """Make a list of the items that have been read last, with their keys, words and ``fx_array``.
 
     The list's two words and two keys replace those of the items. Returns: a STATUS_*, and the object to blame.

@@ -19,7 +19,7 @@ from ..ground.native import load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import readers, strings, structs
 from .frame import ARRAY_BYTES
-from .lists import fold, may_hold_arrays, snapshot_of
+from .lists import make_list, may_hold_arrays, snapshot_of
 from .pack import dtype_entry
 from .readers import FLAG_OWN
 from .type_table import find
@@ -130,7 +130,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
                 first_key = load(level + 16)
                 if first_key != 0:  # the end of a list: its items' words and keys become one
                     first_word = load(level + 24)
-                    status, ob = fold(runtime, frame, first_key, key_at, first_word, load(level + 32))
+                    status, ob = make_list(runtime, frame, first_key, key_at, first_word, load(level + 32))
                     if status != structs.STATUS_OK:
                         break
                     key_end -= key_at - first_key - 16  # the room for arrays is the same, and their number has not changed

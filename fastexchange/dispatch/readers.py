@@ -246,7 +246,7 @@ def borrow_view(reading, ob, entry, view):
 
 
 @native
-def place(frame, device, number, stream):
+def note_device(frame, device, number, stream):
     """Note the device of a tensor of a launch, and its producer's function ``current_work_stream``.
 
     Every device reads pinned and managed memory. Returns: a STATUS_*.
@@ -318,7 +318,7 @@ def read_in_memory(reading, ob, entry, word):
         return structs.STATUS_OK, 0, 0, 0
     if reading.is_cuda:
         device = device_in_memory(offsets, guard, ob)
-        status = place(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
+        status = note_device(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
         if device == 0 or key_flags & structs.ALIGNED == 0 or status != structs.STATUS_OK:
             return structs.STATUS_OK, 0, 0, 0
     key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT | structs.entry_at(entry).key
@@ -367,7 +367,7 @@ def read_tensor(reading, kind, ob, entry, view, word):
         status = check_rank(dl_tensor) if dl_tensor.dtype.lanes == 1 else structs.STATUS_DTYPE
         if status == structs.STATUS_OK:
             device = dl_tensor.device
-            status = place(reading.frame, types.intp(device.device_type), types.intp(device.device_id), stream)
+            status = note_device(reading.frame, types.intp(device.device_type), types.intp(device.device_id), stream)
     else:
         status = structs.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
     if status != structs.STATUS_OK:

@@ -13,7 +13,7 @@ from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, stack, store
 from . import structs
 from .frame import EXPORT_BYTES, drop
-from .lists import may_hold_arrays, open_list
+from .lists import may_hold_arrays, take_snapshot
 from .read_arguments import kind_on_device, note_stop
 from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
@@ -118,7 +118,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                 if lists == frame.key_capacity:
                     status = structs.STATUS_GROW
                     break
-                snapshot = open_list(frame, lists, ob)
+                snapshot = take_snapshot(frame, lists, ob)
                 if snapshot == 0:
                     status = structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_CHANGED
                     break

@@ -21,7 +21,7 @@ Offsets = namedtuple(
 )
 """Fields of an ``fx_guard`` as compile-time constants: loading them takes time.
 
-The last is none: whether PyTorch's C ABI tells of a tensor that is not read in memory, instead of the exchange table.
+``asks_abi`` is no field: whether PyTorch's C ABI is asked for a tensor that is not read in memory, instead of the exchange table.
 """
 
 OFFSETS = Offsets._fields
