@@ -55,14 +55,6 @@ def note_array(array_address, origin, word):
 
 
 @native
-def push(level, items, left, list_keys):
-    """Store a parent's remaining items, and where the keys of a list's items begin; 0 for a tuple's."""
-    store(level, items)
-    store(level + 8, left)
-    store(level + 16, list_keys)
-
-
-@native
 def note_stop(frame, args, items, ob):
     """Note the object `ob` at which the reading has stopped, and the argument: the last one before `items`."""
     frame.position = ((items - args) >> 3) - 1
@@ -228,7 +220,10 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             if depth == structs.MAX_TUPLE_DEPTH:
                 status = structs.STATUS_NUMBA
                 break
-            push(pending + PENDING_BYTES * depth, items, left, 0)
+            level = pending + PENDING_BYTES * depth
+            store(level, items)
+            store(level + 8, left)
+            store(level + 16, 0)
             depth += 1
             items = ob + OB_ITEM
             left = load(ob + OB_SIZE)
@@ -245,7 +240,9 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
                 break
             lists += 1
             level = pending + PENDING_BYTES * depth
-            push(level, items, left, key_at)
+            store(level, items)
+            store(level + 8, left)
+            store(level + 16, key_at)
             store(level + 24, word)
             store(level + 32, array_address)
             depth += 1
