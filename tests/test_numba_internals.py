@@ -4,13 +4,19 @@ import ast
 import re
 from pathlib import Path
 
+import numba
+import numpy as np
 import pytest
 from interpreter import run_python
+from numba import types
+from numba.core.typeconv import Conversion
+from numba.extending import NativeValue, lower_cast, models, register_model, unbox
 
 import fastexchange
+from fastexchange import fast_args
 from fastexchange.dispatch.runtime import runtime
 from fastexchange.dispatch.self_test import calls_as_numba
-from fastexchange.ground import cfunction, numba_internals
+from fastexchange.ground import cfunction, numba_code, numba_internals
 
 CHANGES = {
     "a private method": ("hide(callconv.CPUCallConv, '_get_return_status')", "boxing"),
@@ -116,10 +122,62 @@ def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
     """The stamp with which the self-test's result is kept names all modules that the test uses."""
     module = calls_as_numba.__module__
     stamped = {name.removeprefix("fastexchange.") for name in cfunction._imports_of(module)}
-    assert {"dispatch.boxing", "dispatch.fast_entry", "ground.numba_internals"} <= stamped
+    assert {"dispatch.boxing", "dispatch.trampoline", "ground.numba_internals"} <= stamped
     for node in ast.walk(ast.parse(cfunction._source_of(module))):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"
+
+
+class Start(types.Type):
+    """A user's type of parameters: the address of an array's memory block, which Numba's runtime computes in a cast."""
+
+    def can_convert_from(self, typingctx, other):
+        return Conversion.safe if isinstance(other, types.Array) else None
+
+
+register_model(Start)(models.OpaqueModel)
+
+
+@lower_cast(types.Array, Start)
+def cast_to_start(context, builder, given, taken, value):
+    return context.nrt.meminfo_data(builder, context.make_array(given)(context, builder, value).meminfo)
+
+
+@unbox(Start)
+def unbox_start(numba_type, ob, c):
+    return NativeValue(c.context.get_constant_null(numba_type))
+
+
+def test_what_casts_call_of_numbas_runtime_is_in_the_generated_code(monkeypatch):
+    """Also if all parts come from a wheel: they bring only what they call themselves."""
+    compiled, finish, finished = cfunction.Part.__dict__["compiled"], cfunction.CodeUnit.finish, {}
+
+    def from_a_wheel(part):
+        name, library = compiled.__get__(part, cfunction.Part)
+        symbol = f"fastexchange.part.{'.'.join(part.key)}"
+        return symbol, numba_code.LinkableCode(numba_code.finish_part(library, name, symbol))
+
+    def noted(unit, extra=None):
+        result = finish(unit, extra)
+        name = unit.symbol.split(".")[1]
+        finished[name] = {function.name for function in unit.library._final_module.functions if function.is_declaration}
+        return result
+
+    monkeypatch.setattr(cfunction.Part, "compiled", property(from_a_wheel))
+    monkeypatch.setattr(cfunction.CodeUnit, "finish", noted)
+
+    @fast_args
+    @numba.njit([types.int64(Start("Start"))])
+    def kernel(start):
+        with numba.objmode():  # so the kernel is not linked into the launch's entry, which has to pass the value
+            pass
+        return 7
+
+    assert {kernel(np.ones(3)) for _ in range(60)} == {kernel.bind(np.ones(3))()} == {7}
+    assert finished.keys() >= {"trampoline", "fast_entry", "bound_entry"}
+    defined = {each.name for each in numba_internals.runtime_library()._final_module.functions if not each.is_declaration}
+    assert "NRT_MemInfo_data_fast" in defined
+    assert not {name: missing for name, declared in finished.items() if (missing := declared & defined)}
 
 
 PUBLIC = {

@@ -37,6 +37,7 @@ from counting import (  # isort: skip
     memory_of, needs_torch, no_violations, raised, scene, tensor_of,
 )
 from fastexchange import convert, exchange_api, explain, fast_args, from_dlpack, polyfill, to_dlpack
+from fastexchange.dispatch.runtime import runtime
 
 assert no_violations  # a fixture
 SIZES = (1, 3, 7, 32)
@@ -798,6 +799,55 @@ def test_conversions(way):
             forget_notes(tensor)
             del tensor, memory
             check_dies(owner)
+
+
+def subclass_of_tensors() -> type:
+    """A subclass, which PyTorch's table does not make."""
+    return type("Derived", (torch.Tensor,), {})
+
+
+def ndarray() -> type:
+    return np.ndarray
+
+
+EXPORTED_OTHERWISE = {
+    "of another major version": ({"version": (2, 0)}, None, ndarray),
+    "without memory": ({"data": 0}, None, ndarray),
+    "of a type that the target lacks": ({"code": 200}, None, ndarray),
+    "for a subclass": ({}, None, subclass_of_tensors),
+    "of a tensor that autograd tracks since": ({}, lambda tensor: tensor.requires_grad_(), ndarray),
+    "of a tensor whose memory is gone since": ({}, lambda tensor: tensor.untyped_storage().resize_(0), ndarray),
+}
+"""By what native code finds after it has made an export: lies of the export, what happens to the tensor meanwhile, the target."""
+
+
+@pytest.mark.skipif(not has_table(), reason="native code exports no tensor of this PyTorch")
+@pytest.mark.parametrize("what", EXPORTED_OTHERWISE)
+def test_a_conversion_that_native_code_gives_up_after_the_export(what):
+    """Python code makes another export, and raises or converts. Both exports are given back."""
+    lies, happens, make_target = EXPORTED_OTHERWISE[what]
+    target, ledger = make_target(), Ledger()
+
+    @made_producers.ffi.callback("int(void *, DLManagedTensorVersioned **)")
+    def export(py_object, out):
+        if happens is not None:
+            happens(tensor)
+        out[0] = made_producers.export_versioned(ledger, np.ones(3, np.float32), **lies)
+        return 0
+
+    tensor = torch.ones(3)
+    for known in (tensor, tensor if target is np.ndarray else tensor.as_subclass(target)):  # native code has to know both types
+        convert(known, np.ndarray)
+    entries = runtime().entries
+    honest = entries.fields(torch.Tensor)["managed"]
+    entries.update(torch.Tensor, managed=made_producers.address_of(export))
+    try:
+        end_of(lambda: convert(tensor, target))
+    finally:
+        entries.update(torch.Tensor, managed=honest)
+    gc.collect()
+    assert ledger.made > 0
+    ledger.check(ledger.made)
 
 
 # ---- in a process of its own -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from ..dispatch.runtime import runtime
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover
 from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
+from ..ground.dlpack import field_of_type
 from ..ground.dtypes import dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
@@ -149,7 +150,7 @@ def _field_of(obj, path: str) -> int | None:
         dtype = shape_and_dtype(obj, "explain()")[1]
     except Exception:  # a tensor that is refused for another reason, or no tensor
         return None
-    return dtype.code | dtype.bits << 8 if dtype is not None and dtype.lanes == 1 else None
+    return field_of_type(dtype.code, dtype.bits) if dtype is not None and dtype.lanes == 1 else None
 
 
 def explain_type(cls: type, /) -> Explanation:

@@ -28,8 +28,8 @@ _pending: set[str] = set()
 class _Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, options: tuple, overload, function, library, boxed: BoxedKernel | None):
-        self.kernel, self.options, self.overload, self._library, self._boxed = kernel, options, overload, library, boxed
+    def __init__(self, kernel, options: tuple, overload, function, fragment, boxed: BoxedKernel | None):
+        self.kernel, self.options, self.overload, self._fragment, self._boxed = kernel, options, overload, fragment, boxed
         self.function = function
         """The ``autograd.Function`` that calls the kernel, or None."""
 
@@ -37,7 +37,7 @@ class _Registered:
         """Take the operator back from PyTorch."""
         if self._boxed is not None:
             self._boxed.remove()
-        self._library._destroy()
+        self._fragment._destroy()
 
 
 def is_registered(name: str) -> bool:
@@ -68,10 +68,10 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
         if known is not None:
             del _registered[name]
             known.remove()
-        library = torch.library.Library(namespace, "FRAGMENT")
+        fragment = torch.library.Library(namespace, "FRAGMENT")
         boxed = function = None
         try:
-            library.define(short + str(schema), tags=_tags(torch))
+            fragment.define(short + str(schema), tags=_tags(torch))
             overload = getattr(getattr(torch.ops, namespace), short).default
             implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
             if schema.outputs == 0 and kernel._pattern is not None:
@@ -80,22 +80,22 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
                 boxed = BoxedKernel(kernel, schema)
                 boxed.register(namespace, short)
             else:
-                library.impl(short, implementation, "CPU")
+                fragment.impl(short, implementation, "CPU")
             if kernel._device_kernel is not None:
-                library.impl(short, implementation, "CUDA")
-            torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
+                fragment.impl(short, implementation, "CUDA")
+            torch.library.register_fake(name, fake_of(kernel, schema), lib=fragment)
             if schema.mutated and boxed is None:
-                library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
+                fragment.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
             if backward is not None:
-                function = register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
+                function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
             if vmap is not None:
-                torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
+                torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=fragment)
         except BaseException:
             if boxed is not None:
                 boxed.remove()
-            library._destroy()
+            fragment._destroy()
             raise
-        made = _registered[name] = for_ever(_Registered(kernel, options, overload, function, library, boxed))
+        made = _registered[name] = for_ever(_Registered(kernel, options, overload, function, fragment, boxed))
         return made
 
 

@@ -9,11 +9,12 @@ import functools
 from llvmlite import ir
 from numba import types
 
-from ..dispatch import fast_entry, fast_parts
+from ..dispatch import fast_parts
 from ..dispatch import structs as dispatch
-from ..dispatch.fast_parts import AGREES, DIFFERS, borrow, borrow_guarded
+from ..dispatch.entry_builder import EntryBuilder, Node
+from ..dispatch.fast_readers import AGREES, DIFFERS, READERS, borrow, borrow_guarded
 from ..dispatch.python_calls import refuse_launch
-from ..dispatch.torch_guard import OFFSETS, Offsets
+from ..dispatch.torch_guard import OFFSETS_TYPE
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
@@ -56,20 +57,12 @@ def read_view(ob, expected_address, words, ndim, is_contiguous, in_elements):
     return borrow(ob, record, words, ndim, False, CUDA, is_contiguous, in_elements)
 
 
-@part(types.intp(*_VIEW.args, *[types.intp] * len(OFFSETS)))
-def read_guarded_view(
-    ob, expected_address, words, ndim, is_contiguous, in_elements, object_, keys, odd_keys, element_type, odd_types, autograd,
-    storage, storage_data, storage_size, ndim_at, sizes, strides, inline_ndim, storage_offset, device, storage_checked,
-    asks_abi,
-):  # fmt: skip
+@part(types.intp(*_VIEW.args, OFFSETS_TYPE))
+def read_guarded_view(ob, expected_address, words, ndim, is_contiguous, in_elements, offsets):
     """:data:`read_view` of a tensor whose type has a guard."""
     record = dispatch.expected_at(expected_address)
     if Py_TYPE(ob) != record.type:
         return DIFFERS
-    offsets = Offsets(
-        object_, keys, odd_keys, element_type, odd_types, autograd, storage, storage_data, storage_size, ndim_at, sizes, strides,
-        inline_ndim, storage_offset, device, storage_checked, asks_abi,
-    )  # fmt: skip
     return borrow_guarded(ob, record, words, ndim, CUDA, is_contiguous, in_elements, offsets)
 
 
@@ -121,20 +114,20 @@ def fail(context_address, callable_, position):
 
 @global_compiler_lock
 def launch_entry(
-    nodes: tuple[fast_entry.Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]
+    nodes: tuple[Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]
 ) -> int:
     """Return the address of a vectorcall function with two more arguments, as ``dispatch.fast_entry.fast_entry``.
 
     `words`: the number of words of the arguments. `parameters`: the codes of the kernel's parameters (``structs.parameter``).
     `changes`: the codes of the words' conversions (``structs.conversion``).
     """
-    read = tuple((node.kind, node.guard, node.rank, node.items, node.is_contiguous) for node in nodes)
+    read = tuple(node.code_depends_on for node in nodes)
     key = ("cuda-fast-entry", read, count, words, parameters, changes)
     return code_cache.get(key, lambda: _build(nodes, count, words, parameters, changes), __name__)[0]
 
 
 def _build(nodes, count, word_count, parameters, changes):
-    entry = fast_entry.EntryBuilder("cuda_fast_entry", nodes)
+    entry = EntryBuilder("cuda_fast_entry", nodes)
     unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args
     words = unit.stack_slot(ir.ArrayType(_WORD, word_count + 1))  # the last one is 0: _point_at_parameters
@@ -149,7 +142,7 @@ def _build(nodes, count, word_count, parameters, changes):
         node = leaf.node
         if node.kind != dispatch.KIND_EXCHANGE:
             values = [leaf.ob, leaf.record, _WORD(0), leaf.word, _WORD(node.rank)]
-            entry.go_on_if(fast_parts.PARTS[node.kind].call(unit, values))
+            entry.go_on_if(READERS[node.kind].call(unit, values))
             continue
         if in_elements and node.is_contiguous:
             counted.update(range(leaf.first_word, leaf.first_word + words_of(node.numba_type)))

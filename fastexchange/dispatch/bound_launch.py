@@ -2,20 +2,19 @@
 
 :data:`pin_arguments` reads the arguments and takes an owning export of every tensor, so their memory lives as long as the
 frame. A capsule owns the frame (:data:`let_go`). :data:`replace_frame` binds a launch to another frame.
-``fast_entry.bound_entry`` compiles the parts here into the launch's vectorcall, which checks that the memory has not moved
-(``watching``) and calls the kernel. The owner of an array that the kernel keeps is the frame's *holder*, the Python object that
-has the capsule.
+The launch's vectorcall checks that the memory has not moved (``watching``) and calls the kernel. It is generated
+(``bound_entry``), or :data:`vectorcall_unlocked`. The owner of an array that the kernel keeps is the frame's *holder*, the Python
+object that has the capsule.
 """
 
 from numba import types
 
 from ..ground import cpython as c
-from ..ground.cfunction import cfunction, part
+from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT
 from ..ground.dlpack import CPU
 from ..ground.native import call_word, cstring, global_address, load, native, store
 from . import structs
-from .fast_parts import BOXES_ARRAYS, BOXES_NONE, finish
 from .frame import (
     ARRAY_BYTES,
     MEMINFO_REFCOUNT,
@@ -125,51 +124,6 @@ def let_kept_escape(runtime_address, frame_address):
             let_escape(runtime, frame, i)
 
 
-# ---- the parts of a bound launch's entry -----------------------------------------------------------------------------
-
-
-@part(types.intp(types.intp, types.intp, types.intp, types.intp))
-def enter(callable_, nargsf, kwnames, is_alone):
-    """Return the launch's ``fx_bound``; 0 if the call has arguments, another call is in progress, or memory has moved.
-
-    `is_alone`: no other code can run during the kernel, so the state needs no check.
-    """
-    at = load(callable_ + CALLABLE_CONTEXT)
-    bound = structs.bound_at(at)
-    if nargsf & c.NARGS_MASK != 0 or kwnames != 0:
-        return 0
-    if (is_alone == 0 and bound.state != structs.BOUND_FREE) or not is_unmoved(bound.watched):
-        return 0
-    if is_alone == 0:
-        bound.state = structs.BOUND_RUNNING
-    return at
-
-
-@part(types.intp(types.intp, types.intp, types.intp, types.intp))
-def refuse(callable_, args, nargsf, kwnames):
-    """Make a call that :func:`enter` has refused by the slow path's method."""
-    bound = structs.bound_at(load(callable_ + CALLABLE_CONTEXT))
-    return call_method(bound.slow_name, callable_, args, nargsf, kwnames)
-
-
-@part(types.intp(types.intp))
-def words_of(bound_address):
-    """The address of the arguments' words."""
-    return structs.bound_at(bound_address).words
-
-
-@part(types.intp(types.intp))
-def result_of(bound_address):
-    """The address to which the kernel writes its result."""
-    return structs.frame_at(structs.bound_at(bound_address).frame).result
-
-
-@part(types.intp(types.intp))
-def kernel_of(bound_address):
-    """The address of the compiled kernel."""
-    return structs.overload_at(structs.bound_at(bound_address).overload).kernel
-
-
 @native
 def with_outputs(bound, value):
     """Return the outputs as the result of a kernel that declares some. Drops `value`, the kernel's own result; 0: it has raised.
@@ -192,28 +146,6 @@ def refuse_result():
     message = cstring("a kernel that declares outputs, fast_args(out=...), has to return None")
     c.PyErr_SetString(global_address("PyExc_TypeError"), message)
     return 0
-
-
-@part(types.intp(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp))
-def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs):
-    """End a launch whose kernel has returned `code`. Returns a new reference, or 0 with an exception set."""
-    bound = structs.bound_at(bound_address)
-    context = structs.context_at(bound.context)
-    runtime = structs.runtime_at(context.runtime)
-    overload = structs.overload_at(bound.overload)
-    frame = structs.frame_at(bound.frame)
-    if boxing == BOXES_ARRAYS and code == 0:
-        value = call_word(runtime.box_result, (bound.context, bound.overload, bound.frame, bound.args))
-    else:
-        value = finish(context, overload, code, frame.result, excinfo, boxing != BOXES_NONE)
-    if may_keep != 0 and is_anything_kept(frame, frame.array_count):
-        call_word(runtime.let_kept_escape, (context.runtime, bound.frame))
-    if has_outputs != 0:
-        value = with_outputs(bound, value)
-    if is_alone == 0:
-        bound.state = structs.BOUND_FREE
-    context.calls += 1
-    return value
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

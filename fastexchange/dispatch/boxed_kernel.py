@@ -24,8 +24,7 @@ from ..ground.numba_internals import global_compiler_lock
 from ..ground.shape_program import FITS, MAX_NUMBER, MAX_OPERANDS, MAX_VARIABLES
 from ..producers.torch_modes import count_write, has_counter
 from . import structs
-from .boxing import target_context
-from .fast_parts import finish
+from .boxing import box_or_raise, target_context
 from .frame import give_frame, release, take_frame
 from .inline_cache import look_up
 from .outputs import SCRATCH_WORDS, SHAPES_WORDS, compute
@@ -170,7 +169,7 @@ def call_kernel(context_address, frame_address, given, count):
     if overload.trampoline == 0 or overload.box != 0:
         return LEFT
     code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
-    result = finish(context, overload, code, frame.result, excinfo, False)
+    result = box_or_raise(context, overload, code, frame.result, excinfo, False)
     if result == 0:
         return FAILED
     c.Py_DecRef(result)

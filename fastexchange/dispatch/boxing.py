@@ -1,5 +1,7 @@
 """Boxing: the machine code that converts kernels' results to Python objects, and their errors to exceptions.
 
+Native code calls both by :func:`box_or_raise`.
+
 A *box* converts results of one Numba return type. It is Numba's own boxing code with three changes: ``dispatch.results`` boxes
 arrays; constants are read from an array instead of being unserialized; references that Numba's code leaks are dropped.
 """
@@ -13,8 +15,9 @@ from numba.core import types
 from numba.np.numpy_support import as_dtype
 
 from ..ground.cfunction import CodeUnit, code_cache
+from ..ground.cpython import new_none
 from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field
-from ..ground.native import offset_of
+from ..ground.native import call_word, load, native, offset_of
 from ..ground.numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
 from ..ground.numba_internals import target_context_with_references as target_context
 from . import results
@@ -22,6 +25,19 @@ from .structs import RESULT_BYTES
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
+BOXES_NONE, BOXES_SCALARS, BOXES_ARRAYS = 0, 1, 2
+"""What the boxing of a kernel's result needs: nothing; a box; a box and the call's frame."""
+
+
+@native
+def box_or_raise(context, overload, code, result, excinfo, is_boxed):
+    """Box the result of a kernel by its return code. Returns a new reference, or 0 with the kernel's exception set."""
+    if code == 0 and is_boxed:
+        return call_word(overload.box, (result, overload.box_constants, 0))
+    if code == 0 or code == -2:  # RETCODE_OK, RETCODE_NONE
+        return new_none()
+    call_word(context.raise_error, (code, load(excinfo)))
+    return 0
 
 
 class UnsupportedEntry(Exception):

@@ -34,7 +34,7 @@ def look_up(context, keys, count):
     return 0
 
 
-FOLLOWS, IS_OTHER, IS_DEAD = 0, 1, 2
+AGREES, DIFFERS, IS_DEAD = 0, 1, 2
 
 
 @native
@@ -54,16 +54,16 @@ def is_expected(overload, args):
         left -= 1
         expected = structs.expected_at(overload.expected + structs.EXPECTED_SIZE * i)
         if Py_TYPE(ob) != expected.type:
-            return IS_DEAD if expected.type == 0 else IS_OTHER
+            return IS_DEAD if expected.type == 0 else DIFFERS
         if expected.items >= 0:
             if load(ob + OB_SIZE) != expected.items or depth == structs.MAX_TUPLE_DEPTH:
-                return IS_OTHER
+                return DIFFERS
             store(pending + 16 * depth, items)
             store(pending + 16 * depth + 8, left)
             depth += 1
             items = ob + OB_ITEM
             left = expected.items
-    return FOLLOWS
+    return AGREES
 
 
 @native
@@ -80,7 +80,7 @@ def find_cached(context, first, args):
         overload = structs.overload_at(at)
         outcome = is_expected(overload, args)
         has_room |= outcome == IS_DEAD
-        if outcome == FOLLOWS:
+        if outcome == AGREES:
             context.last = at
             return at
         at = overload.cached

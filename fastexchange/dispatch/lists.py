@@ -2,8 +2,8 @@
 
 1. Make a *snapshot*, a tuple of the list's items: foreign code may change the list while its items are read.
 2. Read the snapshot as a tuple, item by item.
-3. :func:`fold` makes the kernel's list, a memory block, of the items' words. All items share one key, so the length is no part of
-   the signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
+3. :func:`make_list` makes the kernel's list, a memory block, of the items' words. All items share one key, so the length is no
+   part of the signature. Items with one dtype and rank but different layouts, alignment or writeability get their common type.
 4. After the call, drop lists that the kernel has not changed. Changes (``append``, ``x[0] = …``) are applied to the list in
    Python, as under ``@njit``, with new arrays as tensors of the caller's framework: :data:`reflect_changes`.
 
@@ -59,7 +59,7 @@ def snapshot_of(frame, index, ob):
 
 
 @native
-def open_list(frame, index, ob):
+def take_snapshot(frame, index, ob):
     """Make the snapshot of the list `ob`, the call's `index`-th. Returns 0 if there is another list, or with an exception set.
 
     GIL: held; the allocation may start a garbage collection, which runs Python code.
@@ -87,7 +87,7 @@ def is_same_list(one, other):
 
 
 @native
-def fold(runtime, frame, first_key, end_key, words, first_array):
+def make_list(runtime, frame, first_key, end_key, words, first_array):
     """Make a list of the items that have been read last, with their keys, words and ``fx_array``.
 
     The list's two words and two keys replace those of the items. Returns: a STATUS_*, and the object to blame.
@@ -164,11 +164,52 @@ def drop_unchanged(frame):
 
 
 @native
-def word_object(arguments, position, word):
-    """Store an int object with the value `word` in an array of arguments. Returns whether there was memory."""
-    ob = c.PyLong_FromSsize_t(word)
-    store(arguments + 8 * position, ob)
-    return ob != 0
+def make_ints(at, count):
+    """Replace each of the `count` words at `at` by an int object of its value. Returns whether there was memory.
+
+    Raises: MemoryError. Owns: the caller owns the objects; after a failure there are none.
+    """
+    for i in range(count):
+        ob = c.PyLong_FromSsize_t(load(at + 8 * i))
+        if ob == 0:
+            drop_ints(at, i)
+            return False
+        store(at + 8 * i, ob)
+    return True
+
+
+@native
+def drop_ints(at, count):
+    """Drop the objects that :func:`make_ints` has made."""
+    for i in range(count):
+        c.Py_DecRef(load(at + 8 * i))
+
+
+@native
+def reflect_change(runtime, context_address, overload_address, frame_address, args, i):
+    """Apply the kernel's changes to the i-th list by Python's ``calls.results.reflect``.
+
+    Returns: whether that succeeded; if not, an exception is set.
+    """
+    record = structs.list_at(structs.frame_at(frame_address).lists + LIST_BYTES * i)
+    arguments = stack(8)
+    store(arguments, runtime.results)
+    store(arguments + 8, structs.overload_at(overload_address).lists)
+    store(arguments + 16, record.object)
+    words = arguments + 24
+    store(words, i)
+    store(words + 8, record.meminfo)
+    store(words + 16, context_address)
+    store(words + 24, frame_address)
+    store(words + 32, args)
+    if not make_ints(words, 5):
+        return False
+    made = c.PyObject_VectorcallMethod(runtime.reflect, arguments, 8, 0)
+    drop_ints(words, 5)
+    if made == 0:
+        return False
+    c.Py_DecRef(made)
+    return True
 
 
 @native
@@ -182,33 +223,13 @@ def reflect_changes(context_address, overload_address, frame_address, args, resu
     for i in range(frame.list_count):
         if not is_changed(frame, i):
             continue
-        record = structs.list_at(frame.lists + LIST_BYTES * i)
-        dirty = NRT_MemInfo_data(record.meminfo) + DIRTY
+        dirty = NRT_MemInfo_data(structs.list_at(frame.lists + LIST_BYTES * i).meminfo) + DIRTY
         store(dirty, load(dirty) & ~0xFF)
         frame.lists_changed = 1
         error = stack(3)
-        c.PyErr_Fetch(error, error + 8, error + 16)
-        arguments = stack(8)
-        store(arguments, runtime.results)
-        store(arguments + 8, structs.overload_at(overload_address).lists)
-        store(arguments + 16, record.object)
-        made = 0
-        if word_object(arguments, 3, i):
-            if word_object(arguments, 4, record.meminfo):
-                if word_object(arguments, 5, context_address):
-                    if word_object(arguments, 6, frame_address):
-                        if word_object(arguments, 7, args):
-                            made = c.PyObject_VectorcallMethod(runtime.reflect, arguments, 8, 0)
-                            c.Py_DecRef(load(arguments + 56))
-                        c.Py_DecRef(load(arguments + 48))
-                    c.Py_DecRef(load(arguments + 40))
-                c.Py_DecRef(load(arguments + 32))
-            c.Py_DecRef(load(arguments + 24))
-        if made != 0:
-            c.Py_DecRef(made)
-            c.PyErr_Restore(load(error), load(error + 8), load(error + 16))
-        elif load(error) != 0:
-            c.PyErr_Restore(load(error), load(error + 8), load(error + 16))  # keep the kernel's exception
+        c.save_error(error)
+        if reflect_change(runtime, context_address, overload_address, frame_address, args, i) or load(error) != 0:
+            c.restore_error(error)  # the kernel's exception replaces that of the change
         elif result != 0:
             c.Py_DecRef(result)
             result = 0

@@ -14,6 +14,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
+from ..ground.dlpack import field_of_type
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
 from ..ground.native import as_words, call_int, call_word, external, global_address, load, native, stack, store
 from ..ground.shape_notation import Pattern
@@ -55,7 +56,8 @@ def words_of(pattern: Pattern) -> list[int] | None:
     """
     if not pattern.is_small:
         return None
-    dtypes = [~each.dtype if isinstance(each.dtype, int) else each.dtype.code | each.dtype.bits << 8 for each in pattern.outputs]
+    given = [each.dtype for each in pattern.outputs]
+    dtypes = [~dtype if isinstance(dtype, int) else field_of_type(dtype.code, dtype.bits) for dtype in given]
     inputs = [each.position for each in pattern.inputs]
     return [len(pattern.numbers), *pattern.numbers.values(), len(inputs), *inputs, *dtypes, *pattern.program]
 

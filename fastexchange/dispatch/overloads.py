@@ -6,27 +6,30 @@ from typing import Any, NamedTuple
 from numba.core import types
 
 from .._abi import ffi
-from ..ground.dlpack import CPU, INT, UINT
+from ..ground.dlpack import CPU, INT, UINT, field_of_type
 from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
 from ..producers import torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
-from . import bound_launch, boxing, fast_entry, results, structs, vectorcall
+from . import bound_entry, bound_launch, boxing, fast_entry, results, structs, vectorcall
 from . import outputs as allocation
-from .fast_parts import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS, PARTS
+from .boxing import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS
+from .entry_builder import Node, with_items
+from .fast_readers import READERS
 from .frame import DEFAULT_KEYS
 from .pack import misaligned_bits
 from .readers import SCALAR_INT64
 from .runtime import runtime
 from .signature import lists_in, readonly_arrays
 from .torch_guard import OFFSETS, Offsets
+from .trampoline import trampoline
 from .type_table import GOLDEN
 
 _METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
 _FIRST_BUCKETS = 8
-_BYTES = INT | 8 << 8, UINT | 8 << 8  # dtype fields
+_BYTES = field_of_type(INT, 8), field_of_type(UINT, 8)
 
 
 class _Code(NamedTuple):
@@ -160,7 +163,7 @@ class KernelContext:
         code = self._code_of(overload)
         if self.native.release_gil or code.compiled is None or lists_in(code.given):
             return bound_launch.vectorcall_unlocked.address
-        return fast_entry.bound_entry(code.given, code.taken, code.compiled, code.boxes, bool(self.native.output_count))
+        return bound_entry.bound_entry(code.given, code.taken, code.compiled, code.boxes, bool(self.native.output_count))
 
     @property
     def generation(self) -> object:
@@ -177,7 +180,7 @@ class KernelContext:
         `given` and `taken`: the Numba types of the arguments and of the parameters.
         Raises: ``boxing.UnsupportedEntry`` if only Numba's own dispatcher can call the signature.
         """
-        trampoline = fast_entry.trampoline(given, taken)
+        address = trampoline(given, taken)
         box, constants = boxing.box(compiled.signature.return_type)
         kernel = address_of_kernel(compiled)
         if kernel == 0:
@@ -188,7 +191,7 @@ class KernelContext:
             if boxing.holds_array(compiled.signature.return_type):
                 boxes = BOXES_ARRAYS
                 self.runtime.add(*results.BOXING)
-        self._file(keys, _Code(trampoline, kernel, box, constants, boxes, given, taken, compiled), generation)
+        self._file(keys, _Code(address, kernel, box, constants, boxes, given, taken, compiled), generation)
 
     def _file(self, keys: tuple[int, ...], code: "_Code", generation: object) -> None:
         with self._lock:
@@ -250,7 +253,7 @@ class KernelContext:
                 overload.cached, first.cached = first.cached, address_of(overload)
                 first.cached_count += 1
 
-    def _fast_entry(self, code: "_Code", nodes: tuple[fast_entry.Node, ...], count: int) -> int:
+    def _fast_entry(self, code: "_Code", nodes: tuple[Node, ...], count: int) -> int:
         holds = bool(self.native.needs_owning_exports)
         return fast_entry.fast_entry(code.given, code.taken, nodes, count, code.boxes, holds)
 
@@ -333,7 +336,7 @@ class KernelContext:
             if self.runtime.entries.fields(type(value))["kind"] in structs.TUPLE_KINDS:
                 yield from self._with_items(value)
 
-    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[fast_entry.Node, ...] | None:
+    def _nodes(self, keys: tuple[int, ...], bound: tuple, given: tuple) -> tuple[Node, ...] | None:
         """The nodes of a fast entry, without omitted arguments at the end; None if there can be no fast entry."""
         if self.native.plain_count < 0:
             return None
@@ -341,18 +344,18 @@ class KernelContext:
         values = tuple(self._with_items(bound[:count]))
         if len(keys) != len(values) + len(bound) - count or len(keys) > self._MAX_CACHED:
             return None
-        types_of_values = fast_entry.with_items(given[:count])
+        types_of_values = with_items(given[:count])
         nodes = []
         for value, key, numba_type in zip(values, keys, types_of_values, strict=False):
             kind = self.runtime.entries.fields(type(value))["kind"]
             # An int beyond int64 gets no cache entry: the next int of this type may fit into int64.
-            if not (kind in PARTS or self._may_export(value)) or (kind == structs.KIND_INT and key != SCALAR_INT64):
+            if not (kind in READERS or self._may_export(value)) or (kind == structs.KIND_INT and key != SCALAR_INT64):
                 return None
             items = len(value) if kind in structs.TUPLE_KINDS else -1
             guard = self._guard_offsets(value, key)
             if kind == structs.KIND_EXCHANGE and self.native.needs_owning_exports and not self._may_hold_storage(value, guard):
                 return None
-            nodes.append(fast_entry.Node(numba_type, kind, guard, items))
+            nodes.append(Node(numba_type, kind, guard, items))
         return tuple(nodes)
 
     def _may_export(self, value) -> bool:
@@ -387,7 +390,7 @@ class KernelContext:
         return (*offsets, int(torch_abi.is_borrow_function(fields["borrow"])))
 
     def _expect(self, expected, keys: tuple[int, ...], bound: tuple, held: list) -> None:
-        """Fill the records of a cache entry (see ``dispatch.fast_parts``), and `held` with the dtypes that it refers to.
+        """Fill the records of a cache entry (see ``fast_parts``), and `held` with the dtypes that it refers to.
 
         `bound`: the arguments, each tuple followed by its items. If the entry is a dead one, its last call may be in progress
         (in a producer's Python code, or in a kernel without the GIL), and reads the records later: what the keys and the fast

@@ -12,7 +12,7 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cpython import PyErr_Occurred
-from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType
+from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType, field_of_type
 from ..ground.dltensor import (
     DL_TENSOR,
     INTERFACE_STREAM,
@@ -54,11 +54,11 @@ OB_FVAL, SCALAR_VALUE = c.OB_FVAL, c.NUMPY_SCALAR_VALUE
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = map(
     int, (DLDeviceType.kDLCPU, DLDeviceType.kDLCUDA, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLCUDAManaged)
 )
-SCALAR_FLOAT64 = structs.KIND_SCALAR | (FLOAT | 64 << 8) << structs.DTYPE_SHIFT
-SCALAR_INT64 = structs.KIND_SCALAR | (INT | 64 << 8) << structs.DTYPE_SHIFT
-SCALAR_UINT64 = structs.KIND_SCALAR | (UINT | 64 << 8) << structs.DTYPE_SHIFT
-SCALAR_BOOL = structs.KIND_SCALAR | (BOOL | 8 << 8) << structs.DTYPE_SHIFT
-SCALAR_COMPLEX128 = structs.KIND_SCALAR | (COMPLEX | 128 << 8) << structs.DTYPE_SHIFT
+SCALAR_FLOAT64 = structs.KIND_SCALAR | field_of_type(FLOAT, 64) << structs.DTYPE_SHIFT
+SCALAR_INT64 = structs.KIND_SCALAR | field_of_type(INT, 64) << structs.DTYPE_SHIFT
+SCALAR_UINT64 = structs.KIND_SCALAR | field_of_type(UINT, 64) << structs.DTYPE_SHIFT
+SCALAR_BOOL = structs.KIND_SCALAR | field_of_type(BOOL, 8) << structs.DTYPE_SHIFT
+SCALAR_COMPLEX128 = structs.KIND_SCALAR | field_of_type(COMPLEX, 128) << structs.DTYPE_SHIFT
 
 FLAG_ASKED = 1  # the slow path has checked all tensors by their frameworks: a tensor that is still odd is refused
 DRY_RUN = 2  # stop before the kernel: only read the keys
@@ -247,7 +247,7 @@ def borrow_view(reading, ob, entry, view):
 
 
 @native
-def place(frame, device, number, stream):
+def note_device(frame, device, number, stream):
     """Note the device of a tensor of a launch, and its producer's function ``current_work_stream``.
 
     Every device reads pinned and managed memory. Returns: a STATUS_*.
@@ -319,7 +319,7 @@ def read_in_memory(reading, ob, entry, word):
         return structs.STATUS_OK, 0, 0, 0
     if reading.is_cuda:
         device = device_in_memory(offsets, guard, ob)
-        status = place(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
+        status = note_device(reading.frame, device & 0xFF, device >> 8, structs.entry_at(entry).stream)
         if device == 0 or key_flags & structs.ALIGNED == 0 or status != structs.STATUS_OK:
             return structs.STATUS_OK, 0, 0, 0
     key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT | structs.entry_at(entry).key
@@ -368,7 +368,7 @@ def read_tensor(reading, kind, ob, entry, view, word):
         status = check_rank(dl_tensor) if dl_tensor.dtype.lanes == 1 else structs.STATUS_DTYPE
         if status == structs.STATUS_OK:
             device = dl_tensor.device
-            status = place(reading.frame, types.intp(device.device_type), types.intp(device.device_id), stream)
+            status = note_device(reading.frame, types.intp(device.device_type), types.intp(device.device_id), stream)
     else:
         status = structs.STATUS_OK if is_plain(dl_tensor) else refusal(dl_tensor)
     if status != structs.STATUS_OK:

@@ -170,9 +170,9 @@ def delete_result(managed):
 
     GIL: not needed; any thread may call.
     """
-    told = load(managed + MANAGED_BYTES)
-    if told != 0:
-        store(told, 1)
+    is_deleted = load(managed + MANAGED_BYTES)  # the address of a word, or 0: `make_tensor`
+    if is_deleted != 0:
+        store(is_deleted, 1)
     NRT_MemInfo_release(managed_at(managed).manager_ctx)
     c.PyMem_RawFree(managed)
 
@@ -205,13 +205,13 @@ def make_tensor(runtime, entry, at, ndim, field):
     managed.deleter = runtime.delete_result
     describe(dl_tensor_at(block + DL_TENSOR), load(at + 32), ndim, field, shape, strides)
     made = stack(1)
-    told = stack(1)
+    is_deleted = stack(1)
     store(made, 0)
-    store(told, 0)
-    store(block + MANAGED_BYTES, told)
+    store(is_deleted, 0)
+    store(block + MANAGED_BYTES, is_deleted)
     atomic_add(load(at) + MEMINFO_REFCOUNT, 1)
     failed = call_int(structs.entry_at(entry).to_object, (block, made)) != 0
-    if load(told) == 0:  # the framework has not called the deleter: `told` must not be written once this function has returned
+    if load(is_deleted) == 0:  # later calls of the deleter must not write to this function's stack
         store(block + MANAGED_BYTES, 0)
         if load(made) == 0:
             NRT_MemInfo_release(load(at))

@@ -12,8 +12,9 @@ from numba import types
 from .._abi import ffi
 from ..ground import numba_internals
 from ..ground.native import address_of
-from . import boxing, fast_entry
+from . import boxing
 from .structs import ARRAY_HEAD_WORDS, RESULT_BYTES
+from .trampoline import trampoline
 
 _TRAMPOLINE = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _BOX = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -50,7 +51,7 @@ def calls_as_numba() -> str:
 
     def call(*arguments):
         words = _words(*arguments)
-        call_kernel = _TRAMPOLINE(fast_entry.trampoline(given, given))
+        call_kernel = _TRAMPOLINE(trampoline(given, given))
         code = call_kernel(kernel, address_of(result), address_of(excinfo), address_of(words))
         if code != 0:
             _RAISE(boxing.raise_error())(code, excinfo[0])

@@ -25,7 +25,7 @@ CDEF = """
 typedef struct {
     int64_t address;            /* 0: free, 1: removed */
     int64_t kind;               /* KIND_* */
-    int64_t key;                /* what becomes of the leaf's key; dtypes: the dtype field */
+    int64_t key;                /* the key of a leaf, or for arrays what its type adds to it; dtypes: the dtype field */
     int64_t size;               /* scalars, dtypes: bytes of one element */
     int64_t borrow;             /* dltensor_from_py_object_no_sync, or 0 */
     int64_t managed;            /* managed_tensor_from_py_object_no_sync */
@@ -35,8 +35,8 @@ typedef struct {
     int64_t allocator;          /* managed_tensor_allocator, or 0 */
     int64_t stream;             /* current_work_stream, or 0 */
     int64_t asks_python;        /* whether exports are made by Python code, which has to be told of a stream */
-    int64_t is_by_object;       /* whether objects of this type have entries of their own, with … */
-    int64_t shown;              /* … a DLManagedTensorVersioned * that shows the object as long as it lives */
+    int64_t is_by_object;       /* whether objects of this type have entries of their own, with `shown` */
+    int64_t shown;              /* DLManagedTensorVersioned * of the object, valid as long as it lives */
     int64_t interface;          /* for launches on a device: `managed` of an array with __cuda_array_interface__, or 0 */
     int64_t is_own_memory;      /* whether its exports show the memory of the tensor's own storage */
     int64_t memory;             /* in an object that may be given other memory while it is exported: its address; 0: none may */
@@ -58,7 +58,7 @@ typedef struct {
     int64_t export_managed;     /* STATUS_* (fx_context *, fx_frame *, args, nargs, flags): of `take_exports` */
     int64_t run;                /* STATUS_* (fx_context *, args, nargs, flags, state), as `vectorcall.run`, for the CPU */
     int64_t refuse_argument;    /* PyObject *(fx_context *, PyObject *callable, Py_ssize_t position) */
-    int64_t vectorcall_any;     /* vectorcallfunc for the calls that are not of the plainest kind */
+    int64_t vectorcall_any;     /* vectorcallfunc of the general path, which makes any call */
     int64_t cuda;               /* fx_cuda *, 0 before the first kernel for CUDA */
     int64_t box_result, box_cached_result, box_array, finish_array, delete_result;     /* of results, by its names */
     int64_t let_kept_escape;    /* void (fx_runtime *, fx_frame *) */
@@ -104,7 +104,7 @@ typedef struct {
     int64_t expected;           /* fx_expected[expected_count], in the order of the keys */
     int64_t expected_count;
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
-    int64_t given_count;        /* positional arguments of a call that it makes itself */
+    int64_t given_count;        /* how many positional arguments a call by `fast_entry` has */
     int64_t launchable;         /* of a kernel for CUDA: fx_launchable *, how it is launched; else 0 */
 } fx_overload;
 
@@ -121,11 +121,11 @@ typedef struct {
     int64_t positional_only;    /* parameters whose name is no keyword */
     int64_t variadic;           /* the kernel has *args */
     int64_t names;              /* PyObject *[parameter_count], interned */
-    int64_t guard_offset;       /* from a type's fx_guard to that which lets pass what the kernel takes */
+    int64_t guard_offset;       /* bytes from a type's first fx_guard to the one for this kernel's options */
     int64_t omitted;            /* PyObject *, what stands for an output that is omitted */
     int64_t name;               /* PyObject *, the kernel's qualified name */
-    int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: … */
-    int64_t returns_position;   /* … that of the argument here, -1: of the first tensor in the call */
+    int64_t returns_type;       /* PyTypeObject * of the tensors that arrays in a result become; 0: see returns_position */
+    int64_t returns_position;   /* the argument with that type; -1: the first tensor in the call */
     int64_t outputs;            /* int64_t[], `outputs.words_of` the declared outputs; 0: Python makes them */
     int64_t output_count;       /* how many of the last parameters are outputs */
     int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
@@ -137,12 +137,12 @@ typedef struct {
     int64_t release_gil;        /* the kernel runs without the GIL */
     int64_t needs_owning_exports;   /* other code may run before the kernel has returned, so it holds owning exports */
     int64_t raise_error;        /* void (int code, excinfo *) */
-    int64_t calls;              /* calls that reached a kernel without Python, … */
-    int64_t numba_calls;        /* … and Numba's dispatcher */
+    int64_t calls;              /* calls that reached a kernel without Python */
+    int64_t numba_calls;        /* calls that reached Numba's dispatcher */
     int64_t vectorcall_any;     /* vectorcallfunc for the calls that no fast entry makes */
     int64_t walk, run;          /* the runtime's, or those for CUDA: they read the arguments and make the call */
     int64_t device_type;        /* DLDeviceType of the tensors that the kernel reads */
-    int64_t device_kernel;          /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
+    int64_t device_kernel;      /* PyObject *, what gets the calls with tensors of another device; 0: they are refused */
     int64_t driver_error_name;  /* PyObject *, name of the method that raises the error of a device's driver */
 } fx_context;
 
@@ -176,7 +176,7 @@ struct fx_frame {
     int64_t keys, key_capacity, key_count;
     int64_t arrays, array_count;        /* fx_array[key_capacity] */
     int64_t exports, export_capacity, export_count;
-    int64_t lists, list_count, snapshot_count;      /* fx_list[key_capacity]; how many have been made, and looked at */
+    int64_t lists, list_count, snapshot_count;      /* fx_list[key_capacity]; how many have `meminfo`, and `snapshot` */
     int64_t lists_changed;              /* of a bound launch: the kernel has changed a list, not only its items */
     int64_t watched;                    /* of a bound launch: what `watching` has to compare, owned; else 0 */
     int64_t bound, bound_capacity;      /* PyObject *[], positional and keyword arguments in order */
@@ -209,7 +209,7 @@ typedef struct {
     int64_t code, device, managed_device;       /* of a launch on a device: the frame's */
 } fx_report;
 
-/* What a launch is bound to: a frame that holds its arguments. The launch has its address, and gets another one's in one step. */
+/* What a launch is bound to: a frame that holds its arguments. The launch has its address, which rebinding replaces. */
 typedef struct {
     int64_t context, frame, overload;
     int64_t args;               /* PyObject *const *, in parameter order */

@@ -13,8 +13,8 @@ from ..ground.dltensor import DL_TENSOR, delete_managed, dl_tensor_at
 from ..ground.native import call_int, global_address, load, native, stack, store
 from . import structs
 from .frame import EXPORT_BYTES, drop
-from .lists import may_hold_arrays, open_list
-from .read_arguments import kind_on_device
+from .lists import may_hold_arrays, take_snapshot
+from .read_arguments import kind_on_device, note_stop
 from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
@@ -118,7 +118,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                 if lists == frame.key_capacity:
                     status = structs.STATUS_GROW
                     break
-                snapshot = open_list(frame, lists, ob)
+                snapshot = take_snapshot(frame, lists, ob)
                 if snapshot == 0:
                     status = structs.STATUS_ERROR if PyErr_Occurred() != 0 else structs.STATUS_CHANGED
                     break
@@ -133,9 +133,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
     if status == structs.STATUS_OK and exported == 0 and frame.snapshot_count == before:
         status = structs.STATUS_CHANGED  # an object that the reading has asked for is gone
     if status != structs.STATUS_OK:
-        outer = load(pending) if depth > 0 else items
-        frame.position = ((outer - args) >> 3) - 1
-        frame.object = ob
+        note_stop(frame, args, load(pending) if depth > 0 else items, ob)
     return status
 
 

@@ -6,6 +6,8 @@ views stay valid.
 
 from collections import namedtuple
 
+from numba import types
+
 from ..ground import cpython as c
 from ..ground.dlpack import CPU
 from ..ground.dltensor import View
@@ -19,10 +21,12 @@ Offsets = namedtuple(
 )
 """Fields of an ``fx_guard`` as compile-time constants: loading them takes time.
 
-The last is none: whether PyTorch's C ABI tells of a tensor that is not read in memory, instead of the exchange table.
+``asks_abi`` is no field: whether PyTorch's C ABI is asked for a tensor that is not read in memory, instead of the exchange table.
 """
 
 OFFSETS = Offsets._fields
+OFFSETS_TYPE = types.NamedUniTuple(types.intp, len(OFFSETS), Offsets)
+"""The Numba type of :data:`Offsets`."""
 
 
 @native

@@ -24,7 +24,7 @@ from ..ground.dltensor import DL_TENSOR_WORDS
 from ..ground.native import call_int, call_word, load, native, stack, store
 from . import structs
 from .binding import bind_into
-from .fast_parts import finish
+from .boxing import box_or_raise
 from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
@@ -51,7 +51,7 @@ def launch(context_address, frame_address, overload_address, args):
         box_result = structs.runtime_at(context.runtime).box_result
         result = call_word(box_result, (context_address, overload_address, frame_address, args))
     else:
-        result = finish(context, overload, code, frame.result, excinfo, overload.box)
+        result = box_or_raise(context, overload, code, frame.result, excinfo, overload.box)
     if frame.list_count != 0:
         result = reflect_changes(context_address, overload_address, frame_address, args, result)
     return result
@@ -85,19 +85,23 @@ def read(context_address, frame_address, args, nargs, flags):
     return status, frame_address, args
 
 
+# The offsets of what a call notes in the five words of its `state`, see `run_by`.
+FRAME, RESULT, WANTS_CACHE_ENTRY, LAUNCHER, CACHE_ENTRY = 0, 8, 16, 24, 32
+
+
 @native
 def run_by(launch, context_address, args, nargs, flags, state):
     """Make a call with arguments in parameter order.
 
-    `state`: five words: the frame, which a larger one may replace; the result; whether such calls should get a cache entry now;
-    the ``fx_launcher`` of a CUDA kernel; the cache entry for such calls, or 0.
+    `state`: five words: FRAME, which a larger one may replace; RESULT; WANTS_CACHE_ENTRY, whether such calls should get a cache
+    entry now; LAUNCHER, the ``fx_launcher`` of a CUDA kernel; CACHE_ENTRY, the one for such calls, or 0.
 
     Returns: a STATUS_*. With STATUS_OK the result is a new reference, or 0 with an exception set.
     Owns: everything that the call holds is released in any case.
     """
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
-    status, frame_address, args = read(context_address, load(state), args, nargs, flags)
+    status, frame_address, args = read(context_address, load(state + FRAME), args, nargs, flags)
     frame = structs.frame_at(frame_address)
     result = 0
     wants_cache_entry = False
@@ -112,12 +116,12 @@ def run_by(launch, context_address, args, nargs, flags, state):
             chosen = find_cached(context, at, args)
             wants_cache_entry = chosen == 0
             entry = chosen if chosen != at else 0
-            status, result = launch(context_address, frame_address, at, args, load(state + 24))
+            status, result = launch(context_address, frame_address, at, args, load(state + LAUNCHER))
     release(runtime, frame)
-    store(state, frame_address)
-    store(state + 8, result)
-    store(state + 16, types.intp(wants_cache_entry and result != 0 and status == structs.STATUS_OK))
-    store(state + 32, entry)
+    store(state + FRAME, frame_address)
+    store(state + RESULT, result)
+    store(state + WANTS_CACHE_ENTRY, types.intp(wants_cache_entry and result != 0 and status == structs.STATUS_OK))
+    store(state + CACHE_ENTRY, entry)
     return status
 
 
@@ -165,20 +169,20 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
                 give_frame(runtime, frame_address)
                 return result
     state = stack(5)
-    store(state, frame_address)
-    store(state + 24, launcher)
+    store(state + FRAME, frame_address)
+    store(state + LAUNCHER, launcher)
     if status == structs.STATUS_OK:
         status = run_by(launch, context_address, items, nargs, 0, state)
-    frame = load(state)
+    frame = load(state + FRAME)
     position = structs.frame_at(frame).position
     code = structs.frame_at(frame).code
     give_frame(runtime, frame)
     if status == structs.STATUS_OK:
         context.calls += 1
-        result = load(state + 8)
-        if site != 0 and load(state + 32) != 0:
-            store(site, load(state + 32))
-        if load(state + 16) != 0:
+        result = load(state + RESULT)
+        if site != 0 and load(state + CACHE_ENTRY) != 0:
+            store(site, load(state + CACHE_ENTRY))
+        if load(state + WANTS_CACHE_ENTRY) != 0:
             filed = call_method(context.cache_name, callable_, args, nargsf, kwnames)
             if filed == 0:  # interrupted
                 c.Py_DecRef(result)
@@ -267,12 +271,12 @@ def attempt(context_address, args, nargs, flags, report_address):
     if frame_address == 0:
         return 0
     state = stack(5)
-    store(state, frame_address)
-    store(state + 24, report.launcher)
+    store(state + FRAME, frame_address)
+    store(state + LAUNCHER, report.launcher)
     status = call_word(context.run, (context_address, args, nargs, flags, state))
-    frame_address = load(state)
+    frame_address = load(state + FRAME)
     frame = structs.frame_at(frame_address)
-    result = load(state + 8)
+    result = load(state + RESULT)
     status = fill_report(report, frame, status)
     give_frame(runtime, frame_address)
     report.status = status

@@ -26,7 +26,7 @@ from .frame import ARRAY_BYTES, export_of_array
 from .type_table import find
 
 DATA, RANK, DIMENSIONS, DESCR, FLAGS = (offset_of("fx_ndarray", name) for name in ("data", "nd", "dimensions", "descr", "flags"))
-RANK_OF_SHORT = 3  # from this rank on, compare the rank first: the shape of a lower rank may have less memory
+FIRST_COMPARED_RANK = 3  # from this rank on, compare the rank first: the shape of a lower rank may have less memory
 
 
 @native
@@ -52,7 +52,7 @@ def note(watched, count, address):
 
 
 @native
-def note_no_more(watched, count):
+def make_even(watched, count):
     """Repeat the last pair if the number of pairs is odd. Returns the next number."""
     return note(watched, count, load(watched + 16 * count - 8) if watched != 0 else 0) if count & 1 else count
 
@@ -62,10 +62,10 @@ def note_ndarray(watched, count, ob):
     """Watch an ndarray's memory from pair number `count` on. Returns the next number."""
     rank = types.intp(ndarray_at(ob).nd)
     count = note(watched, count, ob + DATA)
-    if rank >= RANK_OF_SHORT:
+    if rank >= FIRST_COMPARED_RANK:
         count = note(watched, count, ob + RANK)
         count = note(watched, count, ob + DIMENSIONS)
-        count = note_no_more(watched, count)
+        count = make_even(watched, count)
     elif rank > 0:
         count = note(watched, count, ob + DIMENSIONS)
     for i in range(rank):
@@ -111,7 +111,7 @@ def note_all(runtime, frame, watched, has_sizes):
                 count = note(watched, count, at)
             if count < 0:
                 return count
-        count = note_no_more(watched, count)
+        count = make_even(watched, count)
     return count
 
 

@@ -5,7 +5,7 @@ from typing import NoReturn
 from .._abi import ffi
 from ..dispatch import structs
 from ..ground import dltensor, dtype_registry
-from ..ground.dlpack import DLDataTypeCode, DLDeviceType
+from ..ground.dlpack import DLDataTypeCode, DLDeviceType, type_of_field
 from ..ground.dtypes import FIRST_PARAMETRIC, field_to_dtype, storage_of
 from ..ground.native import address_of
 from ..ground.parameters import flatten, value_at
@@ -35,7 +35,7 @@ def elements_named(field: int) -> str:
     """The name of a dtype field: ``bfloat16``, ``int4``, ``code 200 (unknown to DLPack 1.3) of 16 bits``."""
     if field >= FIRST_PARAMETRIC:
         return field_to_dtype(field).name
-    key = field & 0xFF, field >> 8
+    key = type_of_field(field)
     if (known := dtype_registry.dtype_of(*key)) is not None:
         return known.name
     return next((name for name, known in dtype_registry.ML_DTYPES.items() if known == key), dtype_name(*key))
@@ -45,7 +45,7 @@ def why_not_computed(field: int, value) -> str:
     """The message for elements of this field, in or as `value`, for which Numba has no type, with advice."""
     name, stored = elements_named(field), storage_of(field)
     is_of_ml_dtypes = name in dtype_registry.ML_DTYPES and field < FIRST_PARAMETRIC
-    in_dlpack = f" ({dtype_name(field & 0xFF, field >> 8)})" if is_of_ml_dtypes else ""
+    in_dlpack = f" ({dtype_name(*type_of_field(field))})" if is_of_ml_dtypes else ""
     is_torch = any(torch.is_tensor_type(type(item)) for _, item in flatten(0, value))
     wider = next((wide for known, wide in _WIDER.items() if name.startswith(known)), None)
     ways = []

@@ -13,7 +13,7 @@ from .._abi import ffi
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
 from ..ground import dtype_registry
-from ..ground.dlpack import DLDeviceType, DLPackFlag, is_readable_by_cpu
+from ..ground.dlpack import DLDeviceType, DLPackFlag, field_of_type, is_readable_by_cpu
 from ..ground.dlpack_types import why_not_exported
 from ..ground.dltensor import READONLY_IS_ASSUMED
 from ..ground.dtypes import element_of, storage_of
@@ -308,7 +308,7 @@ def copy_of(export: Export, what: str, order: Literal["C", "K"] = "K") -> Export
     dtype = export.tensor.dtype
     code, bits, lanes = dtype.code, dtype.bits, dtype.lanes
     has_dtype = lanes == 1 and dtype_registry.dtype_of(code, bits) is not None
-    storage = None if has_dtype else storage_of(bits * lanes << 8)
+    storage = None if has_dtype else storage_of(field_of_type(code, bits * lanes))
     if storage is not None:
         export.retype(*cast(tuple, dtype_registry.key_of(storage)))
     copied = export_of(to_numpy(export, what).copy(order=order), what)
@@ -325,7 +325,7 @@ def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool
     """
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype
-        field = dtype.code | dtype.bits << 8
+        field = field_of_type(dtype.code, dtype.bits)
         if dtype.lanes == 1:
             element_of(field, storage)
         return to_numpy(export, storage=storage_of(field))

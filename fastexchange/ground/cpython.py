@@ -147,7 +147,11 @@ def decref(ob):
 def new_none():
     """A new reference to None."""
     none = global_address("_Py_NoneStruct")
-    incref(none)
+    if not NONE_IS_IMMORTAL:
+        if CALLS_TO_COUNT:
+            Py_IncRef(none)
+        else:
+            store(none, load(none) + 1)
     return none
 
 

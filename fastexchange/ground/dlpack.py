@@ -14,7 +14,10 @@ from enum import IntEnum, IntFlag
 
 from .._abi import ffi
 
-__all__ = ["CDEF", "VERSION", "DLDataTypeCode", "DLDeviceType", "DLPackFlag", "ffi", "is_readable_by_cpu"]
+__all__ = [
+    "CDEF", "VERSION", "DLDataTypeCode", "DLDeviceType", "DLPackFlag", "ffi", "field_of_type", "is_readable_by_cpu",
+    "type_of_field",
+]  # fmt: skip
 
 CDEF = """
 typedef struct { uint32_t major; uint32_t minor; } DLPackVersion;
@@ -106,6 +109,21 @@ INT, UINT, FLOAT, COMPLEX, BOOL = (int(DLDataTypeCode[f"kDL{kind}"]) for kind in
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = (int(DLDeviceType[f"kDL{kind}"]) for kind in ("CPU", "CUDA", "CUDAHost", "CUDAManaged"))
 """Device types as native code takes constants."""
 DLPackFlag = _enum(IntFlag, "DLPackFlag", "Bits of ``DLManagedTensorVersioned.flags`` (DLPack 1.3).")
+
+
+
+def field_of_type(code: int, bits: int) -> int:
+    """The *dtype field* of a DLPack type with one lane: the number by which keys, cache entries and tables name it.
+
+    In native code ``dltensor.element_field`` computes it. ``field >> 11`` is the item size in bytes.
+    """
+    return code | bits << 8
+
+
+def type_of_field(field: int) -> tuple[int, int]:
+    """The ``(code, bits)`` of a :func:`field_of_type`."""
+    return field & 0xFF, field >> 8
+
 
 _CPU_READABLE = frozenset(
     (DLDeviceType.kDLCPU, DLDeviceType.kDLCUDAHost, DLDeviceType.kDLROCMHost, DLDeviceType.kDLCUDAManaged)

@@ -1,8 +1,8 @@
 """Element types: DLPack's ``(code, bits)``, NumPy's dtype and Numba's type, and the 24-bit *field* that keys carry.
 
-The field of a plain dtype, and of a registered one (``dtype_registry``) without a Numba type, is ``code | bits << 8``. Any other
-dtype (structured, datetime64, fixed-width text, bits without a DLPack type) gets a number above those, which is kept for the life
-of the process, like the code compiled for it.
+A plain dtype, and a registered one (``dtype_registry``) without a Numba type, has the field of its DLPack type
+(``dlpack.field_of_type``). Any other dtype (structured, datetime64, fixed-width text, bits without a DLPack type) gets a number
+above those, which is kept for the life of the process, like the code compiled for it.
 
 Only :func:`element_of` decides the type of a field's elements in a kernel: Numba's type; if there is none, the *storage integer*,
 an unsigned integer of the same size, for kernels with ``fast_args(storage=True)``; otherwise the tensor is refused.
@@ -17,6 +17,7 @@ import numba
 import numpy as np
 
 from . import dtype_registry
+from .dlpack import field_of_type, type_of_field
 from .numba_internals import has_representation
 
 __all__ = [
@@ -39,7 +40,7 @@ FIRST_STORABLE = 1 << 23
 PLAIN_DTYPES = tuple(map(np.dtype, "?bBhHiIlLqQefdFD"))
 """NumPy's numbers that DLPack has, in this machine's byte order. Some are equal: a long is an int or a long long."""
 
-_FIELDS: dict[np.dtype, int] = {dtype: code | bits << 8 for (code, bits), dtype in dtype_registry.BUILT_IN_DTYPES.items()}
+_FIELDS: dict[np.dtype, int] = {dtype: field_of_type(*key) for key, dtype in dtype_registry.BUILT_IN_DTYPES.items()}
 _DTYPES: dict[int, np.dtype] = {field: dtype for dtype, field in _FIELDS.items()}
 _next_parametric = itertools.count(FIRST_PARAMETRIC)
 _next_storable = itertools.count()
@@ -74,7 +75,7 @@ def dtype_field(dtype: np.dtype) -> int | None:
     elif not _is_storable(dtype):
         return None
     elif (key := dtype_registry.key_of(dtype)) is not None:
-        return key[0] | key[1] << 8
+        return field_of_type(*key)
     else:
         field = FIRST_STORABLE | dtype.itemsize << 16 | next(_next_storable)
         limit = FIRST_STORABLE | dtype.itemsize + 1 << 16
@@ -102,7 +103,7 @@ def field_to_dtype(field: int) -> np.dtype:
     """The NumPy dtype of a field. Raises KeyError."""
     known = _DTYPES.get(field)
     if known is None and field < FIRST_PARAMETRIC:
-        known = dtype_registry.dtype_of(field & 0xFF, field >> 8)
+        known = dtype_registry.dtype_of(*type_of_field(field))
     if known is None or not (field >= FIRST_PARAMETRIC or known in _FIELDS or _is_storable(known)):
         raise KeyError(field)
     return known
@@ -131,7 +132,7 @@ def field_to_computed(field: int):
 
 def storage_of(field: int) -> np.dtype | None:
     """The storage integer of this field, or None."""
-    bits = 8 * (field >> 16 & 0x7F) if field >= FIRST_STORABLE else field >> 8
+    bits = 8 * (field >> 16 & 0x7F) if field >= FIRST_STORABLE else type_of_field(field)[1]
     return np.dtype(f"u{bits // 8}") if bits in (8, 16, 32, 64) else None
 
 
@@ -180,7 +181,7 @@ def dtype_of_dl(code: int, bits: int) -> np.dtype | None:
     if not (0 <= code < 256 and 0 < bits < 256):
         return None
     try:
-        return field_to_dtype(code | bits << 8)
+        return field_to_dtype(field_of_type(code, bits))
     except KeyError:
         return None
 

@@ -18,7 +18,7 @@ from ..ground import cpython as c
 from ..ground import dltensor, dtype_registry
 from ..ground.cfunction import cfunction
 from ..ground.cpython import PyErr_Occurred
-from ..ground.dlpack import CPU, VERSION
+from ..ground.dlpack import CPU, VERSION, field_of_type, type_of_field
 from ..ground.dltensor import (
     DEVICE,
     DL_TENSOR,
@@ -125,7 +125,7 @@ def field_of(array):
 
 def _registered_field(dtype: np.dtype) -> int:
     key = dtype_registry.key_of(dtype)
-    return 0 if key is None else key[0] | key[1] << 8
+    return 0 if key is None else field_of_type(*key)
 
 
 @native
@@ -148,7 +148,7 @@ def descr_of(field):
 
 
 def _registered_dtype(field: int) -> np.dtype:
-    dtype = dtype_registry.dtype_of(field & 0xFF, field >> 8)
+    dtype = dtype_registry.dtype_of(*type_of_field(field))
     if dtype is None:
         raise BufferError("the tensor's element type has no NumPy dtype")
     return dtype

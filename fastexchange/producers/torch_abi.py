@@ -169,7 +169,7 @@ def _is_told(tensor) -> bool:
         return False
     return (
         (int(device.device_type), device.device_id) == (DLDeviceType.kDLCPU, 0) and view.ndim == count
-        and dtype.code | dtype.bits << 8 | dtype.lanes - 1 << 16 == samples.field_of(tensor.detach())
+        and samples.field_with_lanes(dtype) == samples.field_of(tensor.detach())
         and address_of(view.data) + view.byte_offset == tensor.data_ptr()
         and [shape[i] for i in range(count)] == [*tensor.size()] and [strides[i] for i in range(count)] == [*tensor.stride()]
     )  # fmt: skip

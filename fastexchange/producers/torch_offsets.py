@@ -67,7 +67,7 @@ typedef struct {
     int64_t storage_offset;     /* of the first element in the storage, in elements */
     int64_t device;             /* two bytes: the device's type, 0 for the CPU, 1 for a GPU; and its index */
     int64_t cuda;               /* not an offset: DLPack's type of a GPU; 0: tensors there have not been tried yet */
-    int64_t elements;           /* int64_t[64]: by the dtype's number code | bits << 8 | lanes - 1 << 16 for DLPack; 0: unknown */
+    int64_t elements;           /* int64_t[64]: by the dtype's number its `torch_samples.field_with_lanes`; 0: unknown */
     int64_t is_grad_enabled;    /* bool (*)(void); 0: every tensor with autograd metadata is odd */
     int64_t queries;            /* fx_torch_queries *, 0 if one of them is missing */
     int64_t asks;               /* whether the framework is asked instead, because an offset is unknown */

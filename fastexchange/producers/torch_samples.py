@@ -8,22 +8,28 @@ import contextlib
 import numpy as np
 
 from .._abi import ffi
+from ..ground.dlpack import field_of_type
 from ..ground.pythonapi import PyCapsule_GetPointer
 
 __all__ = [
-    "differentiated_in_place", "dtypes", "dual", "field_of", "made_by", "odd_tensors", "plain_tensors", "strided_tensors",
-    "tensors_of", "unusual", "views", "watched_in_place", "watched_tensors", "without_memory",
+    "differentiated_in_place", "dtypes", "dual", "field_of", "field_with_lanes", "made_by", "odd_tensors", "plain_tensors",
+    "strided_tensors", "tensors_of", "unusual", "views", "watched_in_place", "watched_tensors", "without_memory",
 ]  # fmt: skip
 
 
+def field_with_lanes(dtype) -> int:
+    """The dtype field of a ``DLDataType``, with the number of further lanes above it."""
+    return field_of_type(dtype.code, dtype.bits) | dtype.lanes - 1 << 16
+
+
 def field_of(tensor) -> int:
-    """Return ``code | bits << 8 | lanes - 1 << 16`` of a tensor's export; 0 if it has none."""
+    """Return the :func:`field_with_lanes` of a tensor's export; 0 if it has none."""
     try:
         capsule = tensor.__dlpack__()
         dtype = ffi.cast("DLManagedTensor *", PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor.dtype
     except Exception:  # a dtype that DLPack lacks
         return 0
-    return dtype.code | dtype.bits << 8 | dtype.lanes - 1 << 16
+    return field_with_lanes(dtype)
 
 
 def dtypes() -> set:

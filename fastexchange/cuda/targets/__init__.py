@@ -5,13 +5,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from ...ground.dlpack import DLDataTypeCode
+from ...ground.dlpack import DLDataTypeCode, field_of_type
 from ...ground.dtypes import element_of, field_to_numba
 
 __all__ = ["BFLOAT16", "Compiled", "Parameter", "Target", "TargetBase", "is_device_array", "is_of_package", "target_of"]
 
 
-BFLOAT16 = int(DLDataTypeCode.kDLBfloat) | 16 << 8
+BFLOAT16 = field_of_type(DLDataTypeCode.kDLBfloat, 16)
 """The dtype field of bfloat16, for which CUDA kernels have a type."""
 
 
