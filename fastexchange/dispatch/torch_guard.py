@@ -23,6 +23,7 @@ The last is none: whether PyTorch's C ABI tells of a tensor that is not read in 
 """
 
 OFFSETS = Offsets._fields
+_LARGEST = 2**63 - 1
 
 
 @native
@@ -93,6 +94,16 @@ def guard_of(context, entry):
 
 
 @native
+def end_of_storage(offsets, ob):
+    """The address behind the storage of a tensor: 0 if it has been freed, the largest address if its size is unknown."""
+    at = load(load(ob + offsets.object) + offsets.storage)
+    start = load(at + offsets.storage_data)
+    if start == 0:
+        return 0
+    return start + load(at + offsets.storage_size) if offsets.storage_size != 0 else _LARGEST
+
+
+@native
 def is_short_by(offsets, ob, end):
     """Whether the tensor's storage has been freed, or ends before `end`, where the tensor ends.
 
@@ -101,9 +112,8 @@ def is_short_by(offsets, ob, end):
     """
     if offsets.storage == 0:
         return False
-    at = load(load(ob + offsets.object) + offsets.storage)
-    start = load(at + offsets.storage_data)
-    return start == 0 or (offsets.storage_size != 0 and end > start + load(at + offsets.storage_size))
+    limit = end_of_storage(offsets, ob)
+    return limit == 0 or end > limit
 
 
 @native
