@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import random
 import re
 import textwrap
@@ -432,6 +433,142 @@ def test_a_tensor_on_a_gpu(index):
         with pytest.raises((BufferError, TypeError), match=r"'x'[^|]*(device|cuda)"):
             described(tensor)
     assert described(tensor)[0] == (2, 4)
+
+
+# ---- tensors that follow each other --------------------------------------------------------------------------------
+
+
+@fast_args
+def each_of(tensors):
+    return [(t.size, t.strides[0], t.ctypes.data, t.sum()) for t in tensors]
+
+
+@fast_args
+def all_of(a, b, c, d, e, f):
+    return a.size + a.sum(), b.size + b.sum(), c.size + c.sum(), d.size + d.sum(), e.size + e.sum(), f.size + f.sum()
+
+
+def between(one):
+    """Lists of tensors of the same kind with `one` among them: at each place, and twice."""
+    like = [torch.arange(4.0) + i for i in range(5)]
+    for place in range(6):
+        yield [*like[:place], one, *like[place:]]
+    yield [*like[:2], one, one, *like[2:4]]
+
+
+def told(t) -> tuple:
+    return t.numel(), t.stride()[0] * t.element_size(), t.data_ptr(), t.sum().item()
+
+
+ALIKE = {
+    "a view": lambda: torch.arange(9.0)[3:], "strided": lambda: torch.arange(9.0)[::2], "empty": lambda: torch.empty(0),
+    "an empty view": lambda: torch.arange(4.0)[2:2],
+    "one element": lambda: torch.ones(1), "expanded": lambda: torch.ones(1).expand(3), "a parameter": lambda: torch.nn.Parameter(
+    torch.ones(3), False), "copy-on-write": lambda: torch._lazy_clone(torch.arange(3.0)),
+    "shared": lambda: torch.arange(3.0).share_memory_(), "NumPy's": lambda: torch.from_numpy(np.arange(3, dtype=np.float32)),
+    "an array": lambda: np.arange(3, dtype=np.float32), "unaligned": lambda: torch.from_numpy(
+    np.frombuffer(bytearray(13), np.uint8)[1:].view(np.float32)),
+    "to the end of its storage": lambda: torch.arange(8.0)[5:8],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_tensor_between_others_of_its_kind(name):
+    one = ALIKE[name]()
+    as_tensor = torch.as_tensor(one)
+    for tensors in between(one):
+        expected = [told(as_tensor if tensor is one else tensor) for tensor in tensors]
+        for _ in range(2):
+            assert each_of(tensors) == expected
+            assert all_of(*tensors) == tuple(size + s for size, _, _, s in expected)
+
+
+def _resized(size: int, start: int = 0):
+    tensor = torch.arange(8.0)[start:]
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+REFUSED = {
+    "requires grad": lambda: torch.ones(3, requires_grad=True), "negated": lambda: torch._neg_view(torch.ones(3)),
+    "on no device": lambda: torch.ones(3, device="meta"), "of a storage that is freed": lambda: _resized(0),
+    "of a storage that is freed, with an offset": lambda: _resized(0, 2), "of a storage that is short": lambda: _resized(28),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_tensor_between_others_is_refused(name):
+    one = REFUSED[name]()
+    with pytest.raises(BufferError) as alone:
+        each_of([one])
+    for tensors in between(one):
+        for call in (lambda tensors=tensors: each_of(tensors), lambda tensors=tensors: all_of(*tensors)):
+            with pytest.raises(type(alone.value)):
+                call()
+
+
+def test_an_unaligned_tensor_between_others_makes_an_unaligned_list():
+    for tensors in list(between(ALIKE["unaligned"]()))[1:3]:
+        kernel = fast_args(lambda tensors: len(tensors))
+        assert kernel(tensors) == 6 and not kernel.signatures[0][0].dtype.aligned
+
+
+@pytest.mark.parametrize("one", [torch.arange(6.0).view(3, 2).t(), torch.ones(0, 3)], ids=["transposed", "empty"])
+def test_a_tensor_in_another_order_between_others(one):
+    corners = fast_args(lambda tensors: [(t.size, t[-1, 1] if t.size else 0.0) for t in tensors])
+    for tensors in between(one):
+        tensors = [tensor if tensor is one else torch.arange(6.0).view(2, 3) + tensor[0] for tensor in tensors]
+        assert corners(tensors) == [(t.numel(), t[-1, 1].item() if t.numel() else 0.0) for t in tensors]
+
+
+@needs_views
+def test_a_tensor_on_a_gpu_between_others():
+    one = torch.arange(3.0)
+    for tensors in between(one):
+        with said_to_be_on(one, 0), pytest.raises((BufferError, TypeError)):
+            each_of(tensors)
+    assert each_of([one, one]) == [told(one)] * 2
+
+
+def test_an_array_between_tensors_whose_memory_looks_like_a_tensor():
+    tensor = torch.arange(4.0)
+    array = np.frombuffer(ctypes.string_at(tensor._cdata, 256), np.float32).copy()
+    sizes = fast_args(lambda tensors: [t.size for t in tensors])
+    for tensors in between(array):
+        assert sizes(tensors) == [64 if each is array else 4 for each in tensors]
+
+
+def test_a_lazy_clone_between_others_is_written_to():
+    @fast_args
+    def negate(tensors):
+        for t in tensors:
+            t[:] = -t
+
+    for place in range(6):
+        original = torch.arange(4.0)
+        tensors = next(itertools.islice(between(torch._lazy_clone(original)), place, None))
+        expected = [(-tensor).tolist() for tensor in tensors]
+        negate(tensors)
+        assert [tensor.tolist() for tensor in tensors] == expected and original.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("other", [torch.arange(3), torch.ones(3, dtype=torch.float64), torch.ones(2, 3), torch.tensor(2.0)])
+def test_a_tensor_of_another_kind_between_others(other):
+    for tensors in list(between(other))[1:4]:
+        assert all_of(*tensors) == tuple(tensor.numel() + tensor.sum().item() for tensor in tensors)
+        with pytest.raises(TypeError):
+            each_of(tensors)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1500])
+@pytest.mark.parametrize("ndim", [1, 3, 5, 8])
+def test_many_tensors_of_one_kind(count, ndim):
+    """More than a frame has room for: of keys, and of words, which depend on the rank."""
+    tensors = [torch.full((1,) * (ndim - 1) + (i % 5 + 1,), i + 0.5) for i in range(count)]
+    for given in (tensors, tensors[::-1]):
+        expected = [told(tensor) for tensor in given]
+        with references_kept(*given):
+            assert each_of(given) == expected
 
 
 # ---- all of PyTorch's tests, by each source ------------------------------------------------------------------------

@@ -100,9 +100,9 @@ def make_list(runtime, frame, first_key, end_key, words, first_array):
         return structs.STATUS_NUMBA, record.object
     for i in range(count):
         item_key = load(first_key + 8 + 8 * i)
-        if item_key & 0xFF != structs.KIND_ARRAY or item_key >> structs.CLASS_SHIFT != 0:
-            return structs.STATUS_NUMBA, record.object
         if (item_key ^ key) & _TYPE_OF_ITEMS != 0:
+            if item_key & 0xFF != structs.KIND_ARRAY or item_key >> structs.CLASS_SHIFT != 0:
+                return structs.STATUS_NUMBA, record.object
             return structs.STATUS_MIXED, load(record.snapshot + c.OB_ITEM + 8 * i)
         flags &= item_key
     record.meminfo = 0
@@ -153,6 +153,27 @@ def is_changed(frame, i):
 
 
 @native
+def empty_lists(frame):
+    """Empty the kernel's lists, which have not changed, before :func:`drop_lists`.
+
+    A block with two references is only the frame's and the list's. So no other thread uses it, and its count needs no atomic
+    instruction.
+    """
+    for i in range(frame.list_count):
+        meminfo = structs.list_at(frame.lists + LIST_BYTES * i).meminfo
+        if load(meminfo + MEMINFO_REFCOUNT) == 1:  # else the kernel has kept the list, or it has been passed twice
+            data = NRT_MemInfo_data(meminfo)
+            item_bytes = load(data + DIRTY) >> ITEM_BYTES_SHIFT
+            for j in range(load(data + SIZE)):
+                block = load(data + ITEMS + item_bytes * j)
+                if load(block + MEMINFO_REFCOUNT) == 2:
+                    store(block + MEMINFO_REFCOUNT, 1)
+                else:
+                    NRT_MemInfo_release(block)
+            store(data + SIZE, 0)
+
+
+@native
 def drop_unchanged(frame):
     """Drop the lists after a call if none has changed. A bound launch keeps its lists."""
     if frame.holder == 0:
@@ -160,6 +181,7 @@ def drop_unchanged(frame):
         for i in range(frame.list_count):
             changed |= is_changed(frame, i)
         if not changed:
+            empty_lists(frame)
             drop_lists(frame)
 
 

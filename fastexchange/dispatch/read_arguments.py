@@ -15,13 +15,14 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import load, native, stack, store
+from ..ground.native import call_word, load, native, stack, store
 from ..producers.ndarray import ndarray_at
 from . import readers, strings, structs
 from .frame import ARRAY_BYTES
 from .lists import make_list, may_hold_arrays, snapshot_of
 from .pack import dtype_entry
 from .readers import FLAG_OWN
+from .torch_guard import guard_of
 from .type_table import find
 
 OB_SIZE, OB_ITEM = c.OB_SIZE, c.OB_ITEM
@@ -43,15 +44,6 @@ def kind_on_device(entry):
         or structs.is_scalar_kind(kind)
     )  # fmt: skip
     return kind if is_read else structs.KIND_NUMBA
-
-
-@native
-def note_array(array_address, origin, word):
-    """Note an array argument's origin, which owns its memory, and its first word, which gets the memory block."""
-    array = structs.array_at(array_address)
-    array.origin = origin
-    array.words = word
-    store(word, array.meminfo)
 
 
 @native
@@ -162,6 +154,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
         reading = readers.Reading(context, runtime, frame, flags, is_cuda, limit, exports, scratch)
         size = 0
         origin = 0
+        is_alike = False  # whether the next item is likely to be read as this one
         if kind == structs.KIND_NDARRAY:
             descr = ndarray_at(ob).descr
             if descr != last_descr:
@@ -173,7 +166,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             status, key, size, origin = readers.read_ndarray(reading, ob, dtype_key, itemsize, word)
             if status != structs.STATUS_OK:
                 break
-            note_array(array_address, origin, word)
+            readers.note_array(array_address, origin, word)
             array_address += ARRAY_BYTES
         elif kind == structs.KIND_EXCHANGE or kind == structs.KIND_MANAGED or kind == structs.KIND_VIEW:
             if kind == structs.KIND_EXCHANGE and needs_owning_exports:
@@ -181,6 +174,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
                 exports += size != 0
             elif kind == structs.KIND_EXCHANGE:
                 status, key, size, origin = readers.read_in_memory(reading, ob, entry_address, word)
+                is_alike = size != 0
             if size == 0:
                 status, key, size, origin = readers.read_tensor(reading, kind, ob, entry_address, view, word)
                 exports += kind == structs.KIND_MANAGED or (needs_owning_exports and kind == structs.KIND_EXCHANGE)
@@ -188,7 +182,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
                 last_descr = 0
             if status != structs.STATUS_OK:
                 break
-            note_array(array_address, origin, word)
+            readers.note_array(array_address, origin, word)
             array_address += ARRAY_BYTES
         elif kind == structs.KIND_FLOAT:
             status, key, size, origin = readers.read_float(reading, ob, entry_address, word)
@@ -204,7 +198,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
             status, key, size, origin = readers.read_string(reading, ob, entry_address, word)
             if status != structs.STATUS_OK:
                 break
-            note_array(array_address, origin, word + strings.MEMINFO)
+            readers.note_array(array_address, origin, word + strings.MEMINFO)
             array_address += ARRAY_BYTES
         elif kind == structs.KIND_NONE:
             status, key, size, origin = readers.read_none(reading, ob, entry_address, word)
@@ -259,6 +253,15 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
         word += size
         store(key_at, key)
         key_at += 8
+        if not is_cuda and is_alike and left > 0 and Py_TYPE(load(items)) == ob_type:
+            guard = guard_of(context, structs.entry_at(entry_address))
+            most = min(left, (key_end - key_at) >> 3)
+            count = call_word(runtime.read_alike, (guard, items, most, key, word, limit, key_at, array_address))
+            items += 8 * count
+            left -= count
+            word += size * count
+            key_at += 8 * count
+            array_address += ARRAY_BYTES * count
     if status == structs.STATUS_OK and exports != frame.export_count:
         status = structs.STATUS_CHANGED
     frame.array_count = (array_address - frame.arrays) // ARRAY_BYTES

@@ -11,7 +11,8 @@ from collections import namedtuple
 from numba import types
 
 from ..ground import cpython as c
-from ..ground.cpython import PyErr_Occurred
+from ..ground.cfunction import cfunction
+from ..ground.cpython import Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import BOOL, COMPLEX, FLOAT, INT, UINT, DLDeviceType, field_of_type
 from ..ground.dltensor import (
     DL_TENSOR,
@@ -31,10 +32,11 @@ from ..ground.dltensor import (
 from ..ground.native import as_words, call_int, global_address, load, native, put, store
 from ..producers.ndarray import ndarray_at
 from . import strings, structs
-from .frame import EXPORT_BYTES
+from .frame import ARRAY_BYTES, EXPORT_BYTES
 from .pack import end_of_array, flags_in_order, keep_tensor, misaligned_bits, pack_contiguous, pack_ndarray, pack_tensor
 from .torch_guard import (
     device_in_memory,
+    end_of_storage,
     field_in_memory,
     guard_of,
     is_in_memory,
@@ -44,6 +46,7 @@ from .torch_guard import (
     is_on_cpu,
     is_short,
     is_short_by,
+    number_in_memory,
     rank_in_memory,
     view_in_memory,
 )
@@ -324,6 +327,56 @@ def read_in_memory(reading, ob, entry, word):
             return structs.STATUS_OK, 0, 0, 0
     key = structs.KIND_ARRAY | field << structs.DTYPE_SHIFT | ndim << structs.NDIM_SHIFT | structs.entry_at(entry).key
     return structs.STATUS_OK, key | (key_flags | structs.WRITEABLE) << structs.FLAGS_SHIFT, size, ob + structs.ORIGIN_VIEW
+
+
+@native
+def note_array(array_address, origin, word):
+    """Note an array argument's origin, which owns its memory, and its first word, which gets the memory block."""
+    array = structs.array_at(array_address)
+    array.origin = origin
+    array.words = word
+    store(word, array.meminfo)
+
+
+@cfunction(types.intp, *[types.intp] * 8)
+def read_alike(guard, items, count, key, word, limit, key_at, array_address):
+    """Read up to `count` PyTorch tensors at `items` as :func:`read_in_memory` does. It has read the one before, with this `key`.
+
+    Tensors with one type, dtype and rank often follow each other in a list or in ``*args``. This loop has few values, so they are
+    in registers: half the time of the loop over all kinds of arguments.
+
+    Returns: how many it has read. The next one, if any, differs: in its key, in being odd or unsound, in not being in C order.
+    """
+    offsets = structs.guard_at(guard)
+    first = load(items - 8)
+    ob_type = Py_TYPE(first)
+    number = number_in_memory(offsets, first)
+    field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
+    ndim = key >> structs.NDIM_SHIFT & 0xFF
+    itemsize = field >> 11
+    misaligned = misaligned_bits(field)
+    size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
+    if key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS != flags_in_order(ndim, 1) | structs.ALIGNED | structs.WRITEABLE:
+        return 0
+    count = min(count, (limit - word) // size)  # `limit`: the end of the room for words
+    for i in range(count):
+        ob = load(items + 8 * i)
+        if Py_TYPE(ob) != ob_type or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):
+            return i
+        if number_in_memory(offsets, ob) != number or rank_in_memory(offsets, ob) != ndim or not is_on_cpu(offsets, ob):
+            return i
+        words = as_words(word)
+        view = view_in_memory(offsets, ob, ndim, itemsize)
+        end = end_of_storage(offsets, ob)  # before words are stored, after which all is loaded again
+        if not pack_contiguous(view, True, ndim, itemsize, misaligned, words, False) or words[2] == 0:
+            return i
+        if words[4] + words[2] * itemsize > end:
+            return i
+        note_array(array_address, ob + structs.ORIGIN_VIEW, word)
+        store(key_at + 8 * i, key)
+        word += size
+        array_address += ARRAY_BYTES
+    return count
 
 
 @native

@@ -66,6 +66,7 @@ typedef struct {
     int64_t results, as_target; /* PyObject *, a module and a function's name: (ndarray, type or None, kernel's name) -> result */
     int64_t reflect;            /* PyObject *, another's name: see lists.reflect_changes */
     int64_t release_items;      /* destructor of the items of a list */
+    int64_t read_alike;         /* of PyTorch's tensors that follow each other: see `readers` */
     int64_t allocate, note_error;       /* of outputs, by its names */
     int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
 } fx_runtime;

@@ -55,6 +55,7 @@ def export_managed(context_address, frame_address, args, nargs, flags):
         made = 0
         lists = 0
         is_waiting = False  # for a later pass
+        passed = 0  # a type whose objects need nothing
         while status == structs.STATUS_OK:
             if left == 0:
                 if depth == 0:
@@ -66,7 +67,10 @@ def export_managed(context_address, frame_address, args, nargs, flags):
             ob = load(items)
             items += 8
             left -= 1
-            at = find(runtime, Py_TYPE(ob))
+            ob_type = Py_TYPE(ob)
+            if ob_type == passed:
+                continue
+            at = find(runtime, ob_type)
             if at == 0:
                 status = structs.STATUS_UNKNOWN_TYPE
                 break
@@ -128,6 +132,8 @@ def export_managed(context_address, frame_address, args, nargs, flags):
                 depth += 1
                 items = snapshot + OB_ITEM
                 left = load(snapshot + OB_SIZE)
+            else:
+                passed = ob_type
         if status != structs.STATUS_OK or not is_waiting:
             break
     if status == structs.STATUS_OK and exported == 0 and frame.snapshot_count == before:

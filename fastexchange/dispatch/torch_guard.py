@@ -27,6 +27,7 @@ Offsets = namedtuple(
 OFFSETS = Offsets._fields
 OFFSETS_TYPE = types.NamedUniTuple(types.intp, len(OFFSETS), Offsets)
 """The Numba type of :data:`Offsets`."""
+_LARGEST = 2**63 - 1
 
 
 @native
@@ -97,6 +98,16 @@ def guard_of(context, entry):
 
 
 @native
+def end_of_storage(offsets, ob):
+    """The address behind the storage of a tensor: 0 if it has been freed, the largest address if its size is unknown."""
+    at = load(load(ob + offsets.object) + offsets.storage)
+    start = load(at + offsets.storage_data)
+    if start == 0:
+        return 0
+    return start + load(at + offsets.storage_size) if offsets.storage_size != 0 else _LARGEST
+
+
+@native
 def is_short_by(offsets, ob, end):
     """Whether the tensor's storage has been freed, or ends before `end`, where the tensor ends.
 
@@ -105,9 +116,8 @@ def is_short_by(offsets, ob, end):
     """
     if offsets.storage == 0:
         return False
-    at = load(load(ob + offsets.object) + offsets.storage)
-    start = load(at + offsets.storage_data)
-    return start == 0 or (offsets.storage_size != 0 and end > start + load(at + offsets.storage_size))
+    limit = end_of_storage(offsets, ob)
+    return limit == 0 or end > limit
 
 
 @native
