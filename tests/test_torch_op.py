@@ -98,6 +98,26 @@ def test_gradients_are_right():
         assert not op(x, w).requires_grad
 
 
+def test_gradients_of_calls_that_omit_arguments():
+    @fast_args(out="x[n] -> y[n]")
+    def power(x, factor: float = 3.0, exponent: float = 2.0, y=None):
+        for i in range(x.size):
+            y[i] = factor * x[i] ** exponent
+
+    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
+    def power_backward(grad_y, x, factor: float, exponent: float, grad_x):
+        for i in range(x.size):
+            grad_x[i] = grad_y[i] * factor * exponent * x[i] ** (exponent - 1)
+
+    op = power.as_torch_op("fx_test::power", backward=power_backward)
+    for args, kwargs in [((), {}), ((5.0,), {}), ((3.0, 3.0), {}), ((3.0, 2.0), {}), ((), {"exponent": 3.0})]:
+        factor, exponent = (*args, 3.0, 2.0)[0], kwargs.get("exponent", (*args, *(3.0, 2.0)[len(args) :])[1])
+        x = torch.arange(1.0, 4.0, requires_grad=True)
+        wanted = (factor * exponent * x.detach() ** (exponent - 1)).tolist()
+        for function in (op, torch.ops.fx_test.power, torch.compile(op, backend="aot_eager", fullgraph=True)):
+            assert torch.autograd.grad(function(x, *args, **kwargs).sum(), x)[0].tolist() == wanted
+
+
 def test_a_backward_pass_of_several_kernels_calls_those_that_are_needed():
     @fast_args(out="grad_z[n], y[n] -> grad_x[n]")
     def of_x(grad_z, y, grad_x):

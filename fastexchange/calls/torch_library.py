@@ -16,22 +16,22 @@ from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel
 from .torch_schema import Schema, fake_of
 
-__all__ = ["is_registered", "register"]
+__all__ = ["Registered", "is_registered", "register"]
 
 _lock = forkable_lock()
-_registered: dict[str, "_Registered"] = {}
+_registered: dict[str, "Registered"] = {}
 """By qualified name, what this process has registered."""
 _pending: set[str] = set()
 """Names that are being registered: PyTorch looks each up meanwhile."""
 
 
-class _Registered:
+class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
     def __init__(self, kernel, options: tuple, overload, function, library, boxed: BoxedKernel | None):
         self.kernel, self.options, self.overload, self._library, self._boxed = kernel, options, overload, library, boxed
         self.function = function
-        """The ``autograd.Function`` that calls the kernel, or None."""
+        """Calls the kernel by an ``autograd.Function``; None without a backward pass."""
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
@@ -95,7 +95,7 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
                 boxed.remove()
             library._destroy()
             raise
-        made = _registered[name] = for_ever(_Registered(kernel, options, overload, function, library, boxed))
+        made = _registered[name] = for_ever(Registered(kernel, options, overload, function, library, boxed))
         return made
 
 

@@ -12,8 +12,8 @@ from ..producers.torch_kinds import is_for_autograd
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
-from .torch_library import register
-from .torch_schema import schema_of
+from .torch_library import Registered, register
+from .torch_schema import Schema, schema_of
 from .torch_tracing import find_by_name
 from .traced import is_traced
 
@@ -36,8 +36,9 @@ class TorchOp(NativeCallable):
 
     __slots__ = ("__dict__", "__weakref__")
 
-    def __init__(self, kernel, name: str, overload, mutated: tuple[int, ...], function):
-        self.kernel, self.name, self.overload, self._mutated, self._function = kernel, name, overload, mutated, function
+    def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
+        self.kernel, self.name, self.overload, self._mutated = kernel, name, registered.overload, schema.mutated
+        self._function, self._counts = registered.function, schema.counts
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
@@ -65,8 +66,8 @@ class TorchOp(NativeCallable):
 
         With autograd alone, the kernel's ``autograd.Function`` is the short way; in general PyTorch's dispatcher finds it.
         """
-        if self._function is not None and not kwargs and is_for_autograd(args):
-            return self._function.apply(*args)
+        if self._function is not None and len(args) in self._counts and not kwargs and is_for_autograd(args):
+            return self._function(*args)
         return call_overload(self.overload, args, kwargs)
 
     def __repr__(self) -> str:
@@ -100,7 +101,7 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
         )
     schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
     registered = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
-    return TorchOp(kernel, name, registered.overload, schema.mutated, registered.function)
+    return TorchOp(kernel, name, schema, registered)
 
 
 def _torch(what: str):
