@@ -697,3 +697,49 @@ def test_undeclared_writes_are_found_on_request():
     said = run_python(code, FASTEXCHANGE_DEBUG="1").stdout
     assert said.startswith("cheating(): the kernel has written to argument 'x' (position 0), which mutates= does not name")
     assert said.endswith("[1.0, 1.0, 1.0]\n")
+
+
+@fast_args(out="x[n] -> y[n]")
+def raising_arrays(x, y):
+    y[:] = x
+    if x[0] > 0:
+        raise ValueError("with arrays", x, y)
+
+
+@functools.cache
+def raising_op():
+    op = raising_arrays.as_torch_op("fx_test::raising_arrays")
+    op.overload(torch.zeros(3))
+    return op
+
+
+def test_arrays_in_an_exception_keep_their_memory():
+    x = torch.full((500,), 2.0)
+    for value in (2.0, 3.0, 4.0):
+        with pytest.raises(ValueError, match="with arrays") as info:
+            raising_op()._dispatch(x)
+        arrays = info.value.args[1:]
+        x.set_(torch.full((500,), value + 1))
+        others = [torch.full((500,), -1.0) for _ in range(20)]
+        assert [array[-1] for array in arrays] == [value] * 2 and others
+
+
+@pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+def test_modes_see_no_stand_in():
+    """What native code reads as a tensor is no Python object: a mode that keeps it would read freed memory."""
+    from torch.overrides import TorchFunctionMode
+
+    op, seen = raising_op(), []
+
+    class See(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = torch.jit.trace(lambda x: torch.ops.fx_test.raising_arrays(x), torch.zeros(3))  # a mode does not see it call
+    x = torch.ones(3)
+    with See(), pytest.raises(RuntimeError, match="with arrays"):
+        call(x)
+    assert op.kernel.counts().fast and seen == []
