@@ -396,6 +396,44 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel():
     assert w._version == version + 2
 
 
+def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
+    """The kernel itself takes more than its operator does: its outputs, and scalars of other types than the schema's."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def halved(x, divisor: float = 2.0, steps: int = 1, y=None):
+        for i in range(x.size):
+            y[i] = x[i] + 7 // divisor + steps
+
+    class Subclass(torch.Tensor):
+        pass
+
+    op, x = halved.as_torch_op("fx_test::halved"), torch.arange(3.0)
+    native, dispatched = op, op._dispatch
+    parameter = torch.nn.Parameter(x, requires_grad=False)
+    for value in (x, parameter, x.as_subclass(Subclass)):
+        for args, kwargs in [((), {}), ((2.5, 1), {}), ((2, True), {}), ((), {"steps": 3}), ((), {"divisor": 4, "steps": 2})]:
+            for _ in range(20):
+                result, wanted = native(value, *args, **kwargs), dispatched(value, *args, **kwargs)
+                assert torch.equal(result, wanted) and type(result) is type(wanted)
+    y = torch.zeros(3)
+    for args, kwargs in [((2.0, 1, y), {}), ((2.0, y), {}), ((), {"y": y}), ((2.0,), {"y": y}), ((None,), {}), ((2.0, 1.5), {})]:
+        for call in (native, dispatched):
+            with pytest.raises(RuntimeError, match="fx_test::halved"):
+                call(x, *args, **kwargs)
+    assert y.tolist() == [0, 0, 0] and native_calls(op, x) == native_calls(op, parameter, 2.5, 1) == 1
+
+
+def test_jit_trace_records_operators():
+    x, w = tensors()
+    op = scale_op()
+    for _ in range(5):
+        op(x, w)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda x, w: op(x, w) + 1, (x, w))
+    assert torch.equal(traced(2 * x, w), 2 * x * w + 1)
+
+
 def test_the_profiler_sees_operators():
     x, w = tensors()
     with warnings.catch_warnings(), torch.profiler.profile() as profile:
