@@ -625,6 +625,34 @@ def test_a_name_is_registered_once():
     assert torch.equal(other(x), x.t()) and torch.equal(torch.ops.fx_test.once(x), x.t())
 
 
+def test_replaced_operators():
+    """Overloads that compiled graphs hold call the kernel that has their name, and no other operator's."""
+
+    def times(factor):
+        @fast_args(out="x[n] -> y[n]")
+        def multiplied(x, y):
+            for i in range(x.size):
+                y[i] = factor * x[i]
+
+        return multiplied
+
+    x = torch.ones(3)
+    first = times(2).as_torch_op("fx_test::replaced")
+    for _ in range(5):
+        first(x), first.overload(x)
+    compiled = torch.compile(lambda x: torch.ops.fx_test.replaced(x), backend="aot_eager")
+    calls = {"object": first, "overload": first.overload, "dispatch": first._dispatch, "compiled": compiled,
+             "packet": lambda x: torch.ops.fx_test.replaced(x)}  # fmt: skip
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [2.0] * 3)
+    with pytest.raises(ValueError, match="has the output 'y', which is none of grad_x"):
+        times(3).as_torch_op("fx_test::replaced", replace=True, backward=times(4))
+    times(5).as_torch_op("fx_test::made_after_replaced")
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [2.0] * 3)
+    second = times(6).as_torch_op("fx_test::replaced", replace=True)
+    calls["second"] = second
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [6.0] * 3)
+
+
 def test_shapes_that_do_not_fit():
     x, w = tensors()
     for call in (scale_op(), torch.compile(scale_op(), backend="eager")):

@@ -9,7 +9,9 @@ Source: ``torch.library``.
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
@@ -21,6 +23,8 @@ __all__ = ["Registered", "is_registered", "register"]
 _lock = forkable_lock()
 _registered: dict[str, "Registered"] = {}
 """By qualified name, what this process has registered."""
+_holders: dict[str, Any] = {}
+"""By qualified name, a library for each record of PyTorch that has to stay."""
 _pending: set[str] = set()
 """Names that are being registered: PyTorch looks each up meanwhile."""
 
@@ -28,8 +32,11 @@ _pending: set[str] = set()
 class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, options: tuple, overload, function, library, boxed: BoxedKernel | None):
-        self.kernel, self.options, self.overload, self._library, self._boxed = kernel, options, overload, library, boxed
+    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, library, boxed: BoxedKernel | None):
+        self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
+        self._library, self._boxed = library, boxed
+        self.operators: weakref.WeakSet = weakref.WeakSet()
+        """The ``TorchOp`` objects of it."""
         self.function = function
         """Calls the kernel by an ``autograd.Function``; None without a backward pass."""
 
@@ -55,8 +62,10 @@ def _as_pending(name: str):
 
 
 def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: bool, what: str):
-    """Register an operator, unless the same kernel has it already. Raises ValueError."""
-    _, backward, setup_context, vmap = options
+    """Register an operator, unless the same kernel has it already. Raises ValueError.
+
+    If the operator that replaces another one cannot be registered, the other is registered again.
+    """
     with _lock, _as_pending(name):
         known = _registered.get(name)
         if known is not None and known.kernel is kernel and known.options == options:
@@ -65,38 +74,68 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
         if not replace and (known is not None or hasattr(getattr(torch.ops, namespace), short)):
             owner = repr(known.kernel) if known is not None else "another library"
             raise ValueError(f"{what}: {name!r} is registered, by {owner}; give another name, or replace=True")
-        if known is not None:
-            del _registered[name]
-            known.remove()
-        library = torch.library.Library(namespace, "FRAGMENT")
-        boxed = function = None
+        if known is None:
+            made = _registered[name] = for_ever(_made(torch, kernel, name, schema, options, what))
+            return made
+        del _registered[name]
+        known.remove()
         try:
-            library.define(short + str(schema), tags=_tags(torch))
-            overload = getattr(getattr(torch.ops, namespace), short).default
-            implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
-            if schema.outputs == 0 and kernel._pattern is not None:
-                implementation = _without_result(implementation)
-            if implementation is kernel and BoxedKernel.takes(kernel, schema):
-                boxed = BoxedKernel(kernel, schema)
-                boxed.register(namespace, short)
-            else:
-                library.impl(short, implementation, "CPU")
-            if kernel._device_kernel is not None:
-                library.impl(short, implementation, "CUDA")
-            torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
-            if schema.mutated and boxed is None:
-                library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
-            if backward is not None:
-                function = register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
-            if vmap is not None:
-                torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
+            made = _made(torch, kernel, name, schema, options, what)
         except BaseException:
-            if boxed is not None:
-                boxed.remove()
-            library._destroy()
+            again = _registered[name] = for_ever(_made(torch, known.kernel, name, known.schema, known.options, what))
+            again.operators.update(known.operators)
             raise
-        made = _registered[name] = for_ever(Registered(kernel, options, overload, function, library, boxed))
+        for operator in list(known.operators):
+            operator._be_replaced()
+        _registered[name] = for_ever(made)
         return made
+
+
+def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -> Registered:
+    """Register an operator whose name is free. Nothing is left of one that fails."""
+    _, backward, setup_context, vmap = options
+    namespace, _, short = name.partition("::")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    boxed = function = None
+    try:
+        library.define(short + str(schema), tags=_tags(torch))
+        _hold(torch, namespace, short)
+        overload = getattr(getattr(torch.ops, namespace), short).default
+        implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
+        if schema.outputs == 0 and kernel._pattern is not None:
+            implementation = _without_result(implementation)
+        if implementation is kernel and BoxedKernel.takes(kernel, schema):
+            boxed = BoxedKernel(kernel, schema)
+            boxed.register(namespace, short)
+        else:
+            library.impl(short, implementation, "CPU")
+        if kernel._device_kernel is not None:
+            library.impl(short, implementation, "CUDA")
+        torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
+        if schema.mutated and boxed is None:
+            library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
+        if backward is not None:
+            function = register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
+        if vmap is not None:
+            torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
+    except BaseException:
+        if boxed is not None:
+            boxed.remove()
+        library._destroy()
+        raise
+    return Registered(kernel, schema, options, overload, function, library, boxed)
+
+
+def _hold(torch, namespace: str, short: str) -> None:
+    """Let PyTorch keep its record of an operator's name for ever.
+
+    Compiled graphs and overloads have the record's address. Without a registration PyTorch frees it, and another operator gets it.
+    """
+    name = f"{namespace}::{short}"
+    if name not in _holders:
+        library = torch.library.Library(namespace, "FRAGMENT")
+        library.impl(short, torch.library.fallthrough_kernel, "AutogradPrivateUse3")  # a key that no tensor of this process has
+        _holders[name] = library
 
 
 def _without_result(call: Callable) -> Callable:

@@ -41,6 +41,8 @@ class TorchOp(NativeCallable):
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
         self._function, self._schema, self._counts = registered.function, schema, schema.counts
+        self._is_replaced = False
+        registered.operators.add(self)
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
@@ -51,7 +53,7 @@ class TorchOp(NativeCallable):
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
-        if not (self.kernel._vectorcall and can_tell_modes() and (not self._schema.mutated or can_count_writes())):
+        if self._is_replaced or not (self.kernel._vectorcall and can_tell_modes() and (not self._schema.mutated or can_count_writes())):
             return
         from ..dispatch.operator_call import vectorcall_operator
 
@@ -69,6 +71,11 @@ class TorchOp(NativeCallable):
         enable_vectorcall(TorchOp, TorchOp.__call__)
         self._context = address_of(native)
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
+
+    def _be_replaced(self) -> None:
+        """Let PyTorch's dispatcher make all calls: another kernel has the name now, and compiled graphs call that, too."""
+        self._is_replaced, self._function = True, None
+        self._vectorcall = 0
 
     def _dispatch(self, /, *args, **kwargs):
         """Make a call that the kernel may not make itself. Native code calls this.
