@@ -308,6 +308,29 @@ def test_vmap_of_an_operator_that_writes():
         torch.vmap(lambda x: op(2.0, x, y[0]), out_dims=None)(x)
 
 
+def test_keyword_only_arguments():
+    @fast_args
+    def times(x: "torch.Tensor", *, factor: float = 2.0):
+        for i in range(x.size):
+            x[i] *= factor
+
+    @fast_args
+    def copied(x: "torch.Tensor", *, to: "torch.Tensor"):
+        for i in range(x.size):
+            to[i] = x[i]
+
+    op = times.as_torch_op("fx_test::times", mutates="x")
+    x = torch.ones(2, 3)
+    torch.vmap(lambda x: op(x), out_dims=None)(x)
+    torch.vmap(lambda x: op(x, factor=3.0), out_dims=None)(x)
+    assert x.tolist() == [[6.0] * 3] * 2
+    y = torch.zeros(3)
+    copied.as_torch_op("fx_test::copied", mutates="to")(x[0], to=y)
+    assert torch.equal(y, x[0])
+    torch.compile(lambda x, y: copied(x, to=y), backend="aot_eager", fullgraph=True)(x[1] + 1, y)
+    assert torch.equal(y, x[1] + 1)
+
+
 @functools.cache
 def axpy_op():
     @fast_args

@@ -116,7 +116,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
         if backward is not None:
             function = register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
-        if vmap is not None:
+        if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):
             torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=library)
     except BaseException:
         if boxed is not None:
@@ -169,24 +169,30 @@ def _bumping(torch, overload, schema: Schema) -> Callable:
     return bump
 
 
+def _has_tensors_by_keyword(schema: Schema) -> bool:
+    """Whether tensors are keyword-only, for which PyTorch takes no rule for ``torch.vmap``."""
+    return any(each.is_keyword_only and each.type.startswith("Tensor") for each in schema.arguments)
+
+
 def _looping(torch, overload, schema: Schema) -> Callable:
     """The rule for ``torch.vmap``: call the operator once for each item of the batch, and stack the results."""
 
-    def loop(info, in_dims, *args):
+    def loop(info, in_dims, *args, **named):
         for position in schema.mutated:
-            if in_dims[position] is None:
+            if position < len(args) and args[position] is not None and in_dims[position] is None:
                 name = schema.arguments[position].name
                 raise ValueError(
                     f"{overload}: {name!r} is written to, and vmap has not been given a batch of it (in_dims is None)"
                 )
         rows = [
-            overload(*(_row(value, dim, i) for value, dim in zip(args, in_dims, strict=True))) for i in range(info.batch_size)
+            overload(*(_row(value, dim, i) for value, dim in zip(args, in_dims, strict=True)), **named)
+            for i in range(info.batch_size)
         ]
         if not schema.outputs:
             return None, None
         if not rows:
             empty = [_row_of_empty(value, dim) for value, dim in zip(args, in_dims, strict=True)]
-            return _stacked(torch, [overload(*empty)], slice(0))
+            return _stacked(torch, [overload(*empty, **named)], slice(0))
         return _stacked(torch, rows, slice(None))
 
     return loop
