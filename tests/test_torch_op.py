@@ -1,6 +1,8 @@
 """Kernels as operators of PyTorch: explicit ones, and those that traced calls register themselves."""
 
+import copy
 import functools
+import pickle
 import re
 import sys
 import threading
@@ -636,6 +638,32 @@ def test_what_cannot_be_an_operator_is_refused():
     refused(ValueError, "two backward kernels have the output 'grad_x'",
             lambda: make("fx_bad::a", backward=[scale_backward, scale_backward]))  # fmt: skip
     assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
+
+
+def test_an_operator_is_copied_as_functions_are():
+    op = scale_op()
+    assert copy.copy(op) is op and copy.deepcopy({"op": op})["op"] is op
+    refused(TypeError, "cannot be pickled", lambda: pickle.dumps(op))
+
+
+def test_many_arguments_that_are_written_to():
+    names = [f"x{number}" for number in range(30)]
+    space: dict = {}
+    exec(f"def first({', '.join(names)}):\n    x0[0] = 5", space)
+    op = fast_args(space["first"]).as_torch_op("fx_test::first", mutates=names)
+    given = [torch.zeros(2) for _ in names]
+    op(*given)
+    assert given[0].tolist() == [5, 0] and {x._version for x in given} == {1}
+
+
+def test_results_of_a_kernel_that_hides_its_arguments_from_autograd_require_no_grad():
+    @fast_args(out="x[n] -> y[n]", grad="allow")
+    def hidden(x, y):
+        y[:] = x
+
+    op, x = hidden.as_torch_op("fx_test::hidden"), torch.ones(3, requires_grad=True)
+    for call in (op, op, op.overload, op._dispatch, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        assert not call(x).requires_grad
 
 
 def test_a_name_is_registered_once():

@@ -114,6 +114,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         torch.library.register_fake(name, fake_of(kernel, schema), lib=library)
         if schema.mutated and boxed is None:
             library.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
+        if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
+            library.impl(short, torch.library.fallthrough_kernel, "Autograd")
         if backward is not None:
             function = register_backward(torch, library, overload, kernel, schema, backward, setup_context, what)
         if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):

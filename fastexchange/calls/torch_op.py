@@ -89,8 +89,14 @@ class TorchOp(NativeCallable):
     def __repr__(self) -> str:
         return f"<fast_args operator {self.overload._schema}>"
 
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self  # as functions are, and PyTorch's overloads: a module that has one can be copied
+
     def __reduce__(self):
-        raise TypeError("an operator is registered in its process: it cannot be pickled or copied; pickle the kernel")
+        raise TypeError("an operator is registered in its process: it cannot be pickled; pickle the kernel")
 
 
 enable_vectorcall(TorchOp, TorchOp.__call__)

@@ -8,6 +8,7 @@ Source: ``torch.library``; the grammar of schemas is in ``aten/src/ATen/native/R
 
 import ast
 import inspect
+import itertools
 import math
 import typing
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ class Schema(NamedTuple):
 
     def __str__(self) -> str:
         parts: list[str] = []
-        aliases = iter("abcdefghijklmnopqrstuvwxyz")
+        aliases = itertools.chain("abcdefghijklmnopqrstuvwxyz", (f"a{number}" for number in itertools.count()))
         for each in self.arguments:
             if each.is_keyword_only and "*" not in parts:
                 parts.append("*")
