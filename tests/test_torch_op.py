@@ -830,6 +830,31 @@ def raising_op():
     return op
 
 
+@pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+@pytest.mark.parametrize("method", ["make", "_kernel"])
+def test_ctrl_c_in_a_call_of_the_dispatcher(method, monkeypatch):
+    """PyTorch's dispatcher has a RuntimeError for everything; programs catch that."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def interrupted(x, y):
+        y[:] = x
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    op = interrupted.as_torch_op(f"fx_test::interrupted_{method.strip('_')}")
+    boxed = torch_library._registered[op.name]._boxed
+    monkeypatch.setattr(torch_boxed.BoxedKernel if method == "make" else boxed, method, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            op.overload(torch.ones(3))
+        except RuntimeError:
+            for _ in range(1000):  # as after any signal, some statements may run before
+                pass
+    monkeypatch.undo()
+    assert op.overload(torch.ones(3)).tolist() == [1, 1, 1]
+
+
 def test_arrays_in_an_exception_keep_their_memory():
     x = torch.full((500,), 2.0)
     for value in (2.0, 3.0, 4.0):

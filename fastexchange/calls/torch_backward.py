@@ -21,8 +21,8 @@ GRAD = "grad_"
 def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str):
     """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator.
 
-    Returns a function that calls the kernel itself by an ``autograd.Function``; None for operators with lists, which PyTorch takes
-    apart.
+    Returns a function that calls the kernel itself by an ``autograd.Function``; None for operators with lists, which PyTorch
+    takes apart.
     """
     if schema.mutated or not schema.outputs:
         raise ValueError(

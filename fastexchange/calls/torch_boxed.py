@@ -143,9 +143,14 @@ class BoxedKernel:
             return False
 
     def note(self, error: BaseException, message: int) -> None:
-        """Store the text of an exception that a call has raised at `message`, and keep it for :func:`call_overload`."""
+        """Store the text of an exception that a call has raised at `message`, and keep it for :func:`call_overload`.
+
+        Raises Ctrl-C if nothing waits for it: native code lets it come again.
+        """
         if getattr(_thread, "is_waiting", False):
             _thread.error = error
+        elif isinstance(error, KeyboardInterrupt):
+            raise error
         text = str(error).encode(errors="replace")[: MESSAGE_BYTES - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
 

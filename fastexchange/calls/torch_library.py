@@ -131,7 +131,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
 def _hold(torch, namespace: str, short: str) -> None:
     """Let PyTorch keep its record of an operator's name for ever.
 
-    Compiled graphs and overloads have the record's address. Without a registration PyTorch frees it, and another operator gets it.
+    Compiled graphs and overloads have the record's address. Without a registration PyTorch frees it, and another operator
+    gets it.
     """
     name = f"{namespace}::{short}"
     if name not in _holders:

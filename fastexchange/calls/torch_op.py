@@ -53,7 +53,8 @@ class TorchOp(NativeCallable):
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
-        if self._is_replaced or not (self.kernel._vectorcall and can_tell_modes() and (not self._schema.mutated or can_count_writes())):
+        is_native = self.kernel._vectorcall and not self._is_replaced and can_tell_modes()
+        if not is_native or (self._schema.mutated and not can_count_writes()):
             return
         from ..dispatch.operator_call import vectorcall_operator
 

@@ -289,6 +289,14 @@ def call_owner(name, owner, word, ob, message):
     return result
 
 
+@native
+def leave_failure():
+    """Clear the exception that a method of the owner has raised. Ctrl-C comes again when Python code runs."""
+    if c.PyErr_ExceptionMatches(global_address("PyExc_KeyboardInterrupt")) != 0:
+        c.PyErr_SetInterrupt()
+    c.PyErr_Clear()
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def call_boxed(boxed_address, words, message):
     """Make a call of PyTorch's dispatcher. `words`: its stack. `message`: MESSAGE_BYTES for an error's text.
@@ -307,7 +315,7 @@ def call_boxed(boxed_address, words, message):
         if result != 0:
             c.Py_DecRef(result)
         else:
-            c.PyErr_Clear()
+            leave_failure()
     elif outcome == LEFT:
         result = call_owner(boxed.make_name, boxed.owner, words, 0, message)
         outcome = FAILED
@@ -315,7 +323,7 @@ def call_boxed(boxed_address, words, message):
             outcome = MADE if result == global_address("_Py_TrueStruct") else FAILED
             c.Py_DecRef(result)
         else:
-            c.PyErr_Clear()
+            leave_failure()
     c.PyGILState_Release(state)
     return types.intp(outcome != MADE)
 

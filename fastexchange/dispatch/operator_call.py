@@ -17,7 +17,7 @@ KERNEL_VECTORCALL = KERNEL_CONTEXT - (CALLABLE_CONTEXT - c.CALLABLE_VECTORCALL)
 
 @native
 def is_plain_tensor(context, runtime, operator, ob):
-    """Whether `ob` is a tensor of PyTorch that is not odd, and not of a subclass, whose results PyTorch makes of that class, too."""
+    """Whether `ob` is a tensor of PyTorch that is not odd, and not of a subclass, of which PyTorch makes its results, too."""
     address = find(runtime, Py_TYPE(ob))
     if address == 0 or structs.entry_at(address).kind != structs.KIND_EXCHANGE or structs.entry_at(address).guard == 0:
         return False

@@ -245,7 +245,7 @@ typedef struct {
     int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it */
     int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
     int64_t delete_tensor;      /* int (*)(at::Tensor *) */
-    int64_t reinterpret;        /* int (*)(at::Tensor *, ndim, sizes, strides, offset, at::Tensor **): a tensor with the same storage */
+    int64_t reinterpret;        /* int (*)(at::Tensor *, ndim, sizes, strides, offset, at::Tensor **): of the same storage */
     int64_t release_kept;       /* NRT destructor: drops what owns the memory of an array that the kernel has kept */
 } fx_boxed;
 """

@@ -9,6 +9,7 @@ Source: ``c10/core/impl/LocalDispatchKeySet.h``, ``aten/src/ATen/PythonTorchFunc
 """
 
 import ctypes
+from typing import Any
 
 import llvmlite.binding
 from numba import types
@@ -112,8 +113,8 @@ def _find_functions() -> dict[str, int]:
     if length is None or None in functions.values():
         return {}
     key = torch._C.DispatchKey.Python
-    tracer = torch._C._parse_dispatch_key("Tracer")
-    number, tracer_number = int(key), int(tracer)  # type: ignore[call-overload, arg-type]
+    tracer: Any = torch._C._parse_dispatch_key("Tracer")
+    number, tracer_number = int(key), int(tracer)  # type: ignore[call-overload]
     for function in functions.values():
         function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_uint16]
     length.restype, length.argtypes = ctypes.c_int64, []
