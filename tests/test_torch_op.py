@@ -1,6 +1,8 @@
 """Kernels as operators of PyTorch: explicit ones, and those that traced calls register themselves."""
 
+import copy
 import functools
+import pickle
 import re
 import sys
 import threading
@@ -96,6 +98,26 @@ def test_gradients_are_right():
     torch.testing.assert_close(only_w, x.detach().sum(0))
     with torch.no_grad():
         assert not op(x, w).requires_grad
+
+
+def test_gradients_of_calls_that_omit_arguments():
+    @fast_args(out="x[n] -> y[n]")
+    def power(x, factor: float = 3.0, exponent: float = 2.0, y=None):
+        for i in range(x.size):
+            y[i] = factor * x[i] ** exponent
+
+    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
+    def power_backward(grad_y, x, factor: float, exponent: float, grad_x):
+        for i in range(x.size):
+            grad_x[i] = grad_y[i] * factor * exponent * x[i] ** (exponent - 1)
+
+    op = power.as_torch_op("fx_test::power", backward=power_backward)
+    for args, kwargs in [((), {}), ((5.0,), {}), ((3.0, 3.0), {}), ((3.0, 2.0), {}), ((), {"exponent": 3.0})]:
+        factor, exponent = (*args, 3.0, 2.0)[0], kwargs.get("exponent", (*args, *(3.0, 2.0)[len(args) :])[1])
+        x = torch.arange(1.0, 4.0, requires_grad=True)
+        wanted = (factor * exponent * x.detach() ** (exponent - 1)).tolist()
+        for function in (op, torch.ops.fx_test.power, torch.compile(op, backend="aot_eager", fullgraph=True)):
+            assert torch.autograd.grad(function(x, *args, **kwargs).sum(), x)[0].tolist() == wanted
 
 
 def test_a_backward_pass_of_several_kernels_calls_those_that_are_needed():
@@ -288,6 +310,29 @@ def test_vmap_of_an_operator_that_writes():
         torch.vmap(lambda x: op(2.0, x, y[0]), out_dims=None)(x)
 
 
+def test_keyword_only_arguments():
+    @fast_args
+    def times(x: "torch.Tensor", *, factor: float = 2.0):
+        for i in range(x.size):
+            x[i] *= factor
+
+    @fast_args
+    def copied(x: "torch.Tensor", *, to: "torch.Tensor"):
+        for i in range(x.size):
+            to[i] = x[i]
+
+    op = times.as_torch_op("fx_test::times", mutates="x")
+    x = torch.ones(2, 3)
+    torch.vmap(lambda x: op(x), out_dims=None)(x)
+    torch.vmap(lambda x: op(x, factor=3.0), out_dims=None)(x)
+    assert x.tolist() == [[6.0] * 3] * 2
+    y = torch.zeros(3)
+    copied.as_torch_op("fx_test::copied", mutates="to")(x[0], to=y)
+    assert torch.equal(y, x[0])
+    torch.compile(lambda x, y: copied(x, to=y), backend="aot_eager", fullgraph=True)(x[1] + 1, y)
+    assert torch.equal(y, x[1] + 1)
+
+
 @functools.cache
 def axpy_op():
     @fast_args
@@ -374,6 +419,44 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel():
     assert w._version == version + 1
     writing(a=2.0, x=x[0], y=w)
     assert w._version == version + 2
+
+
+def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
+    """The kernel itself takes more than its operator does: its outputs, and scalars of other types than the schema's."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def halved(x, divisor: float = 2.0, steps: int = 1, y=None):
+        for i in range(x.size):
+            y[i] = x[i] + 7 // divisor + steps
+
+    class Subclass(torch.Tensor):
+        pass
+
+    op, x = halved.as_torch_op("fx_test::halved"), torch.arange(3.0)
+    native, dispatched = op, op._dispatch
+    parameter = torch.nn.Parameter(x, requires_grad=False)
+    for value in (x, parameter, x.as_subclass(Subclass)):
+        for args, kwargs in [((), {}), ((2.5, 1), {}), ((2, True), {}), ((), {"steps": 3}), ((), {"divisor": 4, "steps": 2})]:
+            for _ in range(20):
+                result, wanted = native(value, *args, **kwargs), dispatched(value, *args, **kwargs)
+                assert torch.equal(result, wanted) and type(result) is type(wanted)
+    y = torch.zeros(3)
+    for args, kwargs in [((2.0, 1, y), {}), ((2.0, y), {}), ((), {"y": y}), ((2.0,), {"y": y}), ((None,), {}), ((2.0, 1.5), {})]:
+        for call in (native, dispatched):
+            with pytest.raises(RuntimeError, match="fx_test::halved"):
+                call(x, *args, **kwargs)
+    assert y.tolist() == [0, 0, 0] and native_calls(op, x) == native_calls(op, parameter, 2.5, 1) == 1
+
+
+def test_jit_trace_records_operators():
+    x, w = tensors()
+    op = scale_op()
+    for _ in range(5):
+        op(x, w)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda x, w: op(x, w) + 1, (x, w))
+    assert torch.equal(traced(2 * x, w), 2 * x * w + 1)
 
 
 def test_the_profiler_sees_operators():
@@ -557,6 +640,32 @@ def test_what_cannot_be_an_operator_is_refused():
     assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
 
 
+def test_an_operator_is_copied_as_functions_are():
+    op = scale_op()
+    assert copy.copy(op) is op and copy.deepcopy({"op": op})["op"] is op
+    refused(TypeError, "cannot be pickled", lambda: pickle.dumps(op))
+
+
+def test_many_arguments_that_are_written_to():
+    names = [f"x{number}" for number in range(30)]
+    space: dict = {}
+    exec(f"def first({', '.join(names)}):\n    x0[0] = 5", space)
+    op = fast_args(space["first"]).as_torch_op("fx_test::first", mutates=names)
+    given = [torch.zeros(2) for _ in names]
+    op(*given)
+    assert given[0].tolist() == [5, 0] and {x._version for x in given} == {1}
+
+
+def test_results_of_a_kernel_that_hides_its_arguments_from_autograd_require_no_grad():
+    @fast_args(out="x[n] -> y[n]", grad="allow")
+    def hidden(x, y):
+        y[:] = x
+
+    op, x = hidden.as_torch_op("fx_test::hidden"), torch.ones(3, requires_grad=True)
+    for call in (op, op, op.overload, op._dispatch, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        assert not call(x).requires_grad
+
+
 def test_a_name_is_registered_once():
     x, _w = tensors()
     op = scale.as_torch_op("fx_test::once")
@@ -565,6 +674,34 @@ def test_a_name_is_registered_once():
     refused(ValueError, "'aten::add' is registered, by another library", lambda: transposed.as_torch_op("aten::add"))
     other = transposed.as_torch_op("fx_test::once", replace=True)
     assert torch.equal(other(x), x.t()) and torch.equal(torch.ops.fx_test.once(x), x.t())
+
+
+def test_replaced_operators():
+    """Overloads that compiled graphs hold call the kernel that has their name, and no other operator's."""
+
+    def times(factor):
+        @fast_args(out="x[n] -> y[n]")
+        def multiplied(x, y):
+            for i in range(x.size):
+                y[i] = factor * x[i]
+
+        return multiplied
+
+    x = torch.ones(3)
+    first = times(2).as_torch_op("fx_test::replaced")
+    for _ in range(5):
+        first(x), first.overload(x)
+    compiled = torch.compile(lambda x: torch.ops.fx_test.replaced(x), backend="aot_eager")
+    calls = {"object": first, "overload": first.overload, "dispatch": first._dispatch, "compiled": compiled,
+             "packet": lambda x: torch.ops.fx_test.replaced(x)}  # fmt: skip
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [2.0] * 3)
+    with pytest.raises(ValueError, match="has the output 'y', which is none of grad_x"):
+        times(3).as_torch_op("fx_test::replaced", replace=True, backward=times(4))
+    times(5).as_torch_op("fx_test::made_after_replaced")
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [2.0] * 3)
+    second = times(6).as_torch_op("fx_test::replaced", replace=True)
+    calls["second"] = second
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [6.0] * 3)
 
 
 def test_shapes_that_do_not_fit():
@@ -705,3 +842,74 @@ def test_undeclared_writes_are_found_on_request():
     said = run_python(code, FASTEXCHANGE_DEBUG="1").stdout
     assert said.startswith("cheating(): the kernel has written to argument 'x' (position 0), which mutates= does not name")
     assert said.endswith("[1.0, 1.0, 1.0]\n")
+
+
+@fast_args(out="x[n] -> y[n]")
+def raising_arrays(x, y):
+    y[:] = x
+    if x[0] > 0:
+        raise ValueError("with arrays", x, y)
+
+
+@functools.cache
+def raising_op():
+    op = raising_arrays.as_torch_op("fx_test::raising_arrays")
+    op.overload(torch.zeros(3))
+    return op
+
+
+@pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+@pytest.mark.parametrize("method", ["make", "_kernel"])
+def test_ctrl_c_in_a_call_of_the_dispatcher(method, monkeypatch):
+    """PyTorch's dispatcher has a RuntimeError for everything; programs catch that."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def interrupted(x, y):
+        y[:] = x
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    op = interrupted.as_torch_op(f"fx_test::interrupted_{method.strip('_')}")
+    boxed = torch_library._registered[op.name]._boxed
+    monkeypatch.setattr(torch_boxed.BoxedKernel if method == "make" else boxed, method, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            op.overload(torch.ones(3))
+        except RuntimeError:
+            for _ in range(1000):  # as after any signal, some statements may run before
+                pass
+    monkeypatch.undo()
+    assert op.overload(torch.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_arrays_in_an_exception_keep_their_memory():
+    x = torch.full((500,), 2.0)
+    for value in (2.0, 3.0, 4.0):
+        with pytest.raises(ValueError, match="with arrays") as info:
+            raising_op()._dispatch(x)
+        arrays = info.value.args[1:]
+        x.set_(torch.full((500,), value + 1))
+        others = [torch.full((500,), -1.0) for _ in range(20)]
+        assert [array[-1] for array in arrays] == [value] * 2 and others
+
+
+@pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+def test_modes_see_no_stand_in():
+    """What native code reads as a tensor is no Python object: a mode that keeps it would read freed memory."""
+    from torch.overrides import TorchFunctionMode
+
+    op, seen = raising_op(), []
+
+    class See(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = torch.jit.trace(lambda x: torch.ops.fx_test.raising_arrays(x), torch.zeros(3))  # a mode does not see it call
+    x = torch.ones(3)
+    with See(), pytest.raises(RuntimeError, match="with arrays"):
+        call(x)
+    assert op.kernel.counts().fast and seen == []

@@ -21,7 +21,8 @@ GRAD = "grad_"
 def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str):
     """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator.
 
-    Returns the ``autograd.Function`` that calls the kernel itself; None for operators with lists, which PyTorch takes apart.
+    Returns a function that calls the kernel itself by an ``autograd.Function``; None for operators with lists, which PyTorch
+    takes apart.
     """
     if schema.mutated or not schema.outputs:
         raise ValueError(
@@ -48,14 +49,27 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
         with below():
             return overload(*args)
 
-    by_dispatcher = _function(torch, overload, compute, function, setup_context)
+    by_dispatcher = _applied(_function(torch, overload, compute, function, setup_context), schema)
 
     def autograd(*args):
         is_watched = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-        return by_dispatcher.apply(*args) if is_watched else compute(*args)
+        return by_dispatcher(*args) if is_watched else compute(*args)
 
     library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
-    return _function(torch, overload, kernel, function, setup_context)
+    return _applied(_function(torch, overload, kernel, function, setup_context), schema)
+
+
+def _applied(function, schema: Schema) -> Callable:
+    """Return a function that applies an ``autograd.Function`` to all arguments, also to those that a call omits.
+
+    PyTorch's dispatcher omits arguments that have their defaults, and a backward pass finds arguments by their positions.
+    """
+    defaults = tuple(each.default for each in schema.arguments)
+
+    def apply(*args):
+        return function.apply(*args, *defaults[len(args) :])
+
+    return apply
 
 
 def _function(torch, overload, compute: Callable, backward: Callable, setup_context: Callable | None):

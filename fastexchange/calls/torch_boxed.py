@@ -12,7 +12,7 @@ from typing import Any
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function
+from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function, release_kept
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
 from ..producers.torch_modes import can_count_writes
@@ -27,7 +27,7 @@ _KINDS = {
 _THROW = "_ZN3c106detail14torchCheckFailEPKcS2_jS2_"
 _FUNCTIONS = (
     "aoti_torch_library_init_impl", "aoti_torch_delete_library_object", "torch_library_impl", "aoti_torch_abi_version",
-    "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object",
+    "aoti_torch_empty_strided", "aoti_torch_delete_tensor_object", "aoti_torch__reinterpret_tensor",
 )  # fmt: skip
 
 
@@ -65,6 +65,8 @@ class BoxedKernel:
         native.count, native.output_count = len(self._kinds), schema.outputs
         native.empty_strided = _address(_abi()["aoti_torch_empty_strided"])
         native.delete_tensor = _address(_abi()["aoti_torch_delete_tensor_object"])
+        native.reinterpret = _address(_abi()["aoti_torch__reinterpret_tensor"])
+        native.release_kept = release_kept.address
         for_ever(self)
 
     @staticmethod
@@ -142,9 +144,14 @@ class BoxedKernel:
             return False
 
     def note(self, error: BaseException, message: int) -> None:
-        """Store the text of an exception that a call has raised at `message`, and keep it for :func:`call_overload`."""
+        """Store the text of an exception that a call has raised at `message`, and keep it for :func:`call_overload`.
+
+        Raises Ctrl-C if nothing waits for it: native code lets it come again.
+        """
         if getattr(_thread, "is_waiting", False):
             _thread.error = error
+        elif isinstance(error, KeyboardInterrupt):
+            raise error
         text = str(error).encode(errors="replace")[: MESSAGE_BYTES - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
 

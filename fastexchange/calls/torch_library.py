@@ -9,29 +9,36 @@ Source: ``torch.library``.
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel
 from .torch_schema import Schema, fake_of
 
-__all__ = ["is_registered", "register"]
+__all__ = ["Registered", "is_registered", "register"]
 
 _lock = forkable_lock()
-_registered: dict[str, "_Registered"] = {}
+_registered: dict[str, "Registered"] = {}
 """By qualified name, what this process has registered."""
+_holders: dict[str, Any] = {}
+"""By qualified name, a library for each record of PyTorch that has to stay."""
 _pending: set[str] = set()
 """Names that are being registered: PyTorch looks each up meanwhile."""
 
 
-class _Registered:
+class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, options: tuple, overload, function, fragment, boxed: BoxedKernel | None):
-        self.kernel, self.options, self.overload, self._fragment, self._boxed = kernel, options, overload, fragment, boxed
+    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, fragment, boxed: BoxedKernel | None):
+        self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
+        self._fragment, self._boxed = fragment, boxed
+        self.operators: weakref.WeakSet = weakref.WeakSet()
+        """The ``TorchOp`` objects of it."""
         self.function = function
-        """The ``autograd.Function`` that calls the kernel, or None."""
+        """Calls the kernel by an ``autograd.Function``; None without a backward pass."""
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
@@ -55,8 +62,10 @@ def _as_pending(name: str):
 
 
 def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: bool, what: str):
-    """Register an operator, unless the same kernel has it already. Raises ValueError."""
-    _, backward, setup_context, vmap = options
+    """Register an operator, unless the same kernel has it already. Raises ValueError.
+
+    If the operator that replaces another one cannot be registered, the other is registered again.
+    """
     with _lock, _as_pending(name):
         known = _registered.get(name)
         if known is not None and known.kernel is kernel and known.options == options:
@@ -65,38 +74,71 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
         if not replace and (known is not None or hasattr(getattr(torch.ops, namespace), short)):
             owner = repr(known.kernel) if known is not None else "another library"
             raise ValueError(f"{what}: {name!r} is registered, by {owner}; give another name, or replace=True")
-        if known is not None:
-            del _registered[name]
-            known.remove()
-        fragment = torch.library.Library(namespace, "FRAGMENT")
-        boxed = function = None
+        if known is None:
+            made = _registered[name] = for_ever(_made(torch, kernel, name, schema, options, what))
+            return made
+        del _registered[name]
+        known.remove()
         try:
-            fragment.define(short + str(schema), tags=_tags(torch))
-            overload = getattr(getattr(torch.ops, namespace), short).default
-            implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
-            if schema.outputs == 0 and kernel._pattern is not None:
-                implementation = _without_result(implementation)
-            if implementation is kernel and BoxedKernel.takes(kernel, schema):
-                boxed = BoxedKernel(kernel, schema)
-                boxed.register(namespace, short)
-            else:
-                fragment.impl(short, implementation, "CPU")
-            if kernel._device_kernel is not None:
-                fragment.impl(short, implementation, "CUDA")
-            torch.library.register_fake(name, fake_of(kernel, schema), lib=fragment)
-            if schema.mutated and boxed is None:
-                fragment.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
-            if backward is not None:
-                function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
-            if vmap is not None:
-                torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=fragment)
+            made = _made(torch, kernel, name, schema, options, what)
         except BaseException:
-            if boxed is not None:
-                boxed.remove()
-            fragment._destroy()
+            again = _registered[name] = for_ever(_made(torch, known.kernel, name, known.schema, known.options, what))
+            again.operators.update(known.operators)
             raise
-        made = _registered[name] = for_ever(_Registered(kernel, options, overload, function, fragment, boxed))
+        for operator in list(known.operators):
+            operator._be_replaced()
+        _registered[name] = for_ever(made)
         return made
+
+
+def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -> Registered:
+    """Register an operator whose name is free. Nothing is left of one that fails."""
+    _, backward, setup_context, vmap = options
+    namespace, _, short = name.partition("::")
+    fragment = torch.library.Library(namespace, "FRAGMENT")
+    boxed = function = None
+    try:
+        fragment.define(short + str(schema), tags=_tags(torch))
+        _hold(torch, namespace, short)
+        overload = getattr(getattr(torch.ops, namespace), short).default
+        implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
+        if schema.outputs == 0 and kernel._pattern is not None:
+            implementation = _without_result(implementation)
+        if implementation is kernel and BoxedKernel.takes(kernel, schema):
+            boxed = BoxedKernel(kernel, schema)
+            boxed.register(namespace, short)
+        else:
+            fragment.impl(short, implementation, "CPU")
+        if kernel._device_kernel is not None:
+            fragment.impl(short, implementation, "CUDA")
+        torch.library.register_fake(name, fake_of(kernel, schema), lib=fragment)
+        if schema.mutated and boxed is None:
+            fragment.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
+        if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
+            fragment.impl(short, torch.library.fallthrough_kernel, "Autograd")
+        if backward is not None:
+            function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
+        if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):
+            torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=fragment)
+    except BaseException:
+        if boxed is not None:
+            boxed.remove()
+        fragment._destroy()
+        raise
+    return Registered(kernel, schema, options, overload, function, fragment, boxed)
+
+
+def _hold(torch, namespace: str, short: str) -> None:
+    """Let PyTorch keep its record of an operator's name for ever.
+
+    Compiled graphs and overloads have the record's address. Without a registration PyTorch frees it, and another operator
+    gets it.
+    """
+    name = f"{namespace}::{short}"
+    if name not in _holders:
+        fragment = torch.library.Library(namespace, "FRAGMENT")
+        fragment.impl(short, torch.library.fallthrough_kernel, "AutogradPrivateUse3")  # a key that no tensor of this process has
+        _holders[name] = fragment
 
 
 def _without_result(call: Callable) -> Callable:
@@ -130,24 +172,30 @@ def _bumping(torch, overload, schema: Schema) -> Callable:
     return bump
 
 
+def _has_tensors_by_keyword(schema: Schema) -> bool:
+    """Whether tensors are keyword-only, for which PyTorch takes no rule for ``torch.vmap``."""
+    return any(each.is_keyword_only and each.type.startswith("Tensor") for each in schema.arguments)
+
+
 def _looping(torch, overload, schema: Schema) -> Callable:
     """The rule for ``torch.vmap``: call the operator once for each item of the batch, and stack the results."""
 
-    def loop(info, in_dims, *args):
+    def loop(info, in_dims, *args, **named):
         for position in schema.mutated:
-            if in_dims[position] is None:
+            if position < len(args) and args[position] is not None and in_dims[position] is None:
                 name = schema.arguments[position].name
                 raise ValueError(
                     f"{overload}: {name!r} is written to, and vmap has not been given a batch of it (in_dims is None)"
                 )
         rows = [
-            overload(*(_row(value, dim, i) for value, dim in zip(args, in_dims, strict=True))) for i in range(info.batch_size)
+            overload(*(_row(value, dim, i) for value, dim in zip(args, in_dims, strict=True)), **named)
+            for i in range(info.batch_size)
         ]
         if not schema.outputs:
             return None, None
         if not rows:
             empty = [_row_of_empty(value, dim) for value, dim in zip(args, in_dims, strict=True)]
-            return _stacked(torch, [overload(*empty)], slice(0))
+            return _stacked(torch, [overload(*empty, **named)], slice(0))
         return _stacked(torch, rows, slice(None))
 
     return loop

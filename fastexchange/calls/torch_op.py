@@ -4,6 +4,8 @@ import re
 import sys
 
 from .._abi import ffi
+from ..dispatch import structs
+from ..exchange.discovery import learn_type
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
@@ -12,8 +14,8 @@ from ..producers.torch_kinds import is_for_autograd
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
-from .torch_library import register
-from .torch_schema import schema_of
+from .torch_library import Registered, register
+from .torch_schema import Argument, Schema, schema_of
 from .torch_tracing import find_by_name
 from .traced import is_traced
 
@@ -36,8 +38,11 @@ class TorchOp(NativeCallable):
 
     __slots__ = ("__dict__", "__weakref__")
 
-    def __init__(self, kernel, name: str, overload, mutated: tuple[int, ...], function):
-        self.kernel, self.name, self.overload, self._mutated, self._function = kernel, name, overload, mutated, function
+    def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
+        self.kernel, self.name, self.overload = kernel, name, registered.overload
+        self._function, self._schema, self._counts = registered.function, schema, schema.counts
+        self._is_replaced = False
+        registered.operators.add(self)
 
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
@@ -48,35 +53,64 @@ class TorchOp(NativeCallable):
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
-        if not (self.kernel._vectorcall and can_tell_modes() and (not self._mutated or can_count_writes())):
+        is_native = self.kernel._vectorcall and not self._is_replaced and can_tell_modes()
+        if not is_native or (self._schema.mutated and not can_count_writes()):
             return
         from ..dispatch.operator_call import vectorcall_operator
 
-        self._positions = ffi.new("int64_t[]", self._mutated or (0,))
+        torch = sys.modules["torch"]
+        for each in (torch.Tensor, torch.nn.Parameter):  # the kernel may meet neither: PyTorch's dispatcher gives it handles
+            learn_type(each)
+        names = [id(for_ever(sys.intern(each.name))) for each in self._schema.arguments]
+        kinds = [_kinds_of(each) for each in self._schema.arguments]
+        self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._schema.mutated, names, kinds)]
         native = self._native = ffi.new("fx_operator *")
         native.kernel, native.slow_name = id(self.kernel), id(for_ever(sys.intern("_dispatch")))
-        native.mutated, native.mutated_count = address_of(self._positions), len(self._mutated)
+        native.tensor_type, native.parameter_type = id(torch.Tensor), id(torch.nn.Parameter)
+        native.mutated, native.names, native.kinds = map(address_of, self._buffers)
+        native.mutated_count, native.count = len(self._schema.mutated), len(names)
         enable_vectorcall(TorchOp, TorchOp.__call__)
         self._context = address_of(native)
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
+
+    def _be_replaced(self) -> None:
+        """Let PyTorch's dispatcher make all calls: another kernel has the name now, and compiled graphs call that, too."""
+        self._is_replaced, self._function = True, None
+        self._vectorcall = 0
 
     def _dispatch(self, /, *args, **kwargs):
         """Make a call that the kernel may not make itself. Native code calls this.
 
         With autograd alone, the kernel's ``autograd.Function`` is the short way; in general PyTorch's dispatcher finds it.
         """
-        if self._function is not None and not kwargs and is_for_autograd(args):
-            return self._function.apply(*args)
+        if self._function is not None and len(args) in self._counts and not kwargs and is_for_autograd(args):
+            return self._function(*args)
         return call_overload(self.overload, args, kwargs)
 
     def __repr__(self) -> str:
         return f"<fast_args operator {self.overload._schema}>"
 
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self  # as functions are, and PyTorch's overloads: a module that has one can be copied
+
     def __reduce__(self):
-        raise TypeError("an operator is registered in its process: it cannot be pickled or copied; pickle the kernel")
+        raise TypeError("an operator is registered in its process: it cannot be pickled; pickle the kernel")
 
 
 enable_vectorcall(TorchOp, TorchOp.__call__)
+
+_KINDS = {
+    "Tensor": structs.KIND_EXCHANGE, "Tensor[]": structs.KIND_LIST, "float": structs.KIND_FLOAT, "SymInt": structs.KIND_INT,
+    "bool": structs.KIND_BOOL,
+}  # fmt: skip
+
+
+def _kinds_of(argument: Argument) -> int:
+    """The kinds of objects that the kernel gets for an argument without a conversion by PyTorch, as bits ``1 << KIND_*``."""
+    return 1 << _KINDS[argument.type] | argument.is_optional << structs.KIND_NONE
 
 
 def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, replace: bool) -> TorchOp:
@@ -100,7 +134,7 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
         )
     schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
     registered = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
-    return TorchOp(kernel, name, registered.overload, schema.mutated, registered.function)
+    return TorchOp(kernel, name, schema, registered)
 
 
 def _torch(what: str):

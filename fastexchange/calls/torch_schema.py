@@ -8,6 +8,7 @@ Source: ``torch.library``; the grammar of schemas is in ``aten/src/ATen/native/R
 
 import ast
 import inspect
+import itertools
 import math
 import typing
 from collections.abc import Callable, Sequence
@@ -47,7 +48,7 @@ class Schema(NamedTuple):
 
     def __str__(self) -> str:
         parts: list[str] = []
-        aliases = iter("abcdefghijklmnopqrstuvwxyz")
+        aliases = itertools.chain("abcdefghijklmnopqrstuvwxyz", (f"a{number}" for number in itertools.count()))
         for each in self.arguments:
             if each.is_keyword_only and "*" not in parts:
                 parts.append("*")
@@ -62,6 +63,13 @@ class Schema(NamedTuple):
     def mutated(self) -> tuple[int, ...]:
         """The positions of the arguments that it writes to."""
         return tuple(position for position, each in enumerate(self.arguments) if each.is_mutated)
+
+    @property
+    def counts(self) -> range:
+        """How many arguments a call by position may have."""
+        positional = [each for each in self.arguments if not each.is_keyword_only]
+        required = [each for each in positional if each.default is inspect.Parameter.empty]
+        return range(len(required), len(positional) + 1)
 
 
 def schema_of(

@@ -5,7 +5,8 @@ the callee owns. Results replace them.
 
 :data:`call_boxed` makes a call without Python code if all tensors can be read in memory and the signature is known. The word that
 a handle points to is what a tensor's Python object has at the offset ``object``. So a *stand-in*, some words with that one and
-PyTorch's type, is read as the tensor itself. Only :func:`make_call` sees stand-ins. Python code makes any other call.
+PyTorch's type, is read as the tensor itself. Only :func:`make_call` sees stand-ins. Python code makes any other call. An array
+that the kernel keeps (an exception has it) gets an owner by :func:`own_kept`: the frame's own way asks the argument.
 
 Source: ``torch/csrc/stable/c/shim.h``, ``torch/csrc/inductor/aoti_torch/c/shim.h``.
 """
@@ -25,7 +26,16 @@ from ..ground.shape_program import FITS, MAX_NUMBER, MAX_OPERANDS, MAX_VARIABLES
 from ..producers.torch_modes import count_write, has_counter
 from . import structs
 from .boxing import box_or_raise, target_context
-from .frame import give_frame, release, take_frame
+from .frame import (
+    ARRAY_BYTES,
+    MEMINFO_DTOR,
+    MEMINFO_DTOR_INFO,
+    MEMINFO_REFCOUNT,
+    give_frame,
+    is_anything_kept,
+    release,
+    take_frame,
+)
 from .inline_cache import look_up
 from .outputs import SCRATCH_WORDS, SHAPES_WORDS, compute
 from .python_calls import drop_error, take_error
@@ -177,6 +187,37 @@ def call_kernel(context_address, frame_address, given, count):
     return MADE
 
 
+@cfunction(types.void, types.intp, types.intp, types.intp)
+def release_kept(data, size, pair):
+    """NRT destructor: call the function at `pair` with the handle behind it. GIL: not needed; any thread."""
+    if pair != 0 and c.Py_IsInitialized() != 0 and c.is_finalizing() == 0:
+        state = c.PyGILState_Ensure()
+        call_int(load(pair), (load(pair + 8),))
+        c.PyMem_RawFree(pair)
+        c.PyGILState_Release(state)
+
+
+@native
+def own_kept(boxed, frame, words, made, stand_ins):
+    """Give each array that the kernel has kept an owner: a tensor of its own with the storage. No Python code runs.
+
+    Without memory for that, nothing owns the array's memory.
+    """
+    for i in range(frame.array_count):
+        array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
+        if load(array.meminfo + MEMINFO_REFCOUNT) != 1:
+            at = ((array.origin & -4) - stand_ins) // (8 * STAND_IN_WORDS)
+            handle = load(words + 8 * at if at < boxed.count else made + 8 * (at - boxed.count))
+            pair = c.PyMem_RawMalloc(16)
+            if pair != 0:
+                store(pair, boxed.delete_tensor)
+                if call_int(boxed.reinterpret, (handle, 0, pair, pair, 0, pair + 8)) != 0:
+                    c.PyMem_RawFree(pair)
+                    pair = 0
+            store(array.meminfo + MEMINFO_DTOR, boxed.release_kept)
+            store(array.meminfo + MEMINFO_DTOR_INFO, pair)
+
+
 @native
 def make_call(boxed, words):
     """Make a call natively. Returns MADE, FAILED with an exception set, or LEFT: nothing was done."""
@@ -205,7 +246,10 @@ def make_call(boxed, words):
             store(given + 8 * (boxed.count + i), as_stand_in(boxed, guard, at, load(made + 8 * i)))
     if outputs >= 0:
         outcome = call_kernel(context_address, frame_address, given, boxed.count + outputs)
-        release(runtime, structs.frame_at(frame_address))
+        frame = structs.frame_at(frame_address)
+        if is_anything_kept(frame, frame.array_count):
+            own_kept(boxed, frame, words, made, stand_ins)
+        release(runtime, frame)
         for i in range(outputs):
             if outcome != MADE:
                 call_int(boxed.delete_tensor, (load(made + 8 * i),))
@@ -244,6 +288,14 @@ def call_owner(name, owner, word, ob, message):
     return result
 
 
+@native
+def leave_failure():
+    """Clear the exception that a method of the owner has raised. Ctrl-C comes again when Python code runs."""
+    if c.PyErr_ExceptionMatches(global_address("PyExc_KeyboardInterrupt")) != 0:
+        c.PyErr_SetInterrupt()
+    c.PyErr_Clear()
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def call_boxed(boxed_address, words, message):
     """Make a call of PyTorch's dispatcher. `words`: its stack. `message`: MESSAGE_BYTES for an error's text.
@@ -262,7 +314,7 @@ def call_boxed(boxed_address, words, message):
         if result != 0:
             c.Py_DecRef(result)
         else:
-            c.PyErr_Clear()
+            leave_failure()
     elif outcome == LEFT:
         result = call_owner(boxed.make_name, boxed.owner, words, 0, message)
         outcome = FAILED
@@ -270,7 +322,7 @@ def call_boxed(boxed_address, words, message):
             outcome = MADE if result == global_address("_Py_TrueStruct") else FAILED
             c.Py_DecRef(result)
         else:
-            c.PyErr_Clear()
+            leave_failure()
     c.PyGILState_Release(state)
     return types.intp(outcome != MADE)
 

@@ -225,6 +225,10 @@ typedef struct {
 typedef struct {
     int64_t kernel;             /* PyObject *, the kernel: it makes the calls with plain tensors */
     int64_t slow_name;          /* PyObject *, name of the method that makes other calls, by PyTorch's dispatcher */
+    int64_t count;              /* how many arguments there are, without the outputs */
+    int64_t names;              /* PyObject *[count], interned */
+    int64_t kinds;              /* int64_t[count], bits 1 << KIND_*: of which kinds the kernel may get the argument */
+    int64_t tensor_type, parameter_type;        /* PyTypeObject *, torch.Tensor and torch.nn.Parameter */
     int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
     int64_t mutated_count;
 } fx_operator;
@@ -242,6 +246,8 @@ typedef struct {
     int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it */
     int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
     int64_t delete_tensor;      /* int (*)(at::Tensor *) */
+    int64_t reinterpret;        /* int (*)(at::Tensor *, ndim, sizes, strides, offset, at::Tensor **): of the same storage */
+    int64_t release_kept;       /* NRT destructor: drops what owns the memory of an array that the kernel has kept */
 } fx_boxed;
 """
 

@@ -9,6 +9,7 @@ Source: ``c10/core/impl/LocalDispatchKeySet.h``, ``aten/src/ATen/PythonTorchFunc
 """
 
 import ctypes
+from typing import Any
 
 import llvmlite.binding
 from numba import types
@@ -26,6 +27,7 @@ CDEF = """
 typedef struct {
     int64_t is_included, is_excluded;   /* bool (*)(uint16_t): whether the calling thread adds a dispatch key, or drops it */
     int64_t python_key;         /* the dispatch key of modes with __torch_dispatch__ */
+    int64_t tracer_key;         /* the dispatch key of torch.jit.trace */
     int64_t function_modes;     /* int64_t (*)(void): how many modes with __torch_function__ are active; 0: nothing is known */
     int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
     int64_t counter;            /* in that: a pointer to the version counter, NULL: the tensor has none; 0: it is unknown where */
@@ -46,7 +48,7 @@ def _modes():
 def is_mode_active(heeds_functions):
     """Whether a mode of PyTorch gets the operators of the calling thread. False before PyTorch is met.
 
-    `heeds_functions`: whether modes with ``__torch_function__`` count, too.
+    `heeds_functions`: whether modes with ``__torch_function__`` count, too, and ``torch.jit.trace``.
     """
     modes = _modes()
     if modes.function_modes == 0:
@@ -54,7 +56,9 @@ def is_mode_active(heeds_functions):
     is_included = call_int(modes.is_included, (modes.python_key,)) & 0xFF != 0
     if is_included and call_int(modes.is_excluded, (modes.python_key,)) & 0xFF == 0:
         return True
-    return heeds_functions and call_word(modes.function_modes, ()) != 0
+    if not heeds_functions:
+        return False
+    return call_word(modes.function_modes, ()) != 0 or call_int(modes.is_included, (modes.tracer_key,)) & 0xFF != 0
 
 
 @native
@@ -109,13 +113,15 @@ def _find_functions() -> dict[str, int]:
     if length is None or None in functions.values():
         return {}
     key = torch._C.DispatchKey.Python
-    number = int(key)  # type: ignore[call-overload]
+    tracer: Any = torch._C._parse_dispatch_key("Tracer")
+    number, tracer_number = int(key), int(tracer)  # type: ignore[call-overload]
     for function in functions.values():
         function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_uint16]
     length.restype, length.argtypes = ctypes.c_int64, []
 
     def answers() -> tuple:
-        return functions["is_included"](number), functions["is_excluded"](number), length()
+        included = functions["is_included"]
+        return included(number), functions["is_excluded"](number), length(), included(tracer_number)
 
     class Dispatch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -134,12 +140,16 @@ def _find_functions() -> dict[str, int]:
         with Function():
             seen.append(answers())
         seen.append(answers())
+    with torch._C._IncludeDispatchKeyGuard(tracer):
+        seen.append(answers())
     seen.append(answers())
-    none = (False, False, 0)
-    if seen != [none, (True, False, 0), (True, True, 0), (False, False, 2), (False, False, 1), none]:
+    none = (False, False, 0, False)
+    wanted = [(True, False, 0, False), (True, True, 0, False), (False, False, 2, False), (False, False, 1, False)]
+    if seen != [none, *wanted, (False, False, 0, True), none]:
         return {}
     addresses = {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
-    return {**addresses, "python_key": number, "function_modes": ctypes.cast(length, ctypes.c_void_p).value or 0}
+    keys = {"python_key": number, "tracer_key": tracer_number}
+    return {**addresses, **keys, "function_modes": ctypes.cast(length, ctypes.c_void_p).value or 0}
 
 
 @once
