@@ -166,6 +166,19 @@ def test_a_backward_pass_whose_kernels_are_operators_has_a_second_one():
     assert torch.autograd.gradcheck(op, x) and torch.autograd.gradgradcheck(op, x)
 
 
+def test_transforms_that_differentiate_are_refused():
+    """PyTorch would give gradients of zeros: these transforms do not see a backward pass that is registered from Python."""
+    x, w = tensors()
+    without = scale.as_torch_op("fx_test::scale_without_backward")
+    for op in (without, scale_op()):
+        for _ in range(3):
+            op(x, w)
+        for transform in (lambda f: torch.func.grad(lambda x: f(x, w).sum()), torch.func.jacfwd):
+            with pytest.raises(BufferError, match=r"argument 'x' is a tensor of a transform of torch\.func"):
+                transform(op)(x, w) if transform is torch.func.jacfwd else transform(op)(x)
+        assert torch.equal(torch.func.vmap(op, (0, None))(x[None], w)[0], x * w)
+
+
 def test_a_backward_function():
     def backward(ctx, grad):
         (w,) = ctx.saved_tensors

@@ -10,7 +10,7 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
-from ..producers.torch_kinds import is_for_autograd
+from ..producers.torch_kinds import is_differentiated, is_for_autograd
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
@@ -83,9 +83,21 @@ class TorchOp(NativeCallable):
 
         With autograd alone, the kernel's ``autograd.Function`` is the short way; in general PyTorch's dispatcher finds it.
         """
+        torch = sys.modules["torch"]
+        if torch._C._functorch.peek_interpreter_stack() is not None and torch.is_grad_enabled():
+            self._refuse_differentiated(args, kwargs)
         if self._function is not None and len(args) in self._counts and not kwargs and is_for_autograd(args):
             return self._function(*args)
         return call_overload(self.overload, args, kwargs)
+
+    def _refuse_differentiated(self, args: tuple, kwargs: dict) -> None:
+        """Raise BufferError for a tensor of a transform of ``torch.func`` that would get a gradient of zeros."""
+        for name, value in [*zip((each.name for each in self._schema.arguments), args, strict=False), *kwargs.items()]:
+            if any(map(is_differentiated, value if isinstance(value, (list, tuple)) else (value,))):
+                raise BufferError(
+                    f"{self.name}(): argument {name!r} is a tensor of a transform of torch.func (grad, vjp, jvp ...), which does "
+                    "not see the backward pass of an operator; use torch.autograd.grad, or call it outside of the transform"
+                )
 
     def __repr__(self) -> str:
         return f"<fast_args operator {self.overload._schema}>"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_dispatch_mode_active", "is_for_autograd", "is_symbolic", "why_no_memory"]
+__all__ = ["is_differentiated", "is_dispatch_mode_active", "is_for_autograd", "is_symbolic", "why_no_memory"]
 
 
 def is_dispatch_mode_active() -> bool:
@@ -30,6 +30,12 @@ def is_for_autograd(args: tuple) -> bool:
     plain = torch.Tensor, torch.nn.Parameter
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     return all(type(value) in plain and value.layout is torch.strided for value in tensors) and own._any_requires_grad(*tensors)
+
+
+def is_differentiated(value) -> bool:
+    """Whether `value` is a tensor by which a transform of ``torch.func`` differentiates (``grad``, ``vjp``, ``jvp`` …)."""
+    torch: Any = sys.modules["torch"]
+    return issubclass(type(value), torch.Tensor) and _asked(torch._C._functorch, "is_gradtrackingtensor", value)
 
 
 def is_symbolic(value) -> bool:
