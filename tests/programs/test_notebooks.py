@@ -66,6 +66,9 @@ def test_runs(path: Path):
     stored = nbformat.read(path, as_version=4)
     executed = run.executed(path, QUICK)  # raises if a cell does
     assert [cell.source for cell in executed.cells] == [cell.source for cell in stored.cells]
+    outputs = [output for cell in _code_cells(executed) for output in cell.outputs]
+    # A picture that cannot be drawn is no exception of its cell.
+    assert not [output.evalue for output in outputs if output.output_type == "error"]
     if _is_like_the_stored_ones_machine():
         assert _kinds(executed) == _kinds(stored), "stored outputs are of other cells: python notebooks/run.py"
 
