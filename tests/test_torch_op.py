@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 
+import numba
 import numpy as np
 import pytest
 from frameworks import torch
@@ -835,21 +836,55 @@ def test_operators_without_compiling():
     assert run_python(code, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="ignore").stdout == "[3.0, 3.0, 3.0, 3.0] 12.0\n"
 
 
+def test_a_kernel_that_returns_a_value_for_some_types():
+    """What it returns for others is no answer: a value would be lost."""
+
+    @fast_args
+    def sometimes(x):
+        return _of_dimensions(x)
+
+    assert sometimes(torch.ones(3)) is None
+    two = torch.ones(2, 3)
+    assert torch.compile(lambda x: (sometimes(x), x + 1), backend="eager")(two)[0] == 6
+
+
+def _of_dimensions(x):
+    raise NotImplementedError
+
+
+@numba.extending.overload(_of_dimensions)
+def _of_dimensions_of(x):
+    return (lambda x: None) if x.ndim == 1 else (lambda x: x.sum())
+
+
+def test_an_operator_without_outputs_returns_none():
+    @fast_args
+    def returning(x: "torch.Tensor"):
+        x[0] += 1
+        return x[0]
+
+    op = returning.as_torch_op("fx_test::returning", mutates="x")
+    for _ in range(3):
+        for call in (op, op.overload):
+            with pytest.raises((TypeError, RuntimeError), match=r"declares no outputs, .* has to return None"):
+                call(torch.ones(3))
+
+
 @pytest.mark.slow
 def test_undeclared_writes_are_found_on_request():
     code = """
     import torch
     from fastexchange import fast_args
-    @fast_args(out="x[n] -> y[n]")
-    def cheating(x, y):
+    @fast_args(out="x[n], scalar[] -> y[n]")
+    def cheating(x, scalar, y):
         x[0] = 1
         y[:] = x
     op = cheating.as_torch_op("fx_test::cheating")
     try:
-        print(torch.ops.fx_test.cheating(torch.zeros(3)))
+        print(torch.ops.fx_test.cheating(torch.zeros(3), torch.zeros(())))
     except RuntimeError as error:
         print(error)
-    print(torch.ops.fx_test.cheating(torch.ones(3)).tolist())
+    print(torch.ops.fx_test.cheating(torch.ones(3), torch.zeros(())).tolist())
     """
     assert run_python(code, FASTEXCHANGE_DEBUG="0").stdout == "tensor([1., 0., 0.])\n[1.0, 1.0, 1.0]\n"
     said = run_python(code, FASTEXCHANGE_DEBUG="1").stdout

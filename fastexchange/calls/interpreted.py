@@ -4,8 +4,7 @@ Calls go by the fallback (``calls.fallback``), with the Python function in place
 """
 
 import functools
-import types
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 from ..ground.numba_internals import OmittedArg
@@ -56,7 +55,7 @@ def interpreted(func, kernel_options, parameters, outputs):
     of_call: Any = call
     of_call.py_func, of_call.bind, kernel._decorated = func, bind, call
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
-    of_call.as_torch_op = types.MethodType(FastKernel.as_torch_op, call)
+    of_call.as_torch_op = MethodType(FastKernel.as_torch_op, call)
     of_call._pattern, of_call._device_kernel, of_call._vectorcall = outputs and outputs.pattern, None, 0
     of_call.mutates, of_call.returns, of_call.allows_grad = kernel_options.mutates, kernel_options.returns, kernel.allows_grad
     of_call._native, of_call._is_interpreted = kernel._native, True

@@ -15,6 +15,7 @@ from ..dispatch import structs
 from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function, release_kept
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
+from ..ground.safe_repr import type_name
 from ..producers.torch_modes import can_count_writes
 from ..producers.torch_offsets import c_function, guard
 from .torch_schema import Schema
@@ -136,6 +137,11 @@ class BoxedKernel:
                 if not given[i].is_inference():
                     torch.autograd.graph.increment_version(given[i])
             result = self._kernel(*positional, **named)
+            if not self._schema.outputs and result is not None:
+                raise TypeError(
+                    f"{self._kernel.__qualname__}(): an operator whose kernel declares no outputs, fast_args(out=...), has to "
+                    f"return None, not {type_name(type(result))}"
+                )
             for i, made in enumerate((result,) if self._schema.outputs == 1 else result or ()):
                 stack[i] = _POINTER(aoti.unsafe_alloc_void_ptr_from_tensor(made), None)
             return True
@@ -163,14 +169,14 @@ def call_overload(overload, args: tuple, kwargs: dict[str, Any]):
     try:
         return overload(*args, **kwargs)
     except RuntimeError as error:
-        own = vars(_thread).pop("error", None)
-        if own is None or not str(error).startswith(str(own)[:100]):
+        own, replaced = vars(_thread).pop("error", None), error.with_traceback(None)
+        if own is None:
             raise
     finally:
         _thread.is_waiting = was_waiting
         vars(_thread).pop("error", None)
     try:
-        raise own
+        raise own from replaced
     finally:
         del own  # its traceback holds this frame
 

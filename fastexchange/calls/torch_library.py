@@ -239,7 +239,7 @@ def _checking(kernel, schema: Schema) -> Callable:
                     before.append((name, position, each, each.clone()))
         result = kernel(*args, **kwargs)
         for name, position, value, copy in before:
-            if not torch.equal(value.contiguous().view(torch.uint8), copy.contiguous().view(torch.uint8)):
+            if not torch.equal(value.reshape(-1).view(torch.uint8), copy.reshape(-1).view(torch.uint8)):
                 raise RuntimeError(
                     f"{kernel.__qualname__}(): the kernel has written to argument {name!r} (position {position}), which "
                     "mutates= does not name; PyTorch assumes that it is unchanged"

@@ -177,15 +177,18 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 def _returns_none(kernel, kinds: tuple) -> bool:
-    """Whether the kernel returns None for arguments of these kinds. Compiles it if it has to."""
-    known = [compiled.signature.return_type for compiled in kernel.overloads.values()]
-    if not known:
-        try:
-            kernel.compile(tuple(_numba_type(kernel, position, kind) for position, kind in enumerate(kinds)))
-        except Exception:  # the call raises it
-            return False
-        known = [compiled.signature.return_type for compiled in kernel.overloads.values()]
-    return all(each == numba_types.none for each in known)
+    """Whether the kernel returns None for arguments of these kinds. Compiles it if it has to.
+
+    Of types that are not known by their kinds (lists, elements without a Numba type), the signatures compiled so far tell.
+    """
+    try:
+        given = tuple(_numba_type(kernel, position, kind) for position, kind in enumerate(kinds))
+        if given not in kernel.overloads:
+            kernel.compile(given)
+        known = [kernel.overloads[given]]
+    except Exception:  # the call raises it
+        known = list(kernel.overloads.values())
+    return bool(known) and all(compiled.signature.return_type == numba_types.none for compiled in known)
 
 
 def _numba_type(kernel, position: int, kind: tuple):
@@ -235,13 +238,15 @@ def _register_named(torch, name: str) -> bool:
     """Register the operator of this name, if a kernel has it. Returns whether it has."""
     if is_registered(f"{NAMESPACE}::{name}"):
         return False
-    base, out, _ = name.partition("__out")
+    base = name.removesuffix("__out")
+    are_given = base != name
     for kernel in list(decorated.values()):
-        own = name_of(kernel)
-        if base == own or (base.startswith(own + "__") and len(base) - len(own) - 2 == len(_untyped(kernel))):
-            letters = base[len(own) + 2 :]
-            if set(letters) <= set(_LETTERS.values()) and len(letters) == len(_untyped(kernel)):
-                known = kernel.__dict__.setdefault("_operators", {})
-                made = known[letters, bool(out)] = _implicit(torch, kernel, letters, bool(out))
-                return made == name
+        own, letters = name_of(kernel), ""
+        if _untyped(kernel):
+            own, _, letters = base.rpartition("__")
+        is_its = own == name_of(kernel) and base in (own, f"{own}__{letters}")
+        if is_its and len(letters) == len(_untyped(kernel)) and set(letters) <= set(_LETTERS.values()):
+            known = kernel.__dict__.setdefault("_operators", {})
+            made = known[letters, are_given] = _implicit(torch, kernel, letters, are_given)
+            return made == name
     return False

@@ -20,9 +20,9 @@ from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, cfunction, code_cache
 from ..ground.cpython import KERNEL_CONTEXT
 from ..ground.dltensor import MAX_NDIM
-from ..ground.native import as_words, call_int, call_word, float_of, global_address, load, native, stack, store
+from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store
 from ..ground.numba_internals import global_compiler_lock
-from ..ground.shape_program import FITS, MAX_NUMBER, MAX_OPERANDS, MAX_VARIABLES
+from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
 from ..producers.torch_modes import count_write, has_counter
 from . import structs
 from .boxing import box_or_raise, target_context
@@ -37,7 +37,7 @@ from .frame import (
     take_frame,
 )
 from .inline_cache import look_up
-from .outputs import SCRATCH_WORDS, SHAPES_WORDS, compute
+from .outputs import SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
 from .python_calls import drop_error, take_error
 from .readers import FLAG_MEMORY
 from .torch_guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
@@ -92,9 +92,7 @@ def allocate(boxed, context, guard, words, given, made):
             store(end + 8 + 8 * j, load(sizes + 8 * j))
         end += 8 * (1 + ndim)
     # 2. Compute the shapes.
-    program = at + 8 * (1 + context.output_count)
-    rest = as_words(scratch + 8 * MAX_OPERANDS)
-    if compute(as_words(program), as_words(shapes), as_words(variables), rest, as_words(scratch), as_words(wanted)) != FITS:
+    if not compute_shapes(context, at, shapes, variables, scratch, wanted):
         return -1
     # 3. Allocate.
     shape = wanted

@@ -5,7 +5,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
-from ..ground.native import call_word, load, native
+from ..ground.native import call_word, cstring, global_address, load, native
 from ..producers.torch_modes import count_write, has_counter, is_mode_active
 from . import structs
 from .python_calls import call_method
@@ -81,4 +81,10 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
         return call_method(operator.slow_name, callable_, args, nargsf, kwnames)
     for i in range(operator.mutated_count):
         count_write(load(args + 8 * load(operator.mutated + 8 * i)))
-    return call_word(load(operator.kernel + KERNEL_VECTORCALL), (operator.kernel, args, nargsf, kwnames))
+    result = call_word(load(operator.kernel + KERNEL_VECTORCALL), (operator.kernel, args, nargsf, kwnames))
+    if context.output_count == 0 and result != 0 and result != global_address("_Py_NoneStruct"):
+        c.Py_DecRef(result)
+        message = cstring("an operator whose kernel declares no outputs, fast_args(out=...), has to return None")
+        c.PyErr_SetString(global_address("PyExc_TypeError"), message)
+        return 0
+    return result

@@ -130,6 +130,17 @@ def read_shape(context, runtime, ob, shape, view):
 
 
 @native
+def compute_shapes(context, dtypes, shapes, variables, scratch, wanted):
+    """Compute the outputs' shapes by the program behind the word at `dtypes`, the last before the outputs' dtypes.
+
+    Returns: whether the inputs, of these shapes, fit the notation. Stores the outputs' shapes at `wanted`.
+    """
+    program = as_words(dtypes + 8 * (1 + context.output_count))
+    rest = as_words(scratch + 8 * MAX_OPERANDS)
+    return compute(program, as_words(shapes), as_words(variables), rest, as_words(scratch), as_words(wanted)) == FITS
+
+
+@native
 def make_outputs(context, runtime, args, made):
     """Allocate the outputs that are omitted in `args`, which is in parameter order, and store them there.
 
@@ -168,9 +179,7 @@ def make_outputs(context, runtime, args, made):
         store(fields + 8 * load(at), field)
         end += 8 * (1 + ndim)
     # 2. Compute the outputs' shapes.
-    program = at + 8 * (1 + context.output_count)
-    rest = as_words(scratch + 8 * MAX_OPERANDS)
-    if compute(as_words(program), as_words(shapes), as_words(variables), rest, as_words(scratch), as_words(wanted)) != FITS:
+    if not compute_shapes(context, at, shapes, variables, scratch, wanted):
         return False
     # 3. Make each output, or check its shape.
     target = context.returns_type
