@@ -419,7 +419,9 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel():
         writing(2.0, w, w.clone())
     assert native_calls(op, x, w) == native_calls(writing, 2.0, w, w) == 1
     leaf = x.clone().requires_grad_()
-    assert native_calls(op, leaf, w) == native_calls(writing, 2.0, w, leaf[0]) == 0
+    assert native_calls(op, leaf, w) == 1  # by the autograd.Function
+    assert op(leaf, w).requires_grad and op(x=leaf, w=w).requires_grad and not op(leaf.detach(), w).requires_grad
+    assert native_calls(writing, 2.0, w, leaf[0]) == 0
     with torch.no_grad():
         assert native_calls(op, leaf, w) == 1
     with torch.inference_mode():
@@ -433,6 +435,43 @@ def test_calls_with_plain_tensors_go_straight_to_the_kernel():
     assert w._version == version + 1
     writing(a=2.0, x=x[0], y=w)
     assert w._version == version + 2
+
+
+def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(monkeypatch):
+    """Modes, transforms and tangents are for PyTorch's dispatcher."""
+    import torch.autograd.forward_ad as forward_ad
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, w = tensors()
+    leaf = x.clone().requires_grad_()
+    op = scale_op()
+    op(leaf, w)
+    seen, dispatch = [], type(op)._dispatch
+
+    def noted(self, *args, **kwargs):
+        seen.append(args)
+        return dispatch(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(op), "_dispatch", noted)
+
+    def ways(*args, **kwargs) -> int:
+        seen.clear()
+        op(*args, **kwargs)
+        return len(seen)
+
+    assert ways(leaf, w) == ways(torch.nn.Parameter(x), w) == ways(leaf, leaf[0]) == ways(x, w) == 0
+    assert ways(leaf, w=w) == ways(leaf.as_subclass(torch.nn.Buffer), w) == 1
+    with FlopCounterMode(display=False):
+        assert ways(leaf, w) == 1
+    torch.func.vmap(lambda _: torch.tensor(ways(leaf, w)))(torch.zeros(2))
+    assert len(seen) == 1
+    with forward_ad.dual_level():
+        assert ways(leaf, w) == 1
+        with pytest.raises(BufferError, match="tangent"):
+            op(forward_ad.make_dual(x, x), w)
+    assert ways(leaf, w) == 0
+    with pytest.raises(BufferError, match="torch.func"):
+        torch.func.grad(lambda t: op(t, w).sum())(x)
 
 
 def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():

@@ -21,8 +21,8 @@ GRAD = "grad_"
 def register_backward(torch, library, overload, kernel, schema: Schema, backward, setup_context, what: str):
     """Register the backward pass of an operator. Raises TypeError or ValueError if it does not fit the operator.
 
-    Returns a function that calls the kernel itself by an ``autograd.Function``; None for operators with lists, which PyTorch
-    takes apart.
+    Returns the ``apply`` of an ``autograd.Function`` that calls the kernel itself, for calls with all arguments, outside of the
+    transforms of ``torch.func``; None for operators with lists, which PyTorch takes apart.
     """
     if schema.mutated or not schema.outputs:
         raise ValueError(
@@ -49,27 +49,18 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
         with below():
             return overload(*args)
 
-    by_dispatcher = _applied(_function(torch, overload, compute, function, setup_context), schema)
-
-    def autograd(*args):
-        is_watched = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-        return by_dispatcher(*args) if is_watched else compute(*args)
-
-    library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
-    return _applied(_function(torch, overload, kernel, function, setup_context), schema)
-
-
-def _applied(function, schema: Schema) -> Callable:
-    """Return a function that applies an ``autograd.Function`` to all arguments, also to those that a call omits.
-
-    PyTorch's dispatcher omits arguments that have their defaults, and a backward pass finds arguments by their positions.
-    """
+    by_dispatcher = _function(torch, overload, compute, function, setup_context)
     defaults = tuple(each.default for each in schema.arguments)
 
-    def apply(*args):
-        return function.apply(*args, *defaults[len(args) :])
+    def autograd(*args):
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+            return compute(*args)
+        # PyTorch's dispatcher omits arguments that have their defaults, and a backward pass finds arguments by their positions.
+        return by_dispatcher.apply(*args, *defaults[len(args) :])
 
-    return apply
+    library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
+    # The class's own apply in Python asks for what native code has asked already.
+    return super(torch.autograd.Function, _function(torch, overload, kernel, function, setup_context)).apply
 
 
 def _function(torch, overload, compute: Callable, backward: Callable, setup_context: Callable | None):
@@ -133,8 +124,8 @@ class _Step:
         self.gives = [arguments.index(name[len(GRAD) :]) for name in self.given]
 
 
-def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple[Callable, Callable]:
-    """Return the functions ``backward`` and ``setup_context`` that call these kernels."""
+def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple[Callable, Callable | None]:
+    """Return the functions ``backward`` and ``setup_context`` that call these kernels; no latter if they need nothing saved."""
     arguments = [each.name for each in schema.arguments]
     outputs = [each.name for each in kernel._pattern.outputs]
     gives = [position for step in steps for position in step.gives]
@@ -150,14 +141,18 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
     kept = [*saved, *others, *range(values, len(pool))]
     places = [[kept.index(pool.index(name)) for name in step.needs] for step in steps]
 
+    is_alone = len(steps) == 1 and gives == [*range(len(arguments))]
+
     def setup_context(ctx, inputs, output):
         values = (*inputs, *(output if isinstance(output, tuple) else (output,)))
         ctx.save_for_backward(*[values[at] for at in saved])
         ctx.others = [values[at] for at in others]
 
     def backward(ctx, *grads):
-        values = (*ctx.saved_tensors, *ctx.others, *grads)  # as `kept` says
+        values = (*ctx.saved_tensors, *ctx.others, *grads) if needed else grads  # as `kept` says
         is_needed = ctx.needs_input_grad
+        if is_alone and all(is_needed):
+            return steps[0].call(*[values[i] for i in places[0]])
         found: list[Any] = [None] * len(arguments)
         for step, at in zip(steps, places, strict=True):
             if any(is_needed[position] for position in step.gives):
@@ -166,4 +161,4 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
                     found[position] = grad if is_needed[position] else None
         return tuple(found)
 
-    return backward, setup_context
+    return backward, setup_context if needed else None

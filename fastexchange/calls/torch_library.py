@@ -38,7 +38,7 @@ class Registered:
         self.operators: weakref.WeakSet = weakref.WeakSet()
         """The ``TorchOp`` objects of it."""
         self.function = function
-        """Calls the kernel by an ``autograd.Function``; None without a backward pass."""
+        """The ``apply`` of an ``autograd.Function`` that calls the kernel; None without a backward pass."""
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""

@@ -10,7 +10,7 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
-from ..producers.torch_kinds import is_differentiated, is_for_autograd
+from ..producers.torch_kinds import is_differentiated
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
@@ -40,7 +40,7 @@ class TorchOp(NativeCallable):
 
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
-        self._function, self._schema, self._counts = registered.function, schema, schema.counts
+        self._function, self._schema = registered.function, schema
         self._is_replaced = False
         registered.operators.add(self)
 
@@ -69,25 +69,21 @@ class TorchOp(NativeCallable):
         native.tensor_type, native.parameter_type = id(torch.Tensor), id(torch.nn.Parameter)
         native.mutated, native.names, native.kinds = map(address_of, self._buffers)
         native.mutated_count, native.count = len(self._schema.mutated), len(names)
+        native.function = 0 if self._function is None else id(self._function)
         enable_vectorcall(TorchOp, TorchOp.__call__)
         self._context = address_of(native)
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
 
     def _be_replaced(self) -> None:
         """Let PyTorch's dispatcher make all calls: another kernel has the name now, and compiled graphs call that, too."""
-        self._is_replaced, self._function = True, None
+        self._is_replaced = True
         self._vectorcall = 0
 
     def _dispatch(self, /, *args, **kwargs):
-        """Make a call that the kernel may not make itself. Native code calls this.
-
-        With autograd alone, the kernel's ``autograd.Function`` is the short way; in general PyTorch's dispatcher finds it.
-        """
+        """Make a call by PyTorch's dispatcher. Native code calls this."""
         torch = sys.modules["torch"]
         if torch._C._functorch.peek_interpreter_stack() is not None and torch.is_grad_enabled():
             self._refuse_differentiated(args, kwargs)
-        if self._function is not None and len(args) in self._counts and not kwargs and is_for_autograd(args):
-            return self._function(*args)
         return call_overload(self.overload, args, kwargs)
 
     def _refuse_differentiated(self, args: tuple, kwargs: dict) -> None:

@@ -64,13 +64,6 @@ class Schema(NamedTuple):
         """The positions of the arguments that it writes to."""
         return tuple(position for position, each in enumerate(self.arguments) if each.is_mutated)
 
-    @property
-    def counts(self) -> range:
-        """How many arguments a call by position may have."""
-        positional = [each for each in self.arguments if not each.is_keyword_only]
-        required = [each for each in positional if each.default is inspect.Parameter.empty]
-        return range(len(required), len(positional) + 1)
-
 
 def schema_of(
     function: Callable,

@@ -1,4 +1,7 @@
-"""Calls of operators of PyTorch: straight to the kernel if the tensors are plain and no mode is active."""
+"""Calls of operators of PyTorch: straight to the kernel if the tensors are plain and no mode is active.
+
+If autograd alone has to see a call, it goes to the ``apply`` of the kernel's ``autograd.Function``.
+"""
 
 from numba import types
 
@@ -6,44 +9,54 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
 from ..ground.native import call_word, cstring, global_address, load, native
-from ..producers.torch_modes import count_write, has_counter, is_mode_active
+from ..producers.torch_modes import count_write, has_counter, is_mode_active, is_transform_active
 from . import structs
 from .python_calls import call_method
-from .torch_guard import guard_of, is_odd
+from .torch_guard import guard_of, is_odd, requires_grad_only
 from .type_table import find
 
 KERNEL_VECTORCALL = KERNEL_CONTEXT - (CALLABLE_CONTEXT - c.CALLABLE_VECTORCALL)
 
 
+KERNEL, FUNCTION = 1, 2
+"""Bits: who may make a call, the kernel, the ``autograd.Function``. If neither, PyTorch's dispatcher does."""
+
+
 @native
-def is_plain_tensor(context, runtime, operator, ob):
-    """Whether `ob` is a tensor of PyTorch that is not odd, and not of a subclass, of which PyTorch makes its results, too."""
+def makers_with_tensor(context, runtime, operator, ob):
+    """Who may make a call with the object `ob`, which has to be a tensor of PyTorch.
+
+    It is not of a subclass, of which PyTorch makes its results, too, and not odd, or odd because it requires grad.
+    """
     address = find(runtime, Py_TYPE(ob))
     if address == 0 or structs.entry_at(address).kind != structs.KIND_EXCHANGE or structs.entry_at(address).guard == 0:
-        return False
+        return 0
     if Py_TYPE(ob) != operator.tensor_type and Py_TYPE(ob) != operator.parameter_type:
-        return False
-    return not is_odd(guard_of(context, structs.entry_at(address)), ob)
+        return 0
+    guard = guard_of(context, structs.entry_at(address))
+    if not is_odd(guard, ob):
+        return KERNEL | FUNCTION
+    return FUNCTION if requires_grad_only(guard, ob) else 0
 
 
 @native
-def is_for_kernel(context, runtime, operator, position, ob):
-    """Whether the kernel may make a call with this argument: a plain tensor, a list of such, a scalar, or None, as in the schema.
+def makers_with(context, runtime, operator, position, ob):
+    """Who may make a call with this argument: a tensor, a list of tensors, a scalar, or None, as in the schema.
 
     PyTorch's dispatcher converts others, or refuses them.
     """
     address = find(runtime, Py_TYPE(ob))
     if address == 0:
-        return False
+        return 0
     kind = structs.entry_at(address).kind
     if load(operator.kinds + 8 * position) >> kind & 1 == 0:
-        return False
+        return 0
     if kind == structs.KIND_LIST:
-        are_plain = True
+        makers = KERNEL
         for i in range(c.PyList_Size(ob)):
-            are_plain = are_plain and is_plain_tensor(context, runtime, operator, c.PyList_GetItem(ob, i))
-        return are_plain
-    return kind != structs.KIND_EXCHANGE or is_plain_tensor(context, runtime, operator, ob)
+            makers &= makers_with_tensor(context, runtime, operator, c.PyList_GetItem(ob, i))
+        return makers
+    return makers_with_tensor(context, runtime, operator, ob) if kind == structs.KIND_EXCHANGE else KERNEL | FUNCTION
 
 
 @native
@@ -59,25 +72,30 @@ def position_of(operator, name):
 def vectorcall_operator(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of an operator.
 
-    1. Find out whether the kernel may make the call. 2. Count its writes, for autograd. 3. Call it.
+    1. Find out who may make the call. 2. Let others than the kernel make it. 3. Count its writes, for autograd. 4. Call it.
     """
     operator = structs.operator_at(load(callable_ + CALLABLE_CONTEXT))
     context = structs.context_at(load(operator.kernel + KERNEL_CONTEXT))
     runtime = structs.runtime_at(context.runtime)
     nargs = nargsf & c.NARGS_MASK
     total = nargs + (load(kwnames + OB_SIZE) if kwnames != 0 else 0)
-    is_kernels = not is_mode_active(True) and nargs <= operator.count and (kwnames == 0 or operator.mutated_count == 0)
+    makers = KERNEL | FUNCTION
+    if is_mode_active(True) or nargs > operator.count or (kwnames != 0 and operator.mutated_count != 0):
+        makers = 0
     for i in range(total):
-        if is_kernels:
+        if makers != 0:
             position = i if i < nargs else position_of(operator, load(kwnames + c.OB_ITEM + 8 * (i - nargs)))
-            is_kernels = position >= 0 and is_for_kernel(context, runtime, operator, position, load(args + 8 * i))
+            makers &= makers_with(context, runtime, operator, position, load(args + 8 * i)) if position >= 0 else 0
     for i in range(operator.mutated_count):
         position = load(operator.mutated + 8 * i)
-        is_kernels = is_kernels and position < nargs
-        if is_kernels:
+        if makers != 0:
             ob = load(args + 8 * position)
-            is_kernels = is_plain_tensor(context, runtime, operator, ob) and has_counter(ob)
-    if not is_kernels:
+            makers &= makers_with_tensor(context, runtime, operator, ob) & KERNEL if position < nargs else 0
+            makers = makers if makers != 0 and has_counter(ob) else 0
+    is_whole = nargs == operator.count and kwnames == 0
+    if makers == FUNCTION and operator.function != 0 and is_whole and not is_transform_active():
+        return c.PyObject_Vectorcall(operator.function, args, nargs, 0)
+    if makers & KERNEL == 0:
         return call_method(operator.slow_name, callable_, args, nargsf, kwnames)
     for i in range(operator.mutated_count):
         count_write(load(args + 8 * load(operator.mutated + 8 * i)))

@@ -231,6 +231,7 @@ typedef struct {
     int64_t tensor_type, parameter_type;        /* PyTypeObject *, torch.Tensor and torch.nn.Parameter */
     int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
     int64_t mutated_count;
+    int64_t function;           /* PyObject *, makes calls that autograd alone has to see; 0: PyTorch's dispatcher does */
 } fx_operator;
 
 /* A kernel as PyTorch's dispatcher calls it. */

@@ -71,16 +71,31 @@ def is_watched(guard, known):
 
 
 @native
+def is_unusual(offsets, implementation):
+    """Whether the keys or the dtype of a tensor make it odd, whatever autograd does."""
+    number = load(implementation + offsets.element_type) & 63
+    return load(implementation + offsets.keys) & offsets.odd_keys | offsets.odd_types >> number & 1 != 0
+
+
+@native
 def is_odd_by(offsets, address, ob):
     """:func:`is_odd` with the fields of the ``fx_guard`` at `address` in `offsets`: that guard, or :data:`Offsets`."""
     implementation = load(ob + offsets.object)
-    number = load(implementation + offsets.element_type) & 63
-    if load(implementation + offsets.keys) & offsets.odd_keys | offsets.odd_types >> number & 1 != 0:
+    if is_unusual(offsets, implementation):
         return True
     if offsets.autograd == 0:
         return False
     known = load(implementation + offsets.autograd)
     return unlikely(known != 0) and is_watched(structs.guard_at(address), known)
+
+
+@native
+def requires_grad_only(address, ob):
+    """Whether an odd tensor is odd because it requires grad, and for no other reason. False if that is unknown."""
+    guard = structs.guard_at(address)
+    if guard.autograd == 0 or guard.is_grad_enabled == 0 or guard.tangent == 0:
+        return False
+    return not is_unusual(guard, load(ob + guard.object)) and not is_level_open(guard)
 
 
 @native

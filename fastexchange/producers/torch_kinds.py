@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_differentiated", "is_dispatch_mode_active", "is_for_autograd", "is_symbolic", "why_no_memory"]
+__all__ = ["is_differentiated", "is_dispatch_mode_active", "is_symbolic", "why_no_memory"]
 
 
 def is_dispatch_mode_active() -> bool:
@@ -17,19 +17,6 @@ def is_dispatch_mode_active() -> bool:
         return False
     key = own.DispatchKey.Python
     return own._dispatch_tls_is_dispatch_key_included(key) and not own._dispatch_tls_is_dispatch_key_excluded(key)
-
-
-def is_for_autograd(args: tuple) -> bool:
-    """Whether autograd alone has to see a call: a tensor requires grad, all are plain but for that, and no mode is active."""
-    torch: Any = sys.modules["torch"]
-    own = torch._C
-    if not own.is_grad_enabled() or own._len_torch_dispatch_stack() or own._len_torch_function_stack():
-        return False
-    if own._functorch.peek_interpreter_stack() is not None or own._get_tracing_state() is not None:
-        return False
-    plain = torch.Tensor, torch.nn.Parameter
-    tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    return all(type(value) in plain and value.layout is torch.strided for value in tensors) and own._any_requires_grad(*tensors)
 
 
 def is_differentiated(value) -> bool:

@@ -20,7 +20,7 @@ from ..ground.once import for_ever, once
 from ..ground.readable import checked_address
 from .torch_offsets import alone, c_function, guard
 
-__all__ = ["can_count_writes", "can_tell_modes", "count_write", "has_counter", "is_mode_active"]
+__all__ = ["can_count_writes", "can_tell_modes", "count_write", "has_counter", "is_mode_active", "is_transform_active"]
 
 CDEF = """
 /* Of PyTorch's modes and version counters. */
@@ -28,6 +28,7 @@ typedef struct {
     int64_t is_included, is_excluded;   /* bool (*)(uint16_t): whether the calling thread adds a dispatch key, or drops it */
     int64_t python_key;         /* the dispatch key of modes with __torch_dispatch__ */
     int64_t tracer_key;         /* the dispatch key of torch.jit.trace */
+    int64_t transform_key;      /* the dispatch key of the transforms of torch.func */
     int64_t function_modes;     /* int64_t (*)(void): how many modes with __torch_function__ are active; 0: nothing is known */
     int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
     int64_t counter;            /* in that: a pointer to the version counter, NULL: the tensor has none; 0: it is unknown where */
@@ -59,6 +60,13 @@ def is_mode_active(heeds_functions):
     if not heeds_functions:
         return False
     return call_word(modes.function_modes, ()) != 0 or call_int(modes.is_included, (modes.tracer_key,)) & 0xFF != 0
+
+
+@native
+def is_transform_active():
+    """Whether a transform of ``torch.func`` gets the operators of the calling thread. False before PyTorch is met."""
+    modes = _modes()
+    return modes.function_modes != 0 and call_int(modes.is_included, (modes.transform_key,)) & 0xFF != 0
 
 
 @native
@@ -115,13 +123,19 @@ def _find_functions() -> dict[str, int]:
     key = torch._C.DispatchKey.Python
     tracer: Any = torch._C._parse_dispatch_key("Tracer")
     number, tracer_number = int(key), int(tracer)  # type: ignore[call-overload]
+    transform_number = int(torch._C._parse_dispatch_key("FuncTorchDynamicLayerFrontMode"))  # type: ignore[call-overload]
     for function in functions.values():
         function.restype, function.argtypes = ctypes.c_bool, [ctypes.c_uint16]
     length.restype, length.argtypes = ctypes.c_int64, []
 
     def answers() -> tuple:
         included = functions["is_included"]
-        return included(number), functions["is_excluded"](number), length(), included(tracer_number)
+        asked = included(number), functions["is_excluded"](number), length(), included(tracer_number)
+        return *asked, included(transform_number)
+
+    def transformed(x):
+        seen.append(answers())
+        return x
 
     class Dispatch(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -142,13 +156,15 @@ def _find_functions() -> dict[str, int]:
         seen.append(answers())
     with torch._C._IncludeDispatchKeyGuard(tracer):
         seen.append(answers())
+    torch.func.vmap(transformed)(torch.zeros(1))
     seen.append(answers())
-    none = (False, False, 0, False)
-    wanted = [(True, False, 0, False), (True, True, 0, False), (False, False, 2, False), (False, False, 1, False)]
-    if seen != [none, *wanted, (False, False, 0, True), none]:
+    none = (False, False, 0, False, False)
+    wanted = [none, (True, False, 0, False, False), (True, True, 0, False, False)]
+    wanted += [(False, False, 2, False, False), (False, False, 1, False, False)]
+    if seen != [*wanted, (False, False, 0, True, False), (False, False, 0, False, True), none]:
         return {}
     addresses = {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
-    keys = {"python_key": number, "tracer_key": tracer_number}
+    keys = {"python_key": number, "tracer_key": tracer_number, "transform_key": transform_number}
     return {**addresses, **keys, "function_modes": ctypes.cast(length, ctypes.c_void_p).value or 0}
 
 
