@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 from frameworks import torch
 from interpreter import lines_said, run_python
+from numba import objmode, prange
 from oracle import type_and_message
 
 from fastexchange import TorchOp, fast_args
 from fastexchange.calls import torch_boxed, torch_library
+from fastexchange.ground.numba_code import RUNS_PYTHON
 from fastexchange.producers import torch_modes
 
 pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_autograd"), reason="needs PyTorch 2.4")
@@ -445,7 +447,8 @@ def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(m
     x, w = tensors()
     leaf = x.clone().requires_grad_()
     op = scale_op()
-    op(leaf, w)
+    for _ in range(3):
+        op(leaf, w)
     seen, dispatch = [], type(op)._dispatch
 
     def noted(self, *args, **kwargs):
@@ -470,7 +473,7 @@ def test_the_short_way_to_autograd_is_taken_where_autograd_alone_sees_the_call(m
         with pytest.raises(BufferError, match="tangent"):
             op(forward_ad.make_dual(x, x), w)
     assert ways(leaf, w) == 0
-    with pytest.raises(BufferError, match="torch.func"):
+    with pytest.raises(BufferError, match=r"torch\.func"):
         torch.func.grad(lambda t: op(t, w).sum())(x)
 
 
@@ -802,6 +805,67 @@ def test_the_dispatcher_calls_native_code():
         y = torch.zeros(4)
         torch.ops.fx_test.axpy(2.0, w, y)
         assert torch.equal(y, 2 * w)
+
+
+def _added(x, bias: "torch.Tensor | None", n: int, y):
+    for i in prange(x.size):
+        y[i] = x[i] * n
+        if bias is not None:
+            y[i] += bias[i]
+
+
+@pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+@pytest.mark.parametrize("options", [{}, {"nogil": True}, {"parallel": True}, {"nogil": True, "parallel": True}], ids=str)
+def test_the_dispatcher_calls_native_code_without_the_gil_and_with_optional_tensors(options):
+    """Nothing is left of these calls either. Other threads run meanwhile."""
+    name = "added_" + "_".join(options)
+    op = fast_args(**options, out="x[n] -> y[n]")(_added).as_torch_op(f"fx_test::{name}")
+    x, bias = torch.arange(5.0), torch.ones(5)
+    wanted = {id(None): x * 3, id(bias): x * 3 + 1}
+    for given in (None, bias):
+        op.overload(x, given, 3)
+    counts = [value._use_count() for value in (x, bias)]
+    assert is_native(name)
+    wrong = []
+
+    def call():
+        for _ in range(300):
+            for given in (None, bias):
+                if not torch.equal(op.overload(x, given, 3), wanted[id(given)]):
+                    wrong.append(given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_boxed.BoxedKernel, "make", lambda *args: wrong.append("Python code was called"))
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    assert not wrong and counts == [value._use_count() for value in (x, bias)]
+    before = memory()
+    for _ in range(300_000):
+        op.overload(x[:0], bias, 3)
+    assert memory() - before < 5e6, "8 bytes for each value of an optional argument, and more for each tensor"
+    with pytest.raises(RuntimeError, match="complex128"):
+        op.overload(x, bias.to(torch.complex128), 3)
+    assert torch.equal(op.overload(x, bias, 3), wanted[id(bias)])
+
+
+def test_a_kernel_that_runs_python_code_is_called_by_python_code():
+    """It might see what stands for a tensor in native calls."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def printing(x, y):
+        y[:] = x
+        with objmode():
+            types_seen.append((type(x), type(y)))
+
+    types_seen.clear()
+    op, x = printing.as_torch_op("fx_test::printing"), torch.arange(3.0)
+    for _ in range(3):
+        assert torch.equal(op.overload(x), x)
+    assert types_seen == [(np.ndarray, np.ndarray)] * 3 and printing._native.native.needs_owning_exports == RUNS_PYTHON
+
+
+types_seen: list[tuple] = []
 
 
 def test_the_dispatcher_calls_native_code_again_and_again():

@@ -22,7 +22,7 @@ from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
 from ..ground.native import address_of
-from ..ground.numba_code import may_run_python
+from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item
 from ..producers import buffer, torch, torch_storage
@@ -269,8 +269,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     taken, compiled = chosen
     if not all(map(_keeps_the_value, given, taken)):
         return False
-    if may_run_python(compiled.library):
-        native.native.needs_owning_exports = 1
+    native.native.needs_owning_exports = max(native.native.needs_owning_exports, runs_python(compiled.library))
     try:
         native.add(keys, given, taken, compiled, generation)
     except UnsupportedEntry:

@@ -18,7 +18,7 @@ from ..ground.once import for_ever, once
 from ..ground.safe_repr import type_name
 from ..producers.torch_modes import can_count_writes
 from ..producers.torch_offsets import c_function, guard
-from .torch_schema import Schema
+from .torch_schema import Argument, Schema
 
 __all__ = ["BoxedKernel", "call_overload"]
 
@@ -39,11 +39,17 @@ def _abi() -> dict[str, Any]:
 
     found = {name: c_function(name) for name in _FUNCTIONS}
     found["throw"] = c_function(_THROW, "c10")
+    # Before PyTorch 2.13 has the first, C++ code deletes the value, as C++'s operator new has made it.
+    found["delete_value"] = c_function("torch_delete_stable_ivalue") or c_function("_ZdlPv", "c10")
     steals = getattr(getattr(torch._C, "_aoti", None), "alloc_tensors_by_stealing_from_void_ptrs", None)
     if None in found.values() or steals is None or not guard().knows_all:
         return {}
     found["aoti_torch_abi_version"].restype = ctypes.c_uint64
     return found
+
+
+def _kind_of(argument: Argument) -> int:
+    return structs.BOXED_OPTIONAL if argument.is_optional else _KINDS[argument.type]
 
 
 def _address(function) -> int:
@@ -55,7 +61,7 @@ class BoxedKernel:
 
     def __init__(self, kernel, schema: Schema):
         self._kernel, self._schema = kernel, schema
-        self._kinds = [_KINDS[each.type] for each in schema.arguments]
+        self._kinds = [_kind_of(each) for each in schema.arguments]
         self._library = ctypes.c_void_p()
         self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._kinds, self._dtypes(), schema.mutated)]
         native = self._native = ffi.new("fx_boxed *")
@@ -67,12 +73,13 @@ class BoxedKernel:
         native.empty_strided = _address(_abi()["aoti_torch_empty_strided"])
         native.delete_tensor = _address(_abi()["aoti_torch_delete_tensor_object"])
         native.reinterpret = _address(_abi()["aoti_torch__reinterpret_tensor"])
+        native.delete_value = _address(_abi()["delete_value"])
         native.release_kept = release_kept.address
         for_ever(self)
 
     @staticmethod
     def takes(kernel, schema: Schema) -> bool:
-        """Whether a kernel can be such a function: its arguments are tensors and numbers, and it runs under the GIL.
+        """Whether a kernel can be such a function: its arguments are tensors, which may be None, and numbers.
 
         Nothing is compiled while ``torch.export`` traces: it replaces functions of ``math``, which Numba looks up when it starts.
         """
@@ -82,11 +89,9 @@ class BoxedKernel:
             and bool(_abi())
             and kernel._native.runtime.is_native
             and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS
-            and all(each.type in _KINDS and not each.is_optional for each in schema.arguments)
+            and all(each.type == "Tensor" or (each.type in _KINDS and not each.is_optional) for each in schema.arguments)
             and (schema.outputs > 0 or kernel._pattern is None)
             and (not schema.mutated or can_count_writes())
-            and not kernel.targetoptions.get("nogil")
-            and not kernel.targetoptions.get("parallel")
         )
 
     def _dtypes(self) -> list[int]:
@@ -120,7 +125,9 @@ class BoxedKernel:
         stack = (ctypes.c_int64 * max(len(self._kinds), self._schema.outputs, 1)).from_address(words)
         try:
             given: list[Any] = list(stack[: len(self._kinds)])
-            at = [i for i, kind in enumerate(self._kinds) if kind == structs.BOXED_TENSOR]
+            can_be_tensors = structs.BOXED_TENSOR, structs.BOXED_OPTIONAL
+            given = [None if kind in can_be_tensors and not word else word for word, kind in zip(given, self._kinds, strict=True)]
+            at = [i for i, kind in enumerate(self._kinds) if kind in can_be_tensors and given[i] is not None]
             # Not alloc_tensor_by_stealing_from_void_ptr: PyTorch 2.13's leaks the handle.
             owned = aoti.alloc_tensors_by_stealing_from_void_ptrs([_CAPSULE(given[i], None, None) for i in at])
             for i, tensor in zip(at, owned, strict=True):
@@ -134,7 +141,7 @@ class BoxedKernel:
             named = {each.name: value for value, each in zip(given, self._schema.arguments, strict=True) if each.is_keyword_only}
             torch = sys.modules["torch"]
             for i in self._schema.mutated:
-                if not given[i].is_inference():
+                if given[i] is not None and not given[i].is_inference():
                     torch.autograd.graph.increment_version(given[i])
             result = self._kernel(*positional, **named)
             if not self._schema.outputs and result is not None:

@@ -21,6 +21,7 @@ from ..ground.cfunction import CodeUnit, cfunction, code_cache
 from ..ground.cpython import KERNEL_CONTEXT
 from ..ground.dltensor import MAX_NDIM
 from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store
+from ..ground.numba_code import RUNS_PYTHON
 from ..ground.numba_internals import global_compiler_lock
 from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
 from ..producers.torch_modes import count_write, has_counter
@@ -48,6 +49,22 @@ STAND_IN_WORDS = 8
 STAND_INS_WORDS = MAX_ARGUMENTS * STAND_IN_WORDS
 MESSAGE_BYTES = 4096
 MADE, FAILED, LEFT = 0, 1, 2
+
+
+@native
+def is_tensor_kind(kind):
+    """Whether a BOXED_* is that of an argument that may be a tensor. The word of None is 0, once :func:`unwrap` has run."""
+    return kind == structs.BOXED_TENSOR or kind == structs.BOXED_OPTIONAL
+
+
+@native
+def unwrap(boxed, words):
+    """Replace the words of optional arguments, which point to the values, by these."""
+    for i in range(boxed.count):
+        at = load(words + 8 * i)
+        if load(boxed.kinds + 8 * i) == structs.BOXED_OPTIONAL and at != 0:
+            store(words + 8 * i, load(at))
+            call_int(boxed.delete_value, (at,))
 
 
 @native
@@ -133,9 +150,11 @@ def make_arguments(boxed, context, runtime, words, given, stand_ins):
     for i in range(boxed.count):
         kind = load(boxed.kinds + 8 * i)
         word = load(words + 8 * i)
-        if kind == structs.BOXED_TENSOR:
+        if is_tensor_kind(kind) and word != 0:
             ob = as_stand_in(boxed, guard, stand_ins + 8 * STAND_IN_WORDS * i, word)
             is_right = is_right and not is_odd_by(guard, address, ob) and is_in_memory(guard, ob)
+        elif is_tensor_kind(kind):
+            ob = global_address("_Py_NoneStruct")
         elif kind == structs.BOXED_INT:
             ob = c.PyLong_FromSsize_t(word)
         elif kind == structs.BOXED_FLOAT:
@@ -152,7 +171,7 @@ def make_arguments(boxed, context, runtime, words, given, stand_ins):
 def drop_numbers(boxed, given):
     """Drop the objects of numbers that :func:`make_arguments` has made."""
     for i in range(boxed.count):
-        if load(boxed.kinds + 8 * i) != structs.BOXED_TENSOR and load(given + 8 * i) != 0:
+        if not is_tensor_kind(load(boxed.kinds + 8 * i)) and load(given + 8 * i) != 0:
             c.Py_DecRef(load(given + 8 * i))
 
 
@@ -176,7 +195,10 @@ def call_kernel(context_address, frame_address, given, count):
     overload = structs.overload_at(at)
     if overload.trampoline == 0 or overload.box != 0:
         return LEFT
+    thread = c.PyEval_SaveThread() if context.release_gil != 0 else 0
     code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+    if thread != 0:
+        c.PyEval_RestoreThread(thread)
     result = box_or_raise(context, overload, code, frame.result, excinfo, False)
     if result == 0:
         return FAILED
@@ -224,7 +246,7 @@ def make_call(boxed, words):
         return LEFT
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
-    if context.release_gil != 0 or context.needs_owning_exports != 0 or (boxed.output_count != 0 and context.outputs == 0):
+    if context.needs_owning_exports >= RUNS_PYTHON or (boxed.output_count != 0 and context.outputs == 0):
         return LEFT
     given = stack(MAX_ARGUMENTS)
     made = stack(MAX_ARGUMENTS)
@@ -255,11 +277,11 @@ def make_call(boxed, words):
     drop_numbers(boxed, given)
     if outcome != LEFT:
         for i in range(boxed.mutated_count):
-            ob = load(given + 8 * load(boxed.mutated + 8 * i))
-            if has_counter(ob):
-                count_write(ob)
+            position = load(boxed.mutated + 8 * i)
+            if load(words + 8 * position) != 0 and has_counter(load(given + 8 * position)):
+                count_write(load(given + 8 * position))
         for i in range(boxed.count):
-            if load(boxed.kinds + 8 * i) == structs.BOXED_TENSOR:
+            if is_tensor_kind(load(boxed.kinds + 8 * i)) and load(words + 8 * i) != 0:
                 call_int(boxed.delete_tensor, (load(words + 8 * i),))
     if outcome == MADE:
         for i in range(outputs):
@@ -303,6 +325,7 @@ def call_boxed(boxed_address, words, message):
     """
     boxed = structs.boxed_at(boxed_address)
     state = c.PyGILState_Ensure()
+    unwrap(boxed, words)
     outcome = make_call(boxed, words)
     if outcome == FAILED:
         error = stack(3)

@@ -21,7 +21,7 @@ from . import readers, strings, structs
 from .frame import ARRAY_BYTES
 from .lists import make_list, may_hold_arrays, snapshot_of
 from .pack import dtype_entry
-from .readers import FLAG_OWN
+from .readers import is_owning
 from .torch_guard import guard_of
 from .type_table import find
 
@@ -98,7 +98,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
     itemsize = 0
     ob = 0
     key = 0
-    needs_owning_exports = context.needs_owning_exports != 0 or flags & FLAG_OWN != 0
+    needs_owning_exports = is_owning(context, flags)
     if is_cuda:
         frame.device, frame.managed_device = -1, -1
         frame.stream, frame.other_stream = 0, 0

@@ -77,6 +77,12 @@ functions.
 """
 
 
+@native
+def is_owning(context, flags):
+    """Whether a call needs owning exports of all its tensors: not if they are only read in memory, where the caller owns them."""
+    return (context.needs_owning_exports != 0 or flags & FLAG_OWN != 0) and flags & FLAG_MEMORY == 0
+
+
 # ---- scalars ---------------------------------------------------------------------------------------------------------
 
 
@@ -406,7 +412,7 @@ def read_tensor(reading, kind, ob, entry, view, word):
     is_own_memory = structs.entry_at(entry).is_own_memory != 0
     guard = guard_of(reading.context, structs.entry_at(entry))
     stream = structs.entry_at(entry).stream
-    needs_owning_exports = reading.context.needs_owning_exports != 0 or reading.flags & FLAG_OWN != 0
+    needs_owning_exports = is_owning(reading.context, reading.flags)
     if kind == structs.KIND_VIEW:
         status, tensor, writeable, storage, origin = find_shown(reading, ob, entry, view)
     elif kind == structs.KIND_MANAGED or needs_owning_exports:

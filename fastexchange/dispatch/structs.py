@@ -136,7 +136,7 @@ typedef struct {
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
-    int64_t needs_owning_exports;   /* other code may run before the kernel has returned, so it holds owning exports */
+    int64_t needs_owning_exports;   /* other code may run before the kernel has returned, so it holds owning exports: RUNS_* */
     int64_t raise_error;        /* void (int code, excinfo *) */
     int64_t calls;              /* calls that reached a kernel without Python */
     int64_t numba_calls;        /* calls that reached Numba's dispatcher */
@@ -247,6 +247,7 @@ typedef struct {
     int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it */
     int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
     int64_t delete_tensor;      /* int (*)(at::Tensor *) */
+    int64_t delete_value;       /* releases the memory that holds the value of an optional argument */
     int64_t reinterpret;        /* int (*)(at::Tensor *, ndim, sizes, strides, offset, at::Tensor **): of the same storage */
     int64_t release_kept;       /* NRT destructor: drops what owns the memory of an array that the kernel has kept */
 } fx_boxed;
@@ -327,7 +328,7 @@ STATUS_MISALIGNED = 40  # elements are not where a device can read them
 UNDECIDED, HOLDS_STORAGE, NEEDS_MANAGED = 0, 1, 2
 
 # Of an argument that PyTorch's dispatcher gives.
-BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL = 0, 1, 2, 3
+BOXED_TENSOR, BOXED_INT, BOXED_FLOAT, BOXED_BOOL, BOXED_OPTIONAL = 0, 1, 2, 3, 4  # the last: a tensor, or None
 
 # Of a bound launch's frame.
 BOUND_FREE = 0

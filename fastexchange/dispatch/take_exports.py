@@ -15,7 +15,7 @@ from . import structs
 from .frame import EXPORT_BYTES, drop
 from .lists import may_hold_arrays, take_snapshot
 from .read_arguments import kind_on_device, note_stop
-from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN
+from .readers import DRY_RUN, FLAG_ASKED, FLAG_OWN, is_owning
 from .torch_guard import guard_of, is_in_memory, is_odd, is_of
 from .torch_queries import forbid_moving, is_differentiating_forward, is_movable, is_odd_if_asked, storage_of
 from .type_table import find
@@ -141,12 +141,6 @@ def export_managed(context_address, frame_address, args, nargs, flags):
     if status != structs.STATUS_OK:
         note_stop(frame, args, load(pending) if depth > 0 else items, ob)
     return status
-
-
-@native
-def is_owning(context, flags):
-    """Whether a call needs owning exports of all its tensors."""
-    return context.needs_owning_exports != 0 or flags & FLAG_OWN != 0
 
 
 @native

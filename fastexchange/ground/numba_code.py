@@ -328,7 +328,9 @@ def _check_units() -> None:
 
 # ---- compiled --------------------------------------------------------------------------------------------------------
 
-_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout", "PyEval_SaveThread")
+RUNS_THREADS, RUNS_PYTHON = 1, 2
+_RUN_THREADS = "PyEval_SaveThread"
+_RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout")
 _KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
 
 
@@ -344,16 +346,20 @@ def _called_by(library) -> Iterator[str | None]:
             yield callee.lstrip('@"') if callee.startswith("@") else None
 
 
-def may_run_python(library) -> bool:
-    """Whether Python code may run during a kernel.
+def runs_python(library) -> int:
+    """Which Python code may run during a kernel: 0, none; else a ``RUNS_*``.
 
-    The kernel may run some itself (an ``objmode`` block, ``print``, a callback), or let other threads run it: a parallel loop
-    releases the GIL. True if the code cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions).
+    RUNS_PYTHON: the kernel may run some itself (an ``objmode`` block, ``print``, a callback). That is assumed for code
+    that cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions). RUNS_THREADS: it lets other
+    threads run; a parallel loop releases the GIL.
     """
     try:
-        return any(name is None or name.startswith(_RUN_PYTHON) for name in _called_by(library))
+        called = list(_called_by(library))
     except Exception:
-        return True
+        return RUNS_PYTHON
+    if any(name is None or name.startswith(_RUN_PYTHON) for name in called):
+        return RUNS_PYTHON
+    return RUNS_THREADS * (_RUN_THREADS in called)
 
 
 def can_be_linked(library) -> bool:
@@ -362,7 +368,7 @@ def can_be_linked(library) -> bool:
         library._get_module_for_linking()
     except Exception:
         return False
-    return not may_run_python(library)
+    return not runs_python(library)
 
 
 def may_keep_arguments(library) -> bool:
