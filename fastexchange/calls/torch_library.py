@@ -68,7 +68,7 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
     """
     with _lock, _as_pending(name):
         known = _registered.get(name)
-        if known is not None and known.kernel is kernel and known.options == options:
+        if known is not None and known.kernel == kernel and known.options == options:
             return known
         namespace, _, short = name.partition("::")
         if not replace and (known is not None or hasattr(getattr(torch.ops, namespace), short)):
@@ -101,19 +101,17 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
         overload = getattr(getattr(torch.ops, namespace), short).default
-        implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
-        if schema.outputs == 0 and kernel._pattern is not None:
-            implementation = _without_result(implementation)
-        if implementation is kernel and BoxedKernel.takes(kernel, schema):
-            boxed = BoxedKernel(kernel, schema)
-            boxed.register(namespace, short)
-        else:
-            fragment.impl(short, implementation, "CPU")
-        if kernel._device_kernel is not None:
-            fragment.impl(short, implementation, "CUDA")
+        on_cpu, on_cuda = _kernels_of(kernel)
+        for each, device in ((on_cpu, "CPU"), (on_cuda, "CUDA")):
+            if each is None:
+                continue
+            call = _implementation(each, schema)
+            if device == "CPU" and call is each and BoxedKernel.takes(each, schema):
+                boxed = BoxedKernel(each, schema)
+                boxed.register(namespace, short)
+            else:
+                fragment.impl(short, _counting(call, schema) if schema.mutated else call, device)
         torch.library.register_fake(name, fake_of(kernel, schema), lib=fragment)
-        if schema.mutated and boxed is None:
-            fragment.impl(short, _bumping(torch, overload, schema), "ADInplaceOrView", with_keyset=True)
         if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
             fragment.impl(short, torch.library.fallthrough_kernel, "Autograd")
         if backward is not None:
@@ -126,6 +124,19 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         fragment._destroy()
         raise
     return Registered(kernel, schema, options, overload, function, fragment, boxed)
+
+
+def _kernels_of(kernel) -> tuple:
+    """Return the kernels that get the calls with tensors on the CPU and on CUDA devices; None: none."""
+    if hasattr(kernel, "cuda_kernel"):
+        return kernel.on_cpu, kernel
+    return kernel, kernel if kernel._device_kernel is not None else None
+
+
+def _implementation(kernel, schema: Schema) -> Callable:
+    """Return what makes the calls by a kernel, the kernel itself if possible."""
+    call = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
+    return _without_result(call) if schema.outputs == 0 and kernel._pattern is not None else call
 
 
 def _hold(torch, namespace: str, short: str) -> None:
@@ -156,20 +167,21 @@ def _tags(torch) -> tuple:
     return torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order if exact is None else exact
 
 
-def _bumping(torch, overload, schema: Schema) -> Callable:
-    """The implementation that tells autograd which arguments are written to: it moves their version counters, and goes on."""
-    after = torch._C._after_ADInplaceOrView_keyset
+def _counting(call: Callable, schema: Schema) -> Callable:
+    """`call`, which first tells autograd which arguments are written to: it moves their version counters."""
     names = [each.name for each in schema.arguments]
 
-    def bump(keyset, *args, **kwargs):
+    def counting(*args, **kwargs):
+        import torch
+
         for position in schema.mutated:
             value = args[position] if position < len(args) else kwargs.get(names[position])
             for each in value if isinstance(value, (list, tuple)) else (value,):
-                if each is not None:
+                if each is not None and not each.is_inference():
                     torch.autograd.graph.increment_version(each)
-        return overload.redispatch(keyset & after, *args, **kwargs)
+        return call(*args, **kwargs)
 
-    return bump
+    return counting
 
 
 def _has_tensors_by_keyword(schema: Schema) -> bool:

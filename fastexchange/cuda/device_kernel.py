@@ -9,7 +9,14 @@ from . import native_launch
 from .classify import has_interface
 from .launcher import CudaLauncher
 
-__all__ = ["DeviceKernel"]
+__all__ = ["DeviceKernel", "launcher_of"]
+
+
+def launcher_of(kernel, launch, what: str) -> Callable:
+    """Return what launches a CUDA kernel by a configuration: ``(grid, block)``, or a function that returns it."""
+    if not callable(launch) and not isinstance(launch, tuple):
+        raise TypeError(f"{what}: launch is (grid, block), or a function that returns it, not {shown(launch)}")
+    return _Chosen(kernel, launch) if callable(launch) else kernel[launch]
 
 
 class DeviceKernel:
@@ -28,9 +35,7 @@ class DeviceKernel:
                 f"fast_args(): {kernel.__qualname__}({', '.join(ours)}) and its kernel for CUDA "
                 f"{self._cuda.__qualname__}({', '.join(theirs)}) have to have the same parameters"
             )
-        if not callable(launch) and not isinstance(launch, tuple):
-            raise TypeError(f"fast_args(): launch is (grid, block), or a function that returns it, not {shown(launch)}")
-        self.launcher: Callable = _Chosen(self._cuda, launch) if callable(launch) else self._cuda[launch]
+        self.launcher = launcher_of(self._cuda, launch, "fast_args()")
 
     def takes(self, bound: tuple) -> bool:
         """Whether an argument is an array that only CUDA kernels can read: one with ``__cuda_array_interface__``."""

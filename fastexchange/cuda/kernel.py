@@ -163,6 +163,31 @@ class CudaKernel(Kernel, NativeCallable):
         """A bound launch has a launch configuration: ``kernel[grid, block].bind(...)``."""
         raise TypeError(f"{self.__qualname__}.bind(): say how to launch it first, {self.__qualname__}[grid, block].bind(...)")
 
+    def as_torch_op(
+        self, name: str, *, launch, out: str | None = None, mutates=None, cpu=None, backward=None, setup_context=None,
+        vmap="loop", replace: bool = False,
+    ):  # fmt: skip
+        """Register the kernel as an operator of PyTorch, for tensors on CUDA devices. See :meth:`FastKernel.as_torch_op`.
+
+        Parameters
+        ----------
+        launch : the configuration: ``(grid, block)``, optionally with stream and shared memory; or a function that is called with
+            the arguments and outputs, and returns such a tuple, or a number of tasks for :meth:`forall`. Without a stream the
+            kernel runs on PyTorch's current stream.
+        out : the outputs and their shapes, as in ``fast_args(out=…)``. PyTorch allocates them, on the inputs' device.
+        cpu : a kernel of ``fast_args`` with the same parameters, for tensors on the CPU; its ``out=`` is the operator's.
+
+        The others are those of a kernel for the CPU. A backward pass is a function, or operators of such kernels.
+        """
+        from ..calls.torch_op import as_torch_op
+        from .torch_op import LaunchedKernel
+
+        what = f"{self.__qualname__}.as_torch_op()"
+        launched = LaunchedKernel(self, launch, out, mutates, cpu, what)
+        return as_torch_op(
+            launched, name, backward=backward, setup_context=setup_context, mutates=None, vmap=vmap, replace=replace
+        )
+
     def explain(self, /, *args, **kwargs):
         """Explain a launch with these arguments and any configuration. See :meth:`CudaLauncher.explain`."""
         return self[1, 1].explain(*args, **kwargs)

@@ -1,0 +1,152 @@
+"""``@cuda.jit`` kernels as operators of PyTorch. Without a GPU: what PyTorch traces, and what a call passes to the launch."""
+
+import pytest
+from frameworks import torch
+
+from fastexchange import fast_args
+
+pytestmark = pytest.mark.skipif(torch is None, reason="needs PyTorch")
+
+
+def scale_on_cpu(x, a: float, count: int = 1, y=None):
+    for i in range(x.shape[0]):
+        y[i] = a * x[i] + count
+
+
+def scale_kernel(package):
+    @fast_args
+    @package.jit
+    def scale(x, a: float, count: int = 1, y=None):
+        i = package.grid(1)
+        if i < x.shape[0]:
+            y[i] = a * x[i] + count
+
+    return scale
+
+
+def add_kernel(package):
+    @fast_args
+    @package.jit
+    def add(x: "torch.Tensor", y: "torch.Tensor"):
+        i = package.grid(1)
+        if i < x.shape[0]:
+            y[i] += x[i]
+
+    return add
+
+
+def made(package, short, **options):
+    name = f"fx_{package.__name__.replace('.', '_')}::{short}"
+    return scale_kernel(package).as_torch_op(name, launch=lambda x, *others: x.shape[0], replace=True, **options)
+
+
+def test_pytorch_traces_operators(package):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    op = made(package, "traced", out="x[n] -> y[n]")
+    assert str(op.overload._schema).partition("(")[2] == "Tensor x, float a, SymInt count=1) -> Tensor"
+    with FakeTensorMode():
+        for dtype in (torch.float32, torch.float64):
+            y = op(torch.empty(3, device="cuda:1", dtype=dtype), 2.0)
+            assert (y.shape, y.dtype, y.device) == ((3,), dtype, torch.device("cuda:1"))
+    meta = op(torch.empty(5, device="meta"), a=2.0)
+    assert meta.shape == (5,)
+
+
+def test_a_call_launches_the_kernel_with_its_outputs(package):
+    op = made(package, "launched", out="x[n] -> y[n]")
+    launches = []
+    op.kernel._launcher = lambda *args: launches.append(args)
+    x = torch.ones(3)
+    for args, wanted in [((x, 2.0), (2.0, 1)), ((x, 2.0, 7), (2.0, 7))]:
+        y = op.kernel(*args)
+        assert torch.is_tensor(y) and y.shape == (3,) and y.dtype == x.dtype
+        given = launches.pop()
+        assert given[0] is x and given[1:3] == wanted and given[3] is y
+    with pytest.raises(ValueError, match="dimensions"):
+        op.kernel(torch.ones(3, 3), 2.0)
+    assert not launches
+
+
+def test_calls_with_tensors_on_the_cpu(package):
+    on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
+    both, x = made(package, "both", cpu=on_cpu), torch.arange(3.0)
+    for call in (both, both.overload):
+        assert call(x, 2.0, 3).tolist() == call(x, a=2.0, count=3).tolist() == [3, 5, 7]
+    alone = made(package, "alone", out="x[n] -> y[n]")
+    with pytest.raises(NotImplementedError, match="CPU"):
+        alone(x, 2.0)
+    with pytest.raises(BufferError, match="CPU"):
+        alone.kernel(x, 2.0)
+
+
+def test_a_kernel_that_writes_to_an_argument(package):
+    name = f"fx_{package.__name__.replace('.', '_')}::add_to"
+    op = add_kernel(package).as_torch_op(name, launch=(1, 32), mutates="y")
+    assert str(op.overload._schema).partition("(")[2] == "Tensor x, Tensor(a!) y) -> ()"
+    launches = []
+    op.kernel._launcher = lambda *args: launches.append(args)
+    x, y = torch.ones(3), torch.zeros(3)
+    assert op.kernel(x, y) is None and launches[0][0] is x and launches[0][1] is y
+
+    @fast_args(cuda=add_kernel(package), launch=(1, 32), mutates="y")
+    def add(x: "torch.Tensor", y: "torch.Tensor"):
+        y += x
+
+    op = add.as_torch_op(name + "_both")
+    for call in (op, op.overload):
+        for _ in range(3):
+            version = y._version
+            call(x, y)
+            assert y._version == version + 1
+    assert y.tolist() == [6, 6, 6]
+    for device in ("CPU", "CUDA"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(op.overload.name(), device)
+
+
+def test_the_same_kernel_is_registered_once(package):
+    kernel, name = scale_kernel(package), f"fx_{package.__name__.replace('.', '_')}::once"
+    options = {"launch": (1, 32), "out": "x[n] -> y[n]"}
+    one = kernel.as_torch_op(name, **options)
+    assert kernel.as_torch_op(name, **options).overload is one.overload
+    with pytest.raises(ValueError, match="is registered"):
+        kernel.as_torch_op(name, **{**options, "launch": (2, 32)})
+
+
+def test_bad_input(package):
+    kernel, name = scale_kernel(package), "fx_cuda::bad"
+    on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
+    other = fast_args(lambda x, y: None, out="x[n] -> y[n]")
+    for error, message, options in [
+        (TypeError, r"launch is \(grid, block\)", {"launch": 5, "out": "x[n] -> y[n]"}),
+        (ValueError, "one to three", {"launch": (1, ()), "out": "x[n] -> y[n]"}),
+        (TypeError, "neither outputs", {"launch": (1, 32)}),
+        (ValueError, "z", {"launch": (1, 32), "out": "x[n] -> z[n]"}),
+        (TypeError, "made by fast_args", {"launch": (1, 32), "cpu": scale_on_cpu}),
+        (ValueError, "same parameters", {"launch": (1, 32), "cpu": other}),
+        (ValueError, "out=", {"launch": (1, 32), "cpu": on_cpu, "out": "x[n] -> y[2*n]"}),
+        (ValueError, "namespace::name", {"launch": (1, 32), "cpu": on_cpu, "name": "bad"}),
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            kernel.as_torch_op(options.pop("name", name), **options)
+        assert "scale" in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_operators_on_a_gpu(package):
+    """Against PyTorch: called, on another stream, compiled, with gradients."""
+    on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
+    op = made(package, "on_gpu", cpu=on_cpu, backward=lambda ctx, grad: (3.0 * grad, None, None))
+    x = torch.randn(1000, device="cuda")
+    assert torch.equal(op(x, 3.0), 3 * x + 1)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        y = op(x, 3.0, 2)
+    stream.synchronize()
+    assert torch.equal(y, 3 * x + 2)
+    compiled = torch.compile(lambda x: op(x * 2, 3.0) - 1, fullgraph=True)
+    torch.testing.assert_close(compiled(x), 6 * x)
+    leaf = x.clone().requires_grad_()
+    op(leaf, 3.0).sum().backward()
+    assert torch.equal(leaf.grad, torch.full_like(x, 3.0))
+    assert set(torch.library.opcheck(op.overload, (x, 3.0)).values()) == {"SUCCESS"}
