@@ -504,15 +504,70 @@ def test_calls_are_the_same_with_native_code_as_with_the_dispatcher():
     assert y.tolist() == [0, 0, 0] and native_calls(op, x) == native_calls(op, parameter, 2.5, 1) == 1
 
 
-def test_jit_trace_records_operators():
+def test_jit_trace_records_operators_and_kernels_that_declare_their_outputs():
     x, w = tensors()
-    op = scale_op()
-    for _ in range(5):
-        op(x, w)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(lambda x, w: op(x, w) + 1, (x, w))
-    assert torch.equal(traced(2 * x, w), 2 * x * w + 1)
+    for call, name in ((scale_op(), "fx_test::scale"), (scale, "fastexchange::test_torch_op_scale")):
+        for _ in range(5):
+            call(x, w)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(lambda x, w, call=call: call(x, w) + 1, (x, w))
+        assert torch.equal(traced(2 * x, w), 2 * x * w + 1) and name in str(traced.graph)
+
+
+def test_deterministic_mode():
+    """PyTorch refuses operators that it knows to be nondeterministic. Kernels are not among them."""
+    x, w = tensors()
+    op, writing = scale_op(), axpy_op()
+    leaf = x.clone().requires_grad_()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for call in (op, op.overload, scale, torch.compile(op, backend="aot_eager", fullgraph=True)):
+            for _ in range(3):
+                assert torch.equal(call(x, w), x * w)
+        assert torch.equal(torch.autograd.grad(op(leaf, w).sum(), leaf)[0], w.expand_as(x))
+        for call in (writing, writing.overload):
+            y = w.clone()
+            call(2.0, w, y)
+            assert torch.equal(y, 3 * w)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_recompilations():
+    """A compiled function is compiled again for other dtypes and ranks, once more for other sizes, and never for other values."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    op = axpy_op()
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def run(x, y, a: float):
+        y = scale(x, y[0]) + y
+        op(2.0, x.view(-1), y.view(-1))
+        return y * a
+
+    def compiled(*args) -> int:
+        before = len(graphs)
+        wanted = (args[0] * args[1][0] + args[1] + 2.0 * args[0]) * args[2]
+        torch.testing.assert_close(run(*args), wanted)
+        return len(graphs) - before
+
+    def pair(*shape, dtype=torch.float32):
+        return torch.rand(shape, dtype=dtype), torch.rand(shape, dtype=dtype)
+
+    assert [compiled(*pair(3, 4), 2.0) for _ in range(3)] == [1, 0, 0]
+    assert [compiled(*pair(5 + i, 4), 2.0) for i in range(3)] == [1, 0, 0]  # the size is a symbol from then on
+    assert [compiled(*pair(6, 4, dtype=torch.float64), 2.0) for _ in range(2)] == [1, 0]
+    eager = torch.compile(lambda x: scale(x, x[0]), backend=backend, dynamic=True)
+    graphs.clear()
+    for n in (3, 4, 7, 9):
+        x = torch.rand(n, n + 2)
+        assert torch.equal(eager(x), x * x[0])
+    assert len(graphs) == 1
 
 
 def test_the_profiler_sees_operators():

@@ -11,10 +11,12 @@ __all__ = ["is_differentiated", "is_dispatch_mode_active", "is_symbolic", "why_n
 
 
 def is_dispatch_mode_active() -> bool:
-    """Whether a ``TorchDispatchMode`` gets the operators of this thread. Does not import PyTorch."""
+    """Whether a ``TorchDispatchMode`` or ``torch.jit.trace`` gets the operators of this thread. Does not import PyTorch."""
     own: Any = getattr(sys.modules.get("torch"), "_C", None)
     if own is None:
         return False
+    if own._get_tracing_state() is not None:
+        return True
     key = own.DispatchKey.Python
     return own._dispatch_tls_is_dispatch_key_included(key) and not own._dispatch_tls_is_dispatch_key_excluded(key)
 

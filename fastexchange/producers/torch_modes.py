@@ -49,7 +49,7 @@ def _modes():
 def is_mode_active(heeds_functions):
     """Whether a mode of PyTorch gets the operators of the calling thread. False before PyTorch is met.
 
-    `heeds_functions`: whether modes with ``__torch_function__`` count, too, and ``torch.jit.trace``.
+    ``torch.jit.trace`` is one. `heeds_functions`: whether modes with ``__torch_function__`` count, too.
     """
     modes = _modes()
     if modes.function_modes == 0:
@@ -57,9 +57,9 @@ def is_mode_active(heeds_functions):
     is_included = call_int(modes.is_included, (modes.python_key,)) & 0xFF != 0
     if is_included and call_int(modes.is_excluded, (modes.python_key,)) & 0xFF == 0:
         return True
-    if not heeds_functions:
-        return False
-    return call_word(modes.function_modes, ()) != 0 or call_int(modes.is_included, (modes.tracer_key,)) & 0xFF != 0
+    if call_int(modes.is_included, (modes.tracer_key,)) & 0xFF != 0:
+        return True
+    return heeds_functions and call_word(modes.function_modes, ()) != 0
 
 
 @native
