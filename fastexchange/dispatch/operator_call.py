@@ -11,6 +11,7 @@ from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
 from ..ground.native import call_word, cstring, global_address, load, native
 from ..producers.torch_modes import count_write, has_counter, is_mode_active, is_transform_active
 from . import structs
+from .outputs import NO_MODE
 from .python_calls import call_method
 from .torch_guard import guard_of, is_odd, requires_grad_only
 from .type_table import find
@@ -23,12 +24,11 @@ KERNEL, FUNCTION = 1, 2
 
 
 @native
-def makers_with_tensor(context, runtime, operator, ob):
-    """Who may make a call with the object `ob`, which has to be a tensor of PyTorch.
+def makers_with_tensor(context, operator, address, ob):
+    """Who may make a call with the object `ob`, which has to be a tensor of PyTorch. `address`: of its type's entry, or 0.
 
     It is not of a subclass, of which PyTorch makes its results, too, and not odd, or odd because it requires grad.
     """
-    address = find(runtime, Py_TYPE(ob))
     if address == 0 or structs.entry_at(address).kind != structs.KIND_EXCHANGE or structs.entry_at(address).guard == 0:
         return 0
     if Py_TYPE(ob) != operator.tensor_type and Py_TYPE(ob) != operator.parameter_type:
@@ -54,9 +54,10 @@ def makers_with(context, runtime, operator, position, ob):
     if kind == structs.KIND_LIST:
         makers = KERNEL
         for i in range(c.PyList_Size(ob)):
-            makers &= makers_with_tensor(context, runtime, operator, c.PyList_GetItem(ob, i))
+            item = c.PyList_GetItem(ob, i)
+            makers &= makers_with_tensor(context, operator, find(runtime, Py_TYPE(item)), item)
         return makers
-    return makers_with_tensor(context, runtime, operator, ob) if kind == structs.KIND_EXCHANGE else KERNEL | FUNCTION
+    return makers_with_tensor(context, operator, address, ob) if kind == structs.KIND_EXCHANGE else KERNEL | FUNCTION
 
 
 @native
@@ -90,7 +91,7 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
         position = load(operator.mutated + 8 * i)
         if makers != 0:
             ob = load(args + 8 * position)
-            makers &= makers_with_tensor(context, runtime, operator, ob) & KERNEL if position < nargs else 0
+            makers &= makers_with_tensor(context, operator, find(runtime, Py_TYPE(ob)), ob) & KERNEL if position < nargs else 0
             makers = makers if makers != 0 and has_counter(ob) else 0
     is_whole = nargs == operator.count and kwnames == 0
     if makers == FUNCTION and operator.function != 0 and is_whole and not is_transform_active():
@@ -99,6 +100,7 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
         return call_method(operator.slow_name, callable_, args, nargsf, kwnames)
     for i in range(operator.mutated_count):
         count_write(load(args + 8 * load(operator.mutated + 8 * i)))
+    nargsf |= NO_MODE if context.output_count != 0 else 0
     result = call_word(load(operator.kernel + KERNEL_VECTORCALL), (operator.kernel, args, nargsf, kwnames))
     if context.output_count == 0 and result != 0 and result != global_address("_Py_NoneStruct"):
         c.Py_DecRef(result)

@@ -232,9 +232,17 @@ def all_outputs(context, args):
     return made
 
 
+NO_MODE = 1 << 62
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
-    """``vectorcallfunc`` of a kernel that declares outputs: allocate omitted outputs, make the call, and return all outputs."""
+    """``vectorcallfunc`` of a kernel that declares outputs: allocate omitted outputs, make the call, and return all outputs.
+
+    `nargsf` may have the bit NO_MODE: the caller has found no mode active.
+    """
+    has_no_mode = nargsf & NO_MODE != 0
+    nargsf &= ~NO_MODE
     context_address = load(callable_ + KERNEL_CONTEXT)
     context = structs.context_at(context_address)
     runtime = structs.runtime_at(context.runtime)
@@ -256,7 +264,7 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     give_frame(runtime, frame_address)
     if status == structs.STATUS_ERROR:
         return 0
-    if status != structs.STATUS_OK or context.outputs == 0 or is_mode_active(False):
+    if status != structs.STATUS_OK or context.outputs == 0 or (not has_no_mode and is_mode_active(False)):
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     made = stack(1)
     store(made, 0)
