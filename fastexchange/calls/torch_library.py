@@ -15,7 +15,7 @@ from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
-from .torch_boxed import BoxedKernel
+from .torch_boxed import BoxedKernel, result_refused
 from .torch_schema import Schema, fake_of
 
 __all__ = ["Registered", "is_registered", "register"]
@@ -101,10 +101,11 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
         overload = getattr(getattr(torch.ops, namespace), short).default
-        implementation = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
-        if schema.outputs == 0 and kernel._pattern is not None:
-            implementation = _without_result(implementation)
-        if implementation is kernel and BoxedKernel.takes(kernel, schema):
+        is_checked = os.environ.get("FASTEXCHANGE_DEBUG") == "1"
+        implementation = _checking(kernel, schema) if is_checked else kernel
+        if schema.outputs == 0:
+            implementation = _without_result(implementation, kernel)
+        if not is_checked and BoxedKernel.takes(kernel, schema):
             boxed = BoxedKernel(kernel, schema)
             boxed.register(namespace, short)
         else:
@@ -141,11 +142,13 @@ def _hold(torch, namespace: str, short: str) -> None:
         _holders[name] = fragment
 
 
-def _without_result(call: Callable) -> Callable:
-    """`call`, whose result is an argument that it has been given."""
+def _without_result(call: Callable, kernel) -> Callable:
+    """`call` of a kernel as an operator without outputs: a result is an argument that it has been given, or it is refused."""
 
     def without_result(*args, **kwargs) -> None:
-        call(*args, **kwargs)
+        result = call(*args, **kwargs)
+        if result is not None and kernel._pattern is None:
+            raise result_refused(kernel, result)
 
     return without_result
 
