@@ -18,9 +18,11 @@ from oracle import type_and_message
 from fastexchange import TorchOp, fast_args
 from fastexchange.calls import torch_boxed, torch_library
 from fastexchange.producers import torch_modes
+from fastexchange.producers.torch_offsets import guard
 
 pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_autograd"), reason="needs PyTorch 2.4")
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+needs_views = pytest.mark.skipif(torch is None or not guard().knows_views, reason="tensors are not read in memory here")
 by_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -769,6 +771,7 @@ def is_native(name):
 
 
 @pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+@needs_views
 def test_the_dispatcher_calls_native_code():
     x, w = tensors()
     op = scale_op()
@@ -969,6 +972,7 @@ def test_arrays_in_an_exception_keep_their_memory():
 
 
 @pytest.mark.skipif(torch is None or not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+@needs_views
 def test_modes_see_no_stand_in():
     """What native code reads as a tensor is no Python object: a mode that keeps it would read freed memory."""
     from torch.overrides import TorchFunctionMode
