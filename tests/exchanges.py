@@ -355,10 +355,11 @@ def end_of(call, *arguments, **keywords):
 
 def eventually(condition) -> bool:
     """Whether it comes true: a framework may give memory back from a thread of its own."""
-    for _ in range(200):
+    for i in range(200):
         if condition():
             return True
-        gc.collect()
+        if i % 20 == 0:  # a collection takes a second where many frameworks are imported
+            gc.collect()
         time.sleep(0.005)
     return False
 

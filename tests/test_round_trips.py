@@ -733,6 +733,9 @@ def test_deleters_from_threads_that_python_does_not_know():
 
 def test_exports_imports_and_deleters_from_many_threads_at_once():
     ledger, array, plane = Ledger(), aligned(), np.arange(6.0).reshape(2, 3)
+    # PaddlePaddle 3.3 calls a deleter while it holds a mutex. A deleter that is Python code lets go of the GIL, and then a thread
+    # that frees another of its tensors waits for the mutex with the GIL. And of two owners of the same memory it keeps one.
+    conversions = [take for name, take in CONVERSIONS.items() if "paddle" not in name]
 
     def work(number):
         kind = COUNTED[number % len(COUNTED)]
@@ -744,7 +747,7 @@ def test_exports_imports_and_deleters_from_many_threads_at_once():
                 assert borrowed(plane).shape[1] == back.shape[1] == 3
             tensor = (fresh if turn % 2 else kind)(array, ledger)
             assert place(from_dlpack(tensor)) == place(convert(tensor, np.ndarray, copy=False)) == place(array)
-            for take in CONVERSIONS.values():
+            for take in conversions:
                 assert elements(take(tensor)).tolist() == array.tolist()
             assert type_and_message(from_dlpack, tensor, dtype="i4")[0] is TypeError
             versioned(tensor)

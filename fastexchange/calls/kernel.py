@@ -30,7 +30,7 @@ from ..producers.torch import is_tensor
 from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
-from .traced import decorated, is_traced
+from .traced import asks_is_traced, decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
 
@@ -125,9 +125,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         """Numba's text for dispatchers: Numba makes the names of their types of it."""
         return f"{CPUDispatcher.__name__}({self.py_func})"
 
+    @asks_is_traced
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
-        if is_traced(FastKernel.__call__.__code__):
+        if is_traced():
             from .torch_tracing import call_traced
 
             return call_traced(self, *args, **kwargs)

@@ -20,7 +20,7 @@ from ..producers.torch_modes import can_count_writes
 from ..producers.torch_offsets import c_function, guard
 from .torch_schema import Argument, Schema
 
-__all__ = ["BoxedKernel", "call_overload"]
+__all__ = ["BoxedKernel", "call_overload", "result_refused"]
 
 _KINDS = {
     "Tensor": structs.BOXED_TENSOR, "SymInt": structs.BOXED_INT, "float": structs.BOXED_FLOAT, "bool": structs.BOXED_BOOL
@@ -145,10 +145,7 @@ class BoxedKernel:
                     torch.autograd.graph.increment_version(given[i])
             result = self._kernel(*positional, **named)
             if not self._schema.outputs and result is not None:
-                raise TypeError(
-                    f"{self._kernel.__qualname__}(): an operator whose kernel declares no outputs, fast_args(out=...), has to "
-                    f"return None, not {type_name(type(result))}"
-                )
+                raise result_refused(self._kernel, result)
             for i, made in enumerate((result,) if self._schema.outputs == 1 else result or ()):
                 stack[i] = _POINTER(aoti.unsafe_alloc_void_ptr_from_tensor(made), None)
             return True
@@ -167,6 +164,14 @@ class BoxedKernel:
             raise error
         text = str(error).encode(errors="replace")[: MESSAGE_BYTES - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
+
+
+def result_refused(kernel, result) -> TypeError:
+    """The exception for a result of a kernel that is an operator without outputs."""
+    return TypeError(
+        f"{kernel.__qualname__}(): an operator whose kernel declares no outputs, fast_args(out=...), has to return None, not "
+        f"{type_name(type(result))}"
+    )
 
 
 def call_overload(overload, args: tuple, kwargs: dict[str, Any]):

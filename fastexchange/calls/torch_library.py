@@ -15,7 +15,7 @@ from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
-from .torch_boxed import BoxedKernel
+from .torch_boxed import BoxedKernel, result_refused
 from .torch_schema import Schema, fake_of
 
 __all__ = ["Registered", "is_registered", "register"]
@@ -101,16 +101,15 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
         overload = getattr(getattr(torch.ops, namespace), short).default
+        is_checked = os.environ.get("FASTEXCHANGE_DEBUG") == "1"
         on_cpu, on_cuda = _kernels_of(kernel)
-        for each, device in ((on_cpu, "CPU"), (on_cuda, "CUDA")):
-            if each is None:
-                continue
-            call = _implementation(each, schema)
-            if device == "CPU" and call is each and BoxedKernel.takes(each, schema):
-                boxed = BoxedKernel(each, schema)
-                boxed.register(namespace, short)
-            else:
-                fragment.impl(short, _counting(call, schema) if schema.mutated else call, device)
+        if on_cpu is not None and not is_checked and BoxedKernel.takes(on_cpu, schema):
+            boxed = BoxedKernel(on_cpu, schema)
+            boxed.register(namespace, short)
+        elif on_cpu is not None:
+            fragment.impl(short, _implementation(on_cpu, schema, is_checked), "CPU")
+        if on_cuda is not None:
+            fragment.impl(short, _implementation(on_cuda, schema, is_checked), "CUDA")
         torch.library.register_fake(name, fake_of(kernel, schema), lib=fragment)
         if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
             fragment.impl(short, torch.library.fallthrough_kernel, "Autograd")
@@ -133,10 +132,12 @@ def _kernels_of(kernel) -> tuple:
     return kernel, kernel if kernel._device_kernel is not None else None
 
 
-def _implementation(kernel, schema: Schema) -> Callable:
-    """Return what makes the calls by a kernel, the kernel itself if possible."""
-    call = _checking(kernel, schema) if os.environ.get("FASTEXCHANGE_DEBUG") == "1" else kernel
-    return _without_result(call) if schema.outputs == 0 and kernel._pattern is not None else call
+def _implementation(kernel, schema: Schema, is_checked: bool) -> Callable:
+    """Return the Python function that makes calls of PyTorch's dispatcher by a kernel, the kernel itself if possible."""
+    call = _checking(kernel, schema) if is_checked else kernel
+    if schema.outputs == 0:
+        call = _without_result(call, kernel)
+    return _counting(call, schema) if schema.mutated else call
 
 
 def _hold(torch, namespace: str, short: str) -> None:
@@ -152,11 +153,13 @@ def _hold(torch, namespace: str, short: str) -> None:
         _holders[name] = fragment
 
 
-def _without_result(call: Callable) -> Callable:
-    """`call`, whose result is an argument that it has been given."""
+def _without_result(call: Callable, kernel) -> Callable:
+    """`call` of a kernel as an operator without outputs: a result is an argument that it has been given, or it is refused."""
 
     def without_result(*args, **kwargs) -> None:
-        call(*args, **kwargs)
+        result = call(*args, **kwargs)
+        if result is not None and kernel._pattern is None:
+            raise result_refused(kernel, result)
 
     return without_result
 

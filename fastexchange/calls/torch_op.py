@@ -17,7 +17,7 @@ from .torch_boxed import call_overload
 from .torch_library import Registered, register
 from .torch_schema import Argument, Schema, schema_of
 from .torch_tracing import find_by_name
-from .traced import is_traced
+from .traced import asks_is_traced, is_traced
 
 __all__ = ["TorchOp", "as_torch_op"]
 
@@ -44,9 +44,10 @@ class TorchOp(NativeCallable):
         self._is_replaced = False
         registered.operators.add(self)
 
+    @asks_is_traced
     def __call__(self, /, *args, **kwargs):
         """Make the calls that CPython does not pass to native code, and those that PyTorch's Dynamo traces."""
-        if is_traced(TorchOp.__call__.__code__):
+        if is_traced():
             return self.overload(*args, **kwargs)
         self._prepare()
         return self._dispatch(*args, **kwargs)

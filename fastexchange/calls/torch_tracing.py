@@ -4,6 +4,7 @@ Dynamo (``torch.compile``, ``torch.export``) traces :func:`call_traced`. Tensors
 ``torch.vmap``) come to :func:`call_symbolic`.
 """
 
+import ctypes
 import functools
 import itertools
 import re
@@ -31,22 +32,34 @@ def call_traced(kernel, /, *args, **kwargs):
     """
     import torch
 
-    prepare_tracing(kernel)
+    # What Dynamo calls gets constants only (before PyTorch 2.12); for an `id` it guards that the object stays the same.
+    address = id(kernel)
+    prepare_tracing(address)
     given = kernel._parameters.bind(*args, **kwargs)
-    name = operator_name(kernel, tuple([_kind(torch, value) for value in given]))
+    name = traced_name(address, tuple([_kind(torch, value) for value in given]))
     if not name:
         return _untraced[0](kernel, args, kwargs)
     return _call(getattr(torch.ops.fastexchange, name).default, kernel, given)
 
 
-def prepare_tracing(kernel) -> None:
-    """Make what Dynamo cannot: the kernel's parameters, which are made by ``exec``, and a function that Dynamo does not enter."""
+def prepare_tracing(address: int) -> None:
+    """Make what Dynamo cannot: a kernel's parameters, which are made by ``exec``, and a function that Dynamo does not enter."""
     import torch
 
     find_by_name()
-    kernel._parameters  # noqa: B018
+    _kernel_at(address)._parameters  # noqa: B018
     if not _untraced:
         _untraced.append(torch.compiler.disable(_call_untraced))
+
+
+def traced_name(address: int, kinds: tuple) -> str:
+    """Return what :func:`operator_name` does, for the kernel of this ``id``."""
+    return operator_name(_kernel_at(address), kinds)
+
+
+def _kernel_at(address: int):
+    """The kernel of this ``id``, which Dynamo keeps alive while it traces a call of it."""
+    return ctypes.cast(address, ctypes.py_object).value
 
 
 def _call_untraced(kernel, args: tuple, kwargs: dict):
@@ -57,6 +70,7 @@ def _call_untraced(kernel, args: tuple, kwargs: dict):
 _untraced: list[Callable] = []
 """The function above, once it is disabled for Dynamo."""
 mark_constant(prepare_tracing)
+mark_constant(traced_name)
 
 
 def call_symbolic(kernel, bound: tuple):
@@ -203,9 +217,6 @@ def _numba_type(kernel, position: int, kind: tuple):
     return {"bool": numba_types.boolean, "SymInt": numba_types.intp, "float": numba_types.float64, "None": numba_types.none}[
         kind[0]
     ]
-
-
-mark_constant(operator_name)
 
 
 # ---- operators that another process has traced -----------------------------------------------------------------------

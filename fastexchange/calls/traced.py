@@ -3,10 +3,9 @@
 import sys
 import weakref
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
-__all__ = ["decorated", "is_traced", "mark_constant"]
+__all__ = ["asks_is_traced", "decorated", "is_traced", "mark_constant"]
 
 decorated: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 """By ``id``, the kernels whose options say what they return or write to: these can be operators of PyTorch."""
@@ -20,12 +19,22 @@ def mark_constant(function: Callable) -> None:
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def is_traced(caller: CodeType) -> bool:
-    """Whether Dynamo traces the function that calls this, instead of Python running it. `caller`: the code of that function.
+def asks_is_traced(function: Callable) -> Callable:
+    """Decorator of a function that calls :func:`is_traced`."""
+    _codes.add(id(function.__code__))
+    return function
 
-    Dynamo itself calls this then, because it is marked.
+
+_codes: set[int] = set()
+"""The ids of these functions' code, which lives as long as the process."""
+
+
+def is_traced() -> bool:
+    """Whether Dynamo traces the function that calls this, one with :func:`asks_is_traced`, instead of Python running it.
+
+    Dynamo itself calls this then, because it is marked. It takes no argument: before PyTorch 2.12 Dynamo passes few objects on.
     """
-    return sys._getframe(1).f_code is not caller
+    return id(sys._getframe(1).f_code) not in _codes
 
 
 mark_constant(is_traced)

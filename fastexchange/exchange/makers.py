@@ -39,7 +39,9 @@ def maker(what: str, to: type, is_exact: bool = True):
                 if ignores_offset:
                     export.clear_offset()
                 made = export.into(to_object) if own is None else _ExportProducer(export, is_immutable).passed_to(own)
-        except RuntimeError as error:  # PyTorch, JAX and pyarrow raise it in place of BufferError
+        except (RuntimeError, BufferError) as error:  # PyTorch, JAX and pyarrow raise RuntimeError in place of BufferError
+            if isinstance(error, BufferError) and own is None:  # it names the call, as NumPy's table does
+                raise
             reason = str(error).partition("\n")[0]
             raise BufferError(f"{what}: no {type_name(to)} can be made of {kind}: {reason}") from error
         if is_exact and not isinstance(made, to):
