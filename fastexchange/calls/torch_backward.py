@@ -51,12 +51,19 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
 
     by_dispatcher = _applied(_function(torch, overload, compute, function, setup_context), schema)
 
+    any_requires_grad = getattr(torch._C, "_any_requires_grad", None) or _any_requires_grad
+
     def autograd(*args):
-        is_watched = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        is_watched = torch.is_grad_enabled() and any_requires_grad(*args)
         return by_dispatcher(*args) if is_watched else compute(*args)
 
     library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
     return _applied(_function(torch, overload, kernel, function, setup_context), schema)
+
+
+def _any_requires_grad(*args) -> bool:
+    """What PyTorch's C function of this name says of arguments that are no lists. PyTorch 2.6 has none."""
+    return any(getattr(each, "requires_grad", False) for each in args)
 
 
 def _applied(function, schema: Schema) -> Callable:

@@ -20,16 +20,23 @@ def is_dispatch_mode_active() -> bool:
 
 
 def is_for_autograd(args: tuple) -> bool:
-    """Whether autograd alone has to see a call: a tensor requires grad, all are plain but for that, and no mode is active."""
+    """Whether autograd alone has to see a call: a tensor requires grad, all are plain but for that, and no mode is active.
+
+    False for a PyTorch that lacks one of the functions asked here: its dispatcher makes the call then.
+    """
     torch: Any = sys.modules["torch"]
     own = torch._C
-    if not own.is_grad_enabled() or own._len_torch_dispatch_stack() or own._len_torch_function_stack():
-        return False
-    if own._functorch.peek_interpreter_stack() is not None or own._get_tracing_state() is not None:
-        return False
     plain = torch.Tensor, torch.nn.Parameter
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
-    return all(type(value) in plain and value.layout is torch.strided for value in tensors) and own._any_requires_grad(*tensors)
+    try:
+        if not own.is_grad_enabled() or own._len_torch_dispatch_stack() or own._len_torch_function_stack():
+            return False
+        if own._functorch.peek_interpreter_stack() is not None or own._get_tracing_state() is not None:
+            return False
+        are_plain = all(type(value) in plain and value.layout is torch.strided for value in tensors)
+        return are_plain and own._any_requires_grad(*tensors)
+    except AttributeError:
+        return False
 
 
 def is_differentiated(value) -> bool:
