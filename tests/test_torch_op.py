@@ -18,11 +18,12 @@ from oracle import type_and_message
 
 from fastexchange import TorchOp, fast_args
 from fastexchange.calls import torch_boxed, torch_library
+from fastexchange.calls.torch_tracing import name_of
 from fastexchange.ground.numba_code import RUNS_PYTHON
 from fastexchange.producers import torch_modes
 from fastexchange.producers.torch_offsets import guard
 
-pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_autograd"), reason="needs PyTorch 2.4")
+pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
 BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 needs_views = pytest.mark.skipif(torch is None or not guard().knows_views, reason="tensors are not read in memory here")
 by_backend = pytest.mark.parametrize("backend", BACKENDS)
@@ -715,6 +716,36 @@ def test_an_exported_program_is_loaded_where_the_kernel_is_imported(tmp_path):
     assert run_python(save, path, PYTHONWARNINGS="ignore")
     done = run_python(load, path, PYTHONWARNINGS="ignore")
     assert done.stdout == "36.0\n" and lines_said(done.stderr) == []
+
+
+def test_pytorch_without_operators(monkeypatch):
+    """A PyTorch that is too old: kernels are no operators, and their calls break a graph, as any call of Python code does."""
+
+    @fast_args(out="x[n] -> y[n]")
+    def twice(x, y):
+        for i in range(x.size):
+            y[i] = 2 * x[i]
+
+    monkeypatch.delattr(torch.library, "register_vmap")
+    with pytest.raises(ImportError, match=r"twice.as_torch_op\(\) needs a PyTorch with torch.library.register_vmap"):
+        twice.as_torch_op("fx_test::twice")
+    for _ in range(3):
+        assert torch.compile(lambda x: twice(x) + 1, backend="eager")(torch.ones(3)).tolist() == [3] * 3
+    assert not hasattr(torch.ops.fastexchange, name_of(twice))
+
+
+@pytest.mark.parametrize("kind", ["native", "Python"])
+def test_gradients_with_and_without_a_function_of_pytorch(kind, monkeypatch):
+    """``torch._C._any_requires_grad``, which PyTorch 2.6 lacks."""
+    if kind == "Python":
+        monkeypatch.delattr(torch._C, "_any_requires_grad", raising=False)
+    op = scale.as_torch_op(f"fx_test::scale_{kind}", backward=scale_backward)
+    x, w = tensors()
+    w.requires_grad_()
+    for call in (op, op.overload):
+        assert not call(x, w.detach()).requires_grad
+        (grad,) = torch.autograd.grad(call(x, w).sum(), w)
+        torch.testing.assert_close(grad, x.sum(0))
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -50,10 +50,11 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
             return overload(*args)
 
     by_dispatcher = _function(torch, overload, compute, function, setup_context)
+    any_requires_grad = getattr(torch._C, "_any_requires_grad", None) or _any_requires_grad
     defaults = tuple(each.default for each in schema.arguments)
 
     def autograd(*args):
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)):
+        if not (torch.is_grad_enabled() and any_requires_grad(*args)):
             return compute(*args)
         # PyTorch's dispatcher omits arguments that have their defaults, and a backward pass finds arguments by their positions.
         return by_dispatcher.apply(*args, *defaults[len(args) :])
@@ -61,6 +62,11 @@ def register_backward(torch, library, overload, kernel, schema: Schema, backward
     library.impl(overload._schema.name.partition("::")[2], autograd, "Autograd")
     # The class's own apply in Python asks for what native code has asked already.
     return super(torch.autograd.Function, _function(torch, overload, kernel, function, setup_context)).apply
+
+
+def _any_requires_grad(*args) -> bool:
+    """What PyTorch's C function of this name says of arguments that are no lists. PyTorch 2.6 has none."""
+    return any(getattr(each, "requires_grad", False) for each in args)
 
 
 def _function(torch, overload, compute: Callable, backward: Callable, setup_context: Callable | None):

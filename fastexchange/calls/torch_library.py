@@ -18,7 +18,7 @@ from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, result_refused
 from .torch_schema import Schema, fake_of
 
-__all__ = ["Registered", "is_registered", "register"]
+__all__ = ["Registered", "has_operators", "is_registered", "register"]
 
 _lock = forkable_lock()
 _registered: dict[str, "Registered"] = {}
@@ -45,6 +45,11 @@ class Registered:
         if self._boxed is not None:
             self._boxed.remove()
         self._fragment._destroy()
+
+
+def has_operators(torch) -> bool:
+    """Whether this PyTorch has what operators need."""
+    return hasattr(torch.library, "register_vmap")  # the newest of it: PyTorch 2.6 has it, 2.4 has not
 
 
 def is_registered(name: str) -> bool:

@@ -14,15 +14,13 @@ from ..producers.torch_kinds import is_differentiated
 from ..producers.torch_modes import can_count_writes, can_tell_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
-from .torch_library import Registered, register
+from .torch_library import Registered, has_operators, register
 from .torch_schema import Argument, Schema, schema_of
 from .torch_tracing import find_by_name
 from .traced import asks_is_traced, is_traced
 
 __all__ = ["TorchOp", "as_torch_op"]
 
-OLDEST = (2, 4)
-"""The oldest PyTorch whose ``torch.library`` has what is used here."""
 _NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*", re.ASCII)
 
 
@@ -152,9 +150,9 @@ def _torch(what: str):
         import torch
     except ImportError as error:
         raise ImportError(f"{what} needs PyTorch, pip install torch: {error}", name="torch") from error
-    version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
-    if version < OLDEST:
+    if not has_operators(torch):
         raise ImportError(
-            f"{what} needs PyTorch {'.'.join(map(str, OLDEST))} or newer, and this is {torch.__version__}", name="torch"
+            f"{what} needs a PyTorch with torch.library.register_vmap, and {torch.__version__} has none: install a newer one",
+            name="torch",
         )
     return torch

@@ -16,7 +16,7 @@ from numba.np import numpy_support
 
 from ..ground.omitted import OMITTED
 from ..ground.once import once
-from .torch_library import is_registered, register
+from .torch_library import has_operators, is_registered, register
 from .torch_schema import schema_of
 from .traced import decorated, mark_constant
 
@@ -125,6 +125,8 @@ def operator_name(kernel, kinds: tuple) -> str:
     """Return the name of the operator for calls with arguments of these kinds, given by :func:`_kind`; "" if there is none."""
     import torch
 
+    if not has_operators(torch):
+        return ""
     known = kernel.__dict__.setdefault("_operators", {})
     pattern = kernel._pattern
     outputs = 0 if pattern is None else len(pattern.outputs)
