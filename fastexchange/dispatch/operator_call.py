@@ -8,7 +8,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
-from ..ground.native import call_word, cstring, global_address, load, native
+from ..ground.native import call_word, cstring, global_address, load, native, store
 from ..producers.torch_modes import count_write, has_counter, is_mode_active, is_transform_active
 from . import structs
 from .outputs import NO_MODE
@@ -69,6 +69,20 @@ def position_of(operator, name):
     return -1
 
 
+@native
+def call_function(function, args, nargs):
+    """Call a function of PyTorch's with a tuple of the arguments. Returns a new reference, or 0 with an exception set."""
+    given = c.PyTuple_New(nargs)
+    if given == 0:
+        return 0
+    for i in range(nargs):
+        c.incref(load(args + 8 * i))
+        store(given + c.OB_ITEM + 8 * i, load(args + 8 * i))
+    result = c.PyObject_Call(function, given, 0)
+    c.Py_DecRef(given)
+    return result
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_operator(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of an operator.
@@ -95,7 +109,7 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
             makers = makers if makers != 0 and has_counter(ob) else 0
     is_whole = nargs == operator.count and kwnames == 0
     if makers == FUNCTION and operator.function != 0 and is_whole and not is_transform_active():
-        return c.PyObject_Vectorcall(operator.function, args, nargs, 0)
+        return call_function(operator.function, args, nargs)
     if makers & KERNEL == 0:
         return call_method(operator.slow_name, callable_, args, nargsf, kwnames)
     for i in range(operator.mutated_count):
