@@ -235,6 +235,43 @@ def test_mutated_arguments_move_their_version_counters():
         saved.backward()
 
 
+@pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_torch_dispatch"), reason="needs PyTorch 2.5")
+@pytest.mark.parametrize("has_default", [True, False])
+def test_a_compiled_call_that_writes_to_a_saved_tensor_raises_as_pytorchs_own(has_default):
+    @fast_args(mutates="x")
+    def increase(x, by: float = 1.0):
+        for i in range(x.size):
+            x[i] += by
+
+    op = increase.as_torch_op(f"fx_test::increase_saved_{has_default}")
+    given = () if has_default else (1.0,)
+
+    def loss(write, w, x):
+        y = w * x
+        write(x, *given)
+        return y.sum()
+
+    for write in (lambda x, by=1: x.add_(by), op, op.overload, increase):
+        w, x = torch.ones(3, requires_grad=True), torch.ones(3)
+        with pytest.raises(Exception, match="modified by an inplace operation"):
+            torch.compile(functools.partial(loss, write), backend="aot_eager", fullgraph=True)(w, x).backward()
+
+
+def test_tensors_without_memory_count_writes_to_them():
+    @fast_args(mutates="x")
+    def increase(x):
+        for i in range(x.size):
+            x[i] += 1
+
+    op = increase.as_torch_op("fx_test::increase_fake")
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(3)
+    for x in (torch.ones(3, device="meta"), fake):
+        for count in (1, 2):
+            op(x)
+            assert x._version == count
+
+
 DTYPES = ["float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128"]
 SHAPES = {"plain": (3, 4), "strided": (3, 4), "transposed": (4, 3), "empty": (0, 4)}
 
