@@ -215,6 +215,40 @@ def test_an_operator_without_a_backward_pass_refuses_what_the_kernel_refuses():
         torch.compile(op, backend="eager", fullgraph=True)(x, w)
 
 
+def test_backward_kernels_get_lazily_conjugated_and_negated_tensors():
+    @fast_args(out="x[n] -> y[n]")
+    def square(x, y):
+        for i in range(x.size):
+            y[i] = x[i] * x[i]
+
+    @fast_args(out="x[n], grad_y[n] -> grad_x[n]")
+    def square_backward(x, grad_y, grad_x):
+        for i in range(x.size):
+            grad_x[i] = 2 * grad_y[i] * x[i].conjugate()
+
+    op = square.as_torch_op("fx_test::square_lazy", backward=square_backward)
+    weights = torch.tensor([1 + 2j, 3 - 1j, -2j])
+    for lazy in (lambda x, f: f(x).conj(), lambda x, f: f(x.conj()), lambda x, f: f(x.conj().imag)):
+        x = torch.tensor([1 + 1j, 2 - 3j, 4j], requires_grad=True)
+        wanted, got = (torch.autograd.grad((lazy(x, f) * weights).sum().abs(), x)[0] for f in (torch.square, op))
+        assert torch.allclose(got, wanted)
+
+
+def test_ints_of_more_than_64_bits_are_refused_by_native_calls_too():
+    @fast_args(out="x[n] -> y[n]")
+    def times(x, k: int, y):
+        for i in range(x.size):
+            y[i] = x[i] * k
+
+    op = times.as_torch_op("fx_test::times_int")
+    x = torch.ones(2)
+    for _ in range(3):
+        assert op(x, 2**62).tolist() == op(x, -(2**62)).neg().tolist() == [2.0**62] * 2
+    for large in (2**63, 2**70, -(2**63) - 1):
+        with pytest.raises(RuntimeError, match="Overflow|Expected a value of type 'int'|Unable to cast|[Ii]nt too"):
+            op(x, large)
+
+
 def test_mutated_arguments_move_their_version_counters():
     @fast_args
     def double(x, factor: float = 2.0):
