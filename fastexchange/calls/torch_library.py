@@ -39,6 +39,8 @@ class Registered:
         """The ``TorchOp`` objects of it."""
         self.function = function
         """The ``apply`` of an ``autograd.Function`` that calls the kernel; None without a backward pass."""
+        self.is_checked = _is_checked()
+        """Whether PyTorch's dispatcher has to make all calls: its implementation checks what the kernel writes to."""
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
@@ -101,7 +103,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
         overload = getattr(getattr(torch.ops, namespace), short).default
-        is_checked = os.environ.get("FASTEXCHANGE_DEBUG") == "1"
+        is_checked = _is_checked()
         on_cpu, on_cuda = _kernels_of(kernel)
         if on_cpu is not None and not is_checked and BoxedKernel.takes(on_cpu, schema):
             boxed = BoxedKernel(on_cpu, schema)
@@ -262,6 +264,10 @@ def _stacked(torch, rows: list, part: slice):
 
 
 # ---- FASTEXCHANGE_DEBUG=1 ------------------------------------------------------------------------------------------
+
+
+def _is_checked() -> bool:
+    return os.environ.get("FASTEXCHANGE_DEBUG") == "1"
 
 
 def _checking(kernel, schema: Schema) -> Callable:
