@@ -216,6 +216,40 @@ def test_an_operator_without_a_backward_pass_refuses_what_the_kernel_refuses():
         torch.compile(op, backend="eager", fullgraph=True)(x, w)
 
 
+def test_backward_kernels_get_lazily_conjugated_and_negated_tensors():
+    @fast_args(out="x[n] -> y[n]")
+    def square(x, y):
+        for i in range(x.size):
+            y[i] = x[i] * x[i]
+
+    @fast_args(out="x[n], grad_y[n] -> grad_x[n]")
+    def square_backward(x, grad_y, grad_x):
+        for i in range(x.size):
+            grad_x[i] = 2 * grad_y[i] * x[i].conjugate()
+
+    op = square.as_torch_op("fx_test::square_lazy", backward=square_backward)
+    weights = torch.tensor([1 + 2j, 3 - 1j, -2j])
+    for lazy in (lambda x, f: f(x).conj(), lambda x, f: f(x.conj()), lambda x, f: f(x.conj().imag)):
+        x = torch.tensor([1 + 1j, 2 - 3j, 4j], requires_grad=True)
+        wanted, got = (torch.autograd.grad((lazy(x, f) * weights).sum().abs(), x)[0] for f in (torch.square, op))
+        assert torch.allclose(got, wanted)
+
+
+def test_ints_of_more_than_64_bits_are_refused_by_native_calls_too():
+    @fast_args(out="x[n] -> y[n]")
+    def times(x, k: int, y):
+        for i in range(x.size):
+            y[i] = x[i] * k
+
+    op = times.as_torch_op("fx_test::times_int")
+    x = torch.ones(2)
+    for _ in range(3):
+        assert op(x, 2**62).tolist() == op(x, -(2**62)).neg().tolist() == [2.0**62] * 2
+    for large in (2**63, 2**70, -(2**63) - 1):
+        with pytest.raises(RuntimeError, match=r"Expected a value of type 'int'|int too"):
+            op(x, large)
+
+
 def test_mutated_arguments_move_their_version_counters():
     @fast_args
     def double(x, factor: float = 2.0):
@@ -234,6 +268,43 @@ def test_mutated_arguments_move_their_version_counters():
     op(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         saved.backward()
+
+
+@pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_torch_dispatch"), reason="needs PyTorch 2.5")
+@pytest.mark.parametrize("has_default", [True, False])
+def test_a_compiled_call_that_writes_to_a_saved_tensor_raises_as_pytorchs_own(has_default):
+    @fast_args(mutates="x")
+    def increase(x, by: float = 1.0):
+        for i in range(x.size):
+            x[i] += by
+
+    op = increase.as_torch_op(f"fx_test::increase_saved_{has_default}")
+    given = () if has_default else (1.0,)
+
+    def loss(write, w, x):
+        y = w * x
+        write(x, *given)
+        return y.sum()
+
+    for write in (lambda x, by=1: x.add_(by), op, op.overload, increase):
+        w, x = torch.ones(3, requires_grad=True), torch.ones(3)
+        with pytest.raises(Exception, match="modified by an inplace operation"):
+            torch.compile(functools.partial(loss, write), backend="aot_eager", fullgraph=True)(w, x).backward()
+
+
+def test_tensors_without_memory_count_writes_to_them():
+    @fast_args(mutates="x")
+    def increase(x):
+        for i in range(x.size):
+            x[i] += 1
+
+    op = increase.as_torch_op("fx_test::increase_fake")
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.ones(3)
+    for x in (torch.ones(3, device="meta"), fake):
+        for count in (1, 2):
+            op(x)
+            assert x._version == count
 
 
 DTYPES = ["float32", "float64", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128"]
@@ -1108,6 +1179,34 @@ def test_undeclared_writes_are_found_on_request():
     said = run_python(code, FASTEXCHANGE_DEBUG="1").stdout
     assert said.startswith("cheating(): the kernel has written to argument 'x' (position 0), which mutates= does not name")
     assert said.endswith("[1.0, 1.0, 1.0]\n")
+
+
+@pytest.mark.slow
+def test_debug_runs_check_every_call():
+    """Native code calls an operator's kernel from the second call on, and the ``autograd.Function`` of it."""
+    code = """
+    import torch
+    from fastexchange import fast_args
+
+    @fast_args(out="x[n] -> y[n]")
+    def cheating(x, y):
+        for i in range(x.size):
+            y[i] = x[i]
+            x[i] = -1
+
+    @fast_args(out="grad_y[n] -> grad_x[n]")
+    def backward(grad_y, grad_x):
+        grad_x[:] = grad_y
+
+    op = cheating.as_torch_op("fx_test::cheating_again", backward=backward)
+    for requires_grad in (False, True, False, True):
+        try:
+            print(op(torch.ones(3, requires_grad=requires_grad)).shape)
+        except RuntimeError as error:
+            print(str(error).partition(":")[0])
+    """
+    assert run_python(code, FASTEXCHANGE_DEBUG="0").stdout == "torch.Size([3])\n" * 4
+    assert run_python(code, FASTEXCHANGE_DEBUG="1").stdout == "cheating()\n" * 4
 
 
 @fast_args(out="x[n] -> y[n]")

@@ -158,13 +158,24 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
         values = (*ctx.saved_tensors, *ctx.others, *grads) if needed else grads  # as `kept` says
         is_needed = ctx.needs_input_grad
         if is_alone and all(is_needed):
-            return steps[0].call(*[values[i] for i in places[0]])
+            return _call(steps[0].call, [values[i] for i in places[0]])
         found: list[Any] = [None] * len(arguments)
         for step, at in zip(steps, places, strict=True):
             if any(is_needed[position] for position in step.gives):
-                made = step.call(*[values[i] for i in at])
+                made = _call(step.call, [values[i] for i in at])
                 for position, grad in zip(step.gives, made if len(step.gives) > 1 else [made], strict=True):
                     found[position] = grad if is_needed[position] else None
         return tuple(found)
 
     return backward, setup_context if needed else None
+
+
+def _call(kernel, values: list):
+    """Call a kernel of a backward pass. It refuses tensors that are lazily conjugated or negated: those are made plain then."""
+    try:
+        return kernel(*values)
+    except BufferError:
+        plain = [value.resolve_conj().resolve_neg() if hasattr(value, "resolve_conj") else value for value in values]
+        if all(made is value for made, value in zip(plain, values, strict=True)):
+            raise
+    return kernel(*plain)

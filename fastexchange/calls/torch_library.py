@@ -39,6 +39,8 @@ class Registered:
         """The ``TorchOp`` objects of it."""
         self.function = function
         """The ``apply`` of an ``autograd.Function`` that calls the kernel; None without a backward pass."""
+        self.is_checked = _is_checked()
+        """Whether PyTorch's dispatcher has to make all calls: its implementation checks what the kernel writes to."""
 
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
@@ -106,7 +108,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
         overload = getattr(getattr(torch.ops, namespace), short).default
-        is_checked = os.environ.get("FASTEXCHANGE_DEBUG") == "1"
+        is_checked = _is_checked()
         on_cpu, on_cuda = _kernels_of(kernel)
         if on_cpu is not None and not is_checked and BoxedKernel.takes(on_cpu, schema):
             boxed = BoxedKernel(on_cpu, schema)
@@ -115,7 +117,10 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             fragment.impl(short, _implementation(on_cpu, schema, is_checked), "CPU")
         if on_cuda is not None:
             fragment.impl(short, _implementation(on_cuda, schema, is_checked), "CUDA")
-        torch.library.register_fake(name, fake_of(kernel, schema), lib=fragment)
+        fake = fake_of(kernel, schema)
+        torch.library.register_fake(name, _counting(fake, schema) if schema.mutated else fake, lib=fragment)
+        if schema.mutated:
+            _count_functional(torch, fragment, name, schema)
         if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
             fragment.impl(short, torch.library.fallthrough_kernel, "Autograd")
         if backward is not None:
@@ -177,19 +182,41 @@ def _tags(torch) -> tuple:
 
 def _counting(call: Callable, schema: Schema) -> Callable:
     """`call`, which first tells autograd which arguments are written to: it moves their version counters."""
-    names = [each.name for each in schema.arguments]
 
     def counting(*args, **kwargs):
-        import torch
-
-        for position in schema.mutated:
-            value = args[position] if position < len(args) else kwargs.get(names[position])
-            for each in value if isinstance(value, (list, tuple)) else (value,):
-                if each is not None and not each.is_inference():
-                    torch.autograd.graph.increment_version(each)
+        _count_writes(schema, args, kwargs)
         return call(*args, **kwargs)
 
     return counting
+
+
+def _count_writes(schema: Schema, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Move the version counters of the arguments that a call writes to."""
+    import torch
+
+    for position in schema.mutated:
+        value = args[position] if position < len(args) else kwargs.get(schema.arguments[position].name)
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if each is not None and not each.is_inference():
+                torch.autograd.graph.increment_version(each)
+
+
+def _count_functional(torch, fragment, name: str, schema: Schema) -> None:
+    """Let the tensors by which AOTAutograd traces have their writes counted: no implementation of the operator gets these.
+
+    Without it a compiled backward pass would read a tensor that was saved and then written to, where PyTorch raises. PyTorch
+    before 2.5 has no such rules.
+    """
+    register_rule = getattr(torch.library, "register_torch_dispatch", None)
+    if register_rule is None:
+        return
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    def count(mode, function, types, args=(), kwargs=None):
+        _count_writes(schema, args, kwargs or {})
+        return mode.__torch_dispatch__(function, types, args, kwargs)
+
+    register_rule(name, FunctionalTensorMode, count, lib=fragment)
 
 
 def _has_tensors_by_keyword(schema: Schema) -> bool:
@@ -242,6 +269,10 @@ def _stacked(torch, rows: list, part: slice):
 
 
 # ---- FASTEXCHANGE_DEBUG=1 ------------------------------------------------------------------------------------------
+
+
+def _is_checked() -> bool:
+    return os.environ.get("FASTEXCHANGE_DEBUG") == "1"
 
 
 def _checking(kernel, schema: Schema) -> Callable:

@@ -39,7 +39,7 @@ class TorchOp(NativeCallable):
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
         self._function, self._schema = registered.function, schema
-        self._is_replaced = False
+        self._is_replaced, self._is_checked = False, registered.is_checked
         registered.operators.add(self)
 
     @asks_is_traced
@@ -52,7 +52,7 @@ class TorchOp(NativeCallable):
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
-        is_native = self.kernel._vectorcall and not self._is_replaced and can_tell_modes()
+        is_native = self.kernel._vectorcall and not self._is_replaced and not self._is_checked and can_tell_modes()
         if not is_native or (self._schema.mutated and not can_count_writes()):
             return
         from ..dispatch.operator_call import vectorcall_operator

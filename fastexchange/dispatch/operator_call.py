@@ -8,7 +8,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
-from ..ground.native import call_word, cstring, global_address, load, native, store
+from ..ground.native import call_word, cstring, global_address, load, native, stack, store
 from ..producers.torch_modes import count_write, has_counter, is_mode_active, is_transform_active
 from . import structs
 from .outputs import NO_MODE
@@ -40,6 +40,15 @@ def makers_with_tensor(context, operator, address, ob):
 
 
 @native
+def fits_schema(ob):
+    """Whether a Python int has at most 64 bits, as an int of a schema. The kernel would take larger ones as unsigned."""
+    overflow = stack(1)
+    store(overflow, 0)
+    c.PyLong_AsLongLongAndOverflow(ob, overflow)
+    return load(overflow) & 0xFFFFFFFF == 0
+
+
+@native
 def makers_with(context, runtime, operator, position, ob):
     """Who may make a call with this argument: a tensor, a list of tensors, a scalar, or None, as in the schema.
 
@@ -57,6 +66,8 @@ def makers_with(context, runtime, operator, position, ob):
             item = c.PyList_GetItem(ob, i)
             makers &= makers_with_tensor(context, operator, find(runtime, Py_TYPE(item)), item)
         return makers
+    if kind == structs.KIND_INT and not fits_schema(ob):
+        return 0
     return makers_with_tensor(context, operator, address, ob) if kind == structs.KIND_EXCHANGE else KERNEL | FUNCTION
 
 
