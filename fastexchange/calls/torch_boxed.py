@@ -7,6 +7,7 @@ import ctypes
 import math
 import sys
 import threading
+from collections.abc import Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..producers.torch_modes import can_count_writes
 from ..producers.torch_offsets import c_function, guard
 from .torch_schema import Argument, Schema
 
-__all__ = ["BoxedKernel", "call_overload", "result_refused"]
+__all__ = ["BoxedKernel", "call_overload", "count_writes", "result_refused"]
 
 _KINDS = {
     "Tensor": structs.BOXED_TENSOR, "SymInt": structs.BOXED_INT, "float": structs.BOXED_FLOAT, "bool": structs.BOXED_BOOL
@@ -139,10 +140,7 @@ class BoxedKernel:
                     given[i] = bool(given[i] & 0xFF)
             positional = [value for value, each in zip(given, self._schema.arguments, strict=True) if not each.is_keyword_only]
             named = {each.name: value for value, each in zip(given, self._schema.arguments, strict=True) if each.is_keyword_only}
-            torch = sys.modules["torch"]
-            for i in self._schema.mutated:
-                if given[i] is not None and not given[i].is_inference():
-                    torch.autograd.graph.increment_version(given[i])
+            count_writes(self._schema, given, {})
             result = self._kernel(*positional, **named)
             if not self._schema.outputs and result is not None:
                 raise result_refused(self._kernel, result)
@@ -164,6 +162,17 @@ class BoxedKernel:
             raise error
         text = str(error).encode(errors="replace")[: MESSAGE_BYTES - 1] + b"\0"
         ctypes.memmove(message, text, len(text))
+
+
+def count_writes(schema: Schema, args: Sequence, kwargs: dict[str, Any]) -> None:
+    """Move the version counters of the arguments that a call writes to."""
+    import torch
+
+    for position in schema.mutated:
+        value = args[position] if position < len(args) else kwargs.get(schema.arguments[position].name)
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if each is not None and not each.is_inference():
+                torch.autograd.graph.increment_version(each)
 
 
 def result_refused(kernel, result) -> TypeError:

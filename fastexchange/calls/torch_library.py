@@ -15,7 +15,7 @@ from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
-from .torch_boxed import BoxedKernel, result_refused
+from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_schema import Schema, fake_of
 
 __all__ = ["Registered", "has_operators", "is_registered", "register"]
@@ -184,21 +184,10 @@ def _counting(call: Callable, schema: Schema) -> Callable:
     """`call`, which first tells autograd which arguments are written to: it moves their version counters."""
 
     def counting(*args, **kwargs):
-        _count_writes(schema, args, kwargs)
+        count_writes(schema, args, kwargs)
         return call(*args, **kwargs)
 
     return counting
-
-
-def _count_writes(schema: Schema, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Move the version counters of the arguments that a call writes to."""
-    import torch
-
-    for position in schema.mutated:
-        value = args[position] if position < len(args) else kwargs.get(schema.arguments[position].name)
-        for each in value if isinstance(value, (list, tuple)) else (value,):
-            if each is not None and not each.is_inference():
-                torch.autograd.graph.increment_version(each)
 
 
 def _count_functional(torch, fragment, name: str, schema: Schema) -> None:
@@ -213,7 +202,7 @@ def _count_functional(torch, fragment, name: str, schema: Schema) -> None:
     from torch._subclasses.functional_tensor import FunctionalTensorMode
 
     def count(mode, function, types, args=(), kwargs=None):
-        _count_writes(schema, args, kwargs or {})
+        count_writes(schema, args, kwargs or {})
         return mode.__torch_dispatch__(function, types, args, kwargs)
 
     register_rule(name, FunctionalTensorMode, count, lib=fragment)
