@@ -265,9 +265,9 @@ class KernelContext:
             self._retired += [self._overloads, buckets]
             self._overloads = {}
             self.native.buckets = address_of(buckets)
-            self.native.last = address_of(self._nothing)
             for site in range(structs.SITES):
                 self._sites[site] = 0
+            self.native.last = address_of(self._nothing)  # after the sites: a call in another thread may take it from one
 
     @property
     def _buckets(self):
