@@ -361,6 +361,66 @@ def test_recompiling_while_others_call():
         RATE = 1
 
 
+def test_a_call_while_the_kernel_forgets_its_overloads():
+    """Another thread's call, between two steps of ``recompile()``: what it notes for the next call is forgotten, too."""
+    global RATE
+
+    @fast_args
+    def rated(x):
+        return x[0] * RATE
+
+    array = np.ones(3)
+    for _ in range(60):
+        assert rated(array) == rated(array[::2]) == RATE  # in turn: both have a site
+
+    class Interrupted:
+        def __setitem__(self, index, value):
+            rated(array)
+            sites[index] = value
+
+    memory = rated._native
+    sites, memory._sites = memory._sites, Interrupted()
+    try:
+        RATE = 2
+        rated.recompile()
+        assert rated(array) == 2
+    finally:
+        RATE, memory._sites = 1, sites
+
+
+def test_recompiling_while_a_tensor_is_released():
+    """What Python code runs there, another thread may run, too."""
+    global RATE
+
+    @fast_args
+    def rated(x):
+        return x[0] * RATE
+
+    class Owner(np.ndarray):
+        def __del__(self):
+            if RATE == 2:
+                rated.recompile()
+
+    class Owned:
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **kwargs):
+            return np.ones(3).view(Owner).__dlpack__(**kwargs)
+
+    try:
+        for _ in range(60):
+            assert rated(Owned()) == rated(np.ones(3)) == 1
+        sites = rated._native._sites
+        for site in range(len(sites)):  # as if other types had taken them: the next call looks for its entry
+            sites[site] = 0
+        RATE = 2
+        assert rated(Owned()) == 1  # and recompiles when it is released
+        assert rated(Owned()) == 2
+    finally:
+        RATE = 1
+
+
 @needs_torch
 @pytest.mark.usefixtures("switching")
 def test_grad_mode_is_a_threads_own():

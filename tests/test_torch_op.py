@@ -805,6 +805,30 @@ def test_pytorch_without_operators(monkeypatch):
     assert not hasattr(torch.ops.fastexchange, name_of(twice))
 
 
+def test_dynamo_compiles_nothing_of_a_call_that_breaks_its_graph():
+    """Python makes the call while Dynamo traces what starts, so also the methods of the kernel that native code calls."""
+
+    @fast_args
+    def total(x):
+        return x.sum()
+
+    @fast_args
+    def doubled(x):
+        return 2 * x
+
+    compiled = torch.compile(lambda kernel, x: kernel(x) + 1, backend="eager")
+    torch.compiler.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
+    given = torch.ones(3), torch.ones(3, 2)[:, 0], torch.ones(3, dtype=torch.float64)
+    for x in (*given, *given):  # the first call, further signatures, known ones
+        assert compiled(total, x) == 4
+        assert compiled(doubled, x).tolist() == [3] * 3
+    refused(BufferError, "'x'.* requires grad", lambda: compiled(total, torch.ones(3, requires_grad=True)))
+    refused(BufferError, "'x'.* device meta", lambda: compiled(total, torch.ones(3, device="meta")))
+    own = [each.co_name for each in torch._dynamo.utils.get_compilation_metrics() if "/fastexchange/" in each.co_filename]
+    assert set(own) <= {"__call__", "call_traced"}
+
+
 @pytest.mark.parametrize("kind", ["native", "Python"])
 def test_gradients_with_and_without_a_function_of_pytorch(kind, monkeypatch):
     """``torch._C._any_requires_grad``, which PyTorch 2.6 lacks."""

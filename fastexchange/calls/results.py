@@ -30,15 +30,17 @@ from ..ground.safe_repr import type_name
 from ..producers import torch
 from ..producers.ndarray import dtype_of
 
-__all__ = ["as_target", "check_argument", "check_type", "prepare", "reflect"]
+__all__ = ["CALLED", "as_target", "check_argument", "check_type", "prepare", "reflect"]
+
+CALLED = ("as_target", "reflect")
+"""The functions that native code calls."""
 
 
 @once
 def prepare() -> None:
     """Let native code call :func:`as_target` and :func:`reflect`."""
     runtime().native.results = id(for_ever(sys.modules[__name__]))
-    runtime().native.as_target = id(for_ever(sys.intern("as_target")))
-    runtime().native.reflect = id(for_ever(sys.intern("reflect")))
+    runtime().native.as_target, runtime().native.reflect = (id(for_ever(sys.intern(name))) for name in CALLED)
 
 
 def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 0):

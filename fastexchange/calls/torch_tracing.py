@@ -8,14 +8,16 @@ import ctypes
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from numba import types as numba_types
 from numba.np import numpy_support
 
+from ..dispatch.overloads import METHODS
 from ..ground.omitted import OMITTED
 from ..ground.once import once
+from . import results
 from .torch_library import has_operators, is_registered, register
 from .torch_schema import schema_of
 from .traced import decorated, mark_constant
@@ -38,18 +40,17 @@ def call_traced(kernel, /, *args, **kwargs):
     given = kernel._parameters.bind(*args, **kwargs)
     name = traced_name(address, tuple([_kind(torch, value) for value in given]))
     if not name:
-        return _untraced[0](kernel, args, kwargs)
+        return kernel._call_first(*args, **kwargs)
     return _call(getattr(torch.ops.fastexchange, name).default, kernel, given)
 
 
 def prepare_tracing(address: int) -> None:
-    """Make what Dynamo cannot: a kernel's parameters, which are made by ``exec``, and a function that Dynamo does not enter."""
-    import torch
-
+    """Make what Dynamo cannot: a kernel's parameters, which are made by ``exec``, and functions that Dynamo does not enter."""
     find_by_name()
-    _kernel_at(address)._parameters  # noqa: B018
-    if not _untraced:
-        _untraced.append(torch.compiler.disable(_call_untraced))
+    kernel = _kernel_at(address)
+    kernel._parameters  # noqa: B018
+    _disable_tracing(type(kernel), ("_call_first", *METHODS))
+    _disable_tracing(results, results.CALLED)
 
 
 def traced_name(address: int, kinds: tuple) -> str:
@@ -62,13 +63,23 @@ def _kernel_at(address: int):
     return ctypes.cast(address, ctypes.py_object).value
 
 
-def _call_untraced(kernel, args: tuple, kwargs: dict):
-    """Make a call that no operator can make. This breaks Dynamo's graph."""
-    return kernel._call_first(*args, **kwargs)
+def _disable_tracing(owner, names: tuple[str, ...]) -> None:
+    """Let Dynamo trace neither these functions of a class or module, nor what they call.
+
+    Python makes a call that breaks a graph, while Dynamo traces every Python function that starts, also those that native code
+    calls. It would compile dozens of them, and PyTorch 2.8 fails in one.
+    """
+    import torch
+
+    if owner not in _untraced:
+        for name in names:
+            if hasattr(owner, name):
+                setattr(owner, name, torch.compiler.disable(getattr(owner, name)))
+        _untraced.add(owner)
 
 
-_untraced: list[Callable] = []
-"""The function above, once it is disabled for Dynamo."""
+_untraced: set[Any] = set()
+"""The classes and modules for which this is done."""
 mark_constant(prepare_tracing)
 mark_constant(traced_name)
 

@@ -27,7 +27,8 @@ from .torch_guard import OFFSETS, Offsets
 from .trampoline import trampoline
 from .type_table import GOLDEN
 
-_METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
+METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
+"""The methods that native code calls: of a kernel, or of a launcher."""
 _FIRST_BUCKETS = 8
 _BYTES = field_of_type(INT, 8), field_of_type(UINT, 8)
 
@@ -86,7 +87,7 @@ class KernelContext:
         names = parameters.names
         self.runtime = runtime()
         self._kept = name, returns
-        self._strings = [sys.intern(name) for name in (*names, *_METHODS)]
+        self._strings = [sys.intern(name) for name in (*names, *METHODS)]
         self._names = ffi.new("intptr_t[]", [id(name) for name in self._strings])
         stand_ins = [id(OMITTED) if parameters.may_be_omitted(i) else 0 for i in range(len(names))]
         self._defaults = ffi.new("intptr_t[]", stand_ins or [0])
@@ -264,9 +265,9 @@ class KernelContext:
             self._retired += [self._overloads, buckets]
             self._overloads = {}
             self.native.buckets = address_of(buckets)
-            self.native.last = address_of(self._nothing)
             for site in range(structs.SITES):
                 self._sites[site] = 0
+            self.native.last = address_of(self._nothing)  # after the sites: a call in another thread may take it from one
 
     @property
     def _buckets(self):

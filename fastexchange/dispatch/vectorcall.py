@@ -171,6 +171,7 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     state = stack(5)
     store(state + FRAME, frame_address)
     store(state + LAUNCHER, launcher)
+    buckets = context.buckets
     if status == structs.STATUS_OK:
         status = run_by(launch, context_address, items, nargs, 0, state)
     frame = load(state + FRAME)
@@ -180,7 +181,8 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     if status == structs.STATUS_OK:
         context.calls += 1
         result = load(state + RESULT)
-        if site != 0 and load(state + CACHE_ENTRY) != 0:
+        # What a tensor's release runs, or another thread during it, may have made the kernel forget its overloads.
+        if site != 0 and load(state + CACHE_ENTRY) != 0 and context.buckets == buckets:
             store(site, load(state + CACHE_ENTRY))
         if load(state + WANTS_CACHE_ENTRY) != 0:
             filed = call_method(context.cache_name, callable_, args, nargsf, kwnames)
