@@ -363,6 +363,36 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
         return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
 
+    def precompile(self, /, *calls) -> list[tuple]:
+        """Compile for signatures, or for example arguments, without calling the kernel.
+
+        Parameters
+        ----------
+        calls : for each kind of call one of
+
+            - a Numba signature, as for ``numba.njit``: ``"float64(float64[:])"``, or a tuple of Numba types;
+            - a tuple of example arguments, positional: what is looked at is their types, element types, dimensions and layout;
+            - a dict of example arguments, by name.
+
+            An example also compiles the native code by which repeated calls of its kind are made. Outputs may be omitted.
+
+        Returns
+        -------
+        The compiled signature of each call, a tuple of Numba types.
+
+        With ``cache=True`` the code is kept on disk, and later processes load it; else it is this process's. Raises what a call with
+        such arguments raises before the kernel runs, also the errors of Numba's compiler; TypeError for anything else among `calls`,
+        and for types that no declared signature takes.
+
+        >>> import numpy as np
+        >>> kernel = fast_args(lambda x, k: x.sum() * k)
+        >>> kernel.precompile("(float32[::1], int64)", (np.ones(3), 2.0))
+        [(Array(float32, 1, 'C', False, aligned=True), int64), (Array(float64, 1, 'C', False, aligned=True), float64)]
+        """
+        from .precompile import precompile
+
+        return precompile(self, calls)
+
     def as_torch_op(
         self, name: str, *, backward=None, setup_context=None, mutates=None, vmap="loop", replace: bool = False
     ):
