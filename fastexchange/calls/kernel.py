@@ -380,9 +380,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         -------
         The compiled signature of each call, a tuple of Numba types.
 
-        With ``cache=True`` the code is kept on disk, and later processes load it; else it is this process's. Raises what a call with
-        such arguments raises before the kernel runs, also the errors of Numba's compiler; TypeError for anything else among `calls`,
-        and for types that no declared signature takes.
+        With ``cache=True`` the code is kept on disk, and later processes load it; else it is this process's. Raises what a
+        call with such arguments raises before the kernel runs, also the errors of Numba's compiler; TypeError for anything else
+        among `calls`, and for types that no declared signature takes.
 
         >>> import numpy as np
         >>> kernel = fast_args(lambda x, k: x.sum() * k)

@@ -166,8 +166,8 @@ class CudaKernel(Kernel, NativeCallable):
     def precompile(self, /, *calls) -> list[tuple]:
         """Compile for signatures or example arguments, without a launch. See :meth:`FastKernel.precompile`.
 
-        The kernel is compiled for the device of the example's tensors, or for the current one, and loaded there. Its package keeps
-        it on disk where the dispatcher has ``cache=True``. Raises TypeError for an example that only the package can launch.
+        The kernel is compiled for the device of the example's tensors, or for the current one, and loaded there. Its package
+        keeps it on disk where the dispatcher has ``cache=True``. Raises TypeError for an example that only the package can launch.
         """
         from .precompile import precompile
 
