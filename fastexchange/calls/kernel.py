@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import compiler
+from numba.core import compiler, sigutils
 
 from ..ground.cpython import NativeDispatcher, enable_vectorcall
 from ..ground.numba_internals import (
@@ -181,6 +181,14 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return
         use_cache(self, cache)
         compile_with(self, with_unique_symbols(pipeline))
+
+    def _is_kept(self, signature: tuple) -> bool:
+        """Whether another process would find the code for these argument types on disk."""
+        if not isinstance(self._cache, KernelCache):
+            return False
+        met = {*self.stats.cache_hits, *self.stats.cache_misses}  # declared signatures as they were declared
+        keys = [key for key in met if tuple(sigutils.normalize_signature(key)[0]) == signature]
+        return any(self._cache.holds(key, self.targetctx.codegen()) for key in keys)
 
     def add_overload(self, cres) -> None:
         """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures."""

@@ -77,6 +77,11 @@ class _Entries:
         elif key in self._not_described:
             self.warn(self._not_described.pop(key))
 
+    def holds(self, key) -> bool:
+        """Whether another process would find the code for this key."""
+        text = self._text(key)
+        return text is not None and self._folder.load(self._name, text) is not None
+
     def flush(self) -> None:
         """Remove the entries of this function."""
         self._folder.clear(self._name)
@@ -111,6 +116,10 @@ class KernelCache(FunctionCache):
             self._cache_file.warn("it calls itself through another function, or with other types")
         else:
             super().save_overload(sig, data)
+
+    def holds(self, signature: tuple, codegen) -> bool:
+        """Whether another process would find the code for these argument types."""
+        return self._cache_file.holds(self._index_key(signature, codegen))
 
     def _index_key(self, sig, codegen):
         return sig, codegen.magic_tuple()

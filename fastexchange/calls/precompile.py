@@ -66,20 +66,27 @@ def precompile(kernel, calls: tuple) -> list[tuple]:
 
 
 def _for_signature(kernel, signature, what: str) -> tuple:
-    """Compile for a signature, and how native code calls such kernels and returns their results."""
-    given = tuple(sigutils.normalize_signature(signature)[0])
+    """Compile for a signature, and how native code calls such kernels and returns their results.
+
+    A call compiles for its arguments' types, and looks for code by them. So a result's type declares nothing here.
+    """
+    arguments, result = sigutils.normalize_signature(signature)
+    given = tuple(arguments)
     taken: tuple | None = given
     if can_compile(kernel):
-        compile_declared(kernel, signature, what)
+        compile_declared(kernel, given, what)
     elif given not in kernel.overloads:
         taken = declared_signature(kernel, given)
     if taken is None:
         raise _not_declared(kernel, given, what)
+    returned = kernel.overloads[taken].signature.return_type
+    if result is not None and result != returned:
+        raise TypeError(f"{what}: with arguments ({', '.join(map(str, given))}) it returns {returned}, not {result}")
     if is_object_mode(kernel) or not kernel._has_parameters or not kernel._native.runtime.is_native:
         return taken
     try:
         trampoline(given, taken)
-        boxing.box(kernel.overloads[taken].signature.return_type)
+        boxing.box(returned)
     except boxing.UnsupportedEntry:  # Numba's own dispatcher makes such calls
         pass
     return taken

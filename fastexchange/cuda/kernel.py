@@ -167,7 +167,7 @@ class CudaKernel(Kernel, NativeCallable):
         """Compile for signatures or example arguments, without a launch. See :meth:`FastKernel.precompile`.
 
         The kernel is compiled for the device of the example's tensors, or for the current one, and loaded there. Its package
-        keeps it on disk where the dispatcher has ``cache=True``. Raises TypeError for an example that only the package can launch.
+        keeps it on disk where the dispatcher has ``cache=True``. Raises TypeError for an example that only the package launches.
         """
         from .precompile import precompile
 
