@@ -182,6 +182,14 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         use_cache(self, cache)
         compile_with(self, with_unique_symbols(pipeline))
 
+    def compile(self, sig):
+        """Compile for a signature, or load its code. Returns the entry point, a builtin function."""
+        try:
+            return super().compile(sig)
+        finally:
+            if isinstance(self._cache, KernelCache):
+                self._cache.release(sig, self.targetctx.codegen())
+
     def _is_kept(self, signature: tuple) -> bool:
         """Whether another process would find the code for these argument types on disk."""
         if not isinstance(self._cache, KernelCache):
