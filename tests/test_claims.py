@@ -27,7 +27,7 @@ def folder(tmp_path) -> CacheFolder:
 
 @contextlib.contextmanager
 def holder(folder: CacheFolder, name: str = "name", key: str = "key"):
-    """Another process that holds the claim, until it is told by a byte to save the entry ("s"), to give up ("g") or to die ("d")."""
+    """Another process that holds the claim, until it is told to save the entry ("s"), to give up ("g") or to die ("d")."""
     told, tell = os.pipe()
     holds, says = os.pipe()
     child = os.fork()

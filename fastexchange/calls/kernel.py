@@ -180,15 +180,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             super().enable_caching()  # raises Numba's own error if Numba finds no directory either
             return
         use_cache(self, cache)
+        self.compile = self._compile_claimed
         compile_with(self, with_unique_symbols(pipeline))
 
-    def compile(self, sig):
-        """Compile for a signature, or load its code. Returns the entry point, a builtin function."""
+    def _compile_claimed(self, sig):
+        """Numba's ``compile`` of a kernel with ``cache=True``: afterwards this process claims no entry any more."""
         try:
             return super().compile(sig)
         finally:
-            if isinstance(self._cache, KernelCache):
-                self._cache.release(sig, self.targetctx.codegen())
+            self._cache.release(sig, self.targetctx.codegen())
 
     def _is_kept(self, signature: tuple) -> bool:
         """Whether another process would find the code for these argument types on disk."""

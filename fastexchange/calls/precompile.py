@@ -7,12 +7,12 @@ Everything that later calls of the same kind need is compiled, and kept where th
 from typing import Any
 
 from numba.core import sigutils, types
-from numba.core.typing import Signature
 
 from ..dispatch import boxing, structs
 from ..dispatch.readers import DRY_RUN
 from ..dispatch.trampoline import trampoline
 from ..ground.numba_internals import (
+    Signature,
     can_compile,
     compiles_as_numba,
     declared_signature,
@@ -30,7 +30,7 @@ __all__ = ["arguments_of", "precompile", "signature_in"]
 
 def signature_in(call: Any) -> Any:
     """Return a signature among the arguments of ``precompile``; None for example arguments."""
-    if isinstance(call, str | Signature):
+    if isinstance(call, (str, Signature)):
         return call
     if type(call) is tuple and call and all(isinstance(each, types.Type) for each in call):
         return call

@@ -173,9 +173,9 @@ class CacheFolder:
         """Claim the making of a missing entry. If another process has claimed it, wait until that is done.
 
         Returns a claim: load the entry once more, and else make and save it; then release the claim. Or returns None: make the
-        entry without a claim, because nothing can be kept in this folder, because the other process could not keep it or takes
-        longer than :data:`CLAIM_WAITS`, or because this process has claimed another entry already. (It does not wait then, because
-        the other process may be waiting for that one.)
+        entry without one, because nothing can be kept in this folder, because the other process could not keep it or takes
+        longer than :data:`CLAIM_WAITS`, or because this process has claimed another entry already. (It does not wait then: the
+        other process may be waiting for that one.)
 
         A claim is a lock on a file, which the system releases when the process ends, however it ends.
         """
