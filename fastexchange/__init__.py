@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from .exchange.polyfill import exchange_api, polyfill, unpolyfill
     from .ground.dlpack_types import DLDataType, DLDevice, DLPackVersion
     from .ground.dtype_registry import register_dlpack_dtype
+    from .half import bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz, float16
     from .measuring.overhead import measure
     from .measuring.report import OverheadReport
 
 __all__ = [
     "BoundCudaLaunch", "BoundLaunch", "CudaError", "CudaKernel", "CudaLauncher", "DLDataType", "DLDataTypeCode", "DLDevice",
-    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "TorchOp", "accelerate", "convert",
-    "decelerate", "exchange_api", "explain", "fast_args", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype",
-    "to_dlpack", "unpolyfill",
+    "DLDeviceType", "DLPackVersion", "FastKernel", "KernelCounts", "OverheadReport", "TorchOp", "accelerate", "bfloat16",
+    "convert", "decelerate", "exchange_api", "explain", "fast_args", "float16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "from_dlpack", "measure", "polyfill", "register_dlpack_dtype", "to_dlpack", "unpolyfill",
 ]  # fmt: skip
 
 _ROOMS = {
@@ -52,6 +53,7 @@ _ROOMS = {
     "exchange.polyfill": ("exchange_api", "polyfill", "unpolyfill"),
     "ground.dlpack_types": ("DLDataType", "DLDevice", "DLPackVersion"),
     "ground.dtype_registry": ("register_dlpack_dtype",),
+    "half": ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16"),
     "measuring.overhead": ("measure",),
     "measuring.report": ("OverheadReport",),
 }

@@ -13,7 +13,7 @@ from ..dispatch.signature import UnknownDtype, numba_types
 from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover
 from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
 from ..ground.dlpack import field_of_type
-from ..ground.dtypes import dtype_field, element_of, is_computed
+from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
@@ -248,7 +248,9 @@ def refusal(error: BaseException) -> Outcome:
 def _stored_as(kernel, key: int) -> str:
     """Describe the elements of an array that the kernel gets as integers; "" for any other."""
     field = key >> structs.DTYPE_SHIFT & structs.FIELD_MASK
-    if key & 0xFF != structs.KIND_ARRAY or is_computed(field) or kernel._element_of(field) != element_of(field, storage=True):
+    if key & 0xFF != structs.KIND_ARRAY or kernel._element_of(field) != element_of(field, storage=True):
+        return ""
+    if bits_of(field, storage=True) is None:
         return ""
     return f", the bits of its elements, which are {elements_named(field)}"
 

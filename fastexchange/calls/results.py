@@ -4,7 +4,6 @@ An array that a kernel has made is returned as a tensor of the *target*: the typ
 argument that it names, or of the call's first tensor. If that type cannot be made of an array, the result is a NumPy array.
 """
 
-import contextlib
 import ctypes
 import functools
 import sys
@@ -20,9 +19,11 @@ from ..dispatch.boxing import box
 from ..dispatch.results import BOXING, SEVERAL, box_result
 from ..dispatch.runtime import runtime
 from ..exchange.discovery import fields_of, learn_type
+from ..exchange.errors import elements_named
 from ..exchange.export import export_of
 from ..exchange.makers import has_from_dlpack, maker
-from ..ground.dtypes import field_to_dtype
+from ..ground.dlpack import type_of_field
+from ..ground.dtypes import field_to_dtype, storage_of
 from ..ground.native import address_of
 from ..ground.omitted import OMITTED
 from ..ground.once import for_ever, once
@@ -53,12 +54,20 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
     if type(array) is not np.ndarray:
         return array
     what = f"{kernel}(): its result, an array of {dtype_of(array)}"
-    if field:
-        with contextlib.suppress(KeyError):  # NumPy has no such dtype: keep the integers
-            array = array.view(field_to_dtype(field))
+    key = None
     cls = np.ndarray if target is None else tensor_type(target)
     make = None if cls is np.ndarray else _maker(cls)
+    if field:
+        try:
+            array = array.view(field_to_dtype(field))
+        except KeyError:  # NumPy has no such dtype: keep the integers
+            if dtype_of(array).kind == "V":
+                key = type_of_field(field)
+                what = f"{kernel}(): its result, an array of {elements_named(field)}"
+                array = array.view(storage_of(field))
     if make is None:
+        if key is not None:
+            raise BufferError(f"{what}: NumPy has no such dtype; install ml_dtypes, or name the tensors' type by returns=")
         return array
     if array.base is None and not array.flags.owndata:
         array = array.copy()
@@ -73,6 +82,8 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
             raise BufferError(f"{what}, {why}: {type_name(cls)} has no such tensors; return a copy of it")
     try:
         with export_of(array, "a result") as export:
+            if key is not None:
+                export.retype(*key)
             return make(export)
     except (BufferError, TypeError, ValueError) as error:
         raise BufferError(f"{what}, cannot be made a {type_name(cls)}: {error}") from error

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..exchange.errors import argument, refuse_elements
-from ..ground.dtypes import element_of
+from ..ground.dtypes import element_of, field_to_numba
 from ..ground.once import forkable_lock
 from . import resets
 from .context import Launchable
@@ -36,7 +36,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
     if unknown is not None:
         refuse_elements(kernel, bound, *unknown)
     width = functools.partial(element_of, storage=True)  # also for elements for which only the package has a type
-    seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width)
+    seen = numba_types(keys, kernel._parameters.defaults, native.runtime.serials, width, field_to_numba)
     driver().context(device)
     with _loading, driver().as_before(), target.on_device(device):
         resets.watch(device)
@@ -58,7 +58,7 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
 
 def types_given(kernel, keys: tuple[int, ...]) -> tuple:
     """The package's types of a launch's arguments. Raises UnknownDtype."""
-    types = numba_types(keys, {}, kernel._native.runtime.serials, kernel._element_of)
+    types = numba_types(keys, {}, kernel._native.runtime.serials, kernel._element_of, field_to_numba)
     return tuple(map(kernel.target.type_of, types))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from numba.core import types
 
-from ..ground.dtypes import NoNumbaType, field_to_numba
+from ..ground.dtypes import NoNumbaType, field_to_computed
 from ..ground.parameters import item_of
 from ..producers.buffer import CLASSES
 from .structs import (
@@ -42,27 +42,27 @@ class UnknownDtype(Exception):
         self.position, self.field = position, field
 
 
-def numba_types(keys, defaults: dict[int, object], serials, element) -> tuple:
+def numba_types(keys, defaults: dict[int, object], serials, element, scalar=field_to_computed) -> tuple:
     """The Numba types of a call's arguments, with ``*args`` as one tuple type, as in Numba's dispatcher.
 
     `keys`: the key sequence. `defaults`: by parameter index, the defaults of omitted arguments. `serials`: from serial number to
     a function that returns the named tuple class, or the constant's Numba type. `element`: from dtype field to an array's
-    element type; raises NoNumbaType. Raises: UnknownDtype.
+    element type; raises NoNumbaType. `scalar`: the same for NumPy's scalars. Raises: UnknownDtype.
     """
     stream = iter(keys)
     decoded: list[object] = []
     for key in stream:
         position = len(decoded)
-        decoded.append(_decode(key, stream, position, defaults, serials, element))
+        decoded.append(_decode(key, stream, position, defaults, serials, element, scalar))
     return tuple(decoded)
 
 
-def _decode(key: int, stream, position: int, defaults, serials, element):
+def _decode(key: int, stream, position: int, defaults, serials, element, scalar):
     kind = key & 0xFF
     if kind == KIND_ARRAY:
         return _array_type(key, position, element)
     if kind == KIND_SCALAR:
-        return field_to_numba(_field(key))
+        return scalar(_field(key))
     if kind == KIND_NONE:
         return types.none
     if kind == KIND_STRING:
@@ -73,7 +73,8 @@ def _decode(key: int, stream, position: int, defaults, serials, element):
         number = key >> SERIAL_SHIFT
         cls = serials[number]() if kind == KIND_NAMED_TUPLE else None
         length = len(cls._fields) if cls is not None else number
-        items = [_decode(next(stream), stream, item_of(position, i), defaults, serials, element) for i in range(length)]
+        places = (item_of(position, i) for i in range(length))
+        items = [_decode(next(stream), stream, place, defaults, serials, element, scalar) for place in places]
         return types.BaseTuple.from_types(items, cls)
     if kind == KIND_LIST:
         return types.List(_array_type(next(stream), item_of(position, 0), element), reflected=True)

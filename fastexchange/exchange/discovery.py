@@ -19,6 +19,7 @@ from ..dispatch.readers import read_alike
 from ..dispatch.runtime import runtime
 from ..ground.cpython import NUMPY_SCALAR_VALUE
 from ..ground.dtypes import PLAIN_DTYPES, dtype_field, field_itemsize
+from ..ground.half.formats import FORMATS
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
 from ..producers import buffer, dunder, forwarded, paddle, torch, torch_abi, torch_offsets
@@ -202,10 +203,19 @@ _NUMPY_SCALARS = {id(np.dtype(code).type): np.dtype(code) for code in "?" + np.t
 """NumPy's scalar types by ``id``, because hashing an unknown type may raise."""
 
 
+def _dtype_of_scalar(cls: type) -> np.dtype | None:
+    """The dtype of a scalar type of NumPy or ml_dtypes with which kernels compute, or None."""
+    known = _NUMPY_SCALARS.get(id(cls))
+    ml_dtypes = sys.modules.get("ml_dtypes")
+    if known is None and any(getattr(ml_dtypes, form.name, None) is cls for form in FORMATS):
+        return np.dtype(cls)
+    return known
+
+
 def _scalar(cls: type, notes: list[str]) -> Discovery | None:
-    """Python's and NumPy's own scalar types, but not their subclasses, whose value may mean something else."""
+    """Scalar types of Python, NumPy and ml_dtypes, but not their subclasses, whose value may mean something else."""
     kind = next((kind for known, kind in _PYTHON_SCALARS if cls is known), None)
-    dtype = _NUMPY_SCALARS.get(id(cls))
+    dtype = _dtype_of_scalar(cls)
     element = dtype_field(dtype) if dtype is not None and dtype.itemsize <= 16 else None
     if (
         (kind is not None and cls.__name__ in runtime().unverified)

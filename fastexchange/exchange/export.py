@@ -16,7 +16,7 @@ from ..ground import dtype_registry
 from ..ground.dlpack import DLDeviceType, DLPackFlag, field_of_type, is_readable_by_cpu
 from ..ground.dlpack_types import why_not_exported
 from ..ground.dltensor import READONLY_IS_ASSUMED
-from ..ground.dtypes import element_of, storage_of
+from ..ground.dtypes import bits_of, storage_of
 from ..ground.native import address_of
 from ..ground.pythonapi import Py_DecRef
 from ..ground.safe_repr import type_name
@@ -326,6 +326,4 @@ def numpy_view(tensor, managed_tensor_from_py_object_no_sync: int, storage: bool
     with Export(tensor, managed_tensor_from_py_object_no_sync) as export:
         dtype = export.tensor.dtype
         field = field_of_type(dtype.code, dtype.bits)
-        if dtype.lanes == 1:
-            element_of(field, storage)
-        return to_numpy(export, storage=storage_of(field))
+        return to_numpy(export, storage=bits_of(field, storage) if dtype.lanes == 1 else None)

@@ -4,25 +4,28 @@ A plain dtype, and a registered one (``dtype_registry``) without a Numba type, h
 (``dlpack.field_of_type``). Any other dtype (structured, datetime64, fixed-width text, bits without a DLPack type) gets a number
 above those, which is kept for the life of the process, like the code compiled for it.
 
-Only :func:`element_of` decides the type of a field's elements in a kernel: Numba's type; if there is none, the *storage integer*,
-an unsigned integer of the same size, for kernels with ``fast_args(storage=True)``; otherwise the tensor is refused.
+Only :func:`element_of` decides the type of a field's elements in a kernel: Numba's type; if there is none, the package's own
+(``half``), or for kernels with ``fast_args(storage=True)`` the *storage integer*, an unsigned integer of the same size. Otherwise
+the tensor is refused.
 """
 
 import functools
 import itertools
 import sys
-from typing import cast
 
 import numba
 import numpy as np
+from numba.core import types
 
 from . import dtype_registry
 from .dlpack import field_of_type, type_of_field
+from .half.formats import FORMAT_KEYS
 from .numba_internals import has_representation
 
 __all__ = [
     "NoNumbaType",
     "as_kernel_has_it",
+    "bits_of",
     "dtype_field",
     "dtype_of_dl",
     "element_of",
@@ -30,6 +33,7 @@ __all__ = [
     "field_to_dtype",
     "field_to_numba",
     "is_computed",
+    "is_half",
     "storage_of",
 ]
 
@@ -42,12 +46,13 @@ PLAIN_DTYPES = tuple(map(np.dtype, "?bBhHiIlLqQefdFD"))
 
 _FIELDS: dict[np.dtype, int] = {dtype: field_of_type(*key) for key, dtype in dtype_registry.BUILT_IN_DTYPES.items()}
 _DTYPES: dict[int, np.dtype] = {field: dtype for dtype, field in _FIELDS.items()}
+_FLOAT16 = _FIELDS[np.dtype(np.float16)]
 _next_parametric = itertools.count(FIRST_PARAMETRIC)
 _next_storable = itertools.count()
 
 
 class NoNumbaType(Exception):
-    """A kernel cannot take elements of this field: Numba has no type for them, and the kernel has not ``storage=True``."""
+    """A kernel cannot take elements of this field: they have no type, and the kernel has not ``storage=True``."""
 
     def __init__(self, field: int):
         super().__init__(field)
@@ -61,6 +66,11 @@ def is_native_order(dtype: np.dtype) -> bool:
     return dtype.byteorder in ("=", "|", "<" if sys.byteorder == "little" else ">")
 
 
+def is_half(field: int) -> bool:
+    """Whether a field is of a format with which kernels compute by ``half``."""
+    return field < FIRST_PARAMETRIC and type_of_field(field) in FORMAT_KEYS
+
+
 def dtype_field(dtype: np.dtype) -> int | None:
     """The field of `dtype`; None for a foreign byte order, and if there is neither a Numba type nor a storage integer.
 
@@ -70,11 +80,12 @@ def dtype_field(dtype: np.dtype) -> int | None:
     known = _FIELDS.get(dtype)
     if known is not None or not is_native_order(dtype):
         return known
-    if _has_numba_type(dtype):
+    key = dtype_registry.key_of(dtype)
+    if key not in FORMAT_KEYS and _has_numba_type(dtype):
         field, limit = next(_next_parametric), FIRST_STORABLE
     elif not _is_storable(dtype):
         return None
-    elif (key := dtype_registry.key_of(dtype)) is not None:
+    elif key is not None:
         return field_of_type(*key)
     else:
         field = FIRST_STORABLE | dtype.itemsize << 16 | next(_next_storable)
@@ -114,7 +125,11 @@ def field_to_dtype(field: int) -> np.dtype:
 
 @functools.cache  # exceptions are not cached: a type may be registered later
 def field_to_numba(field: int):
-    """Numba's type for elements of this field, even if the CPU target lacks it. Raises NoNumbaType."""
+    """Numba's own type for elements of this field, even if the CPU target lacks it. Raises NoNumbaType."""
+    if is_half(field):  # `half.known` lets Numba give these dtypes to the package's types
+        if field == _FLOAT16:
+            return types.float16
+        raise NoNumbaType(field)
     try:
         return numba.from_dtype(field_to_dtype(field))
     except Exception:  # Numba raises several exceptions for dtypes without a type
@@ -122,12 +137,25 @@ def field_to_numba(field: int):
 
 
 @functools.cache
-def field_to_computed(field: int):
+def _numbas_own(field: int):
     """Numba's type for elements of this field on the CPU, which has no float16. Raises NoNumbaType."""
     found = field_to_numba(field)
     if not has_representation(found):
         raise NoNumbaType(field)
     return found
+
+
+@functools.cache
+def field_to_computed(field: int):
+    """The type of elements of this field on the CPU, Numba's or this package's. Raises NoNumbaType."""
+    try:
+        return _numbas_own(field)
+    except NoNumbaType:
+        if not is_half(field):
+            raise
+    from .half.known import type_of_key
+
+    return type_of_key(*type_of_field(field))
 
 
 def storage_of(field: int) -> np.dtype | None:
@@ -141,13 +169,28 @@ def element_of(field: int, storage: bool, type_of=field_to_computed):
 
     `storage`: the kernel's option. `type_of`: from a field to a type; raises NoNumbaType.
     """
-    try:
+    if not storage:
         return type_of(field)
+    try:
+        return _numbas_own(field) if type_of is field_to_computed else type_of(field)
     except NoNumbaType:
         stored = storage_of(field)
-        if not storage or stored is None:
+        if stored is None:
             raise
         return numba.from_dtype(stored)
+
+
+def bits_of(field: int, storage: bool) -> np.dtype | None:
+    """The storage integer, if a kernel on the CPU gets elements of this field as that; None if it computes with them.
+
+    Raises NoNumbaType if the kernel does not take them.
+    """
+    element_of(field, storage)
+    try:
+        _numbas_own(field)
+    except NoNumbaType:
+        return storage_of(field) if storage else None
+    return None
 
 
 def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
@@ -158,12 +201,16 @@ def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:
     field = dtype_field(dtype)
     if field is None:
         return dtype
-    element_of(field, storage)
-    return dtype if is_computed(field) else cast(np.dtype, storage_of(field))
+    bits = bits_of(field, storage)
+    if bits is None and is_half(field):
+        from .half.known import learn_dtype, type_of_key
+
+        learn_dtype(type_of_key(*type_of_field(field)))  # Numba types the array
+    return bits or dtype
 
 
 def is_computed(field: int) -> bool:
-    """Whether Numba computes with elements of this field on the CPU."""
+    """Whether kernels on the CPU compute with elements of this field."""
     try:
         field_to_computed(field)
     except NoNumbaType:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
-import llvmlite
+import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
@@ -76,6 +76,13 @@ _lowering_registry: Any = imported("numba.core.imputils", "builtin_registry")
 _targets: Any = imported("numba.core.target_extension", "target_registry")
 _dispatchers: Any = imported("numba.core.target_extension", "dispatcher_registry")
 _CPU: Any = imported("numba.core.target_extension", "CPU", object)
+lower_constant: Any = imported("numba.core.imputils", "lower_constant")
+infer_global: Any = imported("numba.core.typing.templates", "infer_global")
+AbstractTemplate: Any = imported("numba.core.typing.templates", "AbstractTemplate", object)
+alloca_once: Any = imported("numba.core.cgutils", "alloca_once")
+for_range_slice: Any = imported("numba.core.cgutils", "for_range_slice")
+AttributeTemplate: Any = imported("numba.core.typing.templates", "AttributeTemplate", object)
+supported_ufuncs: Any = imported("numba.core.typing.npydecl", "supported_ufuncs", ())
 _excinfo_ptr_t: Any = imported("numba.core.callconv", "excinfo_ptr_t")
 
 
@@ -150,6 +157,32 @@ def has_representation(numba_type) -> bool:
     except (NotImplementedError, KeyError):  # KeyError: another target's type
         return False
     return True
+
+
+def converts_float16(context) -> bool:
+    """Whether the processor for which a target context compiles converts float16 by an instruction. False if unknown."""
+    features = getattr(context.codegen(), "_tm_features", "").split(",")
+    return "+f16c" in features or llvmlite.binding.get_process_triple().startswith("aarch64")
+
+
+def add_dtypes(cls: type, dtype_of: Callable[[Any], np.dtype]) -> None:
+    """Let Numba pass arrays from and to Python whose elements' types are of `cls`. It would look for the dtypes of their names.
+
+    `dtype_of`: from a type to its dtype.
+    """
+    numpy_support = module_of("numba.np.numpy_support")
+    numbas = numpy_support.as_dtype
+
+    @functools.wraps(numbas)
+    def as_dtype(nbtype):
+        return dtype_of(nbtype) if isinstance(nbtype, cls) else numbas(nbtype)
+
+    numpy_support.as_dtype = as_dtype
+
+
+def set_type_of_dtype(dtype: np.dtype, numba_type: Any) -> None:
+    """Let Numba type arrays and scalars of a dtype as `numba_type`."""
+    module_of("numba.np.numpy_support").FROM_DTYPE[dtype] = numba_type
 
 
 def load_representations() -> None:

@@ -1,0 +1,135 @@
+"""Numba's types of the formats: values in registers are codes, and every use converts them to float32.
+
+A type is also a function, in Python and in compiled code: ``bfloat16(x)`` rounds. In Python it returns a float.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+from numba.core.datamodel.models import PrimitiveModel
+from numba.core.typeconv import Conversion
+from numba.extending import NativeValue, box, lower_builtin, lower_cast, register_model, unbox
+
+from ..numba_internals import lower_constant
+from .conversions import narrow, widen
+from .formats import FORMATS, Format
+
+__all__ = ["TYPES", "Half", "computed_as"]
+
+
+class Half(types.Float):
+    """The type of numbers of a format. They become float32 where they are used."""
+
+    def __init__(self, form: Format):
+        super(types.Float, self).__init__(name=form.name)
+        self.bitwidth = form.bits
+
+    @property
+    def format(self) -> Format:
+        """The format of that name."""
+        return _FORMATS[self.name]
+
+    def cast_python_value(self, value) -> float:
+        """`value` as the nearest number of the format, a Python float."""
+        return self.format.decode(self.format.encode(float(value)))
+
+    def __lt__(self, other):
+        return NotImplemented
+
+    def unify(self, typingctx, other):
+        """The type of a variable that is of this type or of another."""
+        return typingctx.unify_pairs(types.float32, computed_as(other)) if isinstance(other, types.Number) else None
+
+    def can_convert_to(self, typingctx, other):
+        """How good a conversion to `other` is, of those that compete: float32 is the best."""
+        if isinstance(other, Half):
+            return Conversion.unsafe
+        if other in _WIDER:
+            return _WIDER[other]
+        return Conversion.unsafe if isinstance(other, (types.Integer, types.Float)) else None
+
+    def can_convert_from(self, typingctx, other):
+        """A conversion from any other number loses digits."""
+        return Conversion.unsafe if isinstance(other, (types.Integer, types.Float, types.Boolean)) else None
+
+
+_FORMATS = {form.name: form for form in FORMATS}
+_WIDER = {
+    types.float32: Conversion.promote, types.float64: Conversion.safe,
+    types.complex64: Conversion.safe, types.complex128: Conversion.safe,
+}  # fmt: skip
+TYPES: dict[str, Half] = {form.name: Half(form) for form in FORMATS}
+
+
+def computed_as(number: Any) -> Any:
+    """The type as which an operand is computed with beside a number of one of the formats: NumPy's promotion with float32.
+
+    A literal int is float32. Types that are no numbers stay what they are.
+    """
+    if isinstance(number, (Half, types.IntegerLiteral, types.Boolean)):
+        return types.float32
+    if isinstance(number, types.Integer):
+        return types.float32 if number.bitwidth <= 16 else types.float64
+    return number
+
+
+@register_model(Half)
+class HalfModel(PrimitiveModel):
+    """A code, in registers and in memory."""
+
+    def __init__(self, dmm, fe_type: Half):
+        super().__init__(dmm, fe_type, ir.IntType(fe_type.bitwidth))
+
+
+# ---- conversions ---------------------------------------------------------------------------------------------------
+
+
+@lower_cast(Half, types.Float)
+@lower_cast(Half, types.Integer)
+@lower_cast(Half, types.Complex)
+def _to_number(context, builder, given, taken, value):
+    return context.cast(builder, widen(context, builder, value, given.format), types.float32, taken)
+
+
+@lower_cast(types.Float, Half)
+@lower_cast(types.Integer, Half)
+@lower_cast(types.Boolean, Half)
+@lower_cast(types.IntegerLiteral, Half)
+@lower_cast(types.BooleanLiteral, Half)
+def _from_number(context, builder, given, taken, value):
+    return narrow(context, builder, context.cast(builder, value, given, types.float32), taken.format)
+
+
+@lower_cast(Half, Half)
+def _from_half(context, builder, given, taken, value):
+    if given == taken:
+        return value
+    return narrow(context, builder, widen(context, builder, value, given.format), taken.format)
+
+
+@lower_cast(Half, types.Boolean)
+@lower_builtin(bool, Half)
+def _is_true(context, builder, *given):
+    half, value = (given[0], given[2]) if len(given) == 3 else (given[0].args[0], given[1][0])
+    wide = widen(context, builder, value, half.format)
+    return builder.fcmp_unordered("!=", wide, ir.FloatType()(0))
+
+
+@lower_constant(Half)
+def _constant(context, builder, half, value):
+    return ir.IntType(half.bitwidth)(half.format.encode(float(value)))
+
+
+@box(Half)
+def _box(half, value, c):
+    """Return a Python float, as of every other type of Numba's that has no Python type of its own."""
+    wide = c.context.cast(c.builder, value, half, types.float64)
+    return c.pyapi.float_from_double(wide)
+
+
+@unbox(Half)
+def _unbox(half, ob, c):
+    """Take what has ``__float__``: a scalar of NumPy or of ml_dtypes."""
+    code = c.context.cast(c.builder, c.pyapi.float_as_double(ob), types.float64, half)
+    return NativeValue(code, is_error=c.pyapi.c_api_error())

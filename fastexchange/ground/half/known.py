@@ -1,0 +1,35 @@
+"""Numba's types of the formats by DLPack's types and NumPy's dtypes. Importing this module teaches Numba."""
+
+import numpy as np
+
+from ..dtype_registry import dtype_of
+from ..numba_internals import add_dtypes, set_type_of_dtype
+from . import operations, reductions  # noqa: F401 (register what they implement)
+from .elements import TYPES, Half
+from .formats import FORMATS
+
+__all__ = ["learn_dtype", "type_of_key"]
+
+_KEYS = {(form.code, form.bits): TYPES[form.name] for form in FORMATS}
+
+
+def type_of_key(code: int, bits: int) -> Half | None:
+    """The type of elements of DLPack's type ``(code, bits)``, or None."""
+    return _KEYS.get((code, bits))
+
+
+def learn_dtype(half: Half) -> np.dtype:
+    """NumPy's dtype of a type's elements, of which Numba knows from then on.
+
+    Only ml_dtypes has the dtype of most. Without it, Numba's boxing code gets bytes, which are no numbers.
+    """
+    found = dtype_of(half.format.code, half.format.bits)
+    if found is None:
+        return np.dtype(f"V{half.bitwidth // 8}")
+    set_type_of_dtype(found, half)
+    return found
+
+
+add_dtypes(Half, learn_dtype)
+for _half in TYPES.values():
+    learn_dtype(_half)

@@ -1,0 +1,105 @@
+"""What functions and operators of Numba do with numbers of the formats, and with arrays of them.
+
+Numba has implementations for float32 and float64. A template for each function comes before Numba's own, because it is one for
+the CPU alone; it replaces the formats' types by float32 and asks for the function again. A whole-array operation has Numba's
+result for float32, too: an array of float32 or, for comparisons, of bool.
+"""
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from numba.core import types
+from numba.core.typing import signature
+from numba.extending import lower_builtin
+
+from ..numba_internals import AbstractTemplate, infer_global, supported_ufuncs
+from .elements import Half, computed_as
+
+__all__ = ["has_half"]
+
+_BINARY = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
+    "eq", "ne", "lt", "le", "gt", "ge",
+)  # fmt: skip
+_OPERATORS = [getattr(operator, name) for name in (*_BINARY, "neg", "pos")]
+_BUILTINS = [abs, round, min, max, pow, divmod, float, int, complex]
+_MATH = [function for name, function in vars(math).items() if callable(function) and not name.startswith("_")]
+_PROMOTING = {*_OPERATORS, min, max, pow, divmod, *supported_ufuncs}
+"""Functions of numbers of one kind, by NumPy's promotion. Others have parameters of their own, as ``round`` and ``ldexp``."""
+
+
+def has_half(numba_type: Any) -> bool:
+    """Whether a type is one of the formats' or an array of it."""
+    numba_type = numba_type.type if isinstance(numba_type, types.Optional) else numba_type
+    return isinstance(numba_type.dtype if isinstance(numba_type, types.Array) else numba_type, Half)
+
+
+def _as_computed(numba_type: Any, is_promoted: bool) -> Any:
+    if isinstance(numba_type, types.Optional):
+        return types.Optional(_as_computed(numba_type.type, is_promoted))
+    if isinstance(numba_type, types.Array):
+        element = _as_computed(numba_type.dtype, is_promoted)
+        return numba_type if element == numba_type.dtype else numba_type.copy(dtype=element)
+    return computed_as(numba_type) if is_promoted or isinstance(numba_type, Half) else types.unliteral(numba_type)
+
+
+class _AsFloat32(AbstractTemplate):
+    """A function, for arguments of which some have a format's type."""
+
+    metadata = {"target": "cpu"}  # noqa: RUF012 (as Numba's templates have it)
+    prefer_literal = True
+
+    def generic(self, args, kws):
+        if kws or not any(map(has_half, args)):
+            return None
+        taken = tuple(_as_computed(each, self.key in _PROMOTING) for each in args)
+        found = self.context.resolve_function_type(self.key, taken, {})
+        if found is None:
+            return None
+        self._implementation = self.context.resolve_value_type(self.key).get_impl_key(found)
+        if not any(isinstance(each, types.Array) for each in args):
+            return found
+        # Numba compiles most expressions of arrays as loops over their elements, and needs only the type. What it does not:
+        ufunc = _IN_PLACE.get(self.key) or _UFUNCS.get(self.key, self.key)
+        written = args[0] if self.key in _IN_PLACE else args[ufunc.nin] if len(args) > getattr(ufunc, "nin", 9) else None
+        self._implementation = ufunc, _whole_array
+        return signature(written or found.return_type, *map(types.unliteral, args))
+
+    def get_impl_key(self, _signature):
+        return self._implementation
+
+
+_whole_array = "array of a format"
+_UFUNCS = {
+    operator.add: np.add, operator.sub: np.subtract, operator.mul: np.multiply, operator.truediv: np.true_divide,
+    operator.floordiv: np.floor_divide, operator.mod: np.remainder, operator.pow: np.power, operator.eq: np.equal,
+    operator.ne: np.not_equal, operator.lt: np.less, operator.le: np.less_equal, operator.gt: np.greater,
+    operator.ge: np.greater_equal, operator.neg: np.negative, operator.pos: np.positive, abs: np.absolute,
+}  # fmt: skip
+_IN_PLACE = {getattr(operator, f"i{each.__name__}"): _UFUNCS[each] for each in _UFUNCS if f"i{each.__name__}" in _BINARY}
+
+
+def _lower_whole_array(function) -> None:
+    """Compile what Numba compiles as no loop: operations in place, and functions with ``out``."""
+    count = function.nin
+    names = [f"x{i}" for i in range(count)]
+    called = f"function({', '.join(names)})"
+    made: dict[str, Any] = {}
+    source = f"def plain({', '.join(names)}): return {called}\n"
+    source += f"def into({', '.join(names)}, out):\n out[...] = {called}\n return out\n"
+    source += f"def in_place({', '.join(names)}):\n x0[...] = {called}\n return x0\n"
+    exec(source, {"function": function}, made)
+
+    @lower_builtin((function, _whole_array), types.VarArg(types.Any))
+    def lower(context, builder, sig, args):
+        is_in_place = len(args) == count and sig.return_type == sig.args[0] and has_half(sig.args[0])
+        chosen = "into" if len(args) > count else "in_place" if is_in_place else "plain"
+        return context.compile_internal(builder, made[chosen], sig, args)
+
+
+for _function in dict.fromkeys([*_OPERATORS, *_BUILTINS, *_MATH, *supported_ufuncs]):
+    infer_global(_function)(type(f"{_function.__name__}_AsFloat32", (_AsFloat32,), {}))
+for _function in supported_ufuncs:
+    _lower_whole_array(_function)

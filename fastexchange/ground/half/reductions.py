@@ -1,0 +1,198 @@
+"""Sums and other reductions of arrays of the formats, computed in float32.
+
+``sum``, ``mean``, ``max`` and ``min`` of all elements read them where they are. Other functions get a copy in float32.
+"""
+
+import inspect
+import operator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.typing import signature
+from numba.extending import infer_getattr, intrinsic, lower_builtin, overload, register_jitable
+
+from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice
+from .conversions import widen
+from .elements import Half
+
+__all__ = ["is_half_array"]
+
+_LANES = 64
+"""Elements that are added side by side. So a sum is the same on each processor, and more exact than one after the other."""
+_INDEX, _WORD, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def is_half_array(numba_type: Any) -> bool:
+    """Whether a type is an array of numbers of a format."""
+    return isinstance(numba_type, types.Array) and isinstance(numba_type.dtype, Half)
+
+
+def _fold(start: float, function: str | None):
+    """An intrinsic that folds a contiguous array by an intrinsic of LLVM's, which propagates NaN; None: by addition.
+
+    `start`: the value of no element.
+    """
+
+    def combine(builder, a, b):
+        if function is None:
+            return builder.fadd(a, b)
+        name = f"{function}.{f'v{a.type.count}' if isinstance(a.type, ir.VectorType) else ''}f32"
+        found = builder.module.globals.get(name) or ir.Function(builder.module, ir.FunctionType(a.type, [a.type] * 2), name)
+        return builder.call(found, [a, b])
+
+    def codegen(context, builder, sig, args):
+        # 1. Vectors of 64 elements. 2. Those left over, one by one. 3. The lanes by halves.
+        array = context.make_array(sig.args[0])(context, builder, args[0])
+        form = sig.args[0].dtype.format
+        codes = ir.VectorType(ir.IntType(form.bits), _LANES).as_pointer()
+        whole = builder.sub(array.nitems, builder.urem(array.nitems, _WORD(_LANES)))
+        lanes = alloca_once(builder, ir.VectorType(_FLOAT, _LANES))
+        builder.store(ir.Constant(lanes.type.pointee, [_FLOAT(start)] * _LANES), lanes)
+        with for_range_slice(builder, _WORD(0), whole, _WORD(_LANES)) as (index, _):
+            read = builder.load(builder.bitcast(builder.gep(array.data, [index]), codes), align=form.bits // 8)
+            builder.store(combine(builder, builder.load(lanes), widen(context, builder, read, form)), lanes)
+        rest = alloca_once(builder, _FLOAT)
+        builder.store(_FLOAT(start), rest)
+        with for_range_slice(builder, whole, array.nitems, _WORD(1)) as (index, _):
+            value = widen(context, builder, builder.load(builder.gep(array.data, [index])), form)
+            builder.store(combine(builder, builder.load(rest), value), rest)
+        found, width = builder.load(lanes), _LANES
+        while width > 1:
+            width //= 2
+            low, high = (
+                builder.shuffle_vector(found, found, ir.Constant(ir.VectorType(_INDEX, width), [*range(first, first + width)]))
+                for first in (0, width)
+            )
+            found = combine(builder, low, high)
+        return combine(builder, builder.extract_element(found, _INDEX(0)), builder.load(rest))
+
+    @intrinsic
+    def fold(_typing_context, array):
+        return types.float32(array), codegen
+
+    return fold
+
+
+_sum, _max, _min = _fold(0.0, None), _fold(-np.inf, "llvm.maximum"), _fold(np.inf, "llvm.minimum")
+
+
+def _sum_of(a):
+    return lambda a: _sum(a)
+
+
+def _mean_of(a):
+    return lambda a: np.float32(_sum(a) / np.float64(a.size))
+
+
+def _max_of(a):
+    def largest(a):
+        if a.size == 0:
+            raise ValueError("zero-size array to reduction operation maximum which has no identity")
+        return _max(a)
+
+    return largest
+
+
+def _min_of(a):
+    def smallest(a):
+        if a.size == 0:
+            raise ValueError("zero-size array to reduction operation minimum which has no identity")
+        return _min(a)
+
+    return smallest
+
+
+def _reduction(function, whole=None) -> None:
+    """Let Numba compile `function` of NumPy. `whole`: returns what computes it of all elements of a contiguous array."""
+
+    @overload(function, target="cpu", prefer_literal=True)
+    def _(a, axis=None):
+        if not is_half_array(a):
+            return None
+        if not (axis is None or isinstance(axis, (types.NoneType, types.Omitted))):
+            return lambda a, axis=None: function(a.astype(np.float32), axis)
+        if whole is None:
+            return lambda a, axis=None: function(a.astype(np.float32))
+        if a.layout == "A":
+            return lambda a, axis=None: function(a.copy())
+        found = register_jitable(whole(a))
+        return lambda a, axis=None: found(a)
+
+
+for _function, _whole in ((np.sum, _sum_of), (np.mean, _mean_of), (np.max, _max_of), (np.min, _min_of)):
+    _reduction(_function, _whole)
+for _function in (
+    np.prod, np.var, np.std, np.argmax, np.argmin, np.cumsum, np.cumprod, np.ptp, np.median, np.nansum, np.nanprod, np.nanmean,
+    np.nanmax, np.nanmin, np.nanvar, np.nanstd, np.nanmedian,
+):  # fmt: skip
+    _reduction(_function)
+
+_METHODS = {
+    "sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod, "var": np.var, "std": np.std,
+    "argmax": np.argmax, "argmin": np.argmin, "cumsum": np.cumsum, "cumprod": np.cumprod, "ptp": np.ptp,
+}  # fmt: skip
+
+
+@infer_getattr
+class _Methods(AttributeTemplate):
+    """Methods of arrays of the formats, which are the functions of that name."""
+
+    key = types.Array
+    metadata = {"target": "cpu"}  # noqa: RUF012 (as Numba's templates have it)
+
+    def generic_resolve(self, value, attr):
+        if attr not in _METHODS or not is_half_array(value):
+            return None
+        function = _METHODS[attr]
+
+        class Method(AbstractTemplate):
+            key = "method of an array of a format", attr
+
+            def generic(self, args, kws):
+                found = self.context.resolve_function_type(function, (self.this, *args, *kws.values()), {})
+                if found is None or set(kws) - {"axis"}:
+                    return None
+                made = signature(found.return_type, *found.args[1 : 1 + len(args) + len(kws)], recvr=self.this)
+                return made.replace(pysig=_PYTHON_SIGNATURES[len(args) + len(kws)])
+
+        return types.BoundFunction(Method, value)
+
+
+_PYTHON_SIGNATURES = inspect.signature(lambda: None), inspect.signature(lambda axis: None)
+
+
+def _lower_method(name: str) -> None:
+    function = _METHODS[name]
+
+    @lower_builtin(("method of an array of a format", name), types.Array)
+    @lower_builtin(("method of an array of a format", name), types.Array, types.Any)
+    def _(context, builder, sig, args):
+        body = (lambda a: function(a)) if len(args) == 1 else lambda a, axis: function(a, axis)
+        return context.compile_internal(builder, body, sig, args)
+
+
+for _name in _METHODS:
+    _lower_method(_name)
+
+
+def _wide(x):
+    """An array of a format as float32; anything else as it is."""
+
+
+@overload(_wide)
+def _typed_wide(x):
+    return (lambda x: x.astype(np.float32)) if is_half_array(x) else lambda x: x
+
+
+def _product(function) -> None:
+    """Let Numba compile a product of two arrays."""
+
+    @overload(function, target="cpu")
+    def _(a, b):
+        return (lambda a, b: function(_wide(a), _wide(b))) if is_half_array(a) or is_half_array(b) else None
+
+
+for _function in (np.dot, np.vdot, np.outer, np.kron, operator.matmul):
+    _product(_function)
