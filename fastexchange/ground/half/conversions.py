@@ -58,12 +58,12 @@ def narrow(context, builder, value, form: Format):
     if form.name == "float16" and converts_float16(context):
         return builder.bitcast(builder.fptrunc(value, _HALF), ir.IntType(16))
     word = builder.bitcast(value, _WORD)
-    is_nan = builder.fcmp_unordered("uno", value, value)
+    magnitude = builder.and_(word, _WORD(0x7FFF_FFFF))
+    is_nan = builder.icmp_signed(">", magnitude, _WORD(0x7F80_0000))  # no comparison of floats: with fastmath it is False
     if form.name == "bfloat16":  # all but the width is as in float32
         quiet = builder.or_(builder.lshr(word, _WORD(16)), _WORD(0x40))
         return builder.trunc(builder.select(is_nan, quiet, _rounded(builder, word, 16)), ir.IntType(16))
     sign = builder.and_(builder.lshr(word, _WORD(32 - form.bits)), _WORD(form.sign))
-    magnitude = builder.and_(word, _WORD(0x7FFF_FFFF))
     shift = 23 - form.fraction
     normal = builder.sub(_rounded(builder, magnitude, shift), _WORD(127 - form.bias << form.fraction))
     # The sum is rounded at the quantum, which is the last bit of this number.

@@ -1,0 +1,178 @@
+"""The formats of 8 and 16 bits once more, for tests: an exact oracle of NumPy's float64, which knows nothing of the product's.
+
+A code's number comes from the definition of its format. A number's code is found among all numbers of the format.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from frameworks import torch
+from interoperability import ml_dtypes
+
+CALLS = 40  # more than it takes for a fast entry
+
+
+@dataclass(frozen=True)
+class Form:
+    """A format by its definition."""
+
+    name: str
+    bits: int
+    exponent: int
+    """Bits of it."""
+    bias: int
+    special: str
+    """``IEEE``, ``fn`` (one NaN of each sign, no infinity) or ``fnuz`` (one NaN, at minus zero)."""
+    dlpack: tuple[int, int]
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def fraction(self) -> int:
+        """Bits of it."""
+        return self.bits - 1 - self.exponent
+
+    @property
+    def word(self) -> np.dtype:
+        """The unsigned integer of its size."""
+        return np.dtype(f"u{self.bits // 8}")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """NumPy's or ml_dtypes' dtype."""
+        return np.dtype("f2") if self.name == "float16" else np.dtype(getattr(ml_dtypes, self.name))
+
+    @property
+    def torch(self):
+        """PyTorch's dtype."""
+        return getattr(torch, self.name)
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+FORMS = [
+    Form("bfloat16", 16, 8, 127, "IEEE", (4, 16)), Form("float16", 16, 5, 15, "IEEE", (2, 16)),
+    Form("float8_e5m2", 8, 5, 15, "IEEE", (12, 8)), Form("float8_e4m3fn", 8, 4, 7, "fn", (10, 8)),
+    Form("float8_e5m2fnuz", 8, 5, 16, "fnuz", (13, 8)), Form("float8_e4m3fnuz", 8, 4, 8, "fnuz", (11, 8)),
+]  # fmt: skip
+BY_NAME = {form.name: form for form in FORMS}
+
+
+def codes(form: Form) -> np.ndarray:
+    """All codes, in order."""
+    return np.arange(1 << form.bits).astype(form.word)
+
+
+@functools.cache
+def numbers(form: Form) -> np.ndarray:
+    """The number of each code, as float64; NaN for those that are none."""
+    code = np.arange(1 << form.bits)
+    magnitude = code & (1 << form.bits - 1) - 1
+    fraction, exponent = magnitude & (1 << form.fraction) - 1, magnitude >> form.fraction
+    value = np.where(
+        exponent == 0,
+        np.ldexp(fraction.astype(float), 1 - form.bias - form.fraction),
+        np.ldexp(1 + fraction / (1 << form.fraction), exponent - form.bias),
+    )
+    if form.special == "IEEE":
+        value[exponent == (1 << form.exponent) - 1] = np.nan
+        value[magnitude == infinity(form)] = np.inf
+    elif form.special == "fn":
+        value[magnitude == infinity(form)] = np.nan
+    value[code != magnitude] *= -1
+    if form.special == "fnuz":
+        value[1 << form.bits - 1] = np.nan
+    value.flags.writeable = False
+    return value
+
+
+def infinity(form: Form) -> int:
+    """The first positive code that is no finite number."""
+    sign = 1 << form.bits - 1
+    return {"IEEE": sign - (1 << form.fraction), "fn": sign - 1, "fnuz": sign}[form.special]
+
+
+@functools.cache
+def midpoints(form: Form) -> np.ndarray:
+    """The middle between each positive number and the next, as float64; the last: where overflow begins."""
+    finite = numbers(form)[: infinity(form)]
+    beyond = 2 * finite[-1] - finite[-2]  # the number that would come next
+    return (finite + [*finite[1:], beyond]) / 2
+
+
+def nearest(form: Form, value: np.ndarray) -> np.ndarray:
+    """The code nearest to each number, ties to even. NaN is ``nan_code``, of float32."""
+    wide = np.asarray(value, np.float64)
+    magnitude, sign = np.abs(wide), np.signbit(wide)
+    middles = midpoints(form)
+    code = np.searchsorted(middles, magnitude)  # at a tie the lower one
+    tie = middles[np.minimum(code, len(middles) - 1)] == magnitude
+    code += tie & (code % 2 == 1)
+    if form.special == "fnuz":
+        found = np.where(code == infinity(form), 1 << form.bits - 1, np.where(code == 0, 0, code | sign << form.bits - 1))
+    else:
+        found = code | sign << form.bits - 1
+    return np.where(np.isnan(wide), nan_code(form, value), found).astype(form.word)
+
+
+def nan_code(form: Form, value: np.ndarray) -> np.ndarray:
+    """What a NaN becomes: its sign and the first bits of its payload, quiet; or the format's NaN of that sign."""
+    word = np.asarray(value, np.float32).view(np.uint32).astype(np.int64)
+    sign = word >> 31 << form.bits - 1
+    if form.special == "IEEE":
+        payload = word >> 23 - form.fraction & (1 << form.fraction) - 1
+        return sign | infinity(form) | payload | 1 << form.fraction - 1
+    return sign | infinity(form) if form.special == "fn" else np.full_like(sign, 1 << form.bits - 1)
+
+
+def wide_bits(form: Form) -> np.ndarray:
+    """The bits of each code's float32: of NaN the sign, the payload in front, and quiet."""
+    code = np.arange(1 << form.bits)
+    with np.errstate(invalid="ignore"):
+        found = numbers(form).astype(np.float32).view(np.uint32).astype(np.int64)
+    sign = code >> form.bits - 1 << 31
+    payload = (code & (1 << form.fraction) - 1) << 23 - form.fraction if form.special == "IEEE" else 0
+    return np.where(np.isnan(numbers(form)), sign | (0 if form.name == "bfloat16" else 0x7FC0_0000) | 0x7F80_0000 | payload, found).astype(np.uint32)
+
+
+def edges(form: Form) -> np.ndarray:
+    """Numbers of float32 at and beside each boundary of rounding and each number, of both signs, and those at the ends."""
+    found = np.concatenate([midpoints(form), numbers(form)[: infinity(form)]]).astype(np.float32)
+    word = found.view(np.int32)[:, None] + np.arange(-2, 3, dtype=np.int32)
+    ends = [0, 1, 2, 0x7F_FFFF, 0x80_0000, 0x7F7F_FFFF, 0x7F80_0000]
+    nans = [0x7F80_0001, 0x7FBF_FFFF, 0x7FC0_0000, 0x7FFF_FFFF, 0x7F81_2345, 0x7FA0_0000, 0x7FFF_8000, 0x7FFF_7FFF]
+    word = np.concatenate([word[word >= 0], ends, nans]).astype(np.uint32)
+    return np.concatenate([word, word | 0x8000_0000]).view(np.float32)
+
+
+def array(form: Form, code: np.ndarray) -> np.ndarray:
+    """Codes as an array of the format."""
+    return np.asarray(code).astype(form.word).view(form.dtype)
+
+
+def tensor(form: Form, code: np.ndarray):
+    """Codes as a tensor of PyTorch's."""
+    words = torch.from_numpy(np.array(code).astype(form.word))
+    return words.view(form.torch)
+
+
+def code_of(values) -> np.ndarray:
+    """The codes of an array or a tensor of PyTorch's."""
+    if torch is not None and isinstance(values, torch.Tensor):
+        return values.view({1: torch.uint8, 2: torch.uint16}[values.element_size()]).numpy()
+    return values.view(f"u{values.itemsize}")
+
+
+def is_nan(form: Form, code: np.ndarray) -> np.ndarray:
+    """Which codes are NaN."""
+    return np.isnan(numbers(form))[code]
+
+
+def same(form: Form, got: np.ndarray, want: np.ndarray) -> None:
+    """Assert that codes are the same, or both NaN."""
+    differ = (got != want) & ~(is_nan(form, got) & is_nan(form, want))
+    where = np.flatnonzero(differ)[:5]
+    assert not differ.any(), f"{differ.sum()} differ, as {[(int(i), hex(got.flat[i]), hex(want.flat[i])) for i in where]}"
