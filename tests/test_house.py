@@ -12,7 +12,10 @@ import fastexchange
 ROOT = Path(fastexchange.__file__).parent
 FLOORS = ("ground", "producers", "dispatch", "exchange", "calls", "cuda", "api", "measuring", "__init__", "command", "__main__")
 """From the bottom to the top: what a room imports lies in it, or below."""
-PLACES = {"_abi": "ground", "_abi_build": "ground", "_native_build": "__main__", "interpreter": "ground", "version": "ground"}
+PLACES = {
+    "_abi": "ground", "_abi_build": "ground", "_native_build": "__main__", "half": "ground", "interpreter": "ground",
+    "version": "ground",
+}  # fmt: skip
 """Files that are not in a room."""
 
 

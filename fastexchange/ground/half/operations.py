@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.core.typing import signature
 from numba.extending import lower_builtin
 
-from ..numba_internals import AbstractTemplate, infer_global, supported_ufuncs
+from ..numba_internals import AbstractTemplate, infer_global, signature, supported_ufuncs
 from .elements import Half, computed_as
 
 __all__ = ["has_half"]

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.core.typing import signature
 from numba.extending import infer_getattr, intrinsic, lower_builtin, overload, register_jitable
 
-from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice
+from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, signature
 from .conversions import widen
 from .elements import Half
 
