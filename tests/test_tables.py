@@ -109,14 +109,12 @@ def test_a_paddle_tensor_that_begins_to_require_grad():
 
 
 @needs_paddle
-def test_the_bits_of_paddles_narrow_elements():
+def test_paddles_narrow_elements_and_their_bits():
     bits = fast_args(lambda x: x[1], storage=True)
     for name, want in {"bfloat16": 0x3F80, "float16": 0x3C00, "float8_e4m3fn": 0x38, "float8_e5m2": 0x3C}.items():
         tensor = paddle.to_tensor([0.0, 1.0]).astype(name)
         assert bits(tensor) == bits(tensor) == want, name
-        cls, said = type_and_message(total, tensor)
-        assert cls is BufferError and name in said and "storage=True" in said
-        assert name in str(explain(tensor))
+        assert total(tensor) == total(tensor) == 1.0 and not explain(tensor).reasons
 
 
 @needs_paddle
@@ -214,8 +212,7 @@ def test_views_of_cuda_core():
         assert total(view) == total(view) == total_without_the_gil(view) == seen.sum()
         assert not seen.size or from_dlpack(view).ctypes.data == seen.ctypes.data
     assert explain(memory_view(array)).path == "c-exchange"
-    with pytest.raises(BufferError, match="float16"):
-        total(memory_view(np.ones(2, "f2")))
+    assert total(memory_view(np.ones(2, "f2"))) == 2.0
     assert fast_args(lambda x: x[1], storage=True)(memory_view(np.ones(2, "f2"))) == 0x3C00
 
 

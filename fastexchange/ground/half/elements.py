@@ -7,9 +7,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.core.datamodel.models import PrimitiveModel
 from numba.core.typeconv import Conversion
-from numba.extending import NativeValue, box, lower_builtin, lower_cast, register_model, unbox
+from numba.extending import NativeValue, box, lower_builtin, lower_cast, models, register_model, unbox
 
 from ..numba_internals import lower_constant
 from .conversions import narrow, widen
@@ -75,7 +74,7 @@ def computed_as(number: Any) -> Any:
 
 
 @register_model(Half)
-class HalfModel(PrimitiveModel):
+class HalfModel(models.PrimitiveModel):
     """A code, in registers and in memory."""
 
     def __init__(self, dmm, fe_type: Half):
