@@ -129,13 +129,14 @@ def nan_code(form: Form, value: np.ndarray) -> np.ndarray:
 
 
 def wide_bits(form: Form) -> np.ndarray:
-    """The bits of each code's float32: of NaN the sign, the payload in front, and quiet."""
+    """The bits of each code's float32: of NaN the sign and the payload in front. It is quiet, unless bfloat16's bits are not."""
     code = np.arange(1 << form.bits)
     with np.errstate(invalid="ignore"):
         found = numbers(form).astype(np.float32).view(np.uint32).astype(np.int64)
     sign = code >> form.bits - 1 << 31
     payload = (code & (1 << form.fraction) - 1) << 23 - form.fraction if form.special == "IEEE" else 0
-    return np.where(np.isnan(numbers(form)), sign | (0 if form.name == "bfloat16" else 0x7FC0_0000) | 0x7F80_0000 | payload, found).astype(np.uint32)
+    nan = sign | payload | (0x7F80_0000 if form.name == "bfloat16" else 0x7FC0_0000)
+    return np.where(np.isnan(numbers(form)), nan, found).astype(np.uint32)
 
 
 def edges(form: Form) -> np.ndarray:

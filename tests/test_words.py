@@ -189,7 +189,8 @@ def test_what_is_not_computed_with(framework, form):
 
 def test_scalars_that_numba_has_not_name_their_parameter():
     kind, message = type_and_message(look, 1, np.longdouble(2))
-    assert issubclass(kind, TypeError) and message.startswith("look(): argument 'x' (position 1): an object of type numpy.longdouble ")
+    assert issubclass(kind, TypeError)
+    assert message.startswith("look(): argument 'x' (position 1): an object of type numpy.longdouble ")
 
 
 @fast_args

@@ -83,6 +83,7 @@ alloca_once: Any = imported("numba.core.cgutils", "alloca_once")
 for_range_slice: Any = imported("numba.core.cgutils", "for_range_slice")
 AttributeTemplate: Any = imported("numba.core.typing.templates", "AttributeTemplate", object)
 supported_ufuncs: Any = imported("numba.core.typing.npydecl", "supported_ufuncs", ())
+Conversion: Any = imported("numba.core.typeconv", "Conversion")
 signature: Any = imported("numba.core.typing", "signature")
 _excinfo_ptr_t: Any = imported("numba.core.callconv", "excinfo_ptr_t")
 

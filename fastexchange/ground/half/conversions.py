@@ -1,10 +1,11 @@
 """Machine code that converts a code of a format to float32 and back.
 
-All of it is integer arithmetic and selections, of which LLVM makes vectors on any processor. LLVM's own conversion to bfloat calls
-a function for each element, except where the processor has AVX512_BF16, whose instruction takes subnormal numbers for zero.
+All of it is integer arithmetic and selections, of which LLVM makes vectors on any processor. LLVM's own conversion to bfloat
+calls a function for each element, except where the processor has AVX512_BF16, whose instruction takes subnormal numbers for zero.
 float16 has instructions on most processors (F16C, ARM); elsewhere it is converted as the formats of 8 bits are.
 
-A NaN keeps its sign and the first bits of its payload, and becomes quiet. Where the format has one NaN, it becomes that one.
+A NaN keeps its sign and the first bits of its payload. It becomes quiet, unless it is read as bfloat16, whose bits float32 has.
+Where the format has one NaN, it becomes that one.
 """
 
 from llvmlite import ir

@@ -7,10 +7,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import types
-from numba.core.typeconv import Conversion
 from numba.extending import NativeValue, box, lower_builtin, lower_cast, models, register_model, unbox
 
-from ..numba_internals import lower_constant
+from ..numba_internals import Conversion, lower_constant
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
 
