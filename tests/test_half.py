@@ -1,0 +1,496 @@
+"""bfloat16, float16 and float8 in kernels: every value is right, against an exact oracle, PyTorch and ml_dtypes."""
+
+import math
+import operator
+
+import numba
+import numpy as np
+import pytest
+from halves import (
+    BY_NAME,
+    FORMS,
+    array,
+    code_of,
+    codes,
+    edges,
+    nearest,
+    numbers,
+    same,
+    tensor,
+    wide_bits,
+)
+from interoperability import ml_dtypes
+from interpreter import run_python
+
+torch = pytest.importorskip("torch")
+if ml_dtypes is None:
+    pytest.skip("ml_dtypes is not installed", allow_module_level=True)
+
+from fastexchange import fast_args  # noqa: E402
+from fastexchange.ground.half.elements import computed_as  # noqa: E402
+from fastexchange.ground.half.formats import FORMATS  # noqa: E402
+
+WAYS = {"vectorised": {}, "scalar": {}, "fastmath": {"fastmath": True}, "boundscheck": {"boundscheck": True}}
+by_each_way = pytest.mark.parametrize("way", WAYS)
+of_each = pytest.mark.parametrize("form", FORMS, ids=str)
+of_each_float8 = pytest.mark.parametrize("form", FORMS[2:], ids=str)
+of_each_wide = pytest.mark.parametrize("form", FORMS[:2], ids=str)
+
+
+def quiet():
+    """NumPy says nothing of overflow and NaN."""
+    return np.errstate(all="ignore")
+
+
+def kernel_of(parameters, body, way="vectorised"):
+    """A kernel with a body for each index `i`. ``scalar``: each index is read from memory, so that LLVM makes no vectors."""
+    lines = [f" {line}" for line in body]
+    if way == "scalar":
+        source = [f"def kernel({parameters}, follow):", " i = 0", " while i >= 0:"]
+        source += [*(" " + line for line in lines), "  i = follow[i]"]
+    else:
+        source = [f"def kernel({parameters}):", f" for i in range({parameters[0]}.size):", *(" " + line for line in lines)]
+    names = {"np": np, "math": math}
+    exec("\n".join(source), names)
+    kernel = fast_args(numba.njit(error_model="numpy", **WAYS[way])(names["kernel"]))
+    if way != "scalar":
+        return kernel
+    return lambda *arguments: kernel(*arguments, np.array([*range(1, len(arguments[0])), -1]))
+
+
+def copy(x, y):
+    for i in range(x.size):
+        y[i] = x[i]
+
+
+def copying(way):
+    return kernel_of("x, y", ["y[i] = x[i]"], way)
+
+
+def made(form, kernel, *arguments):
+    """The codes that a kernel writes into an array of the format, its last argument."""
+    y = array(form, np.zeros(len(arguments[0])))
+    kernel(*arguments, y)
+    return code_of(y)
+
+
+def equal(got, want):
+    """Whether numbers are the same, with the signs of zeros, or both NaN."""
+    return np.array_equal(got, want, equal_nan=True) and not ((np.signbit(got) != np.signbit(want)) & ~np.isnan(want)).any()
+
+
+def differs(got, want):
+    """Bits of float32 that differ."""
+    where = np.flatnonzero(got.view(np.uint32) != want.view(np.uint32))[:5]
+    return [(int(i), got[i], want[i]) for i in where]
+
+
+# ---- the formats ---------------------------------------------------------------------------------------------------
+
+
+@of_each
+def test_the_table_of_formats_says_the_same_as_the_oracle(form):
+    ours = next(each for each in FORMATS if each.name == form.name)
+    assert (ours.code, ours.bits) == form.dlpack and ours.fraction == form.fraction and ours.bias == form.bias
+    found = np.array([ours.decode(code) for code in range(1 << form.bits)])
+    assert equal(found, numbers(form))
+    at_edges = edges(form)
+    if form.bits == 16:
+        at_edges = np.random.default_rng(1).choice(at_edges, 20_000)
+    with quiet():
+        assert [ours.encode(float(value)) for value in at_edges] == nearest(form, at_edges.astype(float)).tolist()
+
+
+@of_each
+def test_the_oracle_says_the_same_as_pytorch_and_ml_dtypes(form):
+    given = edges(form)
+    want = nearest(form, given)
+    with quiet():
+        same(form, code_of(given.astype(form.dtype)), want)
+    by_torch = code_of(torch.from_numpy(given).to(form.torch)).copy()
+    if form.special == "fn":  # PyTorch 2.13 saturates on a CPU; older ones make NaN, as ml_dtypes does
+        too_large = np.abs(given) > 464
+        assert {*by_torch[too_large & ~np.signbit(given)].tolist()} in ({0x7E}, {0x7F})
+        by_torch[too_large] = want[too_large]
+    same(form, by_torch, want)
+    assert np.array_equal(tensor(form, codes(form)).float().numpy(), numbers(form), equal_nan=True)
+
+
+# ---- load and store ------------------------------------------------------------------------------------------------
+
+
+@of_each
+@by_each_way
+def test_every_code_is_read_as_its_number(form, way):
+    """Bit by bit: signed zeros, subnormal numbers, and the payloads of NaN."""
+    kernel, out = copying(way), np.empty(1 << form.bits, np.float32)
+    kernel(array(form, codes(form)), out)
+    assert not differs(out, wide_bits(form).view(np.float32))
+    out[:] = 0
+    kernel(tensor(form, codes(form)), out)
+    assert not differs(out, wide_bits(form).view(np.float32))
+
+
+@of_each
+@by_each_way
+def test_a_store_rounds_to_nearest_and_ties_to_even(form, way):
+    """At every boundary of rounding, 1 and 2 float32 beside it, at overflow, for subnormal numbers, and for NaN."""
+    given = edges(form)
+    kernel = copying(way)
+    assert np.array_equal(made(form, kernel, given), nearest(form, given))
+    random = np.random.default_rng(2).integers(0, 1 << 32, 200_000, np.uint32).view(np.float32)
+    with quiet():
+        assert np.array_equal(made(form, kernel, random), nearest(form, random))
+
+
+@pytest.mark.nightly
+@of_each
+def test_every_float32_is_stored_as_pytorch_and_ml_dtypes_do(form):
+    kernel = fast_args(copy)
+    for first in range(0, 1 << 32, 1 << 24):
+        given = np.arange(first, first + (1 << 24), dtype=np.uint32).view(np.float32)
+        if form.special == "fn":
+            with quiet():
+                want = code_of(given.astype(form.dtype))
+        else:
+            want = code_of(torch.from_numpy(given).to(form.torch))
+        same(form, made(form, kernel, given), want)
+
+
+@of_each
+def test_float64_is_rounded_to_float32_first(form):
+    """As PyTorch does."""
+    wide = np.random.default_rng(3).normal(size=50_000) * np.exp2(np.random.default_rng(4).integers(-30, 20, 50_000))
+    near = edges(form)[::7].astype(float)
+    near = near[np.isfinite(near)]
+    given = np.concatenate([wide, near, np.nextafter(near, np.inf), [1e300, -1e300, 5e-324]])
+    got = made(form, fast_args(copy), given)
+    with quiet():
+        narrow = given.astype(np.float32)
+    same(form, got, nearest(form, narrow))
+    if form.special != "fn":
+        same(form, got, code_of(torch.from_numpy(given).to(form.torch)))
+
+
+INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
+
+
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str)
+def test_integers_and_bools(form):
+    """They become float32 first; an integer made of a number is cut."""
+    copying = fast_args(copy)
+    for dtype in map(np.dtype, INTEGERS):
+        if dtype.kind == "b":
+            given = np.array([True, False])
+        else:
+            ends = np.iinfo(dtype)
+            near = np.arange(max(ends.min, -300), min(ends.max, 300), dtype=dtype)
+            given = np.concatenate([near, np.array([ends.min, ends.max, ends.max - 1, ends.max // 3], dtype)])
+            given = np.concatenate([given, np.random.default_rng(5).integers(ends.min, ends.max, 2000, dtype)])
+        same(form, made(form, copying, given), nearest(form, given.astype(np.float32)))
+        if dtype.kind == "b":
+            continue
+        fits = (numbers(form) > float(ends.min)) & (numbers(form) < float(ends.max))
+        out = np.zeros(fits.sum(), dtype)
+        copying(array(form, codes(form)[fits]), out)
+        assert np.array_equal(out, np.trunc(numbers(form)[fits]).astype(dtype)), dtype
+
+
+def truths(x, out):
+    for i in range(x.size):
+        out[i] = 1 if x[i] else 0
+
+
+def wholes(x, out):
+    for i in range(x.size):
+        out[i] = int(x[i])
+
+
+def complexes(x, out):
+    for i in range(x.size):
+        out[i] = complex(x[i])
+
+
+@of_each
+def test_bools_floats_and_complex_numbers_of_elements(form):
+    given, value = array(form, codes(form)), numbers(form)
+    out = np.zeros(len(given), np.int8)
+    fast_args(truths)(given, out)
+    assert np.array_equal(out.astype(bool), value.astype(bool))  # minus zero is False, NaN is True
+    wide = np.zeros(len(given))
+    fast_args(copy)(given, wide)
+    assert equal(wide, value)
+    pairs = np.zeros(len(given), np.complex128)
+    fast_args(complexes)(given, pairs)
+    assert np.array_equal(pairs.real, value, equal_nan=True) and not pairs.imag.any()
+    fits = np.abs(value) < 2**62
+    whole = np.zeros(fits.sum(), np.int64)
+    fast_args(wholes)(given[fits], whole)
+    assert np.array_equal(whole, np.trunc(value[fits]).astype(np.int64))
+
+
+@pytest.mark.slow
+@of_each
+def test_every_format_becomes_every_other(form):
+    kernel = fast_args(copy)
+    for other in FORMS:
+        got = made(other, kernel, array(form, codes(form)))
+        if form is other:
+            assert np.array_equal(got, codes(form))  # bit by bit, also NaN
+        else:
+            same(other, got, nearest(other, numbers(form)))
+
+
+def test_loops_are_vectors():
+    """Else ``vectorised`` and ``scalar`` would test the same code."""
+    bfloat16 = array(BY_NAME["bfloat16"], np.zeros(3))
+    for way in WAYS:
+        kernel = copying(way)
+        kernel(bfloat16, np.ones(3, np.float32))
+        found = kernel.__closure__[0].cell_contents if way == "scalar" else kernel
+        code = next(iter(found.inspect_llvm().values()))
+        assert ("x i16>" in code) is (way != "scalar"), way
+
+
+# ---- operators -----------------------------------------------------------------------------------------------------
+
+
+ARITHMETIC = ["p[i] = x[i] + y[i]", "q[i] = x[i] - y[i]", "r[i] = x[i] * y[i]", "s[i] = x[i] / y[i]"]
+COMPARISONS = [f"out[i] |= (x[i] {sign} y[i]) << {bit}" for bit, sign in enumerate(["<", "<=", "==", "!=", ">=", ">"])]
+
+
+OPERATORS = [operator.add, operator.sub, operator.mul, operator.truediv]
+
+
+def check_arithmetic(form, x, y, way):
+    """``x`` and ``y``: codes."""
+    a, b = array(form, x), array(form, y)
+    outs = [array(form, np.zeros(len(x))) for _ in OPERATORS]
+    kernel_of("x, y, p, q, r, s", ARITHMETIC, way)(a, b, *outs)
+    wide_a, wide_b = numbers(form)[x], numbers(form)[y]
+    as_torch = tensor(form, x), tensor(form, y)
+    defined = np.isfinite(wide_a) & np.isfinite(wide_b) if way == "fastmath" else np.ones(len(x), bool)
+    for function, out in zip(OPERATORS, outs, strict=True):
+        with quiet():
+            single = function(wide_a.astype(np.float32), wide_b.astype(np.float32))
+            keep = defined & np.isfinite(single) if way == "fastmath" else defined
+            want = nearest(form, single)
+            got = code_of(out)
+            if way == "fastmath":  # signs of zeros may differ
+                got, want = np.where(numbers(form)[got] == 0, 0, got), np.where(numbers(form)[want] == 0, 0, want)
+                if function is operator.truediv:  # a reciprocal may be taken
+                    continue
+            same(form, got[keep], want[keep])
+            if way == "fastmath":
+                continue
+            same(form, got, code_of(function(a, b)))  # NumPy and ml_dtypes
+            if form.name != "bfloat16":  # else double rounding below float32's smallest normal number
+                same(form, got, nearest(form, function(wide_a, wide_b)))  # rounded once from float64
+            if form.bits == 16:
+                same(form, got, code_of(function(*as_torch)))
+    if way != "fastmath":
+        out = np.zeros(len(x), np.int64)
+        kernel_of("x, y, out", COMPARISONS, way)(a, b, out)
+        want = [wide_a < wide_b, wide_a <= wide_b, wide_a == wide_b, wide_a != wide_b, wide_a >= wide_b, wide_a > wide_b]
+        assert np.array_equal(out, sum(each.astype(np.int64) << bit for bit, each in enumerate(want)))
+
+
+@of_each_float8
+@by_each_way
+def test_operators_of_all_pairs_of_float8(form, way):
+    x, y = np.meshgrid(codes(form), codes(form))
+    check_arithmetic(form, x.ravel(), y.ravel(), way)
+
+
+def pairs(form, count, seed):
+    """Half of them of all codes, half of numbers that are near each other, so that sums are rounded."""
+    random = np.random.default_rng(seed)
+    x = random.integers(0, 1 << form.bits, count).astype(form.word)
+    y = random.integers(0, 1 << form.bits, count).astype(form.word)
+    near = x[: count // 2] + random.integers(-(3 << form.fraction), 3 << form.fraction, count // 2).astype(form.word)
+    y[: count // 2] = near
+    return x, y
+
+
+@of_each_wide
+@by_each_way
+def test_operators_of_a_million_pairs(form, way):
+    check_arithmetic(form, *pairs(form, 1_000_000, 6), way)
+
+
+@pytest.mark.nightly
+@of_each_wide
+@by_each_way
+def test_operators_of_a_hundred_million_pairs(form, way):
+    for seed in range(100):
+        check_arithmetic(form, *pairs(form, 1_000_000, 100 + seed), way)
+
+
+@of_each
+@by_each_way
+def test_products_that_are_added(form, way):
+    """Two operations of float32 and one rounding. With fastmath they may be one operation."""
+    random = np.random.default_rng(7)
+    x, y, z = (random.integers(0, 1 << form.bits, 200_000).astype(form.word) for _ in range(3))
+    wide = [numbers(form)[code] for code in (x, y, z)]
+    narrow = [value.astype(np.float32) for value in wide]
+    got = made(form, kernel_of("x, y, z, out", ["out[i] = x[i] * y[i] + z[i]"], way), *(array(form, code) for code in (x, y, z)))
+    with quiet():
+        single = narrow[0] * narrow[1] + narrow[2]
+        want = nearest(form, single)
+        fused = nearest(form, (wide[0] * wide[1] + wide[2]).astype(np.float32))
+    if way != "fastmath":
+        return same(form, got, want)
+        known = np.isfinite(single) & np.isfinite(narrow[0] * narrow[1]) & (numbers(form)[want] != 0)
+    assert ((got == want) | (got == fused))[known].all()
+    return None
+
+
+# ---- functions -----------------------------------------------------------------------------------------------------
+
+_MATH = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "degrees", "erf", "erfc", "exp", "expm1",
+    "fabs", "floor", "gamma", "isfinite", "isinf", "isnan", "lgamma", "log", "log10", "log1p", "radians", "sin", "sinh",
+    "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
+_NUMPY = (
+    "absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "ceil", "cos", "cosh", "deg2rad",
+    "degrees", "exp", "exp2", "expm1", "fabs", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2",
+    "negative", "positive", "rad2deg", "radians", "reciprocal", "rint", "sign", "signbit", "sin", "sinh", "sqrt",
+    "square", "tan", "tanh", "trunc",
+)  # fmt: skip
+UNARY = {f"math.{name}": getattr(math, name) for name in _MATH} | {f"np.{name}": getattr(np, name) for name in _NUMPY}
+UNARY |= {"abs": abs, "-": operator.neg, "+": operator.pos, "float": float, "np.float32": np.float32, "np.float64": np.float64}
+DOMAIN = {"math.ceil", "math.floor", "math.trunc"}
+"""Functions that return an integer: only of numbers that have one."""
+
+
+def calling(functions):
+    """A kernel that writes each function of each element into a row."""
+    lines = ["def kernel(x, out):", " for i in range(x.size):", *(f"  out[{i}, i] = f{i}(x[i])" for i in range(len(functions)))]
+    made = {f"f{i}": function for i, function in enumerate(functions)}
+    exec("\n".join(lines), made)
+    return made["kernel"]
+
+
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str)
+@pytest.mark.parametrize("kind", ["math", "np", "other"])
+def test_unary_functions_of_every_code_are_those_of_float32(form, kind):
+    names = [name for name in UNARY if name.partition(".")[0] == kind or (kind == "other" and "." not in name)]
+    for only_small in (False, True):
+        chosen = [name for name in names if (name in DOMAIN) is only_small]
+        if not chosen:
+            continue
+        all_codes = codes(form)
+        if only_small:
+            all_codes = all_codes[np.abs(numbers(form)) < 2**62]
+        kernel = fast_args(numba.njit(error_model="numpy")(calling([UNARY[name] for name in chosen])))
+        got, want = np.zeros((2, len(chosen), len(all_codes)))
+        with quiet():
+            wide = wide_bits(form).view(np.float32)[all_codes]
+            kernel(array(form, all_codes), got)
+            kernel(wide, want)
+        for name, ours, theirs in zip(chosen, got, want, strict=True):
+            equal = (ours.view(np.int64) == theirs.view(np.int64)) | (np.isnan(ours) & np.isnan(theirs))
+            where = np.flatnonzero(~equal)[:4]
+            assert equal.all(), (name, [(hex(all_codes[i]), wide[i], ours[i], theirs[i]) for i in where])
+
+
+def rounded_functions(x, out):
+    for i in range(x.size):
+        out[0, i] = math.sqrt(x[i])
+        out[1, i] = np.floor(x[i])
+        out[2, i] = np.ceil(x[i])
+        out[3, i] = np.trunc(x[i])
+        out[4, i] = np.rint(x[i])
+        out[5, i] = abs(x[i])
+        out[6, i] = -x[i]
+
+
+@of_each_wide
+def test_functions_that_are_rounded_once_are_pytorchs(form):
+    x = tensor(form, codes(form))
+    out = torch.empty((7, x.numel()), dtype=form.torch)
+    fast_args(rounded_functions)(x, out)
+    by_torch = [torch.sqrt, torch.floor, torch.ceil, torch.trunc, torch.round, torch.abs, torch.neg]
+    for function, row in zip(by_torch, out, strict=True):
+        same(form, code_of(row), code_of(function(x)))
+
+
+BINARY = {
+    "math.atan2": math.atan2, "math.copysign": math.copysign, "math.hypot": math.hypot, "max": max,
+    "math.pow": math.pow, "min": min, "np.arctan2": np.arctan2, "np.copysign": np.copysign, "np.fmax": np.fmax,
+    "np.fmin": np.fmin, "np.fmod": np.fmod, "np.hypot": np.hypot, "np.logaddexp": np.logaddexp, "np.maximum": np.maximum, "np.minimum": np.minimum,
+    "np.power": np.power, "np.remainder": np.remainder, "%": operator.mod, "**": operator.pow, "//": operator.floordiv,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str)
+def test_functions_of_two_are_those_of_float32(form):
+    names, functions = list(BINARY), list(BINARY.values())
+    lines = ["def kernel(x, y, out):", " for i in range(x.size):"]
+    lines += [f"  out[{i}, i] = f{i}(x[i], y[i])" for i in range(len(functions))]
+    inside = {f"f{i}": function for i, function in enumerate(functions)}
+    exec("\n".join(lines), inside)
+    kernel = fast_args(numba.njit(error_model="numpy")(inside["kernel"]))
+    random = np.random.default_rng(8)
+    x, y = (random.integers(0, 1 << form.bits, 20_000).astype(form.word) for _ in range(2))
+    got, want = np.zeros((2, len(functions), len(x)))
+    kernel(array(form, x), array(form, y), got)
+    wide = wide_bits(form).view(np.float32)
+    kernel(wide[x], wide[y], want)
+    for name, ours, theirs in zip(names, got, want, strict=True):
+        assert np.array_equal(ours, theirs, equal_nan=True), name
+
+
+# ---- promotion -----------------------------------------------------------------------------------------------------
+
+PROMOTED = {
+    "?": "f4", "i1": "f4", "u1": "f4", "i2": "f4", "u2": "f4", "i4": "f8", "u4": "f8", "i8": "f8", "u8": "f8", "f4": "f4",
+    "f8": "f8", "c8": "c8", "c16": "c16",
+}  # fmt: skip
+"""By the other operand: the type of the result. It is NumPy's, of float32 and that operand."""
+
+
+@pytest.mark.parametrize("other", PROMOTED)
+def test_promotion(other):
+    assert np.result_type("f4", other) == PROMOTED[other]
+    found = computed_as(numba.from_dtype(np.dtype(other)))
+    assert np.result_type("f4", str(found)) == PROMOTED[other]
+    kernel = fast_args(lambda x, y: x * y)
+    x, y = array(FORMS[0], [0x3FC0] * 2), np.ones(2, other)
+    assert kernel(x, y).dtype == kernel(y, x).dtype == PROMOTED[other]
+    one_by_one = fast_args(lambda x, y: np.array([x[0] * y[0]]))
+    assert one_by_one(x, y).dtype == one_by_one(y, x).dtype == PROMOTED[other]
+    assert one_by_one(x, y)[0] == 1.5
+
+
+def test_promotion_of_literals_formats_and_python_numbers():
+    x = array(FORMS[0], [0x3FC0] * 2)
+    for other in FORMS:
+        assert fast_args(lambda x, y: np.array([x[0] + y[0]]))(x, array(other, [0, 0])).dtype == np.float32
+    assert fast_args(lambda x: np.array([2 * x[0]]))(x).dtype == np.float32  # a literal int
+    assert fast_args(lambda x: np.array([2.0 * x[0]]))(x).dtype == np.float64  # Numba's float literals are float64
+    assert fast_args(lambda x, n: np.array([n * x[0]]))(x, 2).dtype == np.float64  # int64
+    assert fast_args(lambda x, a: np.array([a * x[0]]))(x, 2.0).dtype == np.float64
+    assert fast_args(lambda x, a: np.array([a * x[0]]))(x, np.float32(2)).dtype == np.float32
+
+
+# ---- other processors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_processor_without_f16c():
+    """float16 is converted in integers there."""
+    run_python(
+        """
+        import pytest
+        from fastexchange.ground.numba_internals import converts_float16
+        from numba.core.registry import cpu_target
+        assert not converts_float16(cpu_target.target_context)
+        tests = "read_as_its_number or a_store_rounds or float64_is or (a_million and scalar) or products_that or once_are"
+        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/test_half.py", "-k", tests]))
+        """,
+        NUMBA_CPU_NAME="generic",
+        NUMBA_CPU_FEATURES="",
+    )
