@@ -1,0 +1,535 @@
+"""Arrays of bfloat16, float16 and float8 in kernels: from every framework, what Numba can do with them, results, and refusals."""
+
+import math
+
+import numba
+import numpy as np
+import pytest
+from frameworks import paddle, tvm_ffi
+from halves import BY_NAME, CALLS, FORMS, array, code_of, codes, nearest, numbers, same, tensor
+from interoperability import jax, ml_dtypes
+from interpreter import run_python
+from made_producers import ONLY_NUMBA, Dunder, Tabled
+from numba import types
+from numba.core.errors import TypingError
+
+torch = pytest.importorskip("torch")
+if ml_dtypes is None:
+    pytest.skip("ml_dtypes is not installed", allow_module_level=True)
+
+import fastexchange.half as half  # noqa: E402
+from fastexchange import convert, explain, fast_args, from_dlpack  # noqa: E402
+
+of_each = pytest.mark.parametrize("form", FORMS, ids=str)
+BFLOAT16 = BY_NAME["bfloat16"]
+
+
+def ones(form, *values):
+    """An array of these numbers, or of 1, 2, 3."""
+    return array(form, nearest(form, np.array(values or (1.0, 2.0, 3.0))))
+
+
+def total(x):
+    s = 0
+    for i in range(x.size):
+        s += x[i]
+    return s
+
+
+def total_beside(x, text):
+    return total_njit(x)
+
+
+def total_inside(pair):
+    return total_njit(pair[0]) + pair[1]
+
+
+def total_listed(tensors):
+    s = 0
+    for each in tensors:
+        s += total_njit(each)
+    return s
+
+
+def total_of_all(*tensors):
+    return total_njit(tensors[0])
+
+
+total_njit = numba.njit(total)
+WAYS = {
+    "position": (total, lambda kernel, x: kernel(x)),
+    "keyword": (total, lambda kernel, x: kernel(x=x)),
+    "bound": (total, lambda kernel, x: kernel.bind(x)()),
+    "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
+    "beside what only Numba reads": (total_beside, lambda kernel, x: kernel(x, ONLY_NUMBA)),
+    "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
+    "in a list": (total_listed, lambda kernel, x: kernel([x])),
+    "of *args": (total_of_all, lambda kernel, x: kernel(x)),
+}
+MAKERS = {
+    "numpy": lambda form: ones(form),
+    "torch": lambda form: torch.tensor([1.0, 2.0, 3.0]).to(form.torch),
+    "jax": lambda form: jax.numpy.array([1.0, 2.0, 3.0], form.dtype),
+    "tvm_ffi": lambda form: convert(ones(form), tvm_ffi.Tensor),
+    "paddle": lambda form: paddle.to_tensor([1.0, 2.0, 3.0]).astype(form.name),
+    "only __dlpack__": lambda form: Dunder(code_of(ones(form)), code=form.dlpack[0]),
+    "exchange table": lambda form: Tabled(code_of(ones(form)), code=form.dlpack[0]),
+}
+NEEDED = {"jax": jax, "tvm_ffi": tvm_ffi, "paddle": paddle}
+of_each_framework = pytest.mark.parametrize("framework", [name for name in MAKERS if NEEDED.get(name, name) is not None])
+
+
+def make(framework, form):
+    """A tensor of 1, 2, 3."""
+    if framework == "paddle" and form.name not in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
+        pytest.skip("paddle has no such tensors")
+    return MAKERS[framework](form)
+
+
+# ---- from every framework ------------------------------------------------------------------------------------------
+
+
+@of_each_framework
+@of_each
+def test_a_kernel_computes_with_tensors_of_every_framework(framework, form):
+    x = make(framework, form)
+    kernel = fast_args(total)
+    assert [kernel(x) for _ in range(CALLS)] == [6.0] * CALLS and type(kernel(x)) is float
+    assert [str(signature[0].dtype) for signature in kernel.signatures] == [form.name]
+    assert "refused" not in str(kernel.explain(x)) and "storage" not in str(kernel.explain(x))
+    assert not [reason for reason in explain(x).reasons if "compute" in reason or "storage" in reason]
+
+
+@of_each_framework
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_on_every_path_numbers_or_bits(framework, form, way):
+    function, call = WAYS[way]
+    x, bits = make(framework, form), int(nearest(form, np.array([1.0, 2.0, 3.0])).astype(int).sum())
+    for options in ({}, {"nogil": True}):
+        kernel, asking = fast_args(function, **options), fast_args(function, storage=True, **options)
+        for _ in range(CALLS):
+            assert (call(kernel, x), call(asking, x)) == (6.0, bits)
+
+
+@of_each
+def test_kernels_of_one_dispatcher_share_no_answer(form):
+    dispatcher, x = numba.njit(total), tensor(form, nearest(form, np.array([1.0, 2.0])))
+    for first in (True, False):
+        kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
+        for storage in (first, not first):
+            want = int(code_of(x).astype(int).sum()) if storage else 3.0
+            assert [kernels[storage](x) for _ in range(CALLS)] == [want] * CALLS
+
+
+@pytest.mark.slow
+def test_without_ml_dtypes():
+    """PyTorch's tensors need none: not as arguments, nor as results."""
+    for jit in ({}, {"NUMBA_DISABLE_JIT": "1"}) if False else ({},):
+        run_python(WITHOUT_ML_DTYPES, **jit)
+
+
+WITHOUT_ML_DTYPES = """
+    import sys
+    sys.modules["ml_dtypes"] = None  # whatever is installed
+    import numpy as np, torch
+    import fastexchange.half as half
+    from fastexchange import fast_args
+
+    def twice(x, text):
+        return 2 * x[0], x, x[1:], x.copy(), np.full(2, 1.5, half.bfloat16), np.empty_like(x).size
+
+    for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+        dtype = getattr(torch, name)
+        x = torch.tensor([1.0, 2.0, 3.0]).to(dtype)
+        for kernel, arguments in ((fast_args(lambda x: twice_njit(x, 0)), (x,)), (fast_args(twice), (x, ""))):
+            for _ in range(40):
+                number, same, tail, copied, made, size = kernel(*arguments)
+                assert number == 2.0 and same is x and size == 3
+                assert tail.dtype == dtype and tail.data_ptr() == x[1:].data_ptr() and tail.float().tolist() == [2.0, 3.0]
+                assert copied.dtype == dtype and copied.float().tolist() == [1.0, 2.0, 3.0]
+                assert made.dtype == torch.bfloat16 and made.float().tolist() == [1.5, 1.5]
+        out = fast_args(out=f"x[n] -> y[n]: {name}")(fill)(torch.ones(3))
+        assert out.dtype == dtype and out.float().tolist() == [3.0, 3.0, 3.0]
+        assert fast_args(lambda x: x[0], storage=True)(x) > 50
+    try:
+        fast_args(lambda x: np.ones(2, half.bfloat16))(np.ones(2))
+    except BufferError as error:
+        assert "ml_dtypes" in str(error), error
+    else:
+        raise AssertionError("not refused")
+""".replace("    def twice(x, text):", "    import numba\n\n    def fill(x, y):\n        for i in range(x.size):\n            y[i] = 3 * x[i]\n\n    @numba.njit\n    def twice_njit(x, text):\n        return 2 * x[0], x, x[1:], x.copy(), np.full(2, 1.5, half.bfloat16), np.empty_like(x).size\n\n    def twice(x, text):")
+
+
+# ---- scalars -------------------------------------------------------------------------------------------------------
+
+
+def echo(x):
+    return x
+
+
+@of_each
+def test_scalars_are_taken_and_become_floats(form):
+    kernel, twice = fast_args(echo), fast_args(lambda x: x + x)
+    scalar = form.dtype.type(1.5)
+    for _ in range(CALLS):
+        assert (type(kernel(scalar)), kernel(scalar), twice(scalar)) == (float, 1.5, 3.0)
+    assert [str(signature[0]) for signature in kernel.signatures] == [form.name]
+    for code in codes(form)[:: max(1, 1 << form.bits - 8)]:
+        scalar = array(form, [code])[0]
+        got = kernel(scalar)
+        assert got == numbers(form)[code] or (math.isnan(got) and math.isnan(numbers(form)[code]))
+
+
+def test_pythons_numbers_keep_their_types():
+    kernel = fast_args(lambda a, x: a)
+    x = ones(BFLOAT16)
+    assert kernel(1.1, x) == 1.1 and kernel(2**53 + 1, x) == 2**53 + 1 and kernel(np.float32(1.1), x) == np.float32(1.1)
+    assert [signature[0] for signature in kernel.signatures] == [types.float64, types.int64, types.float32]
+
+
+@of_each
+def test_a_type_rounds_in_python_and_in_kernels(form):
+    kind = getattr(half, form.name)
+    kernel = fast_args(lambda x: kind(x))
+    with np.errstate(all="ignore"):
+        for value in (1.1, -0.3, 0.0, -0.0, 1e9, math.inf, -math.inf, math.nan, 5e-324, 3, True):
+            want = float(numbers(form)[nearest(form, np.array(np.float32(value)))])
+            for got in (kind(value), kernel(value)):
+                assert type(got) is float
+                assert (got == want and math.copysign(1, got) == math.copysign(1, want)) or (math.isnan(got) and math.isnan(want))
+
+
+CONSTANT = half.bfloat16(3.14159)
+TABLE = np.array([1.5, 2.5], ml_dtypes.bfloat16)
+
+
+def test_constants():
+    assert fast_args(lambda x: x[0] * CONSTANT)(ones(BFLOAT16)) == 3.140625
+    assert fast_args(lambda x: x[0] * TABLE[1])(ones(BFLOAT16)) == 2.5
+
+
+# ---- what a kernel can do with an array ----------------------------------------------------------------------------
+
+
+def _unify(x):
+    y = x[0, 1]
+    if x[0, 2] > 1:
+        y = 7
+    return y
+
+
+OPERATIONS = {
+    "slice": (lambda x: x[1:, ::2], [[3, 5]]), "transposed": (lambda x: x.T, [[0, 3], [1, 4], [2, 5]]),
+    "copy": (lambda x: x.copy(), [[0, 1, 2], [3, 4, 5]]), "reshape": (lambda x: x.reshape(6), [0, 1, 2, 3, 4, 5]),
+    "ravel": (lambda x: x.ravel(), [0, 1, 2, 3, 4, 5]), "sort": (lambda x: np.sort(x[::-1].ravel()), [0, 1, 2, 3, 4, 5]),
+    "concatenate": (lambda x: np.concatenate((x, x)), [[0, 1, 2], [3, 4, 5]] * 2),
+    "where": (lambda x: np.where(x > 3, x, x[::-1]), [[3, 4, 5], [0, 4, 5]]),
+    "zeros_like": (lambda x: np.zeros_like(x), [[0, 0, 0], [0, 0, 0]]), "full_like": (lambda x: np.full_like(x, 2), [[2, 2, 2]] * 2),
+    "zeros of its dtype": (lambda x: np.zeros(2, x.dtype), [0, 0]), "ones of its dtype": (lambda x: np.ones(2, x.dtype), [1, 1]),
+    "full of its dtype": (lambda x: np.full(2, 1.5, x.dtype), [1.5, 1.5]),
+    "astype itself": (lambda x: x.astype(np.float32).astype(x.dtype), [[0, 1, 2], [3, 4, 5]]),
+    "boolean index": (lambda x: x[x > 3], [4, 5]), "fancy index": (lambda x: x[np.array([1, 0])], [[3, 4, 5], [0, 1, 2]]),
+}  # fmt: skip
+"""Results of the array's dtype."""
+WIDE = {
+    "astype": (lambda x: x.astype(np.float32), "f4"), "astype float64": (lambda x: x.astype(np.float64), "f8"),
+    "times 2": (lambda x: 2 * x, "f4"), "plus itself": (lambda x: x + x, "f4"), "minus": (lambda x: -x, "f4"),
+    "compared": (lambda x: x > 2, "?"), "sqrt": (lambda x: np.sqrt(x), "f4"), "with float64": (lambda x: x * np.ones(3), "f8"),
+    "isnan": (lambda x: np.isnan(x), "?"), "sum of axis 0": (lambda x: x.sum(axis=0), "f4"),
+    "cumsum": (lambda x: x.cumsum(), "f4"), "outer": (lambda x: np.outer(x[0], x[1]), "f4"), "exp": (lambda x: np.exp(x), "f4"),
+    "dot": (lambda x: np.dot(x, x.T), "f4"),
+}  # fmt: skip
+"""Results as NumPy has them of float32."""
+SCALAR = {
+    "sum": (lambda x: x.sum(), 15), "np.sum": (lambda x: np.sum(x), 15), "max": (lambda x: x.max(), 5), "min": (lambda x: x.min(), 0),
+    "mean": (lambda x: x.mean(), 2.5), "prod": (lambda x: x[1:].prod(), 60), "argmax": (lambda x: x.argmax(), 5),
+    "var": (lambda x: x.var(), 35 / 12), "median": (lambda x: np.median(x), 2.5), "sum of a view": (lambda x: x[:, ::2].sum(), 10),
+    "max of a view": (lambda x: x.T[1:].max(), 5), "np.float32": (lambda x: np.float32(x[0, 1]), 1), "abs": (lambda x: abs(-x[0, 1]), 1),
+    "min of elements": (lambda x: min(x[0, 1], x[1, 1]), 1), "max with a number": (lambda x: max(x[0, 1], 2), 2),
+    "round": (lambda x: round(x[0, 1] * 1.26, 1), 1.3), "round to a whole": (lambda x: round(x[0, 1] + 0.7), 2), "unified": (_unify, 7),
+    "int": (lambda x: int(x[1, 2]), 5), "float": (lambda x: float(x[1, 2]), 5), "remainder": (lambda x: x[1, 2] % 3, 2),
+    "floor division": (lambda x: x[1, 2] // 2, 2), "power": (lambda x: x[0, 2] ** 2, 4), "isnan": (lambda x: math.isnan(x[0, 1]), False),
+    "conditional": (lambda x: 1 if x[0, 1] else 0, 1), "not": (lambda x: not x[0, 0], True), "and": (lambda x: x[0, 1] and x[0, 2], 2),
+    "comparison of a chain": (lambda x: x[0, 0] < x[0, 1] < x[0, 2], True), "flat": (lambda x: sum([v for v in x.flat]), 15),
+    "iteration": (lambda x: sum([v for row in x for v in row]), 15), "zip": (lambda x: sum([a * b for a, b in zip(x[0], x[1])]), 14),
+    "enumerate": (lambda x: sum([i * v for i, v in enumerate(x[0])]), 5), "itemsize": (lambda x: x.itemsize * 1000 // x.nbytes, 166),
+    "divmod": (lambda x: divmod(x[1, 2], 2)[1], 1), "complex": (lambda x: (x[0, 1] * 1j).imag, 1), "any": (lambda x: np.any(x > 4), True),
+}  # fmt: skip
+
+
+def small(form, framework="numpy"):
+    code = nearest(form, np.arange(6.0)).reshape(2, 3)
+    return array(form, code) if framework == "numpy" else tensor(form, code)
+
+
+some_forms = pytest.mark.parametrize(
+    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str
+)  # fmt: skip
+
+
+@some_forms
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_arrays_of_the_same_elements(form, name):
+    function, want = OPERATIONS[name]
+    kernel = fast_args(function)
+    got = kernel(small(form))
+    assert got.dtype == form.dtype and got.astype(float).tolist() == want
+    got = kernel(small(form, "torch"))
+    assert got.dtype == form.torch and got.float().tolist() == want
+
+
+@some_forms
+@pytest.mark.parametrize("name", WIDE)
+def test_arrays_of_what_numpy_promotes_to(form, name):
+    function, dtype = WIDE[name]
+    got = fast_args(function)(small(form))
+    with np.errstate(all="ignore"):
+        want = function(small(form).astype(np.float32))
+    assert got.dtype == dtype and np.allclose(got, want, equal_nan=True, rtol=1e-6)
+
+
+@some_forms
+@pytest.mark.parametrize("name", SCALAR)
+def test_numbers_of_arrays(form, name):
+    function, want = SCALAR[name]
+    got = fast_args(function)(small(form))
+    assert got == pytest.approx(want, rel=1e-6) and type(got) is type(numba.njit(function)(small(form).astype(np.float32)))
+
+
+def assigned(a, x, b, y):
+    y[:] = a * x + b
+
+
+def in_place(x):
+    x += 1
+    x *= 2
+    np.add(x, x, x)
+    x[0] -= 1
+    x[1:] /= 2
+
+
+@of_each
+def test_whole_array_arithmetic(form):
+    x, y = small(form), small(form) * 0
+    fast_args(assigned)(2, x, np.float32(1), y)
+    assert y.astype(float).tolist() == [[1, 3, 5], [7, 9, 11]]
+    x = ones(form)
+    fast_args(in_place)(x)
+    assert x.astype(float).tolist() == [7, 6, 8]
+
+
+def reductions(x):
+    return x.sum(), x.max(), x.min(), x.mean()
+
+
+@of_each
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
+def test_reductions(form, count):
+    """Sums are of float32 side by side: of few bits here, so that they are exact. NaN, infinities and no elements, as in NumPy."""
+    whole = np.random.default_rng(9).integers(0, 4, count).astype(float)
+    kernel = fast_args(reductions)
+    for view in (array(form, nearest(form, whole)), array(form, nearest(form, np.repeat(whole, 2)))[::2]):
+        assert kernel(view) == (whole.sum(), whole.max(), whole.min(), np.float32(whole.mean()))
+    whole[count // 2] = math.nan
+    found = kernel(array(form, nearest(form, whole)))
+    assert all(map(math.isnan, found))
+
+
+@of_each
+def test_reductions_of_nothing(form):
+    empty = array(form, [])
+    assert fast_args(lambda x: x.sum())(empty) == 0.0
+    for function in (lambda x: x.max(), lambda x: x.min()):
+        with pytest.raises(ValueError, match="zero-size array"):
+            fast_args(function)(empty)
+
+
+# ---- tuples, lists, records ----------------------------------------------------------------------------------------
+
+
+def test_tuples_and_lists():
+    x = ones(BFLOAT16)
+    assert fast_args(lambda x: (x[0], (x[1], 1)))(x) == (1.0, (2.0, 1))
+    assert fast_args(lambda x: [x[0], x[1]])(x) == [1.0, 2.0]
+    first, (second, number) = fast_args(lambda pair: (pair[0][1:], (pair[1], 2)))((x, tensor(BFLOAT16, code_of(x))))
+    assert type(first) is type(x) and isinstance(second, torch.Tensor) and number == 2
+
+
+@pytest.mark.parametrize("field", ["f2", ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+def test_records(field):
+    x = np.array([(1.5, 2), (2.5, 3)], [("a", field), ("b", "i4")])
+    assert fast_args(lambda x: x[1].a * x[1].b)(x) == 7.5
+
+    def write(x):
+        x[0].a = 3.14159
+
+    fast_args(write)(x)
+    assert float(x["a"][0]) == float(np.array(3.14159, field))
+
+
+# ---- results -------------------------------------------------------------------------------------------------------
+
+
+@of_each
+@pytest.mark.parametrize("framework", ["numpy", "torch", "tvm_ffi", "jax"])
+def test_results_are_the_callers_tensors(form, framework):
+    if NEEDED.get(framework, framework) is None:
+        pytest.skip("not installed")
+    x = make(framework, form)
+    kernel = fast_args(lambda x: (x, x[1:], x.copy(), x[0]))
+    for _ in range(CALLS):
+        same_one, tail, copied, number = kernel(x)
+        assert same_one is x and type(tail) is type(copied) is type(x) and number == 1.0 and type(number) is float
+        for got, want in ((tail, [2.0, 3.0]), (copied, [1.0, 2.0, 3.0])):
+            view = from_dlpack(got)
+            assert view.dtype == form.dtype and view.astype(float).tolist() == want
+    assert from_dlpack(tail).ctypes.data == from_dlpack(x).ctypes.data + form.bits // 8
+
+
+@of_each
+def test_declared_outputs(form):
+    def scaled(x, y):
+        for i in range(x.size):
+            y[i] = 1.1 * x[i]
+
+    want = numbers(form)[nearest(form, np.float32(1.1) * np.ones(3))].tolist()
+    kernel = fast_args(out=f"x[n] -> y[n]: {form.name}")(scaled)
+    for x in (np.ones(3), torch.ones(3), tensor(form, nearest(form, np.ones(3)))):
+        for _ in range(CALLS):
+            y = kernel(x)
+            assert type(y) is type(x) and y.dtype == (form.dtype if type(x) is np.ndarray else form.torch)
+            assert (y.astype(float) if type(x) is np.ndarray else y.float()).tolist() == want
+    same_type = fast_args(out="x[n] -> y[n]")(scaled)
+    assert same_type(torch.ones(3).to(form.torch)).dtype == form.torch and same_type(ones(form)).dtype == form.dtype
+
+
+def test_a_view_of_other_elements_has_those():
+    """``x.view(np.uint16)`` is an array of integers also where it shows an argument's memory."""
+    for x in (ones(BFLOAT16), tensor(BFLOAT16, nearest(BFLOAT16, np.array([1.0, 2.0, 3.0])))):
+        got = fast_args(lambda x: x.view(np.uint16))(x)
+        assert str(got.dtype).endswith("uint16") and got.tolist() == [0x3F80, 0x4000, 0x4040]
+
+
+# ---- options -------------------------------------------------------------------------------------------------------
+
+
+def axpy(a, x, y):
+    for i in numba.prange(x.size):
+        y[i] = a * x[i] + y[i]
+
+
+@of_each
+@pytest.mark.parametrize(
+    "options", [{"fastmath": True}, {"boundscheck": True}, {"nogil": True}, {"parallel": True}, {"error_model": "numpy"}], ids=str
+)
+def test_options(form, options):
+    kernel = fast_args(numba.njit(**options)(axpy))
+    code = nearest(form, np.random.default_rng(10).integers(0, 4, 1000).astype(float))
+    x, y = tensor(form, code), tensor(form, code[::-1].copy())
+    want = nearest(form, 2 * numbers(form)[code] + numbers(form)[code[::-1]])
+    kernel(2, x, y)
+    same(form, code_of(y), want)
+
+
+def test_boundscheck_raises():
+    with pytest.raises(IndexError):
+        fast_args(lambda x, i: x[i], boundscheck=True)(ones(BFLOAT16), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_a_second_process_compiles_nothing(tmp_path, name):
+    module = tmp_path / "cached_half.py"
+    module.write_text(
+        "import sys\nimport torch\nfrom fastexchange import fast_args\n\n@fast_args(cache=True)\ndef twice(x):\n    return 2 * x[0], x.copy()\n"
+        f"\nx = torch.ones(3).to(torch.{name})\nfor _ in range(40):\n    number, copied = twice(x)\n"
+        f"assert number == 2.0 and copied.dtype == torch.{name}\nstats = twice.stats\n"
+        "print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))\n"
+    )
+    environment = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    said = [run_python("import cached_half", **environment).stdout.split() for _ in range(2)]
+    assert said == [["0", "1"], ["1", "0"]]
+
+
+# ---- plain Numba ---------------------------------------------------------------------------------------------------
+
+
+@of_each
+def test_plain_njit(form):
+    @numba.njit
+    def twice(x):
+        for i in range(x.size):
+            x[i] = 2 * x[i]
+        return x, x[0], x.copy()
+
+    x = ones(form)
+    same_one, number, copied = twice(x)
+    assert same_one is x and number == 2.0 and type(number) is float and copied.dtype == form.dtype
+    assert x.astype(float).tolist() == [2, 4, 6] and numba.typeof(x).dtype == getattr(half, form.name)
+    assert numba.njit(lambda a: a + 1)(form.dtype.type(1.5)) == 2.5
+    assert numba.njit(lambda: np.full(2, 1.5, half.bfloat16))().dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.slow
+def test_plain_njit_in_a_fresh_process():
+    run_python(
+        """
+        import numba, numpy as np
+        try:
+            numba.njit(lambda x: x[0])(np.ones(2, np.float16))
+        except NotImplementedError:
+            pass
+        else:
+            raise AssertionError("Numba has learned float16")
+        import fastexchange.half, ml_dtypes
+        for dtype in (np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
+            assert numba.njit(lambda x: x[0] + x[1])(np.ones(2, dtype)) == 2.0
+        """
+    )
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_declared_signatures(name):
+    kind = getattr(half, name)
+    kernel = fast_args(types.float32(kind[:]))(lambda x: x[0] + x[1])
+    assert kernel(ones(BY_NAME[name])) == 3.0
+    assert fast_args(kind(types.float32))(lambda x: x)(np.float32(1.0001)) == 1.0
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x[0] << 1, ("lshift", "<<")), (lambda x: x[0] & x[1], ("and_", "&")), (lambda x: x[0] ^ 1, ("xor", "^")),
+        (lambda x: ~x[0], ("invert", "~")), (lambda x: x[0] @ x[1], ("matmul", "@")), (lambda x: x << 1, ("lshift", "<<")),
+    ],
+    ids=["<<", "&", "^", "~", "@", "<< of arrays"],
+)  # fmt: skip
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_operations_that_numbers_have_not(function, words, framework):
+    with pytest.raises(TypingError) as raised:
+        fast_args(function)(make(framework, BFLOAT16))
+    message = str(raised.value)
+    assert "bfloat16" in message.splitlines()[0] and any(word in message for word in words), message
+
+
+@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e3m4", "float8_e4m3", "int4", "uint2", "float4_e2m1fn", "float6_e3m2fn"])
+def test_what_is_refused_still(name):
+    x = np.ones(3, getattr(ml_dtypes, name))
+    for function, call in WAYS.values():
+        with pytest.raises(BufferError, match=rf"its elements, {name}.*fast_args\(storage=True\)"):
+            call(fast_args(function), x)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_complex_numbers_of_halves_are_refused():
+    with pytest.raises(BufferError, match=r"its elements, complex32.*fast_args\(storage=True\)"):
+        fast_args(total)(torch.ones(3, dtype=torch.complex32))
+
+
+def test_a_swapped_byte_order_is_refused():
+    with pytest.raises(BufferError):
+        fast_args(total)(np.ones(3, ">f2"))
