@@ -84,12 +84,13 @@ def _lower_whole_array(function) -> None:
     """Compile what Numba compiles as no loop: operations in place, and functions with ``out``."""
     count = function.nin
     names = [f"x{i}" for i in range(count)]
-    called = f"function({', '.join(names)})"
+    # The name, because Numba takes two functions of equal code for the same one.
+    called = f"{function.__name__}({', '.join(names)})"
     made: dict[str, Any] = {}
     source = f"def plain({', '.join(names)}): return {called}\n"
     source += f"def into({', '.join(names)}, out):\n out[...] = {called}\n return out\n"
     source += f"def in_place({', '.join(names)}):\n x0[...] = {called}\n return x0\n"
-    exec(source, {"function": function}, made)
+    exec(source, {function.__name__: function}, made)
 
     @lower_builtin((function, _whole_array), types.VarArg(types.Any))
     def lower(context, builder, sig, args):
