@@ -424,7 +424,8 @@ def meaning_of(signature) -> list | None:
         return []
     found: list = []
     for numba_type in getattr(signature, "args", signature):
-        if type(numba_type).__module__.partition(".")[0] != "numba" or isinstance(numba_type, _NOT_DESCRIBABLE):
+        module = type(numba_type).__module__
+        if (module.partition(".")[0] != "numba" and module != _HALF) or isinstance(numba_type, _NOT_DESCRIBABLE):
             return None
         if isinstance(numba_type, types.BaseNamedTuple):
             found.append(cast(Any, numba_type).fields)
@@ -439,4 +440,6 @@ def meaning_of(signature) -> list | None:
     return found
 
 
+_HALF = "fastexchange.ground.half.elements"
+"""Its types mean their names; it is not imported for kernels without them."""
 _NOT_DESCRIBABLE = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)
