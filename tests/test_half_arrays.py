@@ -20,6 +20,7 @@ if ml_dtypes is None:
 
 import fastexchange.half as half  # noqa: E402
 from fastexchange import convert, explain, fast_args, from_dlpack  # noqa: E402
+from fastexchange.calls import kernel_cache  # noqa: E402
 
 of_each = pytest.mark.parametrize("form", FORMS, ids=str)
 BFLOAT16 = BY_NAME["bfloat16"]
@@ -516,6 +517,20 @@ def test_a_second_process_compiles_nothing(tmp_path, name):
     environment = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     said = [run_python("import cached_half", **environment).stdout.split() for _ in range(2)]
     assert said == [["0", "1"], ["1", "0"]]
+
+
+def test_a_cached_kernel_is_compiled_anew_when_a_conversion_changes(tmp_path, monkeypatch):
+    """Its code has the conversions in it."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    kept = kernel_cache.source_stamp
+    hits = []
+    for changed in ("", "", "changed"):
+        stamp = lambda module, changed=changed: kept(module) + changed * module.endswith("half.known")  # noqa: E731
+        monkeypatch.setattr(kernel_cache, "source_stamp", stamp)
+        kernel = fast_args(total, cache=True)
+        assert kernel(ones(BFLOAT16)) == 6.0
+        hits.append(sum(kernel.stats.cache_hits.values()))
+    assert hits == [0, 1, 0]
 
 
 # ---- plain Numba ---------------------------------------------------------------------------------------------------

@@ -30,6 +30,10 @@ from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
 __all__ = ["KernelCache", "with_unique_symbols"]
 
 
+_HALF = f"{__name__.partition('.')[0]}.ground.half.known"
+"""Numba compiles what this module teaches it into users' kernels. It is not imported for kernels without such types."""
+
+
 class _Entries:
     """Takes the place of ``numba.core.caching.IndexDataCacheFile``; there is no index."""
 
@@ -96,7 +100,7 @@ class KernelCache(FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
-        own = source_stamp(__name__) or __version__
+        own = source_stamp(__name__) + source_stamp(_HALF) or __version__
         depends_on = lambda: (own, code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
         self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
