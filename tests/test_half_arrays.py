@@ -23,6 +23,9 @@ from fastexchange import convert, explain, fast_args, from_dlpack  # noqa: E402
 from fastexchange.calls import kernel_cache  # noqa: E402
 
 of_each = pytest.mark.parametrize("form", FORMS, ids=str)
+some_forms = pytest.mark.parametrize(
+    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str
+)  # the others are slow
 BFLOAT16 = BY_NAME["bfloat16"]
 
 
@@ -103,7 +106,7 @@ def test_a_kernel_computes_with_tensors_of_every_framework(framework, form):
 
 
 @of_each_framework
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
+@pytest.mark.parametrize("form", [FORMS[0], pytest.param(FORMS[3], marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_on_every_path_numbers_or_bits(framework, form, way):
     function, call = WAYS[way]
@@ -307,11 +310,6 @@ def small(form, framework="numpy"):
     return array(form, code) if framework == "numpy" else tensor(form, code)
 
 
-some_forms = pytest.mark.parametrize(
-    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str
-)  # fmt: skip
-
-
 @some_forms
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_arrays_of_the_same_elements(form, name):
@@ -353,7 +351,7 @@ def in_place(x):
     x[1:] /= 2
 
 
-@of_each
+@some_forms
 def test_whole_array_arithmetic(form):
     x, y = small(form), small(form) * 0
     fast_args(assigned)(2, x, np.float32(0), y)
@@ -372,7 +370,7 @@ IN_PLACE = {
 }  # fmt: skip
 
 
-@of_each
+@some_forms
 def test_each_operation_in_place_is_its_own(form):
     """All in one process: Numba once took each for the first that was compiled."""
     for name, function in IN_PLACE.items():
@@ -387,7 +385,7 @@ def reductions(x):
     return x.sum(), x.max(), x.min(), x.mean()
 
 
-@of_each
+@some_forms
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
 def test_reductions(form, count):
     """Sums are of float32 side by side: of few bits here, so they are exact. NaN as in NumPy."""
@@ -400,7 +398,7 @@ def test_reductions(form, count):
     assert all(map(math.isnan, found))
 
 
-@of_each
+@some_forms
 def test_reductions_of_nothing(form):
     empty = array(form, [])
     assert fast_args(lambda x: x.sum())(empty) == 0.0
@@ -452,7 +450,7 @@ def test_results_are_the_callers_tensors(form, framework):
         assert from_dlpack(tail).ctypes.data == from_dlpack(x).ctypes.data + form.bits // 8
 
 
-@of_each
+@some_forms
 def test_declared_outputs(form):
     def scaled(x, y):
         for i in range(x.size):
@@ -485,7 +483,7 @@ def axpy(a, x, y):
         y[i] = a * x[i] + y[i]
 
 
-@of_each
+@some_forms
 @pytest.mark.parametrize(
     "options", [{"fastmath": True}, {"boundscheck": True}, {"nogil": True}, {"parallel": True}, {"error_model": "numpy"}], ids=str
 )
