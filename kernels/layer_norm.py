@@ -17,25 +17,16 @@ from numba import njit, prange
 from fastexchange import fast_args
 
 from .overlap import apart, place
-from .rows import check_rows
+from .rows import check_rows, real_of, sum_of, sum_of_squares
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
 
-# "reassoc" lets the two sums be vectorised, twice as fast; unlike all of fastmath it keeps NaN and infinities
-@njit(error_model="numpy", fastmath={"reassoc"})
+@njit(error_model="numpy")
 def _layer_norm_row(x, weight, bias, eps, out):
-    features = x.shape[0]
-    mean = 0.0
-    for j in range(features):
-        mean += x[j]
-    mean /= features
-    variance = 0.0
-    for j in range(features):
-        deviation = x[j] - mean
-        variance += deviation * deviation
-    variance /= features
-    scale = 1.0 / math.sqrt(variance + eps)
+    features, real = x.shape[0], real_of(x, out)
+    mean = real(sum_of(x, real) / features)
+    scale = real(1.0 / math.sqrt(sum_of_squares(x, mean) / features + eps))
     for j in range(features):
         value = (x[j] - mean) * scale
         if weight is not None:

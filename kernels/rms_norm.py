@@ -14,20 +14,15 @@ from numba import njit, prange
 from fastexchange import fast_args
 
 from .overlap import apart, place
-from .rows import check_rows
+from .rows import check_rows, real_of, sum_of_squares
 
 _WORTH_THREADS = 1 << 15  # elements; with fewer, a row at a time in this thread is as fast
 
 
-# "reassoc" lets the sum be vectorised; unlike all of fastmath it keeps NaN and infinities
-@njit(error_model="numpy", fastmath={"reassoc"})
+@njit(error_model="numpy")
 def _rms_norm_row(x, weight, eps, out):
-    features = x.shape[0]
-    total = 0.0
-    for j in range(features):
-        value = np.float64(x[j])
-        total += value * value
-    scale = 1.0 / math.sqrt(total / features + eps)
+    features, real = x.shape[0], real_of(x, out)
+    scale = real(1.0 / math.sqrt(sum_of_squares(x, real(0)) / features + eps))
     for j in range(features):
         if weight is None:
             out[j] = x[j] * scale

@@ -1,13 +1,13 @@
-"""What kernels do that work row by row: check their matrices, find a row's largest element, sum exponentials.
+"""What kernels do that work row by row: check their matrices, find a row's largest element, sum elements and exponentials.
 
-The loops are vectorised where the row is contiguous. Tested in ``tests/programs/test_kernels_nn.py``.
+The loops are vectorised where the row is contiguous. Tested in ``tests/programs/test_kernels_nn.py`` and ``test_kernels_half.py``.
 """
 
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from .exponential import exp
+from .exponential import exp_for, is_narrow
 from .overlap import apart_or_same, injective, place
 
 _BLOCK = 1 << 12  # elements whose sum may be in float32: lanes add up few of them; the sum of such sums is in float64
@@ -42,7 +42,7 @@ def _number(order, like):
 
 @overload(_ordered)
 def _ordered_of(x):
-    if x == types.float32:
+    if x == types.float32 or is_narrow(x):
 
         def of_float32(x):
             bits = np.float32(x).view(np.int32)
@@ -61,7 +61,7 @@ def _ordered_of(x):
 
 @overload(_number)
 def _number_of(order, like):
-    if like == types.float32:
+    if like == types.float32 or is_narrow(like):
         return lambda order, like: np.int32(order ^ ((order >> 31) & 0x7FFFFFFF)).view(np.float32)
     if like == types.float64:
         return lambda order, like: np.int64(order ^ ((order >> 63) & 0x7FFFFFFFFFFFFFFF)).view(np.float64)
@@ -86,23 +86,74 @@ def sum_of_exp(x, shift):
     total = 0.0
     for start in range(0, x.shape[0], _BLOCK):
         block = x[start : start + _BLOCK]
-        part = exp(block[0] - shift)
+        part = exp_for(block[0] - shift, x)
         for j in range(1, block.shape[0]):
-            part += exp(block[j] - shift)
+            part += exp_for(block[j] - shift, x)
         total += part
     return total
 
 
 @njit(fastmath={"reassoc"})
-def exp_in_place(x):
-    """Replace each number of a floating row by its exponential, and return their sum."""
+def exp_in_place(x, array):
+    """Replace each number of a floating row by its exponential, for elements of `array`, and return their sum."""
     total = 0.0
     for start in range(0, x.shape[0], _BLOCK):
         block = x[start : start + _BLOCK]
         part = x.dtype.type(0)
         for j in range(block.shape[0]):
-            e = exp(block[j])
+            e = exp_for(block[j], array)
             block[j] = e
             part += e
+        total += part
+    return total
+
+
+def real_of(x, out):
+    """The type in which rows of `x` are turned into rows of `out`: float32 if all elements have 16 bits or fewer, else float64."""
+    return np.float32 if max(x.itemsize, out.itemsize) <= 2 and out.dtype.kind == x.dtype.kind != "i" else np.float64
+
+
+@overload(real_of)
+def _real_of(x, out):
+    if is_narrow(x.dtype) and is_narrow(out.dtype):
+        return lambda x, out: np.float32
+    return lambda x, out: np.float64
+
+
+def row_for(out):
+    """A row for numbers on the way to `out`: `out`, or one of float32 if its elements have 16 bits or fewer."""
+    return out
+
+
+@overload(row_for)
+def _row_for(out):
+    if is_narrow(out.dtype):
+        return lambda out: np.empty(out.shape[0], np.float32)
+    return lambda out: out
+
+
+@njit(fastmath={"reassoc"})
+def sum_of(x, real):
+    """The sum of a row in float64; of each 4096 elements in `real`."""
+    total = 0.0
+    for start in range(0, x.shape[0], _BLOCK):
+        block = x[start : start + _BLOCK]
+        part = real(0)
+        for j in range(block.shape[0]):
+            part += real(block[j])
+        total += part
+    return total
+
+
+@njit(fastmath={"reassoc"})
+def sum_of_squares(x, mean):
+    """The sum of ``(x[j] - mean)**2`` over a row in float64; all else in the type of `mean`."""
+    total = 0.0
+    for start in range(0, x.shape[0], _BLOCK):
+        block = x[start : start + _BLOCK]
+        part = type(mean)(0)
+        for j in range(block.shape[0]):
+            deviation = type(mean)(block[j]) - mean
+            part += deviation * deviation
         total += part
     return total

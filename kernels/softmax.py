@@ -11,7 +11,7 @@ from numba import njit, prange
 
 from fastexchange import fast_args
 
-from .rows import check_rows, exp_in_place, largest
+from .rows import check_rows, exp_in_place, largest, row_for
 
 _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread is as fast
 
@@ -19,12 +19,13 @@ _WORTH_THREADS = 1 << 14  # elements; with fewer, a row at a time in this thread
 @njit(error_model="numpy")
 def _softmax_row(x, out):
     top = largest(x) + x.dtype.type(0) * out.dtype.type(0)  # in the common type of both
+    row = row_for(out)
     for j in range(x.shape[0]):
-        out[j] = x[j] - top
+        row[j] = x[j] - top
     # of one array alone: where it could overlap another, nothing would be vectorised in place
-    scale = out.dtype.type(1.0 / exp_in_place(out))
+    scale = row.dtype.type(1.0 / exp_in_place(row, out))
     for j in range(x.shape[0]):
-        out[j] *= scale
+        out[j] = row[j] * scale
 
 
 @fast_args(out="x[rows, columns] -> out[rows, columns]", parallel=True, cache=True, error_model="numpy")
