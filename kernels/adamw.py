@@ -6,42 +6,73 @@ Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (ar
 All tensors of a list have one dtype and one number of dimensions, as a kernel is compiled for one type. A model has parameters of
 several ranks: :class:`AdamW` sorts them by rank and makes one call for each, which costs less than flat views of new gradients.
 
-Tested in ``tests/programs/test_kernels_adamw.py`` against ``torch.optim.AdamW`` and the same formula in NumPy.
+Parameters of 16 bits keep small steps only by :mod:`stochastic rounding <kernels.stochastic_rounding>`: a step of less than half of
+the last place is lost otherwise.
+
+Tested in ``tests/programs/test_kernels_adamw.py`` and ``test_kernels_half.py`` against ``torch.optim.AdamW`` and the same formula in NumPy.
 """
 
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import njit, prange, types
 from numba.extending import overload
 
 from fastexchange import fast_args
 
+from .exponential import is_narrow
 from .overlap import apart, injective, place
+from .stochastic_rounding import mixed, rounded, rounds
 
 _WORTH_THREADS = 1 << 16  # elements of one tensor; with fewer, one thread is as fast
 _BLOCK = 1 << 14  # elements that a thread updates at a time
+_WITH_KEY = 9  # numbers, of which the last is the key of stochastic rounding; it is missing where numbers are rounded to nearest
+
+
+def _as_stored(value, param, numbers, j):
+    """What to store as element `j` of `param`: `value`, or rounded stochastically, if there is a key."""
+    return value
+
+
+@overload(_as_stored)
+def _as_stored_of(value, param, numbers, j):
+    if len(numbers) == _WITH_KEY:
+        return lambda value, param, numbers, j: rounded(value, param, numbers[-1], j)
+    return lambda value, param, numbers, j: value
+
+
+def _numbers_of(numbers, part):
+    """The numbers for one of several parts, of which each has a key of its own."""
+    return numbers
+
+
+@overload(_numbers_of)
+def _numbers_of_part(numbers, part):
+    if len(numbers) == _WITH_KEY:
+        return lambda numbers, part: (*numbers[:-1], mixed(numbers[-1] + part))
+    return lambda numbers, part: numbers
 
 
 # "contract": a multiplication and an addition may become one instruction, which rounds once
 @njit(error_model="numpy", fastmath={"contract"})
 def _update_block(param, grad, exp_avg, exp_avg_sq, numbers):
-    decay, beta1, rest1, beta2, rest2, correction, eps, rate = numbers
-    real = exp_avg.dtype.type
+    decay, beta1, rest1, beta2, rest2, correction, eps, rate = numbers[:8]
+    real = type(decay)
     for j in range(param.shape[0]):
         g = real(grad[j])
         m = beta1 * exp_avg[j] + rest1 * g
         v = beta2 * real(exp_avg_sq[j]) + rest2 * g * g
         exp_avg[j] = m
         exp_avg_sq[j] = v
-        param[j] = real(param[j]) * decay - rate * m / (math.sqrt(v) * correction + eps)
+        updated = real(param[j]) * decay - rate * m / (math.sqrt(v) * correction + eps)
+        param[j] = _as_stored(updated, param, numbers, j)
 
 
 @njit(parallel=True)
 def _update_blocks(param, grad, exp_avg, exp_avg_sq, numbers):
     for i in prange((param.shape[0] + _BLOCK - 1) // _BLOCK):
         a, b = i * _BLOCK, (i + 1) * _BLOCK
-        _update_block(param[a:b], grad[a:b], exp_avg[a:b], exp_avg_sq[a:b], numbers)
+        _update_block(param[a:b], grad[a:b], exp_avg[a:b], exp_avg_sq[a:b], _numbers_of(numbers, i))
 
 
 def _update(param, grad, exp_avg, exp_avg_sq, numbers):
@@ -84,9 +115,49 @@ def _update_of(param, grad, exp_avg, exp_avg_sq, numbers):
 
     def rows(param, grad, exp_avg, exp_avg_sq, numbers):
         for i in range(param.shape[0]):
-            _update(param[i], grad[i], exp_avg[i], exp_avg_sq[i], numbers)
+            _update(param[i], grad[i], exp_avg[i], exp_avg_sq[i], _numbers_of(numbers, i))
 
     return rows
+
+
+def _real_of(exp_avg):
+    """The type of the arithmetic: that of the averages, but no narrower than float32."""
+    return exp_avg.dtype.type
+
+
+@overload(_real_of)
+def _typed_real_of(exp_avg):
+    if is_narrow(exp_avg.dtype):
+        return lambda exp_avg: np.float32
+    return lambda exp_avg: exp_avg.dtype.type
+
+
+def _is_rounded(param):
+    """Whether parameters of this type can be rounded stochastically."""
+    return str(param.dtype) in ("bfloat16", "float16")
+
+
+@overload(_is_rounded)
+def _typed_is_rounded(param):
+    found = rounds(param.dtype)
+    return lambda param: found
+
+
+def _with_key(numbers, seed, step):
+    """The numbers and, if there is a seed, the key of that seed and step."""
+    return numbers
+
+
+@overload(_with_key)
+def _numbers_with_key(numbers, seed, step):
+    if seed in (types.none, None) or isinstance(seed, types.Omitted):
+        return lambda numbers, seed, step: numbers
+
+    def keyed(numbers, seed, step):
+        high, low = np.int64(seed) >> 32, np.int64(seed) & 0xFFFFFFFF
+        return (*numbers, mixed(mixed(mixed(low) ^ high) ^ np.int64(step)))
+
+    return keyed
 
 
 @njit
@@ -111,7 +182,7 @@ def _check_memory(p, g, m, v):
 
 
 @fast_args(grad="allow", cache=True)
-def adamw_step(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps, weight_decay):
+def adamw_step(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps, weight_decay, seed=None):
     """Update parameters, and the two running averages of each, from their gradients, in place.
 
     Parameters
@@ -123,8 +194,11 @@ def adamw_step(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps
     step : the number of this step, from 1 on.
     lr, eps, weight_decay : not negative.
     beta1, beta2 : from 0 to below 1.
+    seed : None: parameters are rounded to nearest. An int: those of bfloat16 or float16 are rounded stochastically; equal seeds,
+        steps and tensors give equal results, on any number of threads.
 
-    All arithmetic is in the dtype of `exp_avgs`, but for what is the same for all elements, which is computed in float64. NaN and
+    All arithmetic is in the dtype of `exp_avgs`, or in float32 if that has 16 bits or fewer, but for what is the same for all
+    elements, which is computed in float64. NaN and
     infinities are as the formula has them. Complex numbers do not compile; ``torch.view_as_real`` shows them as real ones.
 
     Aliasing: a parameter, its gradient and its averages must not overlap each other; none that is written may overlap itself.
@@ -160,6 +234,8 @@ def adamw_step(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps
             raise ValueError("exp_avgs: their dtype must be floating, no narrower than that of params")
         if exp_avg_sq.dtype.kind != "f" or exp_avg_sq.itemsize < param.itemsize:
             raise ValueError("exp_avg_sqs: their dtype must be floating, no narrower than that of params")
+        if seed is not None and not _is_rounded(param):
+            raise ValueError("seed: only parameters of bfloat16 and float16 are rounded stochastically")
         if grads[i].shape != param.shape:
             raise ValueError("grads: their shapes must be those of params")
         if exp_avg.shape != param.shape:
@@ -167,7 +243,7 @@ def adamw_step(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps
         if exp_avg_sq.shape != param.shape:
             raise ValueError("exp_avg_sqs: their shapes must be those of params")
         _check_memory(_place(param), _place(grads[i]), _place(exp_avg), _place(exp_avg_sq))
-    real = exp_avgs[0].dtype.type
+    real = _real_of(exp_avgs[0])
     numbers = (
         real(1 - lr * weight_decay),
         real(beta1),
@@ -178,8 +254,9 @@ def adamw_step(params, grads, exp_avgs, exp_avg_sqs, step, lr, beta1, beta2, eps
         real(eps),
         real(lr / (1 - beta1**step)),
     )
+    keyed = _with_key(numbers, seed, step)
     for i in range(count):
-        _update(params[i], grads[i], exp_avgs[i], exp_avg_sqs[i], numbers)
+        _update(params[i], grads[i], exp_avgs[i], exp_avg_sqs[i], _numbers_of(keyed, i))
 
 
 class AdamW:
@@ -189,22 +266,25 @@ class AdamW:
 
     Parameters
     ----------
-    params : PyTorch tensors that require grad, on the CPU, float32 or float64. Their averages have their dtype and strides.
+    params : PyTorch tensors that require grad, on the CPU, floating. Their averages have their strides, and their dtype, but float32
+        for those of 16 bits.
     lr, betas, eps, weight_decay : as in ``torch.optim.AdamW``.
+    seed : as of :func:`adamw_step`; then all parameters are of 16 bits.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, seed=None):
         import torch
 
-        self.lr, self.betas, self.eps, self.weight_decay = lr, betas, eps, weight_decay
+        self.lr, self.betas, self.eps, self.weight_decay, self.seed = lr, betas, eps, weight_decay, seed
         self.steps = 0
         by_type: dict = {}
         for param in params:
             by_type.setdefault((param.dtype, param.ndim), []).append(param)
-        self.groups = [
-            (alike, [torch.zeros_like(p) for p in alike], [torch.zeros_like(p) for p in alike])
-            for alike in by_type.values()
-        ]
+        self.groups = []
+        for (dtype, _), alike in by_type.items():
+            wide = torch.float32 if dtype.itemsize <= 2 else dtype
+            averages = ([torch.zeros_like(param, dtype=wide) for param in alike] for _ in range(2))
+            self.groups.append((alike, *averages))
 
     def step(self):
         """Update all parameters from their ``grad``. Raises ValueError, before anything is written, if one has none."""
@@ -212,9 +292,10 @@ class AdamW:
         if any(grad is None for alike in grads for grad in alike):
             raise ValueError("params: one has no grad")
         self.steps += 1
-        for (params, exp_avgs, exp_avg_sqs), alike in zip(self.groups, grads, strict=True):
-            numbers = self.steps, self.lr, *self.betas, self.eps, self.weight_decay
-            adamw_step(params, alike, exp_avgs, exp_avg_sqs, *numbers)
+        numbers = self.steps, self.lr, *self.betas, self.eps, self.weight_decay
+        for n, ((params, exp_avgs, exp_avg_sqs), alike) in enumerate(zip(self.groups, grads, strict=True)):
+            seed = None if self.seed is None else self.seed + (n << 32)
+            adamw_step(params, alike, exp_avgs, exp_avg_sqs, *numbers, seed)
 
     def zero_grad(self):
         """Drop all gradients."""
