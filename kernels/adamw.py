@@ -6,10 +6,10 @@ Source: I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization" (ar
 All tensors of a list have one dtype and one number of dimensions, as a kernel is compiled for one type. A model has parameters of
 several ranks: :class:`AdamW` sorts them by rank and makes one call for each, which costs less than flat views of new gradients.
 
-Parameters of 16 bits keep small steps only by :mod:`stochastic rounding <kernels.stochastic_rounding>`: a step of less than half of
-the last place is lost otherwise.
+Parameters of 16 bits keep steps of less than half of the last place only by :mod:`~kernels.stochastic_rounding`.
 
-Tested in ``tests/programs/test_kernels_adamw.py`` and ``test_kernels_half.py`` against ``torch.optim.AdamW`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels_adamw.py`` and, for 16 bits, ``test_kernels_half.py`` against ``torch.optim.AdamW`` and
+the same formula in NumPy.
 """
 
 import math
@@ -266,8 +266,8 @@ class AdamW:
 
     Parameters
     ----------
-    params : PyTorch tensors that require grad, on the CPU, floating. Their averages have their strides, and their dtype, but float32
-        for those of 16 bits.
+    params : PyTorch tensors that require grad, on the CPU, floating. Their averages have their strides and their dtype; those of
+        16 bits have averages of float32.
     lr, betas, eps, weight_decay : as in ``torch.optim.AdamW``.
     seed : as of :func:`adamw_step`; then all parameters are of 16 bits.
     """

@@ -4,7 +4,7 @@ Source: J. L. Ba, J. R. Kiros and G. E. Hinton, "Layer Normalization" (arXiv:160
 added to the variance as in ``torch.nn.functional.layer_norm``. The variance is the biased one: divided by the number
 of features.
 
-The mean and the variance are computed in two passes, in float64: the one-pass formula "mean of squares minus square of
+The mean and the variance are computed in two passes: the one-pass formula "mean of squares minus square of
 the mean" cancels when the mean is large against the deviation.
 
 Tested in ``tests/programs/test_kernels.py`` against ``torch.nn.functional.layer_norm`` and the same formula in NumPy.
@@ -63,7 +63,8 @@ def layer_norm(x, weight, bias, eps=1e-5, out=None):
     eps : added to the variance, in its unit: the square of that of `x`.
     out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
 
-    All arithmetic is in float64, rounded once, to the dtype of `out`. A row with a NaN or an infinity becomes NaN, as
+    All arithmetic is in float64, rounded once, to the dtype of `out`. If `x` and `out` have 16 bits or fewer, it is in float32, and
+    only the sum of the sums of each 4096 elements is in float64. A row with a NaN or an infinity becomes NaN, as
     in PyTorch.
 
     Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `weight` or `bias`.

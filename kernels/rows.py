@@ -1,6 +1,7 @@
 """What kernels do that work row by row: check their matrices, find a row's largest element, sum elements and exponentials.
 
-The loops are vectorised where the row is contiguous. Tested in ``tests/programs/test_kernels_nn.py`` and ``test_kernels_half.py``.
+The loops are vectorised where the row is contiguous. Tested in ``tests/programs/test_kernels_nn.py`` and
+``test_kernels_half.py``.
 """
 
 import numpy as np
@@ -109,7 +110,7 @@ def exp_in_place(x, array):
 
 
 def real_of(x, out):
-    """The type in which rows of `x` are turned into rows of `out`: float32 if all elements have 16 bits or fewer, else float64."""
+    """The type in which rows of `x` become rows of `out`: float32 if all elements have 16 bits or fewer, else float64."""
     return np.float32 if max(x.itemsize, out.itemsize) <= 2 and out.dtype.kind == x.dtype.kind != "i" else np.float64
 
 

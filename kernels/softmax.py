@@ -4,7 +4,7 @@ Source: I. Goodfellow, Y. Bengio and A. Courville, "Deep Learning" (2016), secti
 the stable form used here: the row's maximum is subtracted first, so that no exponential overflows and the sum is at
 least 1.
 
-Tested in ``tests/programs/test_kernels.py`` against ``torch.softmax(x, dim=1)`` and the same formula in NumPy.
+Tested in ``tests/programs/test_kernels.py`` and, for 16 bits, ``test_kernels_half.py`` against ``torch.softmax(x, dim=1)`` and the same formula in NumPy.
 """
 
 from numba import njit, prange
@@ -39,7 +39,7 @@ def softmax(x, out):
         written.
 
     Differences are taken in the common type of `x` and `out`, exponentials in the dtype of `out`, and the sum of each
-    4096 of them; the sum of those is in float64.
+    4096 of them; the sum of those is in float64. If `out` has 16 bits or fewer, float32 is in its place, and rounded once.
 
     As in PyTorch, a row with a NaN or with +inf, and a row of nothing but -inf, becomes NaN; -inf beside finite values
     gives 0.
