@@ -79,8 +79,8 @@ def cross_entropy(logits, target, smoothing: float, ignore_index: int, out):
     out : shape (rows,), floating; made in the dtype of `logits`. Written. PyTorch's mean is
         ``out.sum() / (target != ignore_index).sum()``.
 
-    Exponentials of logits of float32 or narrower are in float32, as is the sum of each 4096 of them; all else is in float64, rounded
-    once, to the dtype of `out`.
+    Exponentials of logits of float32 or narrower are in float32, as is the sum of each 4096 of them; all else is in
+    float64, rounded once, to the dtype of `out`.
 
     As in PyTorch, a row with a NaN or with +inf, and a row of nothing but -inf, has the loss NaN; where a class with -inf
     has weight, as target or by smoothing, it is +inf.

@@ -63,9 +63,9 @@ def layer_norm(x, weight, bias, eps=1e-5, out=None):
     eps : added to the variance, in its unit: the square of that of `x`.
     out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
 
-    All arithmetic is in float64, rounded once, to the dtype of `out`. If `x` and `out` have 16 bits or fewer, it is in float32, and
-    only the sum of the sums of each 4096 elements is in float64. A row with a NaN or an infinity becomes NaN, as
-    in PyTorch.
+    All arithmetic is in float64, rounded once, to the dtype of `out`. If `x` and `out` have 16 bits or fewer, it is in
+    float32, and only the sum of the sums of each 4096 elements is in float64. A row with a NaN or an infinity becomes
+    NaN, as in PyTorch.
 
     Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself, `weight` or `bias`.
 

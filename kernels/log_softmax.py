@@ -35,8 +35,8 @@ def log_softmax(x, out):
     x : shape (rows, columns), any real dtype.
     out : shape (rows, columns), floating; made in the dtype of `x`. Written. No columns: nothing is written.
 
-    Differences and exponentials are in the common type of `x` and `out`, but no narrower than float32, and the sum of each 4096 exponentials; the sum
-    of those and its logarithm are in float64.
+    Differences and exponentials are in the common type of `x` and `out`, but no narrower than float32, and the sum of
+    each 4096 exponentials; the sum of those and its logarithm are in float64.
 
     As in PyTorch, a row with a NaN or with +inf, and a row of nothing but -inf, becomes NaN; -inf beside finite values
     gives -inf.

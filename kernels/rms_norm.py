@@ -53,9 +53,9 @@ def rms_norm(x, weight: np.ndarray | None, eps: float, out):
         the next number of its dtype.
     out : shape (rows, features), floating; made in the dtype of `x`. Written. No features: nothing is written.
 
-    All arithmetic is in float64, rounded once, to the dtype of `out`. If `x` and `out` have 16 bits or fewer, it is in float32, and
-    only the sum of the sums of each 4096 elements is in float64. A row with a NaN becomes NaN; in one with an
-    infinity that becomes NaN and finite numbers 0, as in PyTorch.
+    All arithmetic is in float64, rounded once, to the dtype of `out`. If `x` and `out` have 16 bits or fewer, it is in
+    float32, and only the sum of the sums of each 4096 elements is in float64. A row with a NaN becomes NaN; in one with
+    an infinity that becomes NaN and finite numbers 0, as in PyTorch.
 
     Aliasing: `out` may be `x`; it must not overlap `x` otherwise, nor itself or `weight`.
 
