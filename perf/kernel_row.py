@@ -15,3 +15,5 @@ class Row(NamedTuple):
     """What it is compared with, "torch.softmax"."""
     ours: Callable[[], object]
     theirs: Callable[[], object]
+    must_be: float | None = None
+    """The ratio that is promised: how many times as long the operator takes, at least."""

@@ -6,7 +6,9 @@ times as long the operator takes: below 1 the operator is faster.
 """
 
 import argparse
+import contextlib
 import importlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -33,18 +35,29 @@ def measure(rows: list[Row], rounds: int, batch_ns: int) -> list[tuple[Samples, 
 
 
 def table(rows: list[Row], times: list[tuple[Samples, Samples]]) -> str:
-    lines = []
+    lines, is_promised = [], any(row.must_be for row in rows)
     for row, (ours, theirs) in zip(rows, times, strict=True):
         microseconds = [report.cells(samples / 1000, 2)[0] for samples in (ours, theirs)]
-        lines.append((row.kernel, row.data, row.operator, *microseconds, *report.cells(theirs / ours, 2)))
-    heads = ("kernel", "data", "compared with", "us", "theirs, us", "ratio", "IQR")
+        line = (row.kernel, row.data, row.operator, *microseconds, *report.cells(theirs / ours, 2))
+        lines.append((*line, *_verdict(row, ours, theirs)) if is_promised else line)
+    heads = ("kernel", "data", "compared with", "us", "theirs, us", "ratio", "IQR", *(("must be", "met?") if is_promised else ()))
     return report.table(heads, lines, left=(0, 1, 2))
 
 
-def _entry(topic: str, row: Row, ours: Samples, theirs: Samples) -> dict:
+def _verdict(row: Row, ours: Samples, theirs: Samples) -> tuple[str, str]:
+    """What is promised, and whether it is kept; that is not known where the ratio means nothing."""
+    if row.must_be is None:
+        return "", ""
     ratio = theirs / ours
-    return {
+    return f"≥ {row.must_be}", ("met" if ratio.median >= row.must_be else "MISSED") if ratio.is_measurable() else "-"
+
+
+def _entry(topic: str, threads: int, row: Row, ours: Samples, theirs: Samples) -> dict:
+    ratio = theirs / ours
+    promise = {} if row.must_be is None else {"must_be": row.must_be}
+    return promise | {
         "topic": topic,
+        "threads": threads,
         "kernel": row.kernel,
         "data": row.data,
         "operator": row.operator,
@@ -56,23 +69,34 @@ def _entry(topic: str, row: Row, ours: Samples, theirs: Samples) -> dict:
     }
 
 
+def _set_threads(count: int) -> None:
+    """Let Numba's parallel loops, and PyTorch where it is, run in so many threads."""
+    numba.set_num_threads(count)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch").set_num_threads(count)
+
+
 def main() -> int:
     """Measure the topics asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"of {', '.join(TOPICS)}; all, if none is named")
     parser.add_argument("--kernel", action="append", help="only this kernel's rows; may be repeated")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, noisier")
+    parser.add_argument("--threads", type=int, action="append", metavar="N", help="of both sides; may be repeated: for each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     if unknown := set(options.topics) - set(TOPICS):
         parser.error(f"no such topic: {', '.join(sorted(unknown))}")
     rounds, batch_ns = (5, 500_000) if options.quick else (15, 2_000_000)
 
-    described = files.machine() | {"threads": numba.get_num_threads()}
-    print(f"{files.headline(described)}; {described['threads']} threads")
+    counts = options.threads or [numba.get_num_threads()]
+    described = files.machine() | {"threads": max(counts)}
+    print(f"{files.headline(described)}; {' and '.join(map(str, counts))} threads")
     print(f"Medians of {rounds} rounds, microseconds per call; ratio: theirs / ours, below 1 the operator is faster.\n")
     entries = []
-    for topic in options.topics or TOPICS:
+    for topic, threads in itertools.product(options.topics or TOPICS, counts):
+        if options.threads:
+            _set_threads(threads)
         try:
             rows = importlib.import_module(f"kernels_{topic}").rows()
         except ImportError as error:
@@ -82,8 +106,8 @@ def main() -> int:
         if not rows:
             continue
         times = measure(rows, rounds, batch_ns)
-        print(f"{topic}\n{table(rows, times)}\n", flush=True)
-        entries += [_entry(topic, row, *pair) for row, pair in zip(rows, times, strict=True)]
+        print(f"{topic}{f', threads: {threads}' if options.threads else ''}\n{table(rows, times)}\n", flush=True)
+        entries += [_entry(topic, threads, row, *pair) for row, pair in zip(rows, times, strict=True)]
     if options.json:
         files.write(options.json, described, rounds, entries)
     return 0
