@@ -161,6 +161,19 @@ def test_rows_in_place_strided_and_of_other_types(dtype, name):
         check(call(name, x, weight.float(), bias.float()), exact, scale=10)
 
 
+def test_numpys_float16():
+    x = normal(torch.float16, 33, 129)
+    got = softmax(x.numpy())
+    assert got.dtype == np.float16 and np.array_equal(got, softmax(x).numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_softmax_of_8_bits(dtype):
+    x = normal(dtype, 33, 9)
+    exact = torch.softmax(x.double(), 1)
+    assert torch.equal(softmax(x).double(), exact.to(dtype).double())
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_softmax_of_extreme_rows(dtype):
     most = torch.finfo(dtype).max
