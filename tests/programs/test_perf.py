@@ -176,6 +176,20 @@ def test_targets_are_not_judged_by_figures_that_mean_nothing(perf):
     assert [LOST in target.measured for target in book.targets] == [True, True, True, False]
 
 
+def test_a_kernels_ratio_is_judged_by_what_it_must_be(perf):
+    row = perf("kernel_row").Row
+    spec = importlib.util.spec_from_file_location("perf_kernels", PERF / "kernels.py")  # `kernels` is the folder's name
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    table = module.table
+    ours, theirs = (crafted(us=value)["us"] for value in (1000, 1500))
+    promised = [row("mul", "", "", None, None, bound) for bound in (1.4, 1.6, None)]
+    lines = table(promised, [(ours, theirs)] * 3).splitlines()[1:]
+    assert [line.split()[-3:] for line in lines[:2]] == [["≥", "1.4", "met"], ["≥", "1.6", "MISSED"]]
+    assert not lines[2].split()[-1].isalpha()
+    assert "must be" not in table(promised[2:], [(ours, theirs)])
+
+
 def test_the_plot_has_no_points_that_mean_nothing(perf):
     pytest.importorskip("matplotlib")
     times = {f"numpy/{count}/fast": scattered(10.0 * count, 1) for count in (1, 3, 16, 32)} | {"numpy/58/fast": scattered(9, 90)}
@@ -222,6 +236,16 @@ def test_every_row_runs(perf):
         assert {f"{path}/{count}/{who}" for count in numbers.COUNTS for who in ("c", "fast")} <= keys
     turn = next(row.statement.names for row in rows if row.key == "sites/64/turn")
     assert turn["f"].counts().compiled == 64 and len(turn["p"].signatures) == 64
+
+
+@pytest.mark.slow
+def test_every_row_of_16_bits_runs_and_its_sides_agree(perf, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT))
+    for row in perf("kernels_half").rows():
+        results = row.ours(), row.theirs()
+        if all(isinstance(each, torch.Tensor) for each in results):
+            torch.testing.assert_close(*results, rtol=0.02, atol=0.05)
 
 
 @needs_compiler
