@@ -104,13 +104,15 @@ def midpoints(form: Form) -> np.ndarray:
 
 
 def nearest(form: Form, value: np.ndarray) -> np.ndarray:
-    """The code nearest to each number, ties to even. NaN is ``nan_code``, of float32."""
+    """The code nearest to each number, ties to even; in an ``fn`` format at most the largest. NaN is ``nan_code``, of float32."""
     wide = np.asarray(value, np.float64)
     magnitude, sign = np.abs(wide), np.signbit(wide)
     middles = midpoints(form)
     code = np.searchsorted(middles, magnitude)  # at a tie the lower one
     tie = middles[np.minimum(code, len(middles) - 1)] == magnitude
     code += tie & (code % 2 == 1)
+    if form.special == "fn":
+        code = np.minimum(code, infinity(form) - 1)
     if form.special == "fnuz":
         found = np.where(code == infinity(form), 1 << form.bits - 1, np.where(code == 0, 0, code | sign << form.bits - 1))
     else:
@@ -165,6 +167,11 @@ def code_of(values) -> np.ndarray:
     if torch is not None and isinstance(values, torch.Tensor):
         return values.view({1: torch.uint8, 2: torch.uint16}[values.element_size()]).numpy()
     return values.view(f"u{values.itemsize}")
+
+
+def converts_as_pytorch(form: Form) -> bool:
+    """Whether the installed PyTorch converts to this format as version 2.13 does: what is too large for ``fn`` saturates."""
+    return form.special != "fn" or torch.tensor(1e9).to(form.torch).item() == 448
 
 
 def is_nan(form: Form, code: np.ndarray) -> np.ndarray:

@@ -3,29 +3,30 @@
 No code reads a message: the types and values of the arguments decide what an error is about.
 """
 
-import inspect
 from typing import Any, cast
 
 import numba
-from numba.core import sigutils, types
+from numba.core import types
 from numba.core.errors import TypingError
 
 from ..exchange.errors import argument
 from ..ground.numba_internals import has_representation, load_representations
 from ..ground.omitted import OMITTED
 from ..ground.parameters import item_of
-from ..ground.safe_repr import shown, type_name
+from ..ground.safe_repr import type_name
 
 __all__ = [
-    "add_call", "check_items", "declared", "raise_named", "why_not_compiled", "why_not_declarable", "why_not_declared",
-    "without_representation",
+    "add_call", "check_items", "declared", "raise_named", "why_not_compiled", "why_not_declared", "without_representation",
 ]  # fmt: skip
 
 _DEEPEST = 100
 
 
 def add_call(error: TypingError, kernel, positional: list, named: dict[str, Any]) -> None:
-    """Put a line in front of Numba's message: the kernel and the argument types that it cannot compile."""
+    """Put a line in front of Numba's message: the kernel and the argument types that it cannot compile.
+
+    `positional`, `named`: the arguments, or their types.
+    """
     error.patch_message(why_not_compiled(error, kernel, positional, named))
 
 
@@ -52,23 +53,6 @@ def declared(kernel) -> str:
     return ", or ".join(f"({', '.join(map(str, signature))})" for signature in kernel.overloads)
 
 
-def why_not_declarable(function, signature) -> str | None:
-    """Why a signature cannot be declared for a function: a type in it has no representation on the CPU. None: it can."""
-    arguments, result = sigutils.normalize_signature(signature)
-    names = [*inspect.signature(function).parameters]
-    for position, numba_type in enumerate((*arguments, *([result] if result is not None else []))):
-        if (found := _inmost(numba_type)) is not None:
-            is_result = position >= len(arguments)
-            known = repr(names[position]) if position < len(names) else "of it"
-            what = "its result" if is_result else f"parameter {known} (position {position})"
-            advice = "use float32" + (", or fast_args(storage=True) and uint16" if isinstance(numba_type, types.Array) else "")
-            return (
-                f"fast_args(): {function.__qualname__}() cannot be compiled for the signature {shown(signature)}: {what} is "
-                f"{numba_type}, and Numba has no arithmetic on {found} on the CPU; {advice}"
-            )
-    return None
-
-
 def _call(kernel, positional: list, named: dict[str, Any]) -> str:
     names = [kernel._parameters.name_of(position) for position in range(len(positional))]
     given = [*zip(names, positional, strict=True), *named.items()]
@@ -76,6 +60,8 @@ def _call(kernel, positional: list, named: dict[str, Any]) -> str:
 
 
 def _numba_name(value) -> str:
+    if isinstance(value, types.Type):
+        return str(value)
     try:
         return str(numba.typeof(value))
     except Exception:  # it is this of which Numba says something

@@ -24,7 +24,7 @@ from .numba_type import UnknownType, require_numba_type
 from .results import check_argument
 from .views import Views
 
-__all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "forget_frames"]
+__all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "copy_of", "forget_frames"]
 
 
 def call_numba(kernel, bound: tuple):
@@ -106,7 +106,7 @@ def reword(kernel, bound: tuple, error: BaseException) -> None:
             if value is not OMITTED:
                 as_numba_takes_it(kernel, position, value)
     except BaseException:
-        forget_frames(error)  # Numba keeps it, as in _copy_of
+        forget_frames(error)  # Numba keeps it, as in copy_of
         raise
     try:
         raise error
@@ -128,7 +128,7 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
     Raises the error of an argument that is to blame, with its name.
     """
     if isinstance(error, TypingError):
-        own = _copy_of(error)
+        own = copy_of(error)
         if own is not error:
             add_call(own, kernel, positional, named)
         return own
@@ -159,7 +159,7 @@ def _take_others(kernel, bound: tuple, views: Views) -> None:
                 views.taken[id(value)] = as_numba_takes_it(kernel, at, value, views)
 
 
-def _copy_of(error: TypingError) -> TypingError:
+def copy_of(error: TypingError) -> TypingError:
     """Copy an exception that Numba stores and raises again: with it, Numba would store the frames, and their arguments."""
     made = copy.copy(error)
     if type(made) is not type(error) or (str(made), made.args) != (str(error), error.args):

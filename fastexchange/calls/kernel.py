@@ -291,6 +291,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         memory = KernelContext(
             self._parameters, self.__qualname__, release_gil, self._kernel_options.guard, self._returns(), self._outputs
         )
+        memory.native.stores = self._kernel_options.storage
         if isinstance(self.returns, type):
             results.learn_target(self.returns)
         if memory.runtime.is_native and not is_object_mode(self):

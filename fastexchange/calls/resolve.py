@@ -12,7 +12,7 @@ import warnings
 from typing import Any, cast
 
 from numba.core import types
-from numba.core.errors import NumbaPendingDeprecationWarning
+from numba.core.errors import NumbaPendingDeprecationWarning, TypingError
 
 from .._abi import ffi
 from ..dispatch import structs, vectorcall
@@ -21,12 +21,14 @@ from ..dispatch.readers import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import learn
 from ..exchange.errors import check_tensors, refuse, refuse_elements, refuse_mixed, refused, wording
+from ..ground.dtypes import lacks_dtype
 from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item
 from ..producers import buffer, torch, torch_storage
-from .fallback import are_numbas, call_numba, forget_frames
+from .compile_errors import add_call
+from .fallback import are_numbas, call_numba, copy_of, forget_frames
 from .results import check_argument
 
 MAX_LOOKS = 64  # attempts at one call, beside those for each argument and item
@@ -263,7 +265,14 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         return False
     if not can_compile(kernel):
         given = tuple(map(_as_declared, given))
-    chosen = _overload_for(kernel, given)
+    own = None
+    try:
+        chosen = _overload_for(kernel, given)
+    except TypingError as error:
+        own = copy_of(error)
+    if own is not None:
+        add_call(own, kernel, [*given], {})
+        raise own
     if chosen is None:
         return False
     taken, compiled = chosen
@@ -278,13 +287,18 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
 
 
 def _overload_for(dispatcher, given: tuple):
-    """Return the overload's argument types and its compile result for arguments of these types; None if Numba has to raise."""
+    """Return the overload's argument types and its compile result for arguments of these types; None if Numba has to raise.
+
+    Raises Numba's error if Numba's dispatcher cannot: it makes no call for elements that NumPy does not know.
+    """
     taken: tuple | None = given
     if can_compile(dispatcher):
         try:
             with _without_warnings_of_lists(given):
                 dispatcher.compile(given)
         except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or handles them
+            if any(map(lacks_dtype, given)):
+                raise
             forget_frames(error)
             return None
     else:

@@ -9,7 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def as_target(array: np.ndarray, target: type | None, kernel: str, field: int = 
             if dtype_of(array).kind == "V":
                 key = type_of_field(field)
                 what = f"{kernel}(): its result, an array of {elements_named(field)}"
-                array = array.view(storage_of(field))
+                array = array.view(cast(np.dtype, storage_of(field)))
     if make is None:
         if key is not None:
             raise BufferError(f"{what}: NumPy has no such dtype; install ml_dtypes, or name the tensors' type by returns=")

@@ -14,11 +14,10 @@ from llvmlite import ir
 from numba.core import types
 from numba.np.numpy_support import as_dtype
 
-from ..ground import dtype_registry
 from ..ground.cfunction import CodeUnit, code_cache
 from ..ground.cpython import new_none
 from ..ground.dlpack import field_of_type
-from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field
+from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field, lacks_dtype
 from ..ground.native import call_word, load, native, offset_of
 from ..ground.numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
 from ..ground.numba_internals import target_context_with_references as target_context
@@ -139,7 +138,7 @@ def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, 
     slot = unit.stack_slot(array.type)
     builder.store(array, slot)
     element = array_type.dtype
-    half = getattr(element, "format", None)  # one of `ground.half`
+    half = getattr(element, "format", None)  # a type of `half`
     field = field_of_type(half.code, half.bits) if half else dtype_field(as_dtype(element)) or 0
     if array_type.box_type is not np.ndarray or field >= FIRST_PARAMETRIC:
         field = 0
@@ -149,7 +148,7 @@ def _box_array(unit, api, manager: _Constants, frame, adapt, array_type, array, 
     builder.store(made, object_slot)
     with builder.if_then(builder.icmp_signed("==", made, _WORD(results.BY_NUMBA))):
         adapted = _adapted(api, manager, adapt, array_type, array, dtype)
-        if half and dtype_registry.dtype_of(half.code, half.bits) is None:  # the ndarray has only bytes
+        if lacks_dtype(element):  # the ndarray has only bytes
             elements = builder.inttoptr(builder.add(frame, _WORD(offset_of("fx_frame", "elements"))), _WORD.as_pointer())
             builder.store(_WORD(field), elements)
         finished = _call_result_function(unit, "finish_array", [frame, builder.ptrtoint(adapted, _WORD)])

@@ -65,9 +65,7 @@ def index_of_argument(frame, meminfo):
 
 @native
 def is_stored_as(field, stored):
-    """Whether a kernel sees elements of the dtype `field` as those of the dtype `stored`."""
-    if field == stored:
-        return True
+    """Whether a kernel that stores sees elements of the dtype `field` as those of the dtype `stored`."""
     if field >= FIRST_STORABLE:  # the size in bytes is in bits 16 to 22
         return stored == UINT | (field >> 16 & 0x7F) << 11
     code, bits = field & 0xFF, field >> 8
@@ -241,7 +239,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
     if i >= 0 and field != 0:
         words = stack(ARRAY_WORDS)
         given = read_argument(runtime, frame, i, ndim, words)
-        if given != 0 and is_stored_as(given, field):
+        if given != 0 and (field == given or (context.stores and is_stored_as(given, field))):
             origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
             is_taken_so = is_mutable != 0 or frame.readonly_arrays >> min(i, 62) & 1 != 0
             # A readonly view of a writable ndarray has to be a new ndarray; other frameworks have no readonly tensors.

@@ -136,6 +136,7 @@ typedef struct {
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
+    int64_t stores;             /* the kernel gets elements without a Numba type as their bits */
     int64_t needs_owning_exports;   /* other code may run before the kernel has returned, so it holds owning exports: RUNS_* */
     int64_t raise_error;        /* void (int code, excinfo *) */
     int64_t calls;              /* calls that reached a kernel without Python */

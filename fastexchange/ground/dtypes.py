@@ -12,6 +12,7 @@ the tensor is refused.
 import functools
 import itertools
 import sys
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -34,6 +35,7 @@ __all__ = [
     "field_to_numba",
     "is_computed",
     "is_half",
+    "lacks_dtype",
     "storage_of",
 ]
 
@@ -191,6 +193,14 @@ def bits_of(field: int, storage: bool) -> np.dtype | None:
     except NoNumbaType:
         return storage_of(field) if storage else None
     return None
+
+
+def lacks_dtype(numba_type) -> bool:
+    """Whether elements of a type, or of arrays in it, are numbers of ``half`` for which NumPy has no dtype: without ml_dtypes."""
+    if isinstance(numba_type, types.BaseTuple):
+        return any(map(lacks_dtype, cast(Any, numba_type).types))
+    form = getattr(getattr(numba_type, "dtype", numba_type), "format", None)
+    return form is not None and dtype_registry.dtype_of(form.code, form.bits) is None
 
 
 def as_kernel_has_it(dtype: np.dtype, storage: bool) -> np.dtype:

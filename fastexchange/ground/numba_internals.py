@@ -82,6 +82,7 @@ AbstractTemplate: Any = imported("numba.core.typing.templates", "AbstractTemplat
 alloca_once: Any = imported("numba.core.cgutils", "alloca_once")
 for_range_slice: Any = imported("numba.core.cgutils", "for_range_slice")
 AttributeTemplate: Any = imported("numba.core.typing.templates", "AttributeTemplate", object)
+functions_of_math: Any = [each for each, _ in getattr(imported("numba.core.typing.mathdecl", "registry"), "globals", ())]
 supported_ufuncs: Any = imported("numba.core.typing.npydecl", "supported_ufuncs", ())
 Conversion: Any = imported("numba.core.typeconv", "Conversion")
 signature: Any = imported("numba.core.typing", "signature")
@@ -170,16 +171,62 @@ def converts_float16(context) -> bool:
 def add_dtypes(cls: type, dtype_of: Callable[[Any], np.dtype]) -> None:
     """Let Numba pass arrays from and to Python whose elements' types are of `cls`. It would look for the dtypes of their names.
 
-    `dtype_of`: from a type to its dtype.
+    `dtype_of`: from a type to its dtype. NumPy need not know the dtype by a letter; then no ufunc has a loop for it.
     """
     numpy_support = module_of("numba.np.numpy_support")
-    numbas = numpy_support.as_dtype
+    numbas, can_cast = numpy_support.as_dtype, numpy_support.ufunc_can_cast
 
     @functools.wraps(numbas)
     def as_dtype(nbtype):
         return dtype_of(nbtype) if isinstance(nbtype, cls) else numbas(nbtype)
 
-    numpy_support.as_dtype = as_dtype
+    @functools.wraps(can_cast)
+    def ufunc_can_cast(from_, to, *rest, **named):
+        try:
+            return can_cast(from_, to, *rest, **named)
+        except TypeError:
+            return False
+
+    numpy_support.as_dtype, numpy_support.ufunc_can_cast = as_dtype, ufunc_can_cast
+
+
+def set_parallel(function: Callable, is_meant: Callable[[Any], bool], chosen: Callable[[Callable], Any]) -> None:
+    """Let Numba's parallel pass replace calls of NumPy's `function` whose first argument's type `is_meant`.
+
+    `chosen`: from `function` to what replaces it for one argument, a function with ``prange``; None: nothing does.
+    """
+    replaced = module_of("numba.parfors.parfor").swap_functions_map
+    for name in (function.__name__, f"a{function.__name__}"):  # also np.amax
+        if (numbas := replaced.get((name, "numpy"))) is not None:
+            replaced[name, "numpy"] = _parallel(function, numbas, is_meant, chosen)
+
+
+def _parallel(function, numbas, is_meant, chosen):
+    @functools.wraps(numbas)
+    def replacement(result, *given, **named):
+        if not is_meant(given[0]):
+            return numbas(result, *given, **named)
+        return chosen(function) if len(given) == 1 and not named else None
+
+    return replacement
+
+
+def overload_first(function: Callable, own: Callable[[Any], Any]) -> None:
+    """Let ``overload(function)`` of Numba itself, of one parameter, ask `own` first."""
+    templates = module_of("numba.core.typing.templates").builtin_registry.functions
+    template = next(each for each in templates if each.key is function)
+    numbas = template._overload_func
+
+    @functools.wraps(numbas)
+    def overloaded(given):
+        return own(given) or numbas(given)
+
+    template._overload_func = staticmethod(overloaded)
+
+
+def lower_constant_array(function: Callable) -> None:
+    """Let `function` compile constant arrays, as ``(context, builder, numba_type, array)``."""
+    module_of("numba.np.arrayobj").lower_constant(types.Array)(function)
 
 
 def set_type_of_dtype(dtype: np.dtype, numba_type: Any) -> None:

@@ -79,7 +79,8 @@ def narrow(context, builder, value, form: Format):
         code = _at_most(builder, code, form.infinity)
         code = builder.or_(sign, builder.select(is_nan, quiet, code))
     elif form.specials is Specials.ONE_NAN:
-        code = builder.or_(sign, _at_most(builder, code, form.infinity))
+        code = _at_most(builder, code, form.infinity - 1)
+        code = builder.or_(sign, builder.select(is_nan, _WORD(form.infinity), code))
     else:
         code = _at_most(builder, code, form.sign)
         is_zero = builder.icmp_unsigned("==", code, _WORD(0))

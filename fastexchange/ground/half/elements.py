@@ -3,24 +3,27 @@
 A type is also a function, in Python and in compiled code: ``bfloat16(x)`` rounds. In Python it returns a float.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from llvmlite import ir
 from numba.core import types
 from numba.extending import NativeValue, box, lower_builtin, lower_cast, models, register_model, unbox
 
-from ..numba_internals import Conversion, lower_constant
+from ..numba_internals import Conversion, lower_constant, lower_constant_array
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
 
 __all__ = ["TYPES", "Half", "computed_as"]
 
 
-class Half(types.Float):
+_Float: Any = types.Float  # its annotations forbid the attributes of a type of another width
+
+
+class Half(_Float):
     """The type of numbers of a format. They become float32 where they are used."""
 
     def __init__(self, form: Format):
-        super(types.Float, self).__init__(name=form.name)
+        types.Number.__init__(cast(Any, self), name=form.name)
         self.bitwidth = form.bits
 
     @property
@@ -68,7 +71,7 @@ def computed_as(number: Any) -> Any:
     if isinstance(number, (Half, types.IntegerLiteral, types.Boolean)):
         return types.float32
     if isinstance(number, types.Integer):
-        return types.float32 if number.bitwidth <= 16 else types.float64
+        return types.float32 if cast(Any, number).bitwidth <= 16 else types.float64
     return number
 
 
@@ -117,6 +120,17 @@ def _is_true(context, builder, *given):
 @lower_constant(Half)
 def _constant(context, builder, half, value):
     return ir.IntType(half.bitwidth)(half.format.encode(float(value)))
+
+
+@lower_constant_array
+def _constant_array(context, builder, array_type, array):
+    try:
+        return context.make_constant_array(builder, array_type, array)
+    except ValueError:  # it copies the bytes, and ml_dtypes' arrays have no buffer
+        if not isinstance(array_type.dtype, Half):
+            raise
+    word = f"uint{array_type.dtype.bitwidth}"
+    return context.make_constant_array(builder, array_type.copy(dtype=getattr(types, word)), array.view(word))
 
 
 @box(Half)

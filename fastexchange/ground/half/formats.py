@@ -18,7 +18,7 @@ class Specials(Enum):
     """What the codes stand for that are no numbers."""
 
     INFINITY_AND_NANS = "all ones in the exponent: an infinity or, with a fraction, NaNs, as in IEEE 754"
-    ONE_NAN = "all ones in exponent and fraction: NaN; there is no infinity (fn)"
+    ONE_NAN = "all ones in exponent and fraction: NaN; there is no infinity (fn): what is too large becomes the largest number"
     NAN_FOR_MINUS_ZERO = "the code of minus zero: NaN; there is neither an infinity nor a minus zero (fnuz)"
 
 
@@ -51,7 +51,8 @@ class Format(NamedTuple):
     def encode(self, value: float) -> int:
         """The code of the number nearest to `value`, of two the even one: the rule of a store.
 
-        `value` is first rounded to float32, as PyTorch does. What is too large is an infinity or, where there is none, NaN.
+        `value` is first rounded to float32, as PyTorch does. What is too large becomes an infinity; where there is none, the
+        largest number (``Specials.ONE_NAN``) or NaN. So it is in PyTorch 2.13; ml_dtypes makes NaN of it in both cases.
         """
         (word,) = struct.unpack("<I", struct.pack("<f", _as_float32(value)))
         sign, magnitude = word >> 31 << self.bits - 1, word & 0x7FFF_FFFF
@@ -64,7 +65,9 @@ class Format(NamedTuple):
             shift = 23 - self.fraction
             code = (magnitude + (1 << shift - 1) - 1 + (magnitude >> shift & 1) >> shift) - (127 - self.bias << self.fraction)
         if code >= self.infinity:
-            return sign | self.infinity if self.specials is not Specials.NAN_FOR_MINUS_ZERO else self.sign
+            if self.specials is Specials.NAN_FOR_MINUS_ZERO:
+                return self.sign
+            return sign | self.infinity - (self.specials is Specials.ONE_NAN)
         return sign | code if code or self.specials is not Specials.NAN_FOR_MINUS_ZERO else 0
 
     def decode(self, code: int) -> float:

@@ -8,14 +8,14 @@ from . import operations, reductions  # noqa: F401 (register what they implement
 from .elements import TYPES, Half
 from .formats import FORMATS
 
-__all__ = ["learn_dtype", "type_of_key"]
+__all__ = ["TYPES", "learn_dtype", "type_of_key"]
 
 _KEYS = {(form.code, form.bits): TYPES[form.name] for form in FORMATS}
 
 
-def type_of_key(code: int, bits: int) -> Half | None:
-    """The type of elements of DLPack's type ``(code, bits)``, or None."""
-    return _KEYS.get((code, bits))
+def type_of_key(code: int, bits: int) -> Half:
+    """The type of elements of DLPack's type ``(code, bits)``, one of ``FORMAT_KEYS``."""
+    return _KEYS[code, bits]
 
 
 def learn_dtype(half: Half) -> np.dtype:

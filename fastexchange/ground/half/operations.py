@@ -5,16 +5,22 @@ the CPU alone; it replaces the formats' types by float32 and asks for the functi
 result for float32, too: an array of float32 or, for comparisons, of bool.
 """
 
-import math
 import operator
 from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.extending import lower_builtin
+from numba.extending import intrinsic, lower_builtin
 
-from ..numba_internals import AbstractTemplate, infer_global, signature, supported_ufuncs
-from .elements import Half, computed_as
+from ..numba_internals import (
+    AbstractTemplate,
+    functions_of_math,
+    infer_global,
+    overload_first,
+    signature,
+    supported_ufuncs,
+)
+from .elements import TYPES, Half, computed_as
 
 __all__ = ["has_half"]
 
@@ -24,7 +30,6 @@ _BINARY = (
 )  # fmt: skip
 _OPERATORS = [getattr(operator, name) for name in (*_BINARY, "neg", "pos")]
 _BUILTINS = [abs, round, min, max, pow, divmod, float, int, complex]
-_MATH = [function for name, function in vars(math).items() if callable(function) and not name.startswith("_")]
 _PROMOTING = {*_OPERATORS, min, max, pow, divmod, *supported_ufuncs}
 """Functions of numbers of one kind, by NumPy's promotion. Others have parameters of their own, as ``round`` and ``ldexp``."""
 
@@ -99,7 +104,18 @@ def _lower_whole_array(function) -> None:
         return context.compile_internal(builder, made[chosen], sig, args)
 
 
-for _function in dict.fromkeys([*_OPERATORS, *_BUILTINS, *_MATH, *supported_ufuncs]):
+@intrinsic(prefer_literal=True)
+def _dtype_named(_typing_context, name):
+    return types.DType(TYPES[name.literal_value])(name), lambda context, *_: context.get_dummy_value()
+
+
+def _dtype(name):
+    """How ``np.dtype(name)`` is compiled, which parallel kernels have in place of ``x.dtype``: NumPy may not know the name."""
+    return (lambda dtype: _dtype_named(dtype)) if getattr(name, "literal_value", None) in TYPES else None
+
+
+overload_first(np.dtype, _dtype)
+for _function in dict.fromkeys([*_OPERATORS, *_BUILTINS, *functions_of_math, *supported_ufuncs]):
     infer_global(_function)(type(f"{_function.__name__}_AsFloat32", (_AsFloat32,), {}))
 for _function in supported_ufuncs:
     _lower_whole_array(_function)

@@ -7,12 +7,13 @@ import inspect
 import operator
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.extending import infer_getattr, intrinsic, lower_builtin, overload, register_jitable
+from numba.extending import infer_getattr, intrinsic, lower_builtin, overload, overload_method, register_jitable
 
-from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, signature
+from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, set_parallel, signature
 from .conversions import widen
 from .elements import Half
 
@@ -31,7 +32,7 @@ def is_half_array(numba_type: Any) -> bool:
 def _fold(start: float, function: str | None):
     """An intrinsic that folds a contiguous array by an intrinsic of LLVM's, which propagates NaN; None: by addition.
 
-    `start`: the value of no element.
+    `start`: the value of no element. The array's elements are of a format, or float32.
     """
 
     def combine(builder, a, b):
@@ -44,19 +45,23 @@ def _fold(start: float, function: str | None):
     def codegen(context, builder, sig, args):
         # 1. Vectors of 64 elements. 2. Those left over, one by one. 3. The lanes by halves.
         array = context.make_array(sig.args[0])(context, builder, args[0])
-        form = sig.args[0].dtype.format
-        codes = ir.VectorType(ir.IntType(form.bits), _LANES).as_pointer()
+        element = sig.args[0].dtype
+        codes = ir.VectorType(array.data.type.pointee, _LANES).as_pointer()
+
+        def read(pointer):
+            code = builder.load(pointer, align=element.bitwidth // 8)
+            return widen(context, builder, code, element.format) if isinstance(element, Half) else code
+
         whole = builder.sub(array.nitems, builder.urem(array.nitems, _WORD(_LANES)))
         lanes = alloca_once(builder, ir.VectorType(_FLOAT, _LANES))
         builder.store(ir.Constant(lanes.type.pointee, [_FLOAT(start)] * _LANES), lanes)
         with for_range_slice(builder, _WORD(0), whole, _WORD(_LANES)) as (index, _):
-            read = builder.load(builder.bitcast(builder.gep(array.data, [index]), codes), align=form.bits // 8)
-            builder.store(combine(builder, builder.load(lanes), widen(context, builder, read, form)), lanes)
+            values = read(builder.bitcast(builder.gep(array.data, [index]), codes))
+            builder.store(combine(builder, builder.load(lanes), values), lanes)
         rest = alloca_once(builder, _FLOAT)
         builder.store(_FLOAT(start), rest)
         with for_range_slice(builder, whole, array.nitems, _WORD(1)) as (index, _):
-            value = widen(context, builder, builder.load(builder.gep(array.data, [index])), form)
-            builder.store(combine(builder, builder.load(rest), value), rest)
+            builder.store(combine(builder, builder.load(rest), read(builder.gep(array.data, [index]))), rest)
         found, width = builder.load(lanes), _LANES
         while width > 1:
             width //= 2
@@ -74,37 +79,39 @@ def _fold(start: float, function: str | None):
     return fold
 
 
+@register_jitable
+def _total(found, a):
+    return found
+
+
+@register_jitable
+def _average(found, a):
+    return np.float32(found / np.float64(a.size))
+
+
+@register_jitable
+def _extreme(found, a):
+    if a.size == 0:
+        raise ValueError("zero-size array to reduction operation maximum or minimum which has no identity")
+    return found
+
+
 _sum, _max, _min = _fold(0.0, None), _fold(-np.inf, "llvm.maximum"), _fold(np.inf, "llvm.minimum")
+_WHOLE: dict[Any, tuple] = {np.sum: (_sum, _total), np.mean: (_sum, _average), np.max: (_max, _extreme), np.min: (_min, _extreme)}
+"""By functions of NumPy: what folds all elements of an array, and what makes the result of that and of the array."""
 
 
-def _sum_of(a):
-    return lambda a: _sum(a)
+def _contiguous(a):
+    """An array, or its copy if its elements do not lie side by side."""
 
 
-def _mean_of(a):
-    return lambda a: np.float32(_sum(a) / np.float64(a.size))
+@overload(_contiguous)
+def _typed_contiguous(a):
+    return (lambda a: a.copy()) if a.layout == "A" else lambda a: a
 
 
-def _max_of(a):
-    def largest(a):
-        if a.size == 0:
-            raise ValueError("zero-size array to reduction operation maximum which has no identity")
-        return _max(a)
-
-    return largest
-
-
-def _min_of(a):
-    def smallest(a):
-        if a.size == 0:
-            raise ValueError("zero-size array to reduction operation minimum which has no identity")
-        return _min(a)
-
-    return smallest
-
-
-def _reduction(function, whole=None) -> None:
-    """Let Numba compile `function` of NumPy. `whole`: returns what computes it of all elements of a contiguous array."""
+def _reduction(function) -> None:
+    """Let Numba compile `function` of NumPy."""
 
     @overload(function, target="cpu", prefer_literal=True)
     def _(a, axis=None):
@@ -112,21 +119,71 @@ def _reduction(function, whole=None) -> None:
             return None
         if not (axis is None or isinstance(axis, (types.NoneType, types.Omitted))):
             return lambda a, axis=None: function(a.astype(np.float32), axis)
-        if whole is None:
+        if function not in _WHOLE:
             return lambda a, axis=None: function(a.astype(np.float32))
-        if a.layout == "A":
-            return lambda a, axis=None: function(a.copy())
-        found = register_jitable(whole(a))
-        return lambda a, axis=None: found(a)
+        fold, finish = _WHOLE[function]
+        return lambda a, axis=None: finish(fold(_contiguous(a)), a)
 
 
-for _function, _whole in ((np.sum, _sum_of), (np.mean, _mean_of), (np.max, _max_of), (np.min, _min_of)):
-    _reduction(_function, _whole)
+_BLOCK = 1 << 14
+"""Elements that one thread folds with ``parallel=True``. So a result does not depend on the number of threads."""
+
+
+_FUNCTIONS = list(_WHOLE)
+
+
+def _in_parallel(function):
+    """What a parallel kernel has in place of `function`, for an array without ``axis``; None: what every other kernel has.
+
+    Numba compiles it into the kernel, where it finds nothing but modules, constants and methods.
+    """
+    if function not in _WHOLE:
+        return None
+    which = _FUNCTIONS.index(function)
+
+    def fold_blocks(a):
+        line = a._line()
+        found = np.empty((a.size + _BLOCK - 1) // _BLOCK, np.float32)
+        numba.parfors.parfor.init_prange()
+        for i in numba.parfors.parfor.internal_prange(found.size):
+            found[i] = line._fold_block(i, which)
+        return a._finish(found, which)
+
+    return fold_blocks
+
+
+@overload_method(types.Array, "_line")
+def _line(a):
+    """All elements in one dimension."""
+    if not is_half_array(a):
+        return None
+    return (lambda a: a.T.reshape(a.size)) if a.layout == "F" else lambda a: _contiguous(a).reshape(a.size)
+
+
+@overload_method(types.Array, "_fold_block", prefer_literal=True)
+def _fold_block(a, i, which):
+    """The result of one block of a line. `which`: a function's number."""
+    if not is_half_array(a):
+        return None
+    fold, _ = _WHOLE[_FUNCTIONS[which.literal_value]]
+    return lambda a, i, which: fold(a[i * _BLOCK : (i + 1) * _BLOCK])
+
+
+@overload_method(types.Array, "_finish", prefer_literal=True)
+def _finish(a, found, which):
+    """The result of an array, from those of its blocks."""
+    if not is_half_array(a):
+        return None
+    fold, finish = _WHOLE[_FUNCTIONS[which.literal_value]]
+    return lambda a, found, which: finish(fold(found), a)
+
+
 for _function in (
-    np.prod, np.var, np.std, np.argmax, np.argmin, np.cumsum, np.cumprod, np.ptp, np.median, np.nansum, np.nanprod, np.nanmean,
-    np.nanmax, np.nanmin, np.nanvar, np.nanstd, np.nanmedian,
+    *_WHOLE, np.prod, np.var, np.std, np.argmax, np.argmin, np.cumsum, np.cumprod, np.ptp, np.median, np.nansum, np.nanprod,
+    np.nanmean, np.nanmax, np.nanmin, np.nanvar, np.nanstd, np.nanmedian,
 ):  # fmt: skip
     _reduction(_function)
+    set_parallel(_function, is_half_array, _in_parallel)
 
 _METHODS = {
     "sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod, "var": np.var, "std": np.std,
