@@ -282,7 +282,8 @@ def check_arithmetic(form, x, y, way):
             same(form, got[keep], want[keep])
             if way == "fastmath":
                 continue
-            same(form, got, code_of(function(a, b)))  # NumPy and ml_dtypes
+            saturated = (form.special == "fn") & (np.abs(single) > 464)  # where ml_dtypes has NaN
+            same(form, got[~saturated], code_of(function(a, b))[~saturated])  # NumPy and ml_dtypes
             if form.name != "bfloat16":  # else double rounding below float32's smallest normal number
                 same(form, got, nearest(form, function(wide_a, wide_b)))  # rounded once from float64
             if form.bits == 16:

@@ -214,29 +214,6 @@ def count(x, items):
     return len(items)
 
 
-def first(x):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("signature", "words"),
-    [
-        ("void(float16[:])", r"parameter 'x' \(position 0\) is array\(float16, .*use float32, or fast_args\(storage=True\)"),
-        (["void(float32[:])", "void(float16[:])"], r"'void\(float16\[:\]\)': parameter 'x' \(position 0\)"),
-        ("void(Tuple((int64, float16)))", r"parameter 'x' \(position 0\) is Tuple\(int64, float16\), .* on float16 on the CPU"),
-    ],
-    ids=str,
-)
-def test_float16_in_a_signature_names_the_parameter(signature, words):
-    with pytest.raises(NotImplementedError, match=rf"fast_args\(\): first\(\) cannot be compiled for the signature .*{words}"):
-        fast_args(signature)(first)
-
-
-def test_a_result_of_float16_that_is_declared():
-    with pytest.raises(NotImplementedError, match=r"<lambda>\(\) cannot be compiled for .*: its result is float16, and"):
-        fast_args("float16(float32)")(lambda x: x)
-
-
 def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
     kernel = fast_args("void(float32[:])")(lambda x: None)
     words = r"\(array\(float32, 1d, A\)\)"

@@ -213,6 +213,7 @@ def _parallel(function, numbas, is_meant, chosen):
 
 def overload_first(function: Callable, own: Callable[[Any], Any]) -> None:
     """Let ``overload(function)`` of Numba itself, of one parameter, ask `own` first."""
+    module_of("numba.np.npyimpl")  # which has those for NumPy's functions
     templates = module_of("numba.core.typing.templates").builtin_registry.functions
     template = next(each for each in templates if each.key is function)
     numbas = template._overload_func

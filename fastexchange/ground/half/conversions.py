@@ -60,7 +60,10 @@ def narrow(context, builder, value, form: Format):
         return builder.bitcast(builder.fptrunc(value, _HALF), ir.IntType(16))
     word = builder.bitcast(value, _WORD)
     magnitude = builder.and_(word, _WORD(0x7FFF_FFFF))
-    is_nan = builder.icmp_signed(">", magnitude, _WORD(0x7F80_0000))  # no comparison of floats: with fastmath it is False
+    if getattr(context, "fastmath", True):  # a comparison of floats would never find a NaN
+        is_nan = builder.icmp_signed(">", magnitude, _WORD(0x7F80_0000))
+    else:
+        is_nan = builder.fcmp_unordered("uno", value, value)
     if form.name == "bfloat16":  # all but the width is as in float32
         quiet = builder.or_(builder.lshr(word, _WORD(16)), _WORD(0x40))
         return builder.trunc(builder.select(is_nan, quiet, _rounded(builder, word, 16)), ir.IntType(16))
