@@ -53,9 +53,10 @@ def fast_args(
     grad : the rule for tensors that require grad while grad mode is on. ``"refuse"``: BufferError, as for ``__dlpack__``,
         because autograd does not see what a kernel computes. ``"allow"``: the kernel gets their memory, as after ``detach()``;
         for kernels with a backward pass of their own, and for optimiser steps.
-    storage : the rule for elements of types that Numba does not know (bfloat16, the float8 types, complex32, ml_dtypes' int4,
-        those of ``register_dlpack_dtype``). True: the kernel gets their bits as unsigned integers of the same width; a returned
-        view of such an argument has the argument's type again. False: BufferError, because arithmetic on the bits is wrong.
+    storage : the rule for elements of types that Numba does not know (bfloat16, float16, the float8 types, complex32, ml_dtypes'
+        int4, those of ``register_dlpack_dtype``). True: the kernel gets their bits as unsigned integers of the same width; a
+        returned view of such an argument has the argument's type again. False: the kernel computes with bfloat16, float16 and
+        float8 as :mod:`fastexchange.half` does, and refuses the others with a BufferError.
     returns : the type of new arrays that the kernel returns, alone or in tuples and lists. None: a tensor of the framework of the
         call's first tensor, or of NumPy if there is none. A type (``torch.Tensor``, ``numpy.ndarray``): a tensor of this type. A
         parameter's name: a tensor of this argument's framework. An argument that the kernel returns stays the same object.
