@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from frameworks import torch
 from interoperability import ml_dtypes
 
@@ -58,6 +59,11 @@ FORMS = [
     Form("float8_e5m2", 8, 5, 15, "IEEE", (12, 8)), Form("float8_e4m3fn", 8, 4, 7, "fn", (10, 8)),
     Form("float8_e5m2fnuz", 8, 5, 16, "fnuz", (13, 8)), Form("float8_e4m3fnuz", 8, 4, 8, "fnuz", (11, 8)),
 ]  # fmt: skip
+MOST_OF_ONE = [
+    FORMS[0], *(pytest.param(each, marks=pytest.mark.slow if each.name in ("float16", "float8_e4m3fn") else pytest.mark.nightly)
+                for each in FORMS[1:])
+]  # fmt: skip
+"""The formats for tests that compile much: what they have of their own, their conversions, other tests have of each."""
 BY_NAME = {form.name: form for form in FORMS}
 
 

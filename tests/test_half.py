@@ -7,6 +7,7 @@ import numba
 import numpy as np
 import pytest
 from halves import (
+    MOST_OF_ONE,
     BY_NAME,
     FORMS,
     array,
@@ -36,6 +37,7 @@ WAYS = {"vectorised": {}, "scalar": {}, "fastmath": {"fastmath": True}, "boundsc
 by_each_way = pytest.mark.parametrize("way", WAYS)
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of NaN, to float64
 of_each = pytest.mark.parametrize("form", FORMS, ids=str)
+of_some = pytest.mark.parametrize("form", MOST_OF_ONE, ids=str)
 of_each_float8 = pytest.mark.parametrize("form", FORMS[2:], ids=str)
 of_each_wide = pytest.mark.parametrize("form", FORMS[:2], ids=str)
 
@@ -174,7 +176,7 @@ def test_float64_is_rounded_to_float32_first(form):
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"]
 
 
-@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str)
+@of_some
 def test_integers_and_bools(form):
     """They become float32 first; an integer made of a number is cut."""
     copying = fast_args(copy)
@@ -373,7 +375,7 @@ def calling(functions):
     return made["kernel"]
 
 
-@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str)
+@of_some
 @pytest.mark.parametrize("kind", ["math", "np", "other"])
 def test_unary_functions_of_every_code_are_those_of_float32(form, kind):
     names = [name for name in UNARY if name.partition(".")[0] == kind or (kind == "other" and "." not in name)]
@@ -426,7 +428,7 @@ BINARY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str)
+@of_some
 def test_functions_of_two_are_those_of_float32(form):
     names, functions = list(BINARY), list(BINARY.values())
     lines = ["def kernel(x, y, out):", " for i in range(x.size):"]

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 import pytest
 from frameworks import paddle, tvm_ffi
-from halves import BY_NAME, CALLS, FORMS, array, code_of, codes, nearest, numbers, same, tensor
+from halves import BY_NAME, CALLS, FORMS, MOST_OF_ONE, array, code_of, codes, nearest, numbers, same, tensor
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Tabled
@@ -23,9 +23,7 @@ from fastexchange import convert, explain, fast_args, from_dlpack  # noqa: E402
 from fastexchange.calls import kernel_cache  # noqa: E402
 
 of_each = pytest.mark.parametrize("form", FORMS, ids=str)
-some_forms = pytest.mark.parametrize(
-    "form", [FORMS[0], *(pytest.param(form, marks=pytest.mark.slow) for form in FORMS[1:])], ids=str
-)  # the others are slow
+some_forms = pytest.mark.parametrize("form", MOST_OF_ONE, ids=str)
 BFLOAT16 = BY_NAME["bfloat16"]
 
 
