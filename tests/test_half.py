@@ -7,9 +7,9 @@ import numba
 import numpy as np
 import pytest
 from halves import (
-    MOST_OF_ONE,
     BY_NAME,
     FORMS,
+    MOST_OF_ONE,
     array,
     code_of,
     codes,
