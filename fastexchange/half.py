@@ -20,19 +20,10 @@ to the nearest of its type: in compiled code to an element, in Python to a float
 3.140625
 """
 
-import contextlib
-
-with contextlib.suppress(ImportError):  # without it, NumPy has float16 only
-    import ml_dtypes  # noqa: F401 (its import registers the dtypes with NumPy)
-
-from .ground.half.elements import TYPES
-from .ground.half.known import learn_dtype
+from .ground.half.known import TYPES
 
 __all__ = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float16"]
 
 bfloat16, float16 = TYPES["bfloat16"], TYPES["float16"]
 float8_e4m3fn, float8_e5m2 = TYPES["float8_e4m3fn"], TYPES["float8_e5m2"]
 float8_e4m3fnuz, float8_e5m2fnuz = TYPES["float8_e4m3fnuz"], TYPES["float8_e5m2fnuz"]
-
-for _half in TYPES.values():
-    learn_dtype(_half)

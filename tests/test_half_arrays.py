@@ -569,6 +569,68 @@ def test_parallel_kernels():
     assert plain[:4] == (10, 2, 4, 0)
 
 
+def masked(x):
+    y = np.zeros(x.shape, x.dtype)
+    y[x > 0] = x[x > 0]
+    return y
+
+
+def subtracted(x):
+    x = x.copy()
+    x -= x[1]
+    return x
+
+
+def counted(x):
+    found = set()
+    for each in x:
+        found.add(each)
+    return len(found)
+
+
+vectorised = numba.vectorize(lambda a, b: a * b + 1)
+AS_WIDE = {
+    "element * array": lambda x: x[0] * x, "array > element": lambda x: x > x[0], "array -= element": subtracted,
+    "np.maximum of an element": lambda x: np.maximum(x, x[0]), "element + complex": lambda x: x[0] + np.ones(4, np.complex64),
+    "np.where": lambda x: np.where(x > 0, x, x), "np.where with an int": lambda x: np.where(x > 0, x, 0),
+    "np.round": lambda x: np.round(x), "np.round of an element": lambda x: np.round(x[1]), "np.around": lambda x: np.around(x, 1),
+    "max of a tuple": lambda x: max((x[0], x[1])), "tuples are equal": lambda x: (x[0], 1) == (x[0], 1),
+    "a tuple is less": lambda x: (x[0], 1) < (x[1], 2), "lists are equal": lambda x: [x[0]] == [x[0]], "a set": counted,
+    "is": lambda x: x[0] is x[0], "in": lambda x: 3.0 in x, "np.divmod": lambda x: np.divmod(x, x + 5),
+    "max of all": lambda x: max(x),
+    "np.array": lambda x: np.array([x[0], x[1]]), "masked": masked, "mean of nothing": lambda x: np.isnan(x[:0].mean()),
+    "no dimension": lambda x: x.reshape(2, 2).sum() + np.exp(np.asarray(x[2])), "vectorize": lambda x: vectorised(x, x),
+    "vectorize of elements": lambda x: vectorised(x[0], x[1]), "np.unique": lambda x: np.unique(x),
+}  # fmt: skip
+
+
+def _plain(result):
+    if isinstance(result, tuple):
+        return tuple(map(_plain, result))
+    return result.tolist() if hasattr(result, "tolist") else result
+
+
+@pytest.mark.parametrize("name", AS_WIDE)
+@pytest.mark.parametrize("is_parallel", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaPerformanceWarning")
+def test_functions_do_what_they_do_with_float32(name, is_parallel):
+    function = AS_WIDE[name]
+    x = tensor(BFLOAT16, nearest(BFLOAT16, np.array([3.0, -1.5, 0.0, 2.25])))
+    want = _plain(fast_args(function)(x.float()))
+    assert _plain(fast_args(function, parallel=is_parallel)(x)) == want
+
+
+def test_arrays_of_no_dimension():
+    x = tensor(BFLOAT16, nearest(BFLOAT16, np.array([2.5])))[0]
+
+    def made(x, y):
+        y += 1
+        return x + 1, x * x, np.negative(x), x > 1, x.sum()
+
+    y = x.clone()
+    assert _plain(fast_args(made)(x, y)) == (3.5, 6.25, -2.5, True, 2.5) and y == 3.5
+
+
 def test_boundscheck_raises():
     with pytest.raises(IndexError):
         fast_args(lambda x, i: x[i], boundscheck=True)(ones(BFLOAT16), 3)

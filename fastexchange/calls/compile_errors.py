@@ -36,7 +36,7 @@ def why_not_compiled(error: BaseException, kernel, positional: list, named: dict
     if isinstance(error, NotImplementedError):
         line = (
             f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types: a value in it, its "
-            "result or a default is of a type that Numba has no code for on the CPU (float16 is none: use float32). It says:"
+            "result or a default is of a type that Numba has no code for on the CPU. It says:"
         )
     return f"{line}\n{error.args[0] if error.args else ''}"
 

@@ -168,26 +168,48 @@ def converts_float16(context) -> bool:
     return "+f16c" in features or llvmlite.binding.get_process_triple().startswith("aarch64")
 
 
-def add_dtypes(cls: type, dtype_of: Callable[[Any], np.dtype]) -> None:
-    """Let Numba pass arrays from and to Python whose elements' types are of `cls`. It would look for the dtypes of their names.
+def add_numbers(added: dict[str, Any], dtype_of: Callable[[Any], np.dtype]) -> None:
+    """Let Numba take types for those of numbers that NumPy's arrays have.
 
-    `dtype_of`: from a type to its dtype. NumPy need not know the dtype by a letter; then no ufunc has a loop for it.
+    `added`: by name. `dtype_of`: from a type to its dtype, whose name and letter NumPy need not know.
     """
+    core = module_of("numba.core.types")
+    core.number_domain = core.number_domain.union(added.values())  # of which ufuncs take scalars
+    _replace_as_dtype(frozenset(added.values()), dtype_of)
+
+    typing = type(cpu_target.typing_context)
+    numbas = typing.resolve_module_constants
+
+    @functools.wraps(numbas)
+    def resolve_module_constants(self, typ, attr):  # some passes write `np.bfloat16` for a type of that name
+        if typ.pymod is np and attr in added and not hasattr(np, attr):
+            return types.NumberClass(added[attr])
+        return numbas(self, typ, attr)
+
+    typing.resolve_module_constants = resolve_module_constants
+
+
+def _replace_as_dtype(added: frozenset, dtype_of) -> None:
+    """Replace Numba's function from types to dtypes, in the modules that have imported it already, too."""
     numpy_support = module_of("numba.np.numpy_support")
     numbas, can_cast = numpy_support.as_dtype, numpy_support.ufunc_can_cast
 
     @functools.wraps(numbas)
     def as_dtype(nbtype):
-        return dtype_of(nbtype) if isinstance(nbtype, cls) else numbas(nbtype)
+        return dtype_of(nbtype) if nbtype in added else numbas(nbtype)
 
     @functools.wraps(can_cast)
     def ufunc_can_cast(from_, to, *rest, **named):
         try:
             return can_cast(from_, to, *rest, **named)
-        except TypeError:
+        except TypeError:  # a letter that NumPy does not know: no ufunc has a loop for it
             return False
 
-    numpy_support.as_dtype, numpy_support.ufunc_can_cast = as_dtype, ufunc_can_cast
+    numpy_support.ufunc_can_cast = ufunc_can_cast
+    module: Any
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("numba.") and vars(module).get("as_dtype") is numbas:
+            module.as_dtype = as_dtype
 
 
 def set_parallel(function: Callable, is_meant: Callable[[Any], bool], chosen: Callable[[Callable], Any]) -> None:

@@ -5,10 +5,12 @@ A type is also a function, in Python and in compiled code: ``bfloat16(x)`` round
 
 from typing import Any, cast
 
+import numba
 from llvmlite import ir
 from numba.core import types
 from numba.extending import NativeValue, box, lower_builtin, lower_cast, models, register_model, unbox
 
+from ..dtype_registry import dtype_of
 from ..numba_internals import Conversion, lower_constant, lower_constant_array
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
@@ -30,6 +32,14 @@ class Half(_Float):
     def format(self) -> Format:
         """The format of that name."""
         return _FORMATS[self.name]
+
+    @property
+    def dtype(self):
+        """NumPy's dtype, for ``np.empty(n, dtype=bfloat16)`` in kernels that Python runs: under ``NUMBA_DISABLE_JIT``."""
+        found = dtype_of(self.format.code, self.format.bits) if numba.config.DISABLE_JIT else None
+        if found is None:
+            raise AttributeError("dtype")
+        return found
 
     def cast_python_value(self, value) -> float:
         """`value` as the nearest number of the format, a Python float."""

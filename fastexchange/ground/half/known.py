@@ -1,9 +1,11 @@
 """Numba's types of the formats by DLPack's types and NumPy's dtypes. Importing this module teaches Numba."""
 
+import contextlib
+
 import numpy as np
 
 from ..dtype_registry import dtype_of
-from ..numba_internals import add_dtypes, set_type_of_dtype
+from ..numba_internals import add_numbers, set_type_of_dtype
 from . import operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
 from .formats import FORMATS
@@ -30,6 +32,8 @@ def learn_dtype(half: Half) -> np.dtype:
     return found
 
 
-add_dtypes(Half, learn_dtype)
+with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
+    import ml_dtypes  # noqa: F401
+add_numbers({**TYPES}, learn_dtype)
 for _half in TYPES.values():
     learn_dtype(_half)

@@ -21,6 +21,7 @@ from ..numba_internals import (
     supported_ufuncs,
 )
 from .elements import TYPES, Half, computed_as
+from .reductions import wide
 
 __all__ = ["has_half"]
 
@@ -28,6 +29,7 @@ _BINARY = (
     "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow",
     "eq", "ne", "lt", "le", "gt", "ge",
 )  # fmt: skip
+_COMPARISONS = operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge
 _OPERATORS = [getattr(operator, name) for name in (*_BINARY, "neg", "pos")]
 _BUILTINS = [abs, round, min, max, pow, divmod, float, int, complex]
 _PROMOTING = {*_OPERATORS, min, max, pow, divmod, *supported_ufuncs}
@@ -49,6 +51,11 @@ def _as_computed(numba_type: Any, is_promoted: bool) -> Any:
     return computed_as(numba_type) if is_promoted or isinstance(numba_type, Half) else types.unliteral(numba_type)
 
 
+def _widened(numba_type: Any) -> Any:
+    """The type of ``wide(x)`` of an `x` that is no literal."""
+    return _as_computed(numba_type, False) if has_half(numba_type) else types.unliteral(numba_type)
+
+
 class _AsFloat32(AbstractTemplate):
     """A function, for arguments of which some have a format's type."""
 
@@ -58,6 +65,9 @@ class _AsFloat32(AbstractTemplate):
     def generic(self, args, kws):
         if kws or not any(map(has_half, args)):
             return None
+        if self.key in _COMPARISONS and args[0] == args[1] and isinstance(args[0], Half):
+            self._implementation = self.key  # with these types, of which Numba compares values without a cast
+            return signature(types.boolean, *args)
         taken = tuple(_as_computed(each, self.key in _PROMOTING) for each in args)
         found = self.context.resolve_function_type(self.key, taken, {})
         if found is None:
@@ -65,17 +75,22 @@ class _AsFloat32(AbstractTemplate):
         self._implementation = self.context.resolve_value_type(self.key).get_impl_key(found)
         if not any(isinstance(each, types.Array) for each in args):
             return found
-        # Numba compiles most expressions of arrays as loops over their elements, and needs only the type. What it does not:
         ufunc = _IN_PLACE.get(self.key) or _UFUNCS.get(self.key, self.key)
-        written = args[0] if self.key in _IN_PLACE else args[ufunc.nin] if len(args) > getattr(ufunc, "nin", 9) else None
-        self._implementation = ufunc, _whole_array
+        if ufunc not in supported_ufuncs:
+            return None
+        # Numba compiles most expressions of arrays as loops over their elements, and needs only the type. What it does not:
+        written = args[0] if self.key in _IN_PLACE else args[ufunc.nin] if len(args) > ufunc.nin else None
+        is_loop = ufunc.nout == 1 and getattr(found.return_type, "ndim", 0) > 0
+        if not is_loop:
+            found = self.context.resolve_function_type(self.key, tuple(map(_widened, args)), {})
+        self._implementation = ufunc, _loop if is_loop else _no_loop
         return signature(written or found.return_type, *map(types.unliteral, args))
 
     def get_impl_key(self, _signature):
         return self._implementation
 
 
-_whole_array = "array of a format"
+_loop, _no_loop = "loop over arrays of a format", "function of arrays of a format"
 _UFUNCS = {
     operator.add: np.add, operator.sub: np.subtract, operator.mul: np.multiply, operator.truediv: np.true_divide,
     operator.floordiv: np.floor_divide, operator.mod: np.remainder, operator.pow: np.power, operator.eq: np.equal,
@@ -85,23 +100,36 @@ _UFUNCS = {
 _IN_PLACE = {getattr(operator, f"i{each.__name__}"): _UFUNCS[each] for each in _UFUNCS if f"i{each.__name__}" in _BINARY}
 
 
-def _lower_whole_array(function) -> None:
-    """Compile what Numba compiles as no loop: operations in place, and functions with ``out``."""
+def _lower_whole_array(function, kind: str, argument: str) -> None:
+    """Compile what is no expression that Numba makes a loop of: operations in place, functions with ``out``, of no dimension.
+
+    `argument`: the text of an argument with the name {}.
+    """
     count = function.nin
     names = [f"x{i}" for i in range(count)]
     # The name, because Numba takes two functions of equal code for the same one.
-    called = f"{function.__name__}({', '.join(names)})"
+    called = f"{function.__name__}({', '.join(map(argument.format, names))})"
     made: dict[str, Any] = {}
     source = f"def plain({', '.join(names)}): return {called}\n"
     source += f"def into({', '.join(names)}, out):\n out[...] = {called}\n return out\n"
     source += f"def in_place({', '.join(names)}):\n x0[...] = {called}\n return x0\n"
-    exec(source, {function.__name__: function}, made)
+    exec(source, {function.__name__: function, "wide": wide}, made)
 
-    @lower_builtin((function, _whole_array), types.VarArg(types.Any))
+    @lower_builtin((function, kind), types.VarArg(types.Any))
     def lower(context, builder, sig, args):
         is_in_place = len(args) == count and sig.return_type == sig.args[0] and has_half(sig.args[0])
         chosen = "into" if len(args) > count else "in_place" if is_in_place else "plain"
         return context.compile_internal(builder, made[chosen], sig, args)
+
+
+def _lower_comparison(function) -> None:
+    """Compile a comparison of two numbers of a format."""
+
+    @lower_builtin(function, Half, Half)
+    def lower(context, builder, sig, args):
+        wide = signature(types.boolean, types.float32, types.float32)
+        taken = [context.cast(builder, *each, types.float32) for each in zip(args, sig.args, strict=True)]
+        return context.get_function(function, wide)(builder, taken)
 
 
 @intrinsic(prefer_literal=True)
@@ -118,4 +146,7 @@ overload_first(np.dtype, _dtype)
 for _function in dict.fromkeys([*_OPERATORS, *_BUILTINS, *functions_of_math, *supported_ufuncs]):
     infer_global(_function)(type(f"{_function.__name__}_AsFloat32", (_AsFloat32,), {}))
 for _function in supported_ufuncs:
-    _lower_whole_array(_function)
+    _lower_whole_array(_function, _loop, "{}")
+    _lower_whole_array(_function, _no_loop, "wide({})")
+for _function in _COMPARISONS:
+    _lower_comparison(_function)

@@ -29,6 +29,17 @@ def is_half_array(numba_type: Any) -> bool:
     return isinstance(numba_type, types.Array) and isinstance(numba_type.dtype, Half)
 
 
+def wide(x):
+    """A number or an array of a format as float32; anything else as it is."""
+
+
+@overload(wide)
+def _typed_wide(x):
+    if is_half_array(x):
+        return lambda x: x.astype(np.float32)
+    return (lambda x: np.float32(x)) if isinstance(x, Half) else lambda x: x
+
+
 def _fold(start: float, function: str | None):
     """An intrinsic that folds a contiguous array by an intrinsic of LLVM's, which propagates NaN; None: by addition.
 
@@ -86,7 +97,7 @@ def _total(found, a):
 
 @register_jitable
 def _average(found, a):
-    return np.float32(found / np.float64(a.size))
+    return np.float32(np.true_divide(np.float64(found), a.size))  # NaN for no element, as Numba's mean of other arrays
 
 
 @register_jitable
@@ -233,22 +244,44 @@ for _name in _METHODS:
     _lower_method(_name)
 
 
-def _wide(x):
-    """An array of a format as float32; anything else as it is."""
-
-
-@overload(_wide)
-def _typed_wide(x):
-    return (lambda x: x.astype(np.float32)) if is_half_array(x) else lambda x: x
-
-
 def _product(function) -> None:
     """Let Numba compile a product of two arrays."""
 
     @overload(function, target="cpu")
     def _(a, b):
-        return (lambda a, b: function(_wide(a), _wide(b))) if is_half_array(a) or is_half_array(b) else None
+        return (lambda a, b: function(wide(a), wide(b))) if is_half_array(a) or is_half_array(b) else None
 
 
 for _function in (np.dot, np.vdot, np.outer, np.kron, operator.matmul):
     _product(_function)
+
+
+@overload(np.where, target="cpu")
+def _where(condition, x, y):
+    if not (is_half_array(x) or is_half_array(y)):
+        return None
+    if getattr(x, "dtype", x) == getattr(y, "dtype", y):
+        kind = getattr(x, "dtype", x)
+        return lambda condition, x, y: np.where(condition, wide(x), wide(y)).astype(kind)
+    return lambda condition, x, y: np.where(condition, wide(x), wide(y))
+
+
+def _rounding(function) -> None:
+    """Let Numba compile a rounding to decimals."""
+
+    @overload(function, target="cpu")
+    def _(a, decimals=0, out=None):
+        if not (is_half_array(a) or isinstance(a, Half)):
+            return None
+        if isinstance(out, (types.NoneType, types.Omitted)) or out is None:
+            return lambda a, decimals=0, out=None: function(wide(a), decimals)
+
+        def rounded(a, decimals=0, out=None):
+            out[...] = function(wide(a), decimals)
+            return out
+
+        return rounded
+
+
+for _function in (np.round, np.around):
+    _rounding(_function)
