@@ -259,16 +259,11 @@ def _jit(function: FunctionType, options: dict, kernel_options: KernelOptions, s
     if is_cached:
         _keep_on_disk(kernel)
     if signatures is not None:
-        from .calls.compile_errors import why_not_declarable
+        from .calls.compile_errors import compile_declared
 
         with register_dispatcher(kernel):  # the function may call itself
             for signature in signatures if isinstance(signatures, list) else [signatures]:
-                try:
-                    kernel.compile(signature)
-                except NotImplementedError:
-                    if (why := why_not_declarable(function, signature)) is None:
-                        raise
-                    raise NotImplementedError(why) from None
+                compile_declared(kernel, signature, "fast_args()")
         kernel.disable_compile()
     return kernel
 

@@ -17,7 +17,7 @@ from ..ground.parameters import item_of
 from ..ground.safe_repr import shown, type_name
 
 __all__ = [
-    "add_call", "check_items", "declared", "raise_named", "why_not_compiled", "why_not_declarable", "why_not_declared",
+    "add_call", "check_items", "compile_declared", "declared", "raise_named", "why_not_compiled", "why_not_declared",
     "without_representation",
 ]  # fmt: skip
 
@@ -52,18 +52,28 @@ def declared(kernel) -> str:
     return ", or ".join(f"({', '.join(map(str, signature))})" for signature in kernel.overloads)
 
 
-def why_not_declarable(function, signature) -> str | None:
-    """Why a signature cannot be declared for a function: a type in it has no representation on the CPU. None: it can."""
+def compile_declared(kernel, signature, what: str) -> None:
+    """Compile a kernel for a signature. `what`: what was called, for the message of NotImplementedError."""
+    try:
+        kernel.compile(signature)
+    except NotImplementedError:
+        if (why := _why_not_declarable(kernel.py_func, signature, what)) is None:
+            raise
+        raise NotImplementedError(why) from None
+
+
+def _why_not_declarable(function, signature, what: str) -> str | None:
+    """Why a function cannot be compiled for a signature: a type in it has no representation on the CPU. None: it can."""
     arguments, result = sigutils.normalize_signature(signature)
     names = [*inspect.signature(function).parameters]
     for position, numba_type in enumerate((*arguments, *([result] if result is not None else []))):
         if (found := _inmost(numba_type)) is not None:
             is_result = position >= len(arguments)
             known = repr(names[position]) if position < len(names) else "of it"
-            what = "its result" if is_result else f"parameter {known} (position {position})"
+            where = "its result" if is_result else f"parameter {known} (position {position})"
             advice = "use float32" + (", or fast_args(storage=True) and uint16" if isinstance(numba_type, types.Array) else "")
             return (
-                f"fast_args(): {function.__qualname__}() cannot be compiled for the signature {shown(signature)}: {what} is "
+                f"{what}: {function.__qualname__}() cannot be compiled for the signature {shown(signature)}: {where} is "
                 f"{numba_type}, and Numba has no arithmetic on {found} on the CPU; {advice}"
             )
     return None

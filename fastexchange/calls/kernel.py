@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import compiler
+from numba.core import compiler, sigutils
 
 from ..ground.cpython import NativeDispatcher, enable_vectorcall
 from ..ground.numba_internals import (
@@ -180,7 +180,23 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             super().enable_caching()  # raises Numba's own error if Numba finds no directory either
             return
         use_cache(self, cache)
+        self.compile = self._compile_claimed
         compile_with(self, with_unique_symbols(pipeline))
+
+    def _compile_claimed(self, sig):
+        """Numba's ``compile`` of a kernel with ``cache=True``: afterwards this process claims no entry any more."""
+        try:
+            return super().compile(sig)
+        finally:
+            self._cache.release(sig, self.targetctx.codegen())
+
+    def _is_kept(self, signature: tuple) -> bool:
+        """Whether another process would find the code for these argument types on disk."""
+        if not isinstance(self._cache, KernelCache):
+            return False
+        met = {*self.stats.cache_hits, *self.stats.cache_misses}  # declared signatures as they were declared
+        keys = [key for key in met if tuple(sigutils.normalize_signature(key)[0]) == signature]
+        return any(self._cache.holds(key, self.targetctx.codegen()) for key in keys)
 
     def add_overload(self, cres) -> None:
         """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures."""
@@ -362,6 +378,36 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         from .bound_launch import bind
 
         return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
+
+    def precompile(self, /, *calls) -> list[tuple]:
+        """Compile for signatures, or for example arguments, without calling the kernel.
+
+        Parameters
+        ----------
+        calls : for each kind of call one of
+
+            - a Numba signature, as for ``numba.njit``: ``"float64(float64[:])"``, or a tuple of Numba types;
+            - a tuple of example arguments, positional: what is looked at is their types, element types, dimensions and layout;
+            - a dict of example arguments, by name.
+
+            An example also compiles the native code by which repeated calls of its kind are made. Outputs may be omitted.
+
+        Returns
+        -------
+        The compiled signature of each call, a tuple of Numba types.
+
+        With ``cache=True`` the code is kept on disk, and later processes load it; else it is this process's. Raises what a
+        call with such arguments raises before the kernel runs, also the errors of Numba's compiler; TypeError for anything else
+        among `calls`, and for types that no declared signature takes.
+
+        >>> import numpy as np
+        >>> kernel = fast_args(lambda x, k: x.sum() * k)
+        >>> kernel.precompile("(float32[::1], int64)", (np.ones(3), 2.0))
+        [(Array(float32, 1, 'C', False, aligned=True), int64), (Array(float64, 1, 'C', False, aligned=True), float64)]
+        """
+        from .precompile import precompile
+
+        return precompile(self, calls)
 
     def as_torch_op(
         self, name: str, *, backward=None, setup_context=None, mutates=None, vmap="loop", replace: bool = False

@@ -39,6 +39,7 @@ class _Entries:
         self._folder, self._name, self._function, self._depends_on, self._warns = folder, name, function, depends_on, warns
         self._missed: dict = {}  # by key: its text, while the code is being compiled
         self._not_described: dict = {}  # by key: why it has no text
+        self._claims: dict = {}  # by key: this process's claim to compile for it
 
     def _text(self, key) -> str | None:
         """Everything that the code of this signature depends on now; None if it cannot be described."""
@@ -60,22 +61,44 @@ class _Entries:
         warnings.warn_explicit(message, NumbaWarning, code.co_filename, code.co_firstlineno)
 
     def load(self, key):
-        """Return the data saved with this key, or None."""
+        """Return the data saved with this key. None: compile, and then :meth:`release` the key.
+
+        Waits if another process is compiling for this key.
+        """
         self._not_described.pop(key, None)
         text = self._text(key)
-        stored = self._folder.load(self._name, text) if text is not None else None
+        if text is None:
+            self._missed[key] = None
+            return None
+        stored = self._folder.load(self._name, text)
+        if stored is None and key not in self._claims:
+            claim = self._folder.claim(self._name, text)
+            if claim is not None:
+                self._claims[key] = claim
+                stored = self._folder.load(self._name, text)
         if stored is not None and stored[0] == key:
+            self.release(key, is_kept=True)
             return stored[1]
         self._missed[key] = text
         return None
+
+    def release(self, key, is_kept: bool = False) -> None:
+        """Let other processes compile for this key, or load its code. Does nothing without a claim."""
+        if self._claims and (claim := self._claims.pop(key, None)) is not None:  # a key that is no signature has no hash
+            claim.release(is_kept)
 
     def save(self, key, data) -> None:
         """Save compiled code, unless a value that it depends on has changed meanwhile. Numba calls this if it can be cached."""
         text = self._missed.pop(key, None)
         if text is not None and text == self._text(key):
-            self._folder.save(self._name, text, (key, data))
+            self.release(key, is_kept=self._folder.save(self._name, text, (key, data)))
         elif key in self._not_described:
             self.warn(self._not_described.pop(key))
+
+    def holds(self, key) -> bool:
+        """Whether another process would find the code for this key."""
+        text = self._text(key)
+        return text is not None and self._folder.load(self._name, text) is not None
 
     def flush(self) -> None:
         """Remove the entries of this function."""
@@ -111,6 +134,14 @@ class KernelCache(FunctionCache):
             self._cache_file.warn("it calls itself through another function, or with other types")
         else:
             super().save_overload(sig, data)
+
+    def release(self, sig, codegen) -> None:
+        """Call this when the compilation has ended, also if it has failed."""
+        self._cache_file.release(self._index_key(sig, codegen))
+
+    def holds(self, signature: tuple, codegen) -> bool:
+        """Whether another process would find the code for these argument types."""
+        return self._cache_file.holds(self._index_key(signature, codegen))
 
     def _index_key(self, sig, codegen):
         return sig, codegen.magic_tuple()

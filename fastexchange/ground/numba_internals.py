@@ -66,6 +66,7 @@ numbas_call: Any = DispatcherBase.__call__
 """Numba's own call of a dispatcher, even if its class overrides ``__call__``."""
 OmittedArg: Any = imported("numba.core.dispatcher", "OmittedArg")
 """What a dispatcher gives its function for an argument that is omitted: a default."""
+Signature: Any = imported("numba.core.typing", "Signature", ())
 register_dispatcher: Any = imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = imported("numba.core.serialize", "dumps", pickle.dumps)
 cpu_target: Any = imported("numba.core.registry", "cpu_target")
