@@ -24,6 +24,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 
 def _kernel(kernel) -> str:
     """Describe a kernel: its source, options, compiled signatures and counts."""
+    from ..calls.explain import pickled
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
 
@@ -60,6 +61,8 @@ def _kernel(kernel) -> str:
         ("calls", f"{counts.fast} fast, {counts.slow} slow in this process"),
         ("disk cache", kept),
     ]
+    if (content := pickled(kernel)) is not None:
+        facts.append(("pickle", f"carries {content}"))
     return f"{kernel!r}\n{_lines(facts)}"
 
 

@@ -86,7 +86,7 @@ def _compiled(kernel, call) -> tuple[str, bool]:
     line = f"({', '.join(map(str, signature))}): "
     if not isinstance(kernel, FastKernel):
         return f"{line}compiled for this device; what is kept is up to {kernel.target.name}", True
-    folder, is_kept = kernel.stats.cache_path, kernel._is_kept(signature)
+    folder, is_kept = kernel.stats.cache_path, kernel._stored_on_disk(signature) is not None
     if is_kept:
         return f"{line}kept in {folder}", True
     why = "; ".join(str(each.message) for each in caught)

@@ -31,7 +31,7 @@ except ImportError:  # Windows: every process makes the entries that it misses
 
 from .numba_internals import dumps
 
-__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "user_cache"]
+__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "digest", "framed", "unframed", "user_cache"]
 
 FOLDER = "fastexchange"
 """The name of all folders with entries."""
@@ -244,7 +244,7 @@ class CacheFolder:
                     continue
                 try:
                     key, _ = folder.read(file, is_value_wanted=False)
-                    if not file.endswith(_digest(key) + _SUFFIX):
+                    if not file.endswith(digest(key) + _SUFFIX):
                         raise NotBelieved("it is another entry")
                     entries += 1
                 except (OSError, NotBelieved) as error:
@@ -371,7 +371,7 @@ class _OpenFolder:
 
 def _file_of(name: str, key: str) -> str:
     """Return the name of an entry's file."""
-    return f"{_shown(name)}-{_digest(key)}{_SUFFIX}"
+    return f"{_shown(name)}-{digest(key)}{_SUFFIX}"
 
 
 def _shown(name: str) -> str:
@@ -379,7 +379,8 @@ def _shown(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80]
 
 
-def _digest(key: str) -> str:
+def digest(key: str) -> str:
+    """Return the digest of an entry's key, by which it is found."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
