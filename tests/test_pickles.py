@@ -10,11 +10,12 @@ import numba
 import numpy as np
 import pytest
 from interpreter import run_python
-from numba import njit
+from numba import cloudpickle, njit
 from numba.core import event
+from numba.core.serialize import dumps, loads
 
 from fastexchange import FastKernel, fast_args
-from fastexchange.calls import carried_code
+from fastexchange.calls import carried_code, pickled
 from fastexchange.ground.disk_cache import framed, unframed
 
 SENT = """
@@ -174,10 +175,14 @@ for _ in range(3):
 # ---- in one process --------------------------------------------------------------------------------------------------
 
 
+def states_of(kernel) -> dict:
+    return kernel.__reduce__()[1][2]._arguments
+
+
 def received(kernel, **changed) -> FastKernel:
     """A kernel as another process would get it: not the same object, with the same code in its pickle."""
-    states = kernel._reduce_states() | {"uuid": str(uuid.uuid4())} | changed
-    return FastKernel._rebuild(**pickle.loads(numba.core.serialize.dumps(states)))
+    states = states_of(kernel) | {"uuid": str(uuid.uuid4())} | changed
+    return FastKernel._rebuild(**loads(dumps(states)))
 
 
 def misses(kernel) -> int:
@@ -222,17 +227,17 @@ def test_received_code_goes_on(scaled):
 
 
 def test_a_known_kernel_gets_further_code(scaled):
-    states = scaled._reduce_states()
+    states = states_of(scaled)
     other = received(scaled)
     scaled(np.ones(2, "f4"))
-    again = FastKernel._rebuild(**scaled._reduce_states() | {"uuid": str(other._uuid)})
+    again = FastKernel._rebuild(**states_of(scaled) | {"uuid": str(other._uuid)})
     assert again is other and other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 0
     assert FastKernel._rebuild(**states) is scaled
 
 
 def test_nothing_to_carry(scale):
     kernel = fast_args(scale)
-    assert "carried" not in kernel._reduce_states() and "carried" not in received(kernel)._reduce_states()
+    assert not states_of(kernel)["carried"] and not states_of(received(kernel))["carried"]
     assert kernel._packed().content() == (0, 0, {}) and "pickle" not in str(kernel.explain(np.ones(2)))
 
 
@@ -284,7 +289,7 @@ def spoilt(entries: dict, how: str) -> object:
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "no bytes", "changed", "another key", "another name", "no dictionary"])
 def test_entries_that_are_no_code_are_left_alone(scaled, how):
-    other = received(scaled, carried=spoilt(scaled._reduce_states()["carried"], how))
+    other = received(scaled, carried=spoilt(states_of(scaled)["carried"], how))
     assert other(np.ones(2)) == 2.0 and misses(other) == 1
 
 
@@ -321,7 +326,7 @@ def test_code_that_cannot_be_carried():
         assert kernel(argument) == expected
         content = kernel._packed().content()
         assert content.signatures == 0 and len(content.left_out) == 1, content
-        assert "carried" not in kernel._reduce_states()
+        assert not states_of(kernel)["carried"]
     other = received(kernels[2][0])
     assert other(1) == 2 and misses(other) == 1
 
@@ -413,3 +418,71 @@ def test_a_result_of_another_type_is_not_taken():
     other = received(kernel)
     other.compile("float32(float32)")
     assert misses(other) == 1 and type(other(np.float32(1))) is float
+
+
+# ---- what a pickle costs ---------------------------------------------------------------------------------------------
+
+
+def test_a_pickle_is_made_once(scale, monkeypatch):
+    """It is made anew for another value and for further code; one without code is made each time."""
+    kernel = fast_args(scale)
+    made = []
+    monkeypatch.setattr(pickled, "dumps", lambda states: made.append(states) or dumps(states))
+
+    def times() -> int:
+        made.clear()
+        for _ in range(3):
+            pickle.dumps(kernel)
+        return len(made)
+
+    assert times() == 3
+    kernel(np.ones(2))
+    assert (times(), times()) == (1, 0)
+    kernel(np.ones(2, "f4"))
+    assert (times(), times()) == (1, 0)
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    assert (times(), times()) == (1, 0)
+    kernel.disable_compile()
+    assert (times(), times()) == (1, 0)
+    assert cloudpickle.loads(cloudpickle.dumps([kernel, kernel])) == [kernel] * 2
+
+
+def test_a_pickle_is_read_once(scaled, monkeypatch):
+    read = []
+    monkeypatch.setattr(pickled, "loads", lambda data: read.append(data) or loads(data))
+    data = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), str(uuid.uuid4()).encode())
+    kernel = pickle.loads(data)
+    assert kernel is not scaled and pickle.loads(data) is kernel and pickle.loads(pickle.dumps(kernel)) is kernel
+    assert len(read) == 1
+    scaled(np.ones(2, "f4"))
+    further = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), str(kernel._uuid).encode())
+    assert pickle.loads(further) is kernel and len(read) == 2
+    assert kernel(np.ones(2)) == kernel(np.ones(2, "f4")) == 2.0 and misses(kernel) == 0
+
+
+def test_kernels_that_name_each_other():
+    @fast_args
+    def even(n):
+        return True if n == 0 else odd(n - 1)
+
+    @fast_args
+    def odd(n):
+        return False if n == 0 else even(n - 1)
+
+    pair = [even, odd]
+    assert even(4)
+    for pickler in (pickle, cloudpickle):
+        assert pickler.loads(pickler.dumps(pair)) == pair
+
+
+def test_dask_recognises_a_kernel_that_has_compiled_since(scaled):
+    tokenize = pytest.importorskip("dask.base").tokenize
+    before = tokenize(scaled)
+    scaled(np.ones(2, "f4"))
+    assert tokenize(scaled) == before and tokenize(received(scaled)) != before
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_bound_launches_do_not_travel(scaled, pickler):
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        pickler.dumps(scaled.bind(np.ones(2)))

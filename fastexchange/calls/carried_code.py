@@ -107,10 +107,13 @@ class CarriedCode:
         if isinstance(entries, dict):
             self._entries.entries.update(entries)
 
+    def has(self, names: tuple[str, ...]) -> bool:
+        """Whether the entries with these names are there."""
+        return all(name in self._entries.entries for name in names)
+
     def content(self) -> Content:
         return Content(len(self._entries.entries), self._entries.size, dict(self._left_out))
 
-    @global_compiler_lock  # it calls LLVM
     def pack(self, kernel) -> None:
         """Make entries of the code that the kernel has compiled, or loaded from disk, since the last time.
 
@@ -119,10 +122,11 @@ class CarriedCode:
         """
         for given, compiled in list(kernel.overloads.items()):
             if self._packed.get(given) is not compiled:
-                self._packed[given] = compiled
-                self._left_out.pop(given, None)
-                if why := self._why_not_packed(kernel, given, compiled):
-                    self._left_out[given] = why
+                with global_compiler_lock:  # as for all calls of LLVM
+                    self._left_out.pop(given, None)
+                    if why := self._why_not_packed(kernel, given, compiled):
+                        self._left_out[given] = why
+                    self._packed[given] = compiled
 
     def _why_not_packed(self, kernel, given: tuple, compiled) -> str:
         """Make an entry of compiled code. Return "", or why there is none."""

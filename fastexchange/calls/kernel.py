@@ -18,6 +18,7 @@ from ..ground.cpython import NativeDispatcher, enable_vectorcall
 from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
+    dispatcher_of,
     failures,
     is_object_mode,
     locals_of,
@@ -32,6 +33,7 @@ from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
 from .carried_code import CarriedCode
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
+from .pickled import Pickle
 from .traced import asks_is_traced, decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -233,18 +235,24 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if memory is not None:
             memory.forget()
 
+    def __reduce__(self):
+        return self._pickle.of(self, self._packed().entries)
+
+    @cached_property
+    def _pickle(self) -> Pickle:
+        return Pickle()
+
     def _reduce_states(self) -> dict:
+        """All but the machine code: Dask recognises a dispatcher by this, also after it has compiled."""
         own = {"kernel_options": self._kernel_options, "is_numbas": self._is_numbas}
         if self._is_cached:
             own["is_cached"] = True
-        if entries := self._packed().entries:
-            own["carried"] = entries
         return super()._reduce_states() | own
 
     @classmethod
     def _rebuild(cls, can_compile, sigs, kernel_options=None, is_numbas=False, is_cached=False, carried=None, **states):
         kernel_options = kernel_options or KernelOptions()
-        is_new = states["uuid"] not in cls._memo
+        is_new = dispatcher_of(states["uuid"]) is None
         made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(can_compile=True, sigs=(), **states)
         # `made` is Numba's own dispatcher if this process has made the pickled one before accelerate().
         if isinstance(made, FastKernel):
@@ -264,10 +272,6 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     @cached_property
     def _carried(self) -> CarriedCode:
         return CarriedCode(self.py_func, self._compiled_with())
-
-    def __dask_tokenize__(self):
-        """By what Dask recognises the kernel: not by its pickle, which changes when a signature is compiled."""
-        return FastKernel.__qualname__, self._uuid
 
     def _packed(self) -> CarriedCode:
         """The code of all compiled signatures, as it goes with a pickle."""
