@@ -132,8 +132,6 @@ def test_outputs_may_be_omitted():
 ])  # fmt: skip
 def test_errors(call, error, text):
     kernel = fast_args(lambda x, factor=2.0: x.sum() * factor)
-    if error is NotImplementedError:
-        kernel = fast_args(lambda x, y: x * y)
     with pytest.raises(error) as caught:
         kernel.precompile(call)
     assert text in str(caught.value)
@@ -251,3 +249,9 @@ def test_without_a_compiler_nothing_is_compiled():
         NUMBA_DISABLE_JIT="1",
     )
     assert done.stdout.split() == ["[]", "2"]
+
+
+def test_half_precision():
+    kernel = fast_args(lambda x: x.sum())
+    kernel.precompile("(float16[::1],)", (np.ones(3, np.float16),))
+    assert len(kernel.signatures) == 1 and kernel(np.ones(3, np.float16)) == 3.0 and len(kernel.signatures) == 1
