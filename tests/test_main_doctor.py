@@ -77,7 +77,7 @@ HOSTILE = {
     "torch": "raise OSError('libtorch is gone\\nand more')",
     "jax": "import os; os.abort()",
     "pyarrow": "raise SystemExit(0)",
-    "ml_dtypes": "__version__ = '9'\nprint('[\"native code\", \"x\", \"wrong\", \"y\"]')\nbfloat16 = None",
+    "ml_dtypes": "__version__ = '9'\nprint('[\"native code\", \"x\", \"wrong\", \"y\"]')\nbfloat16 = 'V2'",
     "tvm_ffi": """
         import numpy
         __version__ = "9"
