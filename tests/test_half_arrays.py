@@ -10,9 +10,10 @@ from frameworks import paddle, tvm_ffi
 from halves import BY_NAME, CALLS, FORMS, MOST_OF_ONE, array, code_of, codes, nearest, numbers, same, tensor
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
-from made_producers import ONLY_NUMBA, Dunder, Tabled
+from made_producers import Dunder, Tabled
 from numba import types
 from numba.core.errors import TypingError
+from ways import WAYS, total
 
 torch = pytest.importorskip("torch")
 if ml_dtypes is None:
@@ -32,43 +33,6 @@ def ones(form, *values):
     return array(form, nearest(form, np.array(values or (1.0, 2.0, 3.0))))
 
 
-def total(x):
-    s = 0
-    for i in range(x.size):
-        s += x[i]
-    return s
-
-
-def total_beside(x, text):
-    return total_njit(x)
-
-
-def total_inside(pair):
-    return total_njit(pair[0]) + pair[1]
-
-
-def total_listed(tensors):
-    s = 0
-    for each in tensors:
-        s += total_njit(each)
-    return s
-
-
-def total_of_all(*tensors):
-    return total_njit(tensors[0])
-
-
-total_njit = numba.njit(total)
-WAYS = {
-    "position": (total, lambda kernel, x: kernel(x)),
-    "keyword": (total, lambda kernel, x: kernel(x=x)),
-    "bound": (total, lambda kernel, x: kernel.bind(x)()),
-    "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
-    "beside what only Numba reads": (total_beside, lambda kernel, x: kernel(x, ONLY_NUMBA)),
-    "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
-    "in a list": (total_listed, lambda kernel, x: kernel([x])),
-    "of *args": (total_of_all, lambda kernel, x: kernel(x)),
-}
 MAKERS = {
     "numpy": lambda form: ones(form),
     "torch": lambda form: torch.tensor([1.0, 2.0, 3.0]).to(form.torch),

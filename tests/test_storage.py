@@ -11,6 +11,7 @@ from frameworks import is_exported, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
+from ways import WAYS, total, total_beside
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.dispatch.runtime import runtime
@@ -47,43 +48,6 @@ of_each = pytest.mark.parametrize(
 )
 
 
-def total(x):
-    s = 0
-    for i in range(x.shape[0]):
-        s += x[i]
-    return s
-
-
-def total_beside(x, text):
-    return total_njit(x)
-
-
-def total_inside(pair):
-    return total_njit(pair[0]) + pair[1]
-
-
-def total_listed(tensors):
-    s = 0
-    for each in tensors:
-        s += total_njit(each)
-    return s
-
-
-def total_of_all(*tensors):
-    return total_njit(tensors[0])
-
-
-total_njit = numba.njit(total)
-WAYS = {
-    "position": (total, lambda kernel, x: kernel(x)),
-    "keyword": (total, lambda kernel, x: kernel(x=x)),
-    "bound": (total, lambda kernel, x: kernel.bind(x)()),
-    "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
-    "beside what only Numba reads": (total_beside, lambda kernel, x: kernel(x, ONLY_NUMBA)),
-    "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
-    "in a list": (total_listed, lambda kernel, x: kernel([x])),
-    "of *args": (total_of_all, lambda kernel, x: kernel(x)),
-}
 by_each_way = pytest.mark.parametrize("way", WAYS)
 
 

@@ -217,7 +217,7 @@ def set_parallel(function: Callable, is_meant: Callable[[Any], bool], chosen: Ca
 
     `chosen`: from `function` to what replaces it for one argument, a function with ``prange``; None: nothing does.
     """
-    replaced = module_of("numba.parfors.parfor").swap_functions_map
+    replaced = getattr(module_of("numba.parfors.parfor"), "swap_functions_map", {})
     for name in (function.__name__, f"a{function.__name__}"):  # also np.amax
         if (numbas := replaced.get((name, "numpy"))) is not None:
             replaced[name, "numpy"] = _parallel(function, numbas, is_meant, chosen)
@@ -234,11 +234,13 @@ def _parallel(function, numbas, is_meant, chosen):
 
 
 def overload_first(function: Callable, own: Callable[[Any], Any]) -> None:
-    """Let ``overload(function)`` of Numba itself, of one parameter, ask `own` first."""
+    """Let ``overload(function)`` of Numba itself, of one parameter, ask `own` first. Without that, nothing changes."""
     module_of("numba.np.npyimpl")  # which has those for NumPy's functions
     templates = module_of("numba.core.typing.templates").builtin_registry.functions
-    template = next(each for each in templates if each.key is function)
-    numbas = template._overload_func
+    template: Any = next((each for each in templates if each.key is function), None)
+    numbas = getattr(template, "_overload_func", None)
+    if numbas is None:
+        return
 
     @functools.wraps(numbas)
     def overloaded(given):

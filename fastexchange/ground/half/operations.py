@@ -127,9 +127,9 @@ def _lower_comparison(function) -> None:
 
     @lower_builtin(function, Half, Half)
     def lower(context, builder, sig, args):
-        wide = signature(types.boolean, types.float32, types.float32)
+        compared = signature(types.boolean, types.float32, types.float32)
         taken = [context.cast(builder, *each, types.float32) for each in zip(args, sig.args, strict=True)]
-        return context.get_function(function, wide)(builder, taken)
+        return context.get_function(function, compared)(builder, taken)
 
 
 @intrinsic(prefer_literal=True)

@@ -17,7 +17,7 @@ from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, 
 from .conversions import widen
 from .elements import Half
 
-__all__ = ["is_half_array"]
+__all__ = ["is_half_array", "wide"]
 
 _LANES = 64
 """Elements that are added side by side. So a sum is the same on each processor, and more exact than one after the other."""

@@ -1,0 +1,43 @@
+"""The ways by which a tensor comes into a kernel that adds its elements: kernel functions, and calls of the kernels."""
+
+import numba
+from made_producers import ONLY_NUMBA
+
+
+def total(x):
+    s = 0
+    for i in range(x.size):
+        s += x[i]
+    return s
+
+
+def total_beside(x, text):
+    return total_njit(x)
+
+
+def total_inside(pair):
+    return total_njit(pair[0]) + pair[1]
+
+
+def total_listed(tensors):
+    s = 0
+    for each in tensors:
+        s += total_njit(each)
+    return s
+
+
+def total_of_all(*tensors):
+    return total_njit(tensors[0])
+
+
+total_njit = numba.njit(total)
+WAYS = {
+    "position": (total, lambda kernel, x: kernel(x)),
+    "keyword": (total, lambda kernel, x: kernel(x=x)),
+    "bound": (total, lambda kernel, x: kernel.bind(x)()),
+    "beside a string": (total_beside, lambda kernel, x: kernel(x, "")),
+    "beside what only Numba reads": (total_beside, lambda kernel, x: kernel(x, ONLY_NUMBA)),
+    "in a tuple": (total_inside, lambda kernel, x: kernel((x, 0))),
+    "in a list": (total_listed, lambda kernel, x: kernel([x])),
+    "of *args": (total_of_all, lambda kernel, x: kernel(x)),
+}
