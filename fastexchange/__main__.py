@@ -19,7 +19,8 @@ from .measuring.tables import progress
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    doctor: something is wrong; compare --strict: something got slower; output cut off by a closed pipe
+  1    doctor: something is wrong; compare --strict: something got slower; precompile: something is
+       not compiled, or not kept; output cut off by a closed pipe
   2    wrong arguments, or a file or object in them cannot be used; stderr says why
   130  interrupted by Ctrl-C"""
 _BENCH = """\
@@ -87,6 +88,31 @@ examples:
 
 exit code: the program's"""
 
+_PRECOMPILE = """\
+A module says what to compile in __precompile__: a list of tuples (kernel, call, call ...), or a
+function that returns it. A call is what kernel.precompile() takes: a Numba signature, or example
+arguments in a tuple or a dict. A kernel's code is kept if it has cache=True.
+
+  __precompile__ = [(saxpy, "(float64, float64[::1], float64[::1], float64[::1])")]
+
+examples:
+  python -m fastexchange precompile mypackage.kernels
+  python -m fastexchange precompile mypackage.kernels:saxpy other.kernels
+  python -m fastexchange precompile recorded.json
+
+exit code 1 when a kernel cannot be compiled, or its code is not kept, else 0"""
+_RECORD = """\
+FILE gets the signatures, as JSON. Kernels that the program defines itself, or makes in functions,
+cannot be imported by their names: they are left out, and named. Calls of child processes are not
+recorded.
+
+examples:
+  python -m fastexchange record -o recorded.json -- train.py --epochs 1
+  python -m fastexchange record -o recorded.json -m pytest tests/
+  python -m fastexchange precompile recorded.json
+
+exit code: the program's"""
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -137,12 +163,29 @@ def _parser() -> argparse.ArgumentParser:
     run = add(
         "run",
         "run a program with all its jitted functions made kernels",
-        "Calls fastexchange.accelerate() and then runs the program, as `python PROGRAM` or `python -m MODULE` would.",
+        "Calls accelerate(), then runs the program as `python PROGRAM` or `python -m MODULE` would.",
         _RUN,
     )
-    run.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as for python -m")
-    run.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file with __main__.py, or with -m a module")
-    run.add_argument("arguments", nargs="*", metavar="ARGUMENTS", help="the program's sys.argv[1:]")
+    _add_program(run)
+
+    record = add(
+        "record",
+        "run a program, and write down the signatures that its kernels met, for precompile",
+        "Runs a program as `python PROGRAM` would, and writes its kernels' signatures to FILE.",
+        _RECORD,
+    )
+    record.add_argument("-o", "--output", type=Path, metavar="FILE", required=True, help="the file to write, FILE.json")
+    _add_program(record)
+
+    precompile = add(
+        "precompile",
+        "compile kernels and keep their code, so that later processes load it",
+        "Imports modules, compiles what they list, and keeps the code in the disk cache.",
+        _PRECOMPILE,
+    )
+    precompile.add_argument(
+        "targets", metavar="TARGET", nargs="+", help="MODULE, FILE.py, MODULE:OBJECT, or a .json file of `record`"
+    )
 
     compare = add(
         "compare",
@@ -157,6 +200,12 @@ def _parser() -> argparse.ArgumentParser:
         "--threshold", type=_percent, default=5.0, metavar="PERCENT", help="smaller changes are noise (default: %(default)g)"
     )
     return parser
+
+
+def _add_program(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as for python -m")
+    parser.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file with __main__.py, or with -m a module")
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENTS", help="the program's sys.argv[1:]")
 
 
 def _number(text: str) -> float:
@@ -181,14 +230,20 @@ def _seconds(text: str) -> float:
     return value
 
 
+_RUNS_PROGRAM = "run", "record"
+
+
 def _split_program_arguments(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Split the arguments of ``run`` after the program. The program's own arguments are not parsed, ``--`` included."""
-    if arguments[0] != "run":
+    """Split the arguments of a command that runs a program behind it. The program's own, ``--`` included, are not parsed."""
+    if arguments[0] not in _RUNS_PROGRAM:
         return arguments, None
     given = iter(range(1, len(arguments)))
     for at in given:
         if arguments[at].startswith("-m") and len(arguments[at]) > 2:  # ``-mMODULE``, as for python
-            return ["run", *arguments[1:at], "-m", arguments[at][2:]], arguments[at + 1 :]
+            return [*arguments[:at], "-m", arguments[at][2:]], arguments[at + 1 :]
+        if arguments[at] in ("-o", "--output"):
+            next(given, None)
+            continue
         if arguments[at] == "--" and at + 1 < len(arguments):
             at = next(given)
         elif arguments[at].startswith("-") and arguments[at] != "-":
@@ -207,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     if of_program is not None:
         options.arguments = of_program
     # The encoding of stdout may have no ±: print another character then.
-    if options.command != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+    if options.command not in _RUNS_PROGRAM and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     try:
         return import_module(f".command.{options.command}", __package__).run(options)
@@ -218,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"python -m fastexchange {options.command}: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, BrokenPipeError) as error:
-        if options.command == "run":  # it is the program's exception
+        if options.command in _RUNS_PROGRAM:  # it is the program's exception
             raise
         progress("")
         if isinstance(error, KeyboardInterrupt):

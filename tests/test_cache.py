@@ -97,9 +97,9 @@ def functions(tmp_path_factory) -> Path:
     """A cache directory that two processes have filled at the same time."""
     directory = tmp_path_factory.mktemp("functions")
     with ThreadPoolExecutor(2) as pool:
-        for run in [pool.submit(run_python, FUNCTIONS, NUMBA_CACHE_DIR=str(directory)) for _ in range(2)]:
-            misses, hits = misses_and_hits(run.result())
-            assert misses > 0 and misses + hits == 8, "the cache is not where this test thinks"
+        runs = [pool.submit(run_python, FUNCTIONS, NUMBA_CACHE_DIR=str(directory)) for _ in range(2)]
+        found = [misses_and_hits(run.result()) for run in runs]
+    assert [misses + hits for misses, hits in found] == [8, 8] and sum(misses for misses, _ in found) == 8, found
     return directory
 
 

@@ -384,7 +384,7 @@ def test_the_oldest_go_first(folder, monkeypatch, limit):
     now = time.time()
     for number in range(10):
         folder.save("name", str(number), number)
-        os.utime(next(p for p in folder.path.iterdir() if disk_cache._digest(str(number)) in p.name), (now - 60 * number,) * 2)
+        os.utime(next(p for p in folder.path.iterdir() if disk_cache.digest(str(number)) in p.name), (now - 60 * number,) * 2)
     size = only_size = max(path.stat().st_size for path in folder.path.iterdir())
     monkeypatch.setattr(disk_cache, limit, 4 if limit == "MAX_ENTRIES" else 4 * size + only_size // 2)
     CacheFolder(folder.path).prune()
@@ -722,7 +722,7 @@ def test_kernels_are_not_kept_where_others_can_write(module):
 
 def test_a_signature_of_another_type_of_the_same_name(folder):
     """Types are compared, not only their names."""
-    from fastexchange.calls.kernel_cache import _Entries
+    from fastexchange.calls.kernel_cache import Entries
 
     class Named:
         def __init__(self, number):
@@ -740,19 +740,21 @@ def test_a_signature_of_another_type_of_the_same_name(folder):
         def __reduce__(self):
             return Number, (self.number,)
 
-    entries = _Entries(folder, "name", only, lambda: ())
+    entries = Entries(folder, "name", only, lambda: ())
     assert entries.load(((), Named(1))) is None
     entries.save(((), Named(1)), "one")
     assert entries.load(((), Named(1))) == "one" and entries.load(((), Named(2))) is None
     entries.flush()
     assert entries.load(((), Named(1))) is None
+    for number in (1, 2):
+        entries.release(((), Named(number)))
 
 
 def test_what_changed_while_code_was_compiled_is_not_kept(folder):
-    from fastexchange.calls.kernel_cache import _Entries
+    from fastexchange.calls.kernel_cache import Entries
 
     depends_on = ["before"]
-    entries = _Entries(folder, "name", only, lambda: tuple(depends_on))
+    entries = Entries(folder, "name", only, lambda: tuple(depends_on))
     for changed in ("after", "before"):
         assert entries.load(((), 1)) is None
         depends_on.append(changed)

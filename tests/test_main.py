@@ -159,7 +159,7 @@ def test_running_no_program(arguments):
     assert done.stderr.startswith(("usage: python -m fastexchange run", "python -m fastexchange run: "))
 
 
-@pytest.mark.parametrize("command", ["bench", "doctor", "explain", "compare"])
+@pytest.mark.parametrize("command", ["bench", "doctor", "explain", "run", "record", "precompile", "compare"])
 def test_help_of_a_command(command):
     done = run_here(command, "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -34,7 +34,7 @@ from ..ground.numba_internals import (
     registered_for,
 )
 
-__all__ = ["NotDescribable", "dependencies", "meaning_of", "note_loaded"]
+__all__ = ["NotDescribable", "dependencies", "has_current_code", "meaning_of", "note_loaded", "values_named"]
 
 
 class NotDescribable(Exception):
@@ -339,6 +339,25 @@ _count = itertools.count()
 def note_loaded(function: python_types.FunctionType) -> None:
     """Note that machine code of a function has been loaded which was compiled with the current values."""
     _note_all(function, is_first=True)
+
+
+def has_current_code(function: python_types.FunctionType) -> bool:
+    """Whether all machine code of a function in this process was compiled with the values that its names have now.
+
+    What the functions that it calls name does not count; :func:`dependencies` looks at that.
+    """
+    compiled_with = _compiled[False].get(function)
+    return bool(compiled_with) and compiled_with == _locally(function, is_loose=False)
+
+
+def values_named(function: python_types.FunctionType) -> list:
+    """The values that the globals in a function's code, its cells and its defaults have now. The attributes are not read."""
+    names = sorted({name for name, _ in _named_by(function.__code__, function.__qualname__, with_imports=True)})
+    cells = [None if cell == _EMPTY else cell.cell_contents for cell in function.__closure__ or ()]
+    return [*map(function.__globals__.get, names), *cells, function.__defaults__]
+
+
+_EMPTY = python_types.CellType()
 
 
 def _note_all(function: python_types.FunctionType, is_first: bool) -> None:

@@ -20,6 +20,7 @@ from ..ground.safe_repr import type_name
 from ..producers.buffer import is_numba_only
 from ..producers.ndarray import dtype_of
 from ..producers.torch_offsets import SOURCES
+from .carried_code import Content
 from .compile_errors import declared, raise_named
 from .fallback import as_numba_takes_it, check_arguments
 from .numba_type import UnknownType
@@ -209,7 +210,14 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
     )
     odd = runtime().unverified
     notes = tuple(f"the layout {what!r} is not as expected: it is left to Numba or to __dlpack__" for what in odd)
+    if (content := pickled(kernel)) is not None:
+        notes += (f"a pickle of the kernel carries {content}",)
     return CallExplanation(kernel.__qualname__, arguments, outcome.text, notes, outcome.kind)
+
+
+def pickled(kernel) -> Content | None:
+    """What a pickle of a kernel carries; None for a kernel without compiled code, and for one of another class."""
+    return kernel._packed().content() if isinstance(kernel, CPUDispatcher) and kernel.overloads else None
 
 
 def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:

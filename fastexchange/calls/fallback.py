@@ -27,43 +27,51 @@ from .views import Views
 __all__ = ["are_numbas", "as_numba_takes_it", "call_numba", "check_arguments", "copy_of", "forget_frames"]
 
 
-def call_numba(kernel, bound: tuple):
-    """Make the call by Numba's dispatcher. Tensors are passed as NumPy views, which live until the call has ended."""
+def call_numba(kernel, bound: tuple, is_made: bool = True):
+    """Make the call by Numba's dispatcher. Tensors are passed as NumPy views, which live until the call has ended.
+
+    Without `is_made` the dispatcher only compiles for the call. Returns its entry point for such calls, a builtin function.
+    """
+    own = kernel._call_own if is_made else kernel._compile_for_args
     if are_numbas(kernel, bound):
-        positional, named = _as_given(kernel, bound)
-        return kernel._call_own(*positional, **named)
+        positional, named = _as_given(kernel, bound, not is_made)
+        return own(*positional, **named)
     check_argument(kernel, bound)
     views = Views()
     _take_others(kernel, bound, views)
     viewed = tuple(v if v is OMITTED else as_numba_takes_it(kernel, i, v, views) for i, v in enumerate(bound))
-    positional, named = _as_given(kernel, viewed)
+    positional, named = _as_given(kernel, viewed, not is_made)
     try:
         try:
-            result = kernel._call_own(*positional, **named)
+            result = own(*positional, **named)
         finally:
             views.reflect(kernel, bound)
         return views.returned(kernel, bound, result)
     except Exception as error:
-        own = _reworded(kernel, bound, positional, named, error)
-        if own is None:
+        reworded = _reworded(kernel, bound, positional, named, error)
+        if reworded is None:
             raise
     finally:
         del positional, named, viewed, views  # the exception's traceback holds this frame
     try:
-        raise own
+        raise reworded
     finally:
-        del own
+        del reworded
 
 
-def _as_given(kernel, bound: tuple) -> tuple[list[Any], dict[str, Any]]:
+def _as_given(kernel, bound: tuple, is_folded: bool = False) -> tuple[list[Any], dict[str, Any]]:
     """Return the given arguments, positional and by name.
 
-    Numba assigns defaults to the last parameters. If these are keyword-only, the defaults are passed explicitly.
+    Numba assigns defaults to the last parameters. If these are keyword-only, the defaults are passed explicitly. `is_folded`: for
+    Numba's compiler, which gets one value for each parameter, ``*args`` as a tuple.
     """
     parameters = kernel._parameters
-    if parameters.positional < len(parameters.names):
+    if is_folded or parameters.positional < len(parameters.names):
         defaults = parameters.defaults
-        return [OmittedArg(defaults[i]) if value is OMITTED else value for i, value in enumerate(bound)], {}
+        values = [OmittedArg(defaults[i]) if value is OMITTED else value for i, value in enumerate(bound)]
+        if is_folded and parameters.variadic is not None:
+            values[len(parameters.names) :] = [tuple(values[len(parameters.names) :])]
+        return values, {}
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for position, value in enumerate(bound):

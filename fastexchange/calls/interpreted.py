@@ -1,6 +1,7 @@
 """``fast_args`` under ``NUMBA_DISABLE_JIT=1``, where ``njit`` returns the Python function: the function gets NumPy views.
 
 Calls go by the fallback (``calls.fallback``), with the Python function in place of Numba's dispatcher. Errors are a kernel's.
+``precompile`` compiles nothing, and returns no signatures.
 """
 
 import functools
@@ -54,6 +55,7 @@ def interpreted(func, kernel_options, parameters, outputs):
 
     of_call: Any = call
     of_call.py_func, of_call.bind, kernel._decorated = func, bind, call
+    of_call.precompile = lambda *calls: []
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     of_call.as_torch_op = MethodType(FastKernel.as_torch_op, call)
     of_call._pattern, of_call._device_kernel, of_call._vectorcall = outputs and outputs.pattern, None, 0

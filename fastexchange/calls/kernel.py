@@ -4,6 +4,7 @@ CPython passes a call to the native dispatcher (``dispatch.vectorcall``). It mak
 :meth:`FastKernel._call_slowly`. The first call of a kernel loads or compiles native code and makes the kernel's native structs.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -11,12 +12,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba.core import compiler
+from numba.core import compiler, sigutils
 
 from ..ground.cpython import NativeDispatcher, enable_vectorcall
 from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
+    dispatcher_of,
     failures,
     is_object_mode,
     locals_of,
@@ -28,8 +30,10 @@ from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
 from ..producers.torch import is_tensor
 from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
+from .carried_code import CarriedCode
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
+from .pickled import Pickle
 from .traced import asks_is_traced, decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -109,6 +113,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def __init__(self, py_func, locals=None, targetoptions=None, pipeline_class=compiler.Compiler):
         CPUDispatcher.__init__(self, py_func, locals, targetoptions, pipeline_class)
+        if not self._is_numbas:
+            compile_with(self, with_unique_symbols(pipeline_of(self)))  # its code can go to another process
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -169,18 +175,43 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if failures():
             super().enable_caching()
             return
-        pipeline = pipeline_of(self)
-        own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
-        options = {**self.targetoptions, "locals": locals_of(self), **own}
         try:
-            cache = KernelCache(self.py_func, options, warns=not self._is_numbas)
+            cache = KernelCache(self.py_func, self._compiled_with(), warns=not self._is_numbas)
         except RuntimeError:
             if not self._is_numbas:
                 raise
             super().enable_caching()  # raises Numba's own error if Numba finds no directory either
             return
         use_cache(self, cache)
-        compile_with(self, with_unique_symbols(pipeline))
+        self.compile = self._compile_claimed
+        compile_with(self, with_unique_symbols(pipeline_of(self)))
+
+    def _compiled_with(self) -> dict:
+        """All options with which it is compiled."""
+        pipeline = pipeline_of(self)
+        own = {"pipeline_class": pipeline} if pipeline is not compiler.Compiler else {}
+        return {**self.targetoptions, "locals": locals_of(self), **own}
+
+    def _compile_claimed(self, sig):
+        """Numba's ``compile`` of a kernel with ``cache=True``: afterwards this process claims no entry any more."""
+        try:
+            return super().compile(sig)
+        finally:
+            self._cache.release(sig, self.targetctx.codegen())
+
+    def _stored_on_disk(self, signature: tuple) -> Any:
+        """The code for these argument types that another process would find on disk, as Numba stores it, or None."""
+        if not self._is_cached:
+            return None
+        met = {*self.stats.cache_hits, *self.stats.cache_misses}  # declared signatures as they were declared
+        keys = [key for key in met if tuple(sigutils.normalize_signature(key)[0]) == signature]
+        found = (self._cache.stored(key, self.targetctx.codegen()) for key in keys)
+        return next((data for data in found if data is not None), None)
+
+    @property
+    def _is_cached(self) -> bool:
+        """Whether its code is kept on disk."""
+        return isinstance(getattr(self._cache, "behind", self._cache), KernelCache)
 
     def add_overload(self, cres) -> None:
         """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures."""
@@ -204,16 +235,56 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if memory is not None:
             memory.forget()
 
+    def __reduce__(self):
+        return self._pickle.of(self, self._packed().entries)
+
+    @cached_property
+    def _pickle(self) -> Pickle:
+        return Pickle()
+
     def _reduce_states(self) -> dict:
-        return dict(super()._reduce_states(), kernel_options=self._kernel_options, is_numbas=self._is_numbas)
+        """All but the machine code: Dask recognises a dispatcher by this, also after it has compiled."""
+        own = {"kernel_options": self._kernel_options, "is_numbas": self._is_numbas}
+        if self._is_cached:
+            own["is_cached"] = True
+        return super()._reduce_states() | own
 
     @classmethod
-    def _rebuild(cls, kernel_options=KernelOptions(), is_numbas=False, **states):  # noqa: B008  # immutable
-        made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(**states)
+    def _rebuild(cls, can_compile, sigs, kernel_options=None, is_numbas=False, is_cached=False, carried=None, **states):
+        kernel_options = kernel_options or KernelOptions()
+        is_new = dispatcher_of(states["uuid"]) is None
+        made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(can_compile=True, sigs=(), **states)
         # `made` is Numba's own dispatcher if this process has made the pickled one before accelerate().
-        if isinstance(made, FastKernel) and made._kernel_options != kernel_options:
-            made._apply(kernel_options)
+        if isinstance(made, FastKernel):
+            if made._kernel_options != kernel_options:
+                made._apply(kernel_options)
+            if is_new and is_cached:
+                with contextlib.suppress(RuntimeError):  # its source file, or a folder for its code, is not there
+                    made.enable_caching()
+            if carried:
+                made._receive(carried)
+        if is_new:
+            for signature in sigs:
+                made.compile(signature)
+            made._can_compile = can_compile
         return made
+
+    @cached_property
+    def _carried(self) -> CarriedCode:
+        return CarriedCode(self.py_func, self._compiled_with())
+
+    def _packed(self) -> CarriedCode:
+        """The code of all compiled signatures, as it goes with a pickle."""
+        if self.overloads and not failures():
+            self._carried.pack(self)
+        return self._carried
+
+    def _receive(self, entries: Any) -> None:
+        """Use the code of a pickle."""
+        self._carried.add(entries)
+        if self._cache is not self._carried:
+            self._carried.behind = self._cache
+            use_cache(self, self._carried)
 
     # ---- its own -----------------------------------------------------------------------------------------------------
 
@@ -363,6 +434,36 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         from .bound_launch import bind
 
         return bind(self, self._complete(self._parameters.bind(*args, **kwargs)))
+
+    def precompile(self, /, *calls) -> list[tuple]:
+        """Compile for signatures, or for example arguments, without calling the kernel.
+
+        Parameters
+        ----------
+        calls : for each kind of call one of
+
+            - a Numba signature, as for ``numba.njit``: ``"float64(float64[:])"``, or a tuple of Numba types;
+            - a tuple of example arguments, positional: what is looked at is their types, element types, dimensions and layout;
+            - a dict of example arguments, by name.
+
+            An example also compiles the native code by which repeated calls of its kind are made. Outputs may be omitted.
+
+        Returns
+        -------
+        The compiled signature of each call, a tuple of Numba types.
+
+        With ``cache=True`` the code is kept on disk, and later processes load it; else it is this process's. Raises what a
+        call with such arguments raises before the kernel runs, also the errors of Numba's compiler; TypeError for anything else
+        among `calls`, and for types that no declared signature takes.
+
+        >>> import numpy as np
+        >>> kernel = fast_args(lambda x, k: x.sum() * k)
+        >>> kernel.precompile("(float32[::1], int64)", (np.ones(3), 2.0))
+        [(Array(float32, 1, 'C', False, aligned=True), int64), (Array(float64, 1, 'C', False, aligned=True), float64)]
+        """
+        from .precompile import precompile
+
+        return precompile(self, calls)
 
     def as_torch_op(
         self, name: str, *, backward=None, setup_context=None, mutates=None, vmap="loop", replace: bool = False

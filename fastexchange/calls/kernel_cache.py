@@ -17,34 +17,44 @@ import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from numba.core.errors import NumbaWarning
 
 from ..ground.cfunction import source_stamp
 from ..ground.disk_cache import FOLDER, CacheFolder
 from ..ground.numba_code import calls_itself_through_another, code_depends_on, sealed_library
-from ..ground.numba_internals import FunctionCache
+from ..ground.numba_internals import FunctionCache, failures
 from ..version import __version__
 from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
 
-__all__ = ["KernelCache", "with_unique_symbols"]
+__all__ = ["Entries", "KernelCache", "made_by", "with_unique_symbols"]
 
 
 _HALF = f"{__name__.partition('.')[0]}.ground.half.known"
 """Numba compiles what this module teaches it into users' kernels. It is not imported for kernels without such types."""
 
 
-class _Entries:
-    """Takes the place of ``numba.core.caching.IndexDataCacheFile``; there is no index."""
+def made_by() -> str:
+    """What a kernel's machine code has of this package: a digest of the sources that compile it."""
+    return source_stamp(__name__) + source_stamp(_HALF) or __version__
+
+
+class Entries:
+    """Takes the place of ``numba.core.caching.IndexDataCacheFile``; there is no index.
+
+    `folder`: a ``CacheFolder``, or what stands for one.
+    """
 
     def __init__(
-        self, folder: CacheFolder, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True
+        self, folder: Any, name: str, function: python_types.FunctionType, depends_on: Callable[[], tuple], warns=True
     ):
         self._folder, self._name, self._function, self._depends_on, self._warns = folder, name, function, depends_on, warns
         self._missed: dict = {}  # by key: its text, while the code is being compiled
         self._not_described: dict = {}  # by key: why it has no text
+        self._claims: dict = {}  # by key: this process's claim to compile for it
 
-    def _text(self, key) -> str | None:
+    def text(self, key) -> str | None:
         """Everything that the code of this signature depends on now; None if it cannot be described."""
         meaning = meaning_of(key[0])
         if meaning is None:
@@ -55,6 +65,10 @@ class _Entries:
             self._not_described[key] = error.with_traceback(None)
             return None
 
+    def why_no_text(self, key) -> object:
+        """Why :meth:`text` has returned None for this key."""
+        return self._not_described.pop(key, "a type of its signature is known by name only")
+
     def warn(self, why: object) -> None:
         """Warn, with the function's place in the source, why its code is not cached."""
         if not self._warns:
@@ -64,22 +78,45 @@ class _Entries:
         warnings.warn_explicit(message, NumbaWarning, code.co_filename, code.co_firstlineno)
 
     def load(self, key):
-        """Return the data saved with this key, or None."""
+        """Return the data saved with this key. None: compile, and then :meth:`release` the key.
+
+        Waits if another process is compiling for this key.
+        """
         self._not_described.pop(key, None)
-        text = self._text(key)
-        stored = self._folder.load(self._name, text) if text is not None else None
+        text = self.text(key)
+        if text is None:
+            self._missed[key] = None
+            return None
+        stored = self._folder.load(self._name, text)
+        if stored is None and key not in self._claims:
+            claim = self._folder.claim(self._name, text)
+            if claim is not None:
+                self._claims[key] = claim
+                stored = self._folder.load(self._name, text)
         if stored is not None and stored[0] == key:
+            self.release(key, is_kept=True)
             return stored[1]
         self._missed[key] = text
         return None
 
+    def release(self, key, is_kept: bool = False) -> None:
+        """Let other processes compile for this key, or load its code. Does nothing without a claim."""
+        if self._claims and (claim := self._claims.pop(key, None)) is not None:  # a key that is no signature has no hash
+            claim.release(is_kept)
+
     def save(self, key, data) -> None:
         """Save compiled code, unless a value that it depends on has changed meanwhile. Numba calls this if it can be cached."""
         text = self._missed.pop(key, None)
-        if text is not None and text == self._text(key):
-            self._folder.save(self._name, text, (key, data))
+        if text is not None and text == self.text(key):
+            self.release(key, is_kept=self._folder.save(self._name, text, (key, data)))
         elif key in self._not_described:
             self.warn(self._not_described.pop(key))
+
+    def stored(self, key) -> Any:
+        """The data that another process would find for this key, or None."""
+        text = self.text(key)
+        found = self._folder.load(self._name, text) if text is not None else None
+        return found[1] if found is not None and found[0] == key else None
 
     def flush(self) -> None:
         """Remove the entries of this function."""
@@ -100,9 +137,9 @@ class KernelCache(FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
-        own = source_stamp(__name__) + source_stamp(_HALF) or __version__
+        own = made_by()
         depends_on = lambda: (own, code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
-        self._cache_file = _Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
+        self._cache_file = Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
     def load_overload(self, sig, target_context):
         found = super().load_overload(sig, target_context)
@@ -115,6 +152,14 @@ class KernelCache(FunctionCache):
             self._cache_file.warn("it calls itself through another function, or with other types")
         else:
             super().save_overload(sig, data)
+
+    def release(self, sig, codegen) -> None:
+        """Call this when the compilation has ended, also if it has failed."""
+        self._cache_file.release(self._index_key(sig, codegen))
+
+    def stored(self, signature: tuple, codegen) -> Any:
+        """The code that another process would find for these argument types, as Numba stores it, or None."""
+        return self._cache_file.stored(self._index_key(signature, codegen))
 
     def _index_key(self, sig, codegen):
         return sig, codegen.magic_tuple()
@@ -131,6 +176,8 @@ def with_unique_symbols(pipeline: type) -> type:
         fastexchange_of = pipeline
 
         def define_pipelines(self):
+            if failures():
+                return super().define_pipelines()
             state = self.state
             identity = state.func_id
             if not hasattr(identity, "fastexchange_id"):

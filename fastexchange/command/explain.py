@@ -2,60 +2,15 @@
 
 import argparse
 import importlib
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import CommandError
+from .objects import find, imported, split
 from .probe import one_line
 
 __all__ = ["run"]
-
-
-def _import(given: str) -> ModuleType:
-    """Import a module by its name, or by its file: then the file's folder is put into ``sys.path``, as for a script."""
-    try:
-        if not given.endswith(".py"):
-            return importlib.import_module(given)
-        path = Path(given)
-        if not path.is_file():
-            raise CommandError(f"there is no file {given}")
-        sys.path.insert(0, str(path.resolve().parent))
-        name = path.stem if path.stem not in sys.modules else f"explained_{path.stem}"  # numpy.py must not be numpy
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        return module
-    except CommandError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise CommandError(f"{given} cannot be imported: {one_line(error)}") from error
-
-
-def _find(module: ModuleType, dotted: str, what: str) -> Any:
-    """Return the object with this dotted name in the module."""
-    found: Any = module
-    for number, name in enumerate(names := dotted.split("."), 1):
-        try:
-            found = getattr(found, name)
-        except AttributeError as error:
-            owner = ".".join(names[: number - 1])
-            raise CommandError(f"{what} has no {name!r}{' in ' + owner if owner else ''}{_instead(module)}") from error
-        except Exception as error:
-            raise CommandError(f"{what}: {dotted} cannot be read: {one_line(error)}") from error
-    return found
-
-
-def _instead(module: ModuleType) -> str:
-    from ..calls.kernel import Kernel
-
-    kernels = [name for name, value in list(vars(module).items()) if issubclass(type(value), Kernel)]
-    return f"; its kernels: {', '.join(sorted(kernels))}" if kernels else "; it has no kernels of fast_args"
 
 
 # ---- descriptions --------------------------------------------------------------------------------------------------
@@ -69,6 +24,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 
 def _kernel(kernel) -> str:
     """Describe a kernel: its source, options, compiled signatures and counts."""
+    from ..calls.explain import pickled
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
 
@@ -105,6 +61,8 @@ def _kernel(kernel) -> str:
         ("calls", f"{counts.fast} fast, {counts.slow} slow in this process"),
         ("disk cache", kept),
     ]
+    if (content := pickled(kernel)) is not None:
+        facts.append(("pickle", f"carries {content}"))
     return f"{kernel!r}\n{_lines(facts)}"
 
 
@@ -184,11 +142,11 @@ def run(options: argparse.Namespace) -> int:
     """Print the description. Raises CommandError for an object that has none."""
     from ..calls.kernel import Kernel
 
-    name, separator, dotted = options.what.rpartition(":")
-    if not (separator and name and dotted):
+    name, dotted = split(options.what)
+    if not (name and dotted):
         raise CommandError(f"{options.what!r} is not MODULE:OBJECT, as in kernels.softmax:softmax or file.py:kernel")
-    module = _import(name)
-    found = _find(module, dotted, name)
+    module = imported(name)
+    found = find(module, dotted, name)
     if options.args is None:
         try:
             text = _described(found, options.what)

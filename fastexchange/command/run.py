@@ -13,10 +13,20 @@ from types import CodeType, ModuleType
 
 from . import CommandError
 
-__all__ = ["run"]
+__all__ = ["run", "run_program"]
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the program in this process as ``__main__``, with its jitted functions made kernels."""
+    if "numba" in sys.modules:
+        _accelerate()
+    else:
+        sys.meta_path.insert(0, _Accelerating())
+    run_program(options)
+    return 0
+
+
+def run_program(options: argparse.Namespace) -> None:
     """Run the program in this process as ``__main__``. It remains ``__main__`` afterwards, for threads and ``atexit``."""
     program = options.program
     if not options.is_module and not os.path.exists(program):
@@ -24,10 +34,6 @@ def run(options: argparse.Namespace) -> int:
     main = ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={}, __cached__=None)
     sys.argv[:] = [program, *options.arguments]
-    if "numba" in sys.modules:
-        _accelerate()
-    else:
-        sys.meta_path.insert(0, _Accelerating())
     path = os.path.join(os.getcwd(), program)
     if options.is_module:
         sys.argv[0] = "-m"
@@ -50,7 +56,6 @@ def run(options: argparse.Namespace) -> int:
         code = _code_of(main, spec)
     sys.modules["__main__"] = main
     exec(code, vars(main))
-    return 0
 
 
 class _Accelerating:

@@ -163,6 +163,16 @@ class CudaKernel(Kernel, NativeCallable):
         """A bound launch has a launch configuration: ``kernel[grid, block].bind(...)``."""
         raise TypeError(f"{self.__qualname__}.bind(): say how to launch it first, {self.__qualname__}[grid, block].bind(...)")
 
+    def precompile(self, /, *calls) -> list[tuple]:
+        """Compile for signatures or example arguments, without a launch. See :meth:`FastKernel.precompile`.
+
+        The kernel is compiled for the device of the example's tensors, or for the current one, and loaded there. Its package
+        keeps it on disk where the dispatcher has ``cache=True``. Raises TypeError for an example that only the package launches.
+        """
+        from .precompile import precompile
+
+        return precompile(self, calls)
+
     def as_torch_op(
         self, name: str, *, launch, out: str | None = None, mutates=None, cpu=None, backward=None, setup_context=None,
         vmap="loop", replace: bool = False,

@@ -15,7 +15,7 @@ from .context import Launchable
 from .converting import Unconvertible, conversions, words_of_all
 from .driver import driver
 
-__all__ = ["check_range", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
+__all__ = ["check_range", "compiled_for", "load", "raise_out_of_range", "specialise", "taken_for", "types_given"]
 
 _loading = forkable_lock()
 """Packages are not thread-safe while they load a kernel: another thread could find it half loaded."""
@@ -54,6 +54,14 @@ def specialise(kernel, keys: tuple[int, ...], device: int, bound: tuple) -> bool
             return False
         native.add_launchable(keys, seen, Launchable(compiled, parameters, changes), generation)
     return True
+
+
+def compiled_for(kernel, taken: tuple, device: int):
+    """Compile the kernel for parameters of these types, and load it on a device. Returns a ``Compiled``."""
+    driver().context(device)
+    with _loading, driver().as_before(), kernel.target.on_device(device):
+        resets.watch(device)
+        return kernel.target.compile(kernel.dispatcher, taken)
 
 
 def types_given(kernel, keys: tuple[int, ...]) -> tuple:

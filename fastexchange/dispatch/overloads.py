@@ -151,6 +151,10 @@ class KernelContext:
         """Whether native code can make calls with these keys."""
         return keys in self._overloads and bool(self._overloads[keys].code.trampoline)
 
+    def types_taken_by(self, keys: tuple[int, ...]) -> tuple:
+        """The Numba types of the parameters of the code that is filed for these keys."""
+        return self._overloads[keys].code.taken
+
     def _code_of(self, overload: int) -> _Code:
         """The code of the ``fx_overload`` at this address; an empty ``_Code`` if the overload has been forgotten."""
         return next((filed.code for filed in self._overloads.values() if address_of(filed.overload) == overload), _Code())

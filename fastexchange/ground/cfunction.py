@@ -237,7 +237,7 @@ class CodeCache:
             known = self._load_shipped(key) if persist else None
             if known is None:
                 full_key = self._full_key(key, module) if persist else ""
-                known = (self._load(key, full_key) if persist else None) or self._build(key, full_key, build)
+                known = self._loaded_or_built(key, full_key, build) if persist else self._build(key, "", build)[0]
             self._libraries[key] = known
         return known[1:]
 
@@ -270,6 +270,21 @@ class CodeCache:
         self.shipped += 1
         return library, library.get_pointer_to_function(state[0]), None
 
+    def _loaded_or_built(self, key: tuple, full_key: str, build):
+        if (known := self._load(key, full_key)) is not None:
+            return known
+        claim = self.folders[-1].claim(_name_of(key), full_key)
+        is_kept = False
+        try:
+            if claim is None or (known := self._load(key, full_key)) is None:
+                known, is_kept = self._build(key, full_key, build)
+            else:
+                is_kept = True
+            return known
+        finally:
+            if claim is not None:
+                claim.release(is_kept)
+
     def _load(self, key: tuple, full_key: str):
         for folder in self.folders:
             stored = folder.load(_name_of(key), full_key)
@@ -281,12 +296,14 @@ class CodeCache:
         return None
 
     def _build(self, key: tuple, full_key: str, build):
+        """Compile. Returns what :meth:`_load` returns, and whether it was kept on disk, which is not tried without `full_key`."""
+        is_kept = False
         with _jit_enabled(), _announced if key[0] == "function" else contextlib.nullcontext():
             library, symbol, extra = build()
         self.misses += 1
         if full_key:  # code that cannot be saved still works in this process
-            self.folders[-1].save(_name_of(key), full_key, (numba_code.serialized(library, symbol), symbol, extra))
-        return library, library.get_pointer_to_function(symbol), extra
+            is_kept = self.folders[-1].save(_name_of(key), full_key, (numba_code.serialized(library, symbol), symbol, extra))
+        return (library, library.get_pointer_to_function(symbol), extra), is_kept
 
 
 def _name_of(key: tuple) -> str:

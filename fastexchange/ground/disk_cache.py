@@ -7,6 +7,8 @@ folder, a full disk and a killed process cannot mix up entries.
 Code is loaded only if no other user could have written it: folder and file belong to this user or to root, neither the group nor
 others can write to them, and neither is a link. The folder is opened first and checked through its handle, and files are opened
 relative to the handle, so nobody can replace the folder in between. If an entry fails a check, its code is compiled again.
+
+Processes that miss the same entry at the same time make it once: :meth:`CacheFolder.claim`.
 """
 
 import contextlib
@@ -22,9 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+try:
+    import fcntl
+except ImportError:  # Windows: every process makes the entries that it misses
+    fcntl = None  # type: ignore[assignment]
+
 from .numba_internals import dumps
 
-__all__ = ["FOLDER", "CacheContents", "CacheFolder", "user_cache"]
+__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "digest", "framed", "unframed", "user_cache"]
 
 FOLDER = "fastexchange"
 """The name of all folders with entries."""
@@ -35,13 +42,18 @@ MAX_ENTRIES, MAX_BYTES = 4000, 1 << 30
 """Beyond these limits the entries that were loaded longest ago are removed."""
 _TOUCH_AFTER = 86400.0  # the load of an entry is noted at most this often
 _TEMPORARY_AGE = 3600.0  # an older temporary file was abandoned by its process
+CLAIM_WAITS = 120.0
+"""Seconds for which a process waits until another one has made an entry; then it makes it itself."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05  # between two looks at a claim
 
 _MAGIC = b"fastexchange entry 1\n"
 _SUFFIX, _TEMPORARY = ".entry", ".tmp"
+_CLAIM = ".claim.tmp"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 # Windows lacks these flags, which refuse links and pipes that would block. It has no geteuid() to check owners either.
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _READ |= getattr(os, "O_BINARY", 0)
+_OPEN_CLAIM = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -143,8 +155,7 @@ class CacheFolder:
         except Exception:  # pickling may raise anything: then nothing is kept
             return False
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(mode=0o755, exist_ok=True)
+            self._make()
             with self._opened() as folder:
                 folder.write(_file_of(name, key), data)
         except (OSError, NotBelieved):
@@ -153,6 +164,49 @@ class CacheFolder:
             self._is_pruned = True
             self.prune()
         return True
+
+    def _make(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o755, exist_ok=True)
+
+    def claim(self, name: str, key: str) -> "Claim | None":
+        """Claim the making of a missing entry. If another process has claimed it, wait until that is done.
+
+        Returns a claim: load the entry once more, and else make and save it; then release the claim. Or returns None: make the
+        entry without one, because nothing can be kept in this folder, because the other process could not keep it or takes
+        longer than :data:`CLAIM_WAITS`, or because this process has claimed another entry already. (It does not wait then: the
+        other process may be waiting for that one.)
+
+        A claim is a lock on a file, which the system releases when the process ends, however it ends.
+        """
+        if fcntl is None:
+            return None
+        file, may_wait = _file_of(name, key) + _CLAIM, not _claims
+        deadline, pause = time.monotonic() + CLAIM_WAITS, _FIRST_PAUSE
+        while True:
+            handle = None
+            try:
+                self._make()
+                with self._opened() as folder:
+                    handle = os.open(folder._at(file), _OPEN_CLAIM, 0o644, dir_fd=folder._handle)
+                while not _is_locked(handle):
+                    if not may_wait or time.monotonic() >= deadline:
+                        return None
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                if os.fstat(handle).st_size:  # the other process could not keep the entry
+                    return None
+                with self._opened() as folder:
+                    if folder.is_at(file, handle):
+                        claim = Claim(self, file, handle)
+                        handle = None
+                        return claim
+                # Otherwise the other process has released its claim, and with it removed the file.
+            except (OSError, NotBelieved):
+                return None
+            finally:
+                if handle is not None:
+                    os.close(handle)
 
     def prune(self) -> None:
         """Remove entries that no process has loaded for long, entries beyond the limits, and abandoned temporary files."""
@@ -190,7 +244,7 @@ class CacheFolder:
                     continue
                 try:
                     key, _ = folder.read(file, is_value_wanted=False)
-                    if not file.endswith(_digest(key) + _SUFFIX):
+                    if not file.endswith(digest(key) + _SUFFIX):
                         raise NotBelieved("it is another entry")
                     entries += 1
                 except (OSError, NotBelieved) as error:
@@ -203,6 +257,56 @@ class CacheFolder:
             for file, _ in folder.files():
                 if file[: -len(_SUFFIX) - 2 * _DIGEST_BYTES - 1] == _shown(name):
                     folder.remove(file)
+
+
+def _is_locked(handle: int) -> bool:
+    """Lock an open file for this process, if no other has locked it. Raises OSError where files cannot be locked."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
+_claims: "set[Claim]" = set()
+"""The claims that this process holds."""
+
+
+class Claim:
+    """The right of this process to make an entry. `handle`: of the locked file, owned."""
+
+    def __init__(self, folder: CacheFolder, file: str, handle: int):
+        self._folder, self._file, self._handle = folder, file, handle
+        _claims.add(self)
+
+    def release(self, is_kept: bool) -> None:
+        """Let those who wait load the entry or, if it could not be kept, make it themselves, all at once."""
+        if self not in _claims:
+            return
+        try:
+            with contextlib.suppress(OSError, NotBelieved):
+                if not is_kept:
+                    os.write(self._handle, b"not kept")
+                with self._folder._opened() as folder:
+                    if folder.is_at(self._file, self._handle):
+                        folder.remove(self._file)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the file. The lock ends with the last process that has it open."""
+        _claims.discard(self)
+        os.close(self._handle)
+
+
+def _drop_claims() -> None:
+    """In a forked child: the claims are its parent's."""
+    for claim in list(_claims):
+        claim.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_claims)
 
 
 class _OpenFolder:
@@ -252,6 +356,14 @@ class _OpenFolder:
         if abs(time.time() - os.stat(self._at(file), dir_fd=self._handle).st_mtime) > at_least:
             os.utime(self._at(file), dir_fd=self._handle)
 
+    def is_at(self, file: str, handle: int) -> bool:
+        """Whether the open file `handle` is the one with this name."""
+        try:
+            found = os.stat(self._at(file), dir_fd=self._handle, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(handle))
+
     def remove(self, file: str) -> None:
         with contextlib.suppress(OSError):  # another process removed the file, or this user may not
             os.unlink(self._at(file), dir_fd=self._handle)
@@ -259,7 +371,7 @@ class _OpenFolder:
 
 def _file_of(name: str, key: str) -> str:
     """Return the name of an entry's file."""
-    return f"{_shown(name)}-{_digest(key)}{_SUFFIX}"
+    return f"{_shown(name)}-{digest(key)}{_SUFFIX}"
 
 
 def _shown(name: str) -> str:
@@ -267,7 +379,8 @@ def _shown(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:80]
 
 
-def _digest(key: str) -> str:
+def digest(key: str) -> str:
+    """Return the digest of an entry's key, by which it is found."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -227,6 +227,33 @@ def calls_itself_through_another(library) -> bool:
     return any(variable.name.startswith(".numba.unresolved$") for variable in library._final_module.global_variables)
 
 
+def why_not_kept(compiled) -> str:
+    """Why another process cannot use the code of a compile result that was made here; "" if it can.
+
+    Source: ``numba.core.caching.CompileResultCacheImpl.check_cachable``, and :func:`sealed_library`.
+    """
+    library = compiled.library
+    if not hasattr(library, "_environments"):
+        return "it was compiled by a dispatcher of Numba's, or loaded from a file that is gone"
+    if any(not each.can_cache for each in compiled.lifted):
+        return "it has loops that Numba compiles separately, in object mode"
+    if library.has_dynamic_globals:
+        return "it has addresses of this process, such as those of ctypes' pointers and large global arrays"
+    if calls_itself_through_another(library):
+        return "it calls itself through another function, or with other types"
+    return ""
+
+
+def reduced(compiled) -> tuple:
+    """A compile result that was made here, as an object that can be pickled. For results that :func:`why_not_kept` allows."""
+    return compiled._reduce()
+
+
+def rebuilt(context, state: tuple) -> Any:
+    """Make the compile result of :func:`reduced`, possibly in another process."""
+    return compiler.CompileResult._rebuild(context, *state)
+
+
 def serialized(library, symbol: str) -> Any:
     """A library's machine code, of which only the function `symbol` is used, as an object that can be pickled."""
     return _object_of(symbol, library._get_compiled_object())

@@ -66,8 +66,11 @@ numbas_call: Any = DispatcherBase.__call__
 """Numba's own call of a dispatcher, even if its class overrides ``__call__``."""
 OmittedArg: Any = imported("numba.core.dispatcher", "OmittedArg")
 """What a dispatcher gives its function for an argument that is omitted: a default."""
+Signature: Any = imported("numba.core.typing", "Signature", ())
 register_dispatcher: Any = imported("numba.core.typeinfer", "register_dispatcher", contextlib.nullcontext)
 dumps: Any = imported("numba.core.serialize", "dumps", pickle.dumps)
+loads: Any = imported("numba.core.serialize", "loads", pickle.loads)
+_NumbaPickler: Any = imported("numba.core.serialize", "NumbaPickler")
 cpu_target: Any = imported("numba.core.registry", "cpu_target")
 _rtsys: Any = imported("numba.core.runtime", "rtsys")
 _get_type_class: Any = imported("numba.core.typing.bufproto", "get_type_class")
@@ -421,6 +424,17 @@ def compile_with(dispatcher, pipeline: type) -> None:
     dispatcher._compiler.pipeline_class = pipeline
 
 
+def dispatcher_of(identity: str) -> Any:
+    """The dispatcher of this process with the ``_uuid`` of a pickled one, or None."""
+    return CPUDispatcher._memo.get(identity)
+
+
+def pickled_inside(cls: type, reduce: Callable[[Any], tuple]) -> None:
+    """Let Numba's pickler, and no other, pickle objects of `cls` by this function."""
+    if _NumbaPickler is not None:
+        _NumbaPickler.dispatch_table[cls] = reduce
+
+
 def is_object_mode(dispatcher) -> bool:
     """Whether a dispatcher compiles in object mode (``forceobj=True``)."""
     return bool(dispatcher.targetoptions.get("forceobj"))
@@ -569,7 +583,7 @@ def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
     for name in (
         "_can_compile", "_cache", "_compile_for_args", "_explain_matching_error", "overloads", "typingctx", "targetoptions",
-        "locals", "compile", "disable_compile", "py_func", "stats",
+        "locals", "compile", "disable_compile", "py_func", "stats", "_memo", "_uuid",
     ):  # fmt: skip
         getattr(made, name)
     expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)

@@ -720,3 +720,34 @@ def test_explain_of_what_a_declared_signature_has_no_place_for(stub, package, x)
     assert "next such call compiles" in str(kernel.explain(1, x))
     kernel[1, 32](1, x)
     assert "known: native" in str(kernel.explain(1, x)) and len(kernel.signatures) == 1
+
+
+# ---- precompile ------------------------------------------------------------------------------------------------------
+
+
+def test_precompile_launches_nothing(record, package, x):
+    kernel = kernel_of(package, 2)
+    record.clear()
+    assert kernel.precompile((2.5, x), {"a1": x, "a0": 1}) == kernel.signatures
+    assert record.launches == [] and len(kernel.signatures) == 2 and kernel.counts().fast == 0
+    for _ in range(20):
+        kernel[1, 32](2.5, x)
+    assert len(record.launches) == 20 and len(kernel.signatures) == 2
+
+
+def test_precompile_for_signatures(record, package, x):
+    kernel = kernel_of(package, 2)
+    (taken,) = kernel.precompile("(float64, int64)")
+    assert kernel.signatures == [taken] and record.launches == []
+    kernel[1, 32](2.5, 3)
+    assert kernel.signatures == [taken] and len(record.launches) == 1
+    is_refused(lambda: kernel.precompile(x), TypeError, "into a tuple")
+    is_refused(lambda: kernel.precompile((np.ones(3), 1)), TypeError, "give the signature")
+
+
+def test_precompile_by_the_name_of_the_kernel_for_the_cpu(record, package, x):
+    beside = kernel_of(package, 2)
+    kernel = fast_args(lambda a0, a1: None, cuda=beside, launch=(1, 32))
+    assert kernel.precompile((1, x)) == beside.signatures and kernel.counts().compiled == 0
+    kernel.precompile((1, 2))
+    assert kernel.counts().compiled == 1 == len(beside.signatures) and record.launches == []

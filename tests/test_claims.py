@@ -1,0 +1,345 @@
+"""Processes that miss the same entry of the disk cache at once make it once, whatever happens to the one that makes it."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forked import needs_fork
+from interpreter import run_python
+
+from fastexchange.ground import disk_cache
+from fastexchange.ground.disk_cache import CacheFolder
+
+pytestmark = needs_fork
+
+
+@pytest.fixture
+def folder(tmp_path) -> CacheFolder:
+    return CacheFolder(tmp_path / "cache")
+
+
+@contextlib.contextmanager
+def holder(folder: CacheFolder, name: str = "name", key: str = "key"):
+    """Another process that holds the claim, until it is told to save the entry ("s"), to give up ("g") or to die ("d")."""
+    told, tell = os.pipe()
+    holds, says = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        claim = folder.claim(name, key)
+        os.write(says, b"1" if claim is not None else b"0")
+        order = os.read(told, 1)
+        if order == b"d":
+            os.kill(os.getpid(), signal.SIGKILL)
+        claim.release(folder.save(name, key, "made") if order == b"s" else False)
+        os._exit(0)
+    assert os.read(holds, 1) == b"1"
+
+    def order(what: str) -> None:
+        os.write(tell, what.encode())
+
+    try:
+        yield order
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for each in (told, tell, holds, says):
+            os.close(each)
+
+
+def left(folder: CacheFolder) -> list[str]:
+    return sorted(path.name for path in folder.path.iterdir() if path.name.endswith(".tmp"))
+
+
+def test_a_claim_leaves_no_file(folder):
+    claim = folder.claim("name", "key")
+    assert len(left(folder)) == 1
+    assert folder.save("name", "key", 3)
+    claim.release(True)
+    claim.release(True)
+    assert left(folder) == [] and folder.load("name", "key") == 3 and not disk_cache._claims
+    assert folder.contents() == (1, folder.contents().size, [])
+
+
+def test_who_waits_loads_what_the_other_has_made(folder):
+    with holder(folder) as order:
+        order("s")
+        claim = folder.claim("name", "key")
+        assert folder.load("name", "key") == "made"
+        if claim is not None:
+            claim.release(True)
+    assert left(folder) == []
+
+
+def test_another_entry_is_not_waited_for(folder):
+    with holder(folder):
+        folder.claim("name", "another").release(False)
+        folder.claim("another", "key").release(False)
+
+
+@pytest.mark.parametrize("order_first", [True, False])
+def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
+    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 30.0)
+    with holder(folder) as order:
+        if order_first:
+            order("d")
+            time.sleep(0.05)
+        else:
+            signal.signal(signal.SIGALRM, lambda *_: order("d"))
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        claim = folder.claim("name", "key")
+    assert claim is not None and folder.load("name", "key") is None and len(left(folder)) == 1
+    claim.release(False)
+    assert left(folder) == []
+
+
+def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
+    """Those who wait do not queue for a claim that helps nobody."""
+    with holder(folder) as order:
+        handle = os.open(folder.path / left(folder)[0], os.O_RDWR)
+        order("g")
+        while not disk_cache._is_locked(handle):
+            time.sleep(0.01)
+        assert os.fstat(handle).st_size
+        os.close(handle)
+    claim = folder.claim("name", "key")  # a later process tries again
+    claim.release(True)
+    with holder(folder) as order:
+        signal.signal(signal.SIGALRM, lambda *_: order("g"))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert folder.claim("name", "key") is None
+    assert left(folder) == []
+
+
+def test_waiting_has_a_limit(folder, monkeypatch):
+    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 0.1)
+    with holder(folder):
+        assert folder.claim("name", "key") is None
+        monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
+        claim = folder.claim("name", "another")
+        assert folder.claim("name", "key") is None, "it waited with a claim of its own: two processes could wait for each other"
+        claim.release(True)
+
+
+def test_ctrl_c_while_waiting(folder):
+    with holder(folder):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            folder.claim("name", "key")
+    claim = folder.claim("name", "key")
+    claim.release(True)
+
+
+def test_a_forked_child_has_no_claim(folder):
+    claim = folder.claim("name", "key")
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        claim.release(False)
+        os.read(told, 1)
+        os._exit(bool(disk_cache._claims))
+    assert len(left(folder)) == 1, "the child has released it"
+    claim.release(False)
+    again = folder.claim("name", "key")
+    assert again is not None, "the child has kept it"
+    again.release(True)
+    os.write(tell, b"1")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_folders_in_which_nothing_can_be_claimed(tmp_path, monkeypatch):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    assert CacheFolder(blocker / "cache").claim("name", "key") is None
+    shared = CacheFolder(tmp_path / "shared")
+    shared.path.mkdir()
+    shared.path.chmod(0o777)
+    assert shared.claim("name", "key") is None and list(shared.path.iterdir()) == []
+    folder = CacheFolder(tmp_path / "cache")
+    claim = folder.claim("name", "key")
+    shutil.rmtree(folder.path)
+    claim.release(False)
+    claim = folder.claim("name", "key")
+    folder.path.rename(tmp_path / "gone")
+    claim.release(True)
+    assert not folder.path.exists()
+
+    def no_locks(handle, how):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert folder.claim("name", "key") is None and not disk_cache._claims
+    monkeypatch.setattr(disk_cache, "fcntl", None)
+    assert folder.claim("name", "key") is None
+
+
+def test_a_link_in_the_place_of_a_claim(folder, tmp_path):
+    claim = folder.claim("name", "key")
+    (file,) = left(folder)
+    claim.release(True)
+    target = tmp_path / "target"
+    (folder.path / file).symlink_to(target)
+    assert folder.claim("name", "key") is None and not target.exists()
+
+
+def test_abandoned_claims_are_removed(folder):
+    claim = folder.claim("name", "key")
+    (file,) = left(folder)
+    claim.drop()
+    os.utime(folder.path / file, (1, 1))
+    folder.prune()
+    assert left(folder) == []
+
+
+# ---- whole processes ---------------------------------------------------------------------------------------------------
+
+KERNELS = """
+import numpy as np
+from fastexchange import fast_args
+
+@fast_args(cache=True)
+def inner(x):
+    return x.sum()
+
+@fast_args(cache=True)
+def outer(x):
+    return inner(x) * 2
+
+@fast_args(cache=True)
+def other(x, k):
+    s = 0.0
+    for v in x:
+        s += v * k
+    return s
+
+@fast_args(cache=True)
+def fails(x):
+    return x.no_such_attribute
+"""
+
+STORM = """
+    import json, os, signal, sys
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    import kernels_of_the_test as k
+    from fastexchange.ground import disk_cache
+    from fastexchange.ground.cfunction import code_cache
+
+    disk_cache.CLAIM_WAITS = float(sys.argv[3])
+    started, start = os.pipe()
+    results, result = os.pipe()
+    children = []
+    for number in range(int(sys.argv[2])):
+        children.append(os.fork())
+        if not children[-1]:
+            signal.alarm(200)
+            os.close(start)
+            os.read(started, 1)  # until all are there
+            x = np.arange(3.0)
+            right = k.outer(x) == 6.0 and k.other(x, 2) == 6.0
+            try:
+                k.fails(x)
+                right = False
+            except Exception as error:
+                right = right and type(error).__name__ == "TypingError"
+            misses = [sum(kernel.stats.cache_misses.values()) for kernel in (k.outer, k.inner, k.other)]
+            os.write(result, json.dumps([right, misses, code_cache.misses]).encode() + b"\\n")
+            os._exit(0)
+    os.close(started), os.close(result)
+    os.close(start)
+    with os.fdopen(results) as stream:
+        lines = [json.loads(line) for line in stream]
+    assert len(lines) == len(children) and all(right for right, _, _ in lines), lines
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
+    print(*(sum(misses[i] for _, misses, _ in lines) for i in range(3)), sum(native for _, _, native in lines))
+    """
+
+
+@pytest.fixture
+def kernels(tmp_path) -> Path:
+    (tmp_path / "kernels_of_the_test.py").write_text(KERNELS)
+    return tmp_path
+
+
+def compiled(kernels: Path, processes: int, waits: float = 120, program: str = STORM) -> list[int]:
+    """How often the processes have compiled each kernel, and functions of the package."""
+    environment = {"NUMBA_CACHE_DIR": str(kernels / "cache")}
+    return list(map(int, run_python(program, str(kernels), str(processes), str(waits), **environment).stdout.split()))
+
+
+@pytest.mark.slow
+def test_sixteen_processes_compile_each_kernel_once(kernels):
+    """And each of the package's own functions: nothing is in the folder."""
+    cache = kernels / "cache"
+    outer, inner, other, native = compiled(kernels, 16)
+    assert (outer, inner, other) == (1, 1, 1)
+    entries = [path for path in cache.rglob("*") if path.is_file()]
+    assert all(path.suffix == ".entry" for path in entries), "claims are left"
+    own = [path for path in entries if not path.name.startswith(("kernels_of_the_test", "self_test"))]
+    assert 10 < native <= len(own), "a function was compiled by several"
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Path:
+    """A cache with the package's own functions."""
+    folder = tmp_path_factory.mktemp("warm")
+    (folder / "kernels_of_the_test.py").write_text(KERNELS)
+    assert compiled(folder, 1)[:3] == [1, 1, 1]
+    return folder
+
+
+@pytest.fixture
+def emptied(warm) -> Path:
+    """The same, without the kernels. Returns the folder of those."""
+    entries = list(warm.rglob("kernels_of_the_test.*.entry"))
+    for path in entries:
+        path.unlink()
+    return entries[0].parent if entries else next(path for path in warm.rglob("fastexchange") if path.parent.name != "cache")
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_go_on(warm, emptied):
+    compiled(warm, 1)
+    entries = [path for path in emptied.glob("*.entry") if ".fails" not in path.name]
+    assert len(entries) == 3
+    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), 2); print(flush=True); input()"
+    holding = []
+    for path in entries:
+        path.unlink()
+        command = [sys.executable, "-c", hold, f"{path}.claim.tmp"]
+        holding.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        holding[-1].stdout.readline()
+    try:
+        assert compiled(warm, 3, waits=0.5)[0] >= 1
+    finally:
+        for each in holding:
+            each.communicate(b"\n")
+    assert all(path.exists() for path in entries), "what was compiled without a claim was not kept"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [
+    ("disk_cache.CLAIM_WAITS", "disk_cache._OPEN_CLAIM = os.O_RDONLY; disk_cache.CLAIM_WAITS"),  # no file can be made
+    ("os.read(started, 1)", "os.read(started, 1); __import__('shutil').rmtree(FOLDER, True)"),
+    ("os.read(started, 1)", "os.read(started, 1); number == 1 and os.rename(FOLDER, FOLDER + '1')"),
+    ("os.read(started, 1)", "os.read(started, 1); number or os.chmod(FOLDER, 0o777)"),
+], ids=["no claims", "vanishes", "is moved", "is not trusted any more"])  # fmt: skip
+def test_folders_that_do_not_help(warm, emptied, change):
+    old, new = change
+    assert compiled(warm, 4, program=STORM.replace(old, new.replace("FOLDER", repr(str(emptied)))))[0] >= 1
+    if emptied.exists():
+        emptied.chmod(0o755)
+    for path in emptied.parent.glob("fastexchange?*"):
+        shutil.rmtree(path)
+    assert compiled(warm, 2)[0] <= 1
+    assert compiled(warm, 2)[0] == 0

@@ -1,0 +1,201 @@
+"""``python -m fastexchange precompile`` and ``record``: what is compiled, kept, written down, refused."""
+
+import json
+
+import numba
+import numpy as np
+import pytest
+from interpreter import lines_said
+from numba import types
+from numba.core import sigutils
+from shell import run, run_here
+
+from fastexchange import fast_args
+from fastexchange.calls.signature_text import text_of
+
+MODULE = """
+import numpy as np
+from fastexchange import fast_args
+
+@fast_args(cache=True)
+def scaled(x, factor=2.0):
+    return x.sum() * factor
+
+@fast_args(cache=True)
+def pair(t, names=None):
+    return t[0].sum() + t[1]
+
+@fast_args
+def loose(x):
+    return x
+
+@fast_args(cache=True)
+def bad(x):
+    return x.no_such_attribute
+
+def made():
+    @fast_args
+    def inner(x):
+        return x
+    return inner
+
+class Holder:
+    @staticmethod
+    @fast_args(cache=True)
+    def kernel(x):
+        return x - 1
+
+inner = made()
+number = 3
+
+def __precompile__():
+    return [
+        (scaled, "(float64[::1], float64)", (np.ones(2, "f4"), 3)),
+        (Holder.kernel, {"x": np.ones(2)}),
+    ]
+"""
+
+PROGRAM = """
+import sys
+import numpy as np
+import worked as w
+from fastexchange import fast_args
+
+@fast_args
+def own(x):
+    return x
+
+w.scaled(np.ones(3)); w.scaled(np.ones((2, 2), "f4"), 2); w.pair((np.ones(3)[::2], 1.5)); w.loose(1); w.inner(2); own(3)
+w.Holder.kernel(np.ones(1)); w.loose(np.zeros(1, "i4,f8"))
+print(sys.argv[1:])
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "worked.py").write_text(MODULE)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_precompiled_modules(folder):
+    environment = {"path": folder, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    done = run("precompile", "worked", "worked:Holder.kernel", **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition("(")[0] for line in lines] == ["worked:scaled"] * 2 + ["worked:Holder.kernel"] * 2
+    assert all(f": kept in {folder / 'cache'}" in line for line in lines)
+    again = """
+import worked as w, numpy as np
+w.scaled(np.ones(2), 3.0), w.scaled(np.ones(2, "f4"), 3), w.Holder.kernel(np.ones(2))
+print([sum(kernel.stats.cache_misses.values()) for kernel in (w.scaled, w.Holder.kernel)])
+"""
+    (folder / "again.py").write_text(again)
+    assert run("record", "-o", folder / "again.json", folder / "again.py", **environment).stdout.split() == ["[0,", "0]"]
+    file = run("precompile", folder / "worked.py", **environment)
+    assert file.returncode == 0 and file.stdout.count(": kept in ") == 3
+
+
+@pytest.mark.slow
+def test_a_recorded_program(folder):
+    environment = {"path": folder, "NUMBA_CACHE_DIR": str(folder / "cache")}
+    output = folder / "recorded.json"
+    done = run("record", "-o", output, "--", folder / "program.py", "3", "-o", "x", **environment)
+    assert done.returncode == 3 and done.stdout == "['3', '-o', 'x']\n", done.stderr
+    recorded = json.loads(output.read_text())
+    assert recorded["kernels"] == {
+        "worked:Holder.kernel": ["(float64[::1],)"],
+        "worked:loose": ["(int64,)"],
+        "worked:pair": ["(Tuple((float64[:], float64)), Omitted(None))"],
+        "worked:scaled": ["(float32[:, ::1], int64)", "(float64[::1], Omitted(2.0))"],
+    }
+    left_out = recorded["left_out"]
+    assert {name.partition("(")[0] for name in left_out} == {"__main__:own", "worked:loose", "worked:made.<locals>.inner"}
+    assert all(name in done.stderr for name in left_out) and "5 signatures of 4 kernels" in done.stderr
+    for cache in ("cache", "other"):
+        made = run("precompile", output, path=folder, NUMBA_CACHE_DIR=str(folder / cache))
+        assert made.returncode == 1 and made.stdout.count(": kept in ") == 4, made.stdout + made.stderr
+        assert "worked:loose(int64): not kept: it has no cache=True" in made.stdout
+        assert lines_said(made.stderr) == []
+    (folder / "again.py").write_text(PROGRAM.replace("sys.exit", "print(w.scaled.stats.cache_misses)\nsys.exit"))
+    environment["NUMBA_CACHE_DIR"] = str(folder / "other")
+    again = run("record", "-o", folder / "again.json", folder / "again.py", "0", **environment)
+    assert again.stdout.splitlines()[-1] == "Counter()", "a signature that was recorded was compiled again"
+
+
+@pytest.fixture
+def imported(folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(__import__("sys").modules, "worked", raising=False)
+    yield folder
+    __import__("sys").modules.pop("worked", None)
+
+
+def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
+    listed = "[(bad, (1,), '(int8,)'), (loose, (1,)), (scaled, (1, object()))]"
+    (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
+    done = run_here("precompile", "worked")
+    assert done.returncode == 1 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4
+    assert all(": not compiled: TypingError: " in line for line in lines[:2])
+    assert "no cache=True" in lines[2] and "not compiled: UnknownType: scaled(): argument 'factor'" in lines[3]
+
+
+@pytest.mark.parametrize(("target", "listed", "said"), [
+    ("worked", "number", "list of tuples"),
+    ("worked", "None", "has no __precompile__"),
+    ("worked", "[]", "is empty"),
+    ("worked", "[scaled]", "list of tuples"),
+    ("worked", "[(scaled,)]", "list of tuples"),
+    ("worked", "[(number, 3)]", "is not a kernel"),
+    ("worked", "lambda: 1 / 0", "failed: ZeroDivisionError"),
+    ("worked:number", "[(scaled, (1,))]", "is not a kernel"),
+    ("worked:loose", "[(scaled, (1,))]", "has no entry for loose"),
+    ("worked:none", "[(scaled, (1,))]", "its kernels: bad, inner, loose, pair, scaled"),
+    ("no_such_module", "[]", "cannot be imported"),
+    ("no_such.json", "[]", "cannot be read"),
+    ("worked.json", "[]", "is not a file of"),
+])  # fmt: skip
+def test_targets_that_name_nothing(imported, monkeypatch, target, listed, said):
+    (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
+    (imported / "worked.json").write_text('{"kernels": {"worked:scaled": [3]}}')
+    monkeypatch.chdir(imported)
+    done = run_here("precompile", target)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("python -m fastexchange precompile: ") and said in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("record", "program.py"), "-o"),
+    (("record", "-o", "x.json"), "PROGRAM"),
+    (("record", "-o", "x.txt", "program.py"), "end in .json"),
+    (("record", "-o", "none/x.json", "program.py"), "cannot be written"),
+    (("record", "-o", "x.json", "none.py"), "is not a file"),
+    (("precompile",), "TARGET"),
+])  # fmt: skip
+def test_wrong_arguments(folder, monkeypatch, arguments, said):
+    monkeypatch.chdir(folder)
+    done = run_here(*arguments)
+    assert done.returncode == 2 and said in done.stderr
+
+
+@pytest.mark.parametrize("numba_type", [
+    types.float64, types.bool_, types.none, types.unicode_type, types.complex64, types.float64[:, :, ::1], types.int8[::1, :],
+    types.uint16[:], types.Array(types.float32, 2, "C", readonly=True), types.Array(types.float32, 1, "A", aligned=False),
+    types.Array(types.int64, 0, "C"), types.UniTuple(types.int64, 2), types.UniTuple(types.int64, 1), types.Tuple(()),
+    types.Tuple((types.int64, types.float64[:])), types.Optional(types.int32), types.Omitted(2.5), types.Omitted("a'b"),
+    types.List(types.float64[::1], reflected=True), types.NPDatetime("ns")[:], types.bool_[:],
+])  # fmt: skip
+def test_types_as_text(numba_type):
+    text = text_of((numba_type, types.int8))
+    assert text is not None and sigutils.normalize_signature(text)[0] == (numba_type, types.int8)
+    assert sigutils.normalize_signature(text_of((numba_type,)))[0] == (numba_type,) and text_of(()) == "()"
+
+
+def test_types_without_a_text():
+    record = numba.from_dtype(np.dtype([("a", "i4")]))
+    for numba_type in (record, types.Omitted(float("nan")), types.Omitted(np.ones(1)), types.Dispatcher(fast_args(lambda: 1))):
+        assert text_of((numba_type,)) is None

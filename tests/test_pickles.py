@@ -1,0 +1,488 @@
+"""Pickled kernels carry their machine code: a process that can run it compiles nothing, any other compiles."""
+
+import ctypes
+import pickle
+import uuid
+import zlib
+from types import FunctionType
+
+import numba
+import numpy as np
+import pytest
+from interpreter import run_python
+from numba import cloudpickle, njit
+from numba.core import event
+from numba.core.serialize import dumps, loads
+
+from fastexchange import FastKernel, fast_args
+from fastexchange.calls import carried_code, pickled
+from fastexchange.ground.disk_cache import framed, unframed
+
+SENT = """
+    import importlib, os, sys
+    sys.path.insert(0, os.path.dirname(sys.argv[1]))
+    import numpy as np
+    from fastexchange import fast_args
+    from module_of_the_test import total
+    K, TABLE = 3.0, np.arange(4.0)
+
+    @fast_args
+    def inner(x):
+        return x[0] + K
+
+    @fast_args
+    def named(x, y):
+        return inner(x) + TABLE[1] * y
+
+    def closure(factor, shift=1):
+        return fast_args(lambda x, n=2: x * factor * n + shift)
+
+    @fast_args(["float64(float32)", "int64(int64)"])
+    def declared(x):
+        return x / 2
+
+    @fast_args(out="x[n] -> y[n]", fastmath=True)
+    def doubled(x, y):
+        for i in range(len(x)):
+            y[i] = 2 * x[i]
+
+    @fast_args
+    def refuses(x):
+        if x < 0:
+            raise ValueError("negative", x)
+        return [x, x]
+
+    @fast_args(parallel=True)
+    def summed(x):
+        return x.sum()
+
+    idle = fast_args(lambda x: x + 1)
+    x, kernels = np.ones(3), [inner, named, closure(5.0), declared, doubled, refuses, total, summed, idle]
+
+    def calls(inner, named, closure, declared, doubled, refuses, total, summed, idle, x=np.ones(3), np=np):
+        yield inner(x), inner(x.astype("f4")), inner([2.0, 3.0][:1] and x[::-1]), named(x, 2), named(x, 2.5)
+        yield closure(2.0), closure(2.0, 3), closure(2), declared(np.float32(3)), declared(3), doubled(x).tolist()
+        yield refuses(3), total(x), total(np.ones((2, 2)).T[:1]), summed(x)
+        try:
+            refuses(-3)
+        except ValueError as error:
+            yield error.args
+
+    """
+MODULE = """
+from fastexchange import fast_args
+@fast_args
+def total(x):
+    return x.sum()
+"""
+SENDER = (
+    SENT
+    + """
+    expected = list(calls(*kernels))
+    with open(sys.argv[1], "wb") as file:
+        importlib.import_module(sys.argv[2]).dump((kernels, calls, expected), file)
+    left_out = [each._carried.content().left_out for each in kernels]
+    assert not any(left_out), left_out
+    """
+)
+RECEIVER = """
+    import importlib, os, sys
+    sys.path.insert(0, os.path.dirname(sys.argv[1]))
+    from numba.core import event
+
+    class Noted(event.Listener):
+        compiled = []
+        def on_start(self, event): self.compiled.append(event.data["dispatcher"].__name__)
+        def on_end(self, event): pass
+
+    event.register("numba:compile", Noted())
+    exec(sys.argv[3])
+    with open(sys.argv[1], "rb") as file:
+        kernels, calls, expected = importlib.import_module(sys.argv[2]).load(file)
+    found = list(calls(*kernels))
+    assert found == expected, (found, expected)
+    print(len([name for name in Noted.compiled if name in {each.__name__ for each in kernels}]))
+    """
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """The file with the kernels that another process has pickled by a module."""
+    folder, made = tmp_path_factory.mktemp("pickles"), {}
+    (folder / "module_of_the_test.py").write_text(MODULE)
+
+    def file(module: str):
+        if module not in made:
+            made[module] = folder / module
+            run_python(SENDER, str(made[module]), module)
+        return str(made[module])
+
+    return file
+
+
+def compiled_by_receiver(file, module: str, first: str = "", **environment) -> int:
+    """Unpickle and call the kernels in a new process, after it has executed `first`. Returns how often it compiles."""
+    return int(run_python(RECEIVER, file, module, first, **environment).stdout)
+
+
+ALL = 15
+"""The signatures that the calls need."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["numba.cloudpickle", "cloudpickle", "dill"])
+def test_the_receiver_compiles_nothing(sent, module):
+    """Kernels of ``__main__``, of a module, a closure, calling each other, with declared types: by each way of pickling."""
+    pytest.importorskip(module)
+    assert compiled_by_receiver(sent(module), module) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "environment"),
+    [
+        pytest.param("", {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, marks=pytest.mark.nightly),
+        ("import numba; import fastexchange; numba.__version__ = '0.68.0'", {}),
+        ("from fastexchange.calls import carried_code as c; c.made_by = lambda: 'another version'", {}),
+        ("import sys, fastexchange.ground.numba_code; sys.version += '.'", {}),
+        ("from fastexchange.ground import numba_code as c; c.machine_depends_on = lambda: 'another processor'", {}),
+    ],
+    ids=["processor", "Numba", "package", "Python", "machine"],
+)
+def test_a_receiver_that_cannot_run_the_code_compiles(sent, first, environment):
+    module = "numba.cloudpickle"
+    assert compiled_by_receiver(sent(module), module, first, **environment) == ALL
+
+
+@pytest.mark.slow
+def test_kernels_that_arrive_again(sent):
+    """By the same pickle, while the first are alive and after they are gone, and with kernels of another process."""
+    module = "numba.cloudpickle"
+    first = """
+import gc, pickle
+for _ in range(3):
+    for name in [sys.argv[1]] * 2:
+        with open(name, "rb") as file:
+            kernels, calls, expected = pickle.load(file)
+        assert list(calls(*kernels)) == expected
+        kernels[0]._recent.clear()
+    del kernels, calls
+    gc.collect()
+"""
+    assert compiled_by_receiver(sent(module), module, first) == 0
+
+
+# ---- in one process --------------------------------------------------------------------------------------------------
+
+
+def states_of(kernel) -> dict:
+    return kernel.__reduce__()[1][2]._arguments
+
+
+def received(kernel, **changed) -> FastKernel:
+    """A kernel as another process would get it: not the same object, with the same code in its pickle."""
+    states = states_of(kernel) | {"uuid": str(uuid.uuid4())} | changed
+    return FastKernel._rebuild(**loads(dumps(states)))
+
+
+def misses(kernel) -> int:
+    return sum(kernel.stats.cache_misses.values())
+
+
+FACTOR = 2
+
+
+def _scale(x):
+    return x[0] * FACTOR
+
+
+@pytest.fixture
+def scale():
+    """A function of one test: code that was compiled with several values is not carried."""
+    return FunctionType(_scale.__code__, globals(), "scale")
+
+
+@pytest.fixture
+def scaled(scale):
+    kernel = fast_args(scale)
+    assert kernel(np.ones(2)) == 2.0
+    return kernel
+
+
+def test_code_is_carried(scaled):
+    other = received(scaled)
+    assert other is not scaled and not other.overloads
+    assert other(np.ones(2)) == 2.0 and misses(other) == 0 and other.counts().compiled == 1
+    assert other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
+
+
+def test_received_code_goes_on(scaled):
+    """With the next pickle goes what came, called or not, and what was compiled since."""
+    first = received(scaled)
+    second = received(first)
+    first(np.ones(2, "f4"))
+    third = received(first)
+    for kernel, expected in ((second, 1), (third, 0)):
+        assert kernel(np.ones(2)) == kernel(np.ones(2, "f4")) == 2.0 and misses(kernel) == expected
+
+
+def test_a_known_kernel_gets_further_code(scaled):
+    states = states_of(scaled)
+    other = received(scaled)
+    scaled(np.ones(2, "f4"))
+    again = FastKernel._rebuild(**states_of(scaled) | {"uuid": str(other._uuid)})
+    assert again is other and other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 0
+    assert FastKernel._rebuild(**states) is scaled
+
+
+def test_nothing_to_carry(scale):
+    kernel = fast_args(scale)
+    assert not states_of(kernel)["carried"] and not states_of(received(kernel))["carried"]
+    assert kernel._packed().content() == (0, 0, {}) and "pickle" not in str(kernel.explain(np.ones(2)))
+
+
+def test_pickles_are_equal_while_no_code_is_new(scaled):
+    """Engines recognise a function by its pickle."""
+    assert pickle.dumps(scaled) == pickle.dumps(scaled)
+    before = pickle.dumps(scaled)
+    scaled(np.zeros(2))
+    assert pickle.dumps(scaled) == before
+
+
+def test_another_value_is_compiled_in(scaled, monkeypatch):
+    """A receiver computes with the values that the function's pickle has; code with others stays unused."""
+    assert scaled._packed().content().signatures == 1
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    other = received(scaled)
+    assert other(np.ones(2)) == 5.0 and misses(other) == 1
+
+
+def test_a_value_that_has_changed_since_compilation(monkeypatch):
+    kernel = fast_args(lambda x: x[0] * FACTOR)
+    assert kernel(np.ones(2)) == 2.0
+    monkeypatch.setitem(globals(), "FACTOR", 7)
+    content = kernel._packed().content()
+    assert content.signatures == 0 and "other values" in str(content), content
+    assert received(kernel)(np.ones(2)) == 7.0
+
+
+def test_a_moved_function_is_compiled(scaled):
+    """Its exceptions name lines of the source."""
+    moved = FunctionType(_scale.__code__.replace(co_firstlineno=1), globals())
+    other = received(scaled, py_func=moved)
+    assert other(np.ones(2)) == 2.0 and misses(other) == 1
+
+
+def spoilt(entries: dict, how: str) -> object:
+    ((name, data),) = entries.items()
+    key, value = unframed(zlib.decompress(data), True)
+    return {
+        "truncated": {name: data[:-9]},
+        "empty": {name: b""},
+        "no bytes": {name: "text"},
+        "changed": {name: zlib.compress(zlib.decompress(data)[:-1] + b"!")},
+        "another key": {name: zlib.compress(framed(key + " ", value))},
+        "another name": {"0" * 64: data},
+        "no dictionary": [data],
+    }[how]
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "no bytes", "changed", "another key", "another name", "no dictionary"])
+def test_entries_that_are_no_code_are_left_alone(scaled, how):
+    other = received(scaled, carried=spoilt(states_of(scaled)["carried"], how))
+    assert other(np.ones(2)) == 2.0 and misses(other) == 1
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.99])
+def test_a_truncated_pickle_is_refused(scaled, cut):
+    data = pickle.dumps(scaled)
+    with pytest.raises((pickle.UnpicklingError, EOFError)):
+        pickle.loads(data[: int(cut * len(data))])
+
+
+def test_what_does_not_fit_is_left_out(scaled, monkeypatch):
+    size = scaled._packed().content().size
+    monkeypatch.setattr(carried_code, "MOST_BYTES", size + 100)
+    scaled(np.ones(2, "f4"))
+    content = scaled._packed().content()
+    assert content.signatures == 1 and content.size == size and "bytes" in next(iter(content.left_out.values()))
+    other = received(scaled)
+    assert other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
+    told = str(scaled.explain(np.ones(2)))
+    assert f"carries the machine code of 1 signature, {size} bytes; not that of (array(float32" in told, told
+
+
+def test_code_that_cannot_be_carried():
+    """Addresses of this process, types that only this process knows, functions that Numba's dispatchers have compiled."""
+    adopted = njit(lambda x: x + 1)
+    adopted(1)
+    address = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(("cos", ctypes.CDLL(None)))
+    kernels = [
+        (fast_args(lambda x: address(x)), 0.0, 1.0),
+        (fast_args(lambda f: f(1)), njit(lambda x: x + 1), 2),
+        (fast_args(adopted), 1, 2),
+    ]
+    for kernel, argument, expected in kernels:
+        assert kernel(argument) == expected
+        content = kernel._packed().content()
+        assert content.signatures == 0 and len(content.left_out) == 1, content
+        assert not states_of(kernel)["carried"]
+    other = received(kernels[2][0])
+    assert other(1) == 2 and misses(other) == 1
+
+
+def test_accelerated_functions_carry_what_is_on_disk_too(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    from fastexchange import accelerate, decelerate
+
+    accelerate()
+    try:
+        plain, cached = njit(scale), njit(cache=True)(scale)
+    finally:
+        decelerate()
+    for kernel, expected in ((plain, 1), (cached, 0)):
+        assert kernel(np.ones(2)) == 2.0
+        other = received(kernel)
+        assert other(np.ones(2)) == 2.0 and misses(other) == expected
+        assert type(other).__mro__[:2] == type(kernel).__mro__[:2]
+
+
+def test_code_from_disk_is_carried(scale, tmp_path, monkeypatch):
+    """The receiver keeps on disk what it compiles, as the sender does; its own kernels come before those on disk."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    fast_args(scale, cache=True)(np.ones(2))
+    loaded = fast_args(scale, cache=True)
+    assert loaded(np.ones(2)) == 2.0 and misses(loaded) == 0
+    assert loaded._packed().content().signatures == 1
+    other = received(loaded)
+    assert other._is_cached and other.stats.cache_path == loaded.stats.cache_path
+    assert other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
+    assert received(loaded, carried=None)(np.ones(2, "f4")) == 2.0
+    for file in tmp_path.rglob("*.entry"):
+        file.unlink()
+    again = received(loaded)
+    assert again(np.ones(2)) == 2.0 and misses(again) == 0
+
+
+def test_a_receiver_without_the_source_file_has_no_cache(scaled, tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    names: dict = {"FACTOR": 2}
+    exec(compile("def made(x):\n    return x[0] * FACTOR\n", "nowhere.py", "exec"), names)
+    other = received(scaled, py_func=names["made"], is_cached=True)
+    assert not other._is_cached and other(np.ones(2)) == 2.0
+
+
+def test_exceptions_of_received_code():
+    kernel = fast_args(lambda x: 1 // x)
+
+    @fast_args
+    def refusing(x):
+        if x > 1:
+            raise ValueError("too large", x)
+        return kernel(x)
+
+    assert refusing(1) == 1
+    other = received(refusing)
+    with pytest.raises(ValueError, match="too large") as raised:
+        other(2)
+    assert raised.value.args == ("too large", 2)
+    with pytest.raises(ZeroDivisionError):
+        other(0)
+    assert misses(other) == 0
+
+
+def test_compiled_events_are_those_of_signatures_without_code(scaled):
+    """Numba's own event, by which profilers count compilations."""
+    other = received(scaled)
+    with event.install_recorder("numba:compile") as recorder:
+        other(np.ones(2))
+        assert not recorder.buffer
+        other(np.ones(2, "f4"))
+        assert recorder.buffer
+
+
+def test_declared_signatures_are_not_compiled_again():
+    kernel = fast_args(["float64(float32)", "int64(int64)"])(lambda x: x + x)
+    other = received(kernel)
+    assert misses(other) == 0 and set(other.overloads) == set(kernel.overloads)
+    assert (other(np.float32(1)), other(2)) == (2.0, 4)
+    with pytest.raises(TypeError):
+        other("a")
+    assert received(kernel, carried=None)(2) == 4
+
+
+def test_a_result_of_another_type_is_not_taken():
+    """A declared result is part of the code."""
+    kernel = fast_args(lambda x: x)
+    kernel.compile("float64(float32)")
+    other = received(kernel)
+    other.compile("float32(float32)")
+    assert misses(other) == 1 and type(other(np.float32(1))) is float
+
+
+# ---- what a pickle costs ---------------------------------------------------------------------------------------------
+
+
+def test_a_pickle_is_made_once(scale, monkeypatch):
+    """It is made anew for another value and for further code; one without code is made each time."""
+    kernel = fast_args(scale)
+    made = []
+    monkeypatch.setattr(pickled, "dumps", lambda states: made.append(states) or dumps(states))
+
+    def times() -> int:
+        made.clear()
+        for _ in range(3):
+            pickle.dumps(kernel)
+        return len(made)
+
+    assert times() == 3
+    kernel(np.ones(2))
+    assert (times(), times()) == (1, 0)
+    kernel(np.ones(2, "f4"))
+    assert (times(), times()) == (1, 0)
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    assert (times(), times()) == (1, 0)
+    kernel.disable_compile()
+    assert (times(), times()) == (1, 0)
+    assert cloudpickle.loads(cloudpickle.dumps([kernel, kernel])) == [kernel] * 2
+
+
+def test_a_pickle_is_read_once(scaled, monkeypatch):
+    read = []
+    monkeypatch.setattr(pickled, "loads", lambda data: read.append(data) or loads(data))
+    data = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), str(uuid.uuid4()).encode())
+    kernel = pickle.loads(data)
+    assert kernel is not scaled and pickle.loads(data) is kernel and pickle.loads(pickle.dumps(kernel)) is kernel
+    assert len(read) == 1
+    scaled(np.ones(2, "f4"))
+    further = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), str(kernel._uuid).encode())
+    assert pickle.loads(further) is kernel and len(read) == 2
+    assert kernel(np.ones(2)) == kernel(np.ones(2, "f4")) == 2.0 and misses(kernel) == 0
+
+
+def test_kernels_that_name_each_other():
+    @fast_args
+    def even(n):
+        return True if n == 0 else odd(n - 1)
+
+    @fast_args
+    def odd(n):
+        return False if n == 0 else even(n - 1)
+
+    pair = [even, odd]
+    assert even(4)
+    for pickler in (pickle, cloudpickle):
+        assert pickler.loads(pickler.dumps(pair)) == pair
+
+
+def test_dask_recognises_a_kernel_that_has_compiled_since(scaled):
+    tokenize = pytest.importorskip("dask.base").tokenize
+    before = tokenize(scaled)
+    scaled(np.ones(2, "f4"))
+    assert tokenize(scaled) == before and tokenize(received(scaled)) != before
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_bound_launches_do_not_travel(scaled, pickler):
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        pickler.dumps(scaled.bind(np.ones(2)))
