@@ -176,7 +176,7 @@ for _ in range(3):
 
 
 def states_of(kernel) -> dict:
-    return kernel.__reduce__()[1][2]._arguments
+    return dict(kernel.__reduce__()[1][2]._arguments)
 
 
 def received(kernel, **changed) -> FastKernel:
@@ -458,6 +458,53 @@ def test_a_pickle_is_read_once(scaled, monkeypatch):
     further = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), str(kernel._uuid).encode())
     assert pickle.loads(further) is kernel and len(read) == 2
     assert kernel(np.ones(2)) == kernel(np.ones(2, "f4")) == 2.0 and misses(kernel) == 0
+
+
+def test_a_kernel_within_code_is_named_and_carries_none():
+    """What ``objmode`` names is pickled when it is compiled, and with each entry: code with its own code in it had no end."""
+    values = [np.ones(2, dtype) for dtype in ("f4", "f8", "i4")]
+
+    @fast_args
+    def named(x):
+        return x.sum()
+
+    @fast_args
+    def kernel(x, depth):
+        with numba.objmode(found="float64"):
+            found = float(kernel(values[depth % 3], depth - 1) + named(x)) if depth else 0.0
+        return x[0] + found
+
+    carried = []
+    for value in values:
+        assert kernel(value, 2) == 7.0
+        carried.append(kernel._packed().content())
+    one, two, three = [content.size for content in carried]
+    assert carried[-1].signatures == 3 and not carried[-1].left_out and three - two < 1.5 * one and two < 2.5 * one
+    other = pickle.loads(pickle.dumps(kernel).replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode()))
+    assert other is not kernel and [other(value, 2) for value in values] == [7.0] * 3 and misses(other) == 0
+
+
+def test_kernels_that_name_themselves_arrive():
+    @fast_args
+    def fibonacci(n):
+        return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+    @fast_args
+    def even(n):
+        return True if n == 0 else odd(n - 1)
+
+    @fast_args
+    def odd(n):
+        return False if n == 0 else even(n - 1)
+
+    assert fibonacci(6) == 8 and even(4) and odd(3)
+    for pickler in (pickle, cloudpickle):
+        data = pickler.dumps([fibonacci, even, odd])
+        for kernel in (fibonacci, even, odd):  # as in another process
+            data = data.replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode())
+        one, two, three = pickle.loads(data)
+        assert one is not fibonacci and (one(6), two(4), three(3), two(3), three(4)) == (8, True, True, False, False)
+        assert misses(one) == 0
 
 
 def test_kernels_that_name_each_other():

@@ -20,6 +20,7 @@ from ..ground.numba_internals import (
     compile_with,
     dispatcher_of,
     failures,
+    is_compiling,
     is_object_mode,
     locals_of,
     numbas_call,
@@ -236,7 +237,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             memory.forget()
 
     def __reduce__(self):
-        return self._pickle.of(self, self._packed().entries)
+        return self._pickle.of(self, {} if is_compiling() else self._packed().entries)
 
     @cached_property
     def _pickle(self) -> Pickle:

@@ -15,12 +15,13 @@ __all__ = ["Pickle", "unpickled"]
 class _States:
     """What a pickle holds beside the kernel's identity: a class, and the arguments of its ``_rebuild``."""
 
-    def __init__(self, cls: Any, arguments: dict):
+    def __init__(self, cls: Any, arguments: tuple[tuple[str, Any], ...]):
+        # A tuple, as a pickler refers to a dictionary before it is filled, and a function may name its own kernel.
         self._cls, self._arguments = cls, arguments
         self._data: bytes | None = None
 
     def rebuilt(self) -> Any:
-        return self._cls._rebuild(**self._arguments)
+        return self._cls._rebuild(**dict(self._arguments))
 
     def reduced(self) -> tuple:
         return _States, (self._cls, self._arguments)
@@ -65,7 +66,8 @@ class Pickle:
             one is other or (type(one) is str and one == other) for one, other in zip(made_for, self._made_for, strict=True)
         )
         if not (names and is_same):
-            self._states = _States(kernel._reduce_class(), kernel._reduce_states() | {"carried": entries})
+            arguments = kernel._reduce_states() | {"carried": entries}
+            self._states = _States(kernel._reduce_class(), tuple(arguments.items()))
             self._made_for = made_for
         return unpickled, (kernel._uuid, names, self._states)
 

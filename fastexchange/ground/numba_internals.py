@@ -49,6 +49,9 @@ class _NoLock(contextlib.nullcontext):
     def __call__(self, function):
         return function
 
+    def is_locked(self) -> bool:
+        return False
+
 
 def note_failure(what: str, error: Exception) -> None:
     """Note a failure that other code has found, for :func:`failures`."""
@@ -361,6 +364,11 @@ _OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "plat
 def is_known_file(file: str) -> bool:
     """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it."""
     return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+
+
+def is_compiling() -> bool:
+    """Whether this thread compiles, or stores code. What it pickles meanwhile is part of that code."""
+    return global_compiler_lock.is_locked()
 
 
 def compiler_locks() -> list[Any]:
