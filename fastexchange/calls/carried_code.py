@@ -153,7 +153,6 @@ class CarriedCode:
         if failures():
             return self.behind.load_overload(sig, target_context)
         given, result = sigutils.normalize_signature(sig)
-        target_context.refresh()
         stored = self._keys.load((tuple(given), target_context.codegen().magic_tuple()))
         if stored is not None and result in (None, stored[0].return_type):
             made = rebuilt(target_context, stored[1])

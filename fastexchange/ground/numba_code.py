@@ -19,7 +19,8 @@ import numpy as np
 from numba.core import compiler, config
 
 from .numba_internals import (  # isort: skip
-    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, imported, module_of, target_context,
+    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, has_representation, imported, initialize_runtime,
+    load_representations, module_of, target_context,
 )  # fmt: skip
 
 _Environment: Any = imported("numba.core.environment", "Environment")
@@ -246,12 +247,39 @@ def why_not_kept(compiled) -> str:
 
 def reduced(compiled) -> tuple:
     """A compile result that was made here, as an object that can be pickled. For results that :func:`why_not_kept` allows."""
-    return compiled._reduce()
+    module = compiled.library._final_module
+    *result, environments = compiled._reduce()
+    # Numba would import the module of each function that was linked into the kernel: of its own for arrays, half of Numba and SciPy.
+    text = str(module)
+    used = tuple(each for each in environments if text.count(each.env_name) > 1)  # beside the definition of its variable
+    return _not_defined_in(module), (*result, used)
 
 
 def rebuilt(context, state: tuple) -> Any:
-    """Make the compile result of :func:`reduced`, possibly in another process."""
-    return compiler.CompileResult._rebuild(context, *state)
+    """Make the compile result of :func:`reduced`, possibly in another process.
+
+    Numba's compiler is loaded only if it has a name that the code refers to (LLVM ends the process for an unknown one), or
+    one of the signature's types.
+    """
+    names, result = state
+    initialize_runtime()
+    signature = result[_SIGNATURE]
+    for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
+        load()
+    is_loaded = all(map(_llvm.address_of_symbol, names))
+    if not (is_loaded and all(map(has_representation, (*signature.args, signature.return_type)))):
+        load_representations()
+    return compiler.CompileResult._rebuild(context, *result)
+
+
+_SIGNATURE, _RELOAD = 3, 7
+"""Positions in what a compile result is reduced to."""
+
+
+def _not_defined_in(module) -> tuple[str, ...]:
+    """The names of the functions and variables that a module declares only. LLVM has intrinsic functions itself."""
+    declared = (each.name for each in (*module.functions, *module.global_variables) if each.is_declaration)
+    return tuple(name for name in declared if not name.startswith("llvm."))
 
 
 def serialized(library, symbol: str) -> Any:
@@ -335,9 +363,13 @@ _SETTINGS = (
 
 @check
 def _check_units() -> None:
+    parameters = compiler.CompileResult._rebuild.__code__.co_varnames
+    found = parameters[2 + _SIGNATURE], parameters[2 + _RELOAD], parameters[2 + _RELOAD + 1]
+    expect("what a compile result is made of", found, ("signature", "reload_init", "referenced_envs"))
     expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (
+        (compiler.CompileResult, "_reduce _rebuild signature reload_init"),
         (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
         (library, "codegen _codegen _finalized _linking_libraries"),
         (library, "serialize_using_object_code _get_module_for_linking"),
