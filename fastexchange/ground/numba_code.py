@@ -249,10 +249,10 @@ def reduced(compiled) -> tuple:
     """A compile result that was made here, as an object that can be pickled. For results that :func:`why_not_kept` allows."""
     module = compiled.library._final_module
     *result, environments = compiled._reduce()
-    # Numba would import the module of each function that was linked into the kernel: of its own for arrays, half of Numba and SciPy.
+    # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
     used = tuple(each for each in environments if text.count(each.env_name) > 1)  # beside the definition of its variable
-    return _not_defined_in(module), (*result, used)
+    return _not_defined_in(module), runs_python(compiled.library), (*result, used)
 
 
 def rebuilt(context, state: tuple) -> Any:
@@ -261,7 +261,7 @@ def rebuilt(context, state: tuple) -> Any:
     Numba's compiler is loaded only if it has a name that the code refers to (LLVM ends the process for an unknown one), or
     one of the signature's types.
     """
-    names, result = state
+    names, runs, result = state
     initialize_runtime()
     signature = result[_SIGNATURE]
     for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
@@ -269,7 +269,9 @@ def rebuilt(context, state: tuple) -> Any:
     is_loaded = all(map(_llvm.address_of_symbol, names))
     if not (is_loaded and all(map(has_representation, (*signature.args, signature.return_type)))):
         load_representations()
-    return compiler.CompileResult._rebuild(context, *result)
+    made = compiler.CompileResult._rebuild(context, *result)
+    made.library.fastexchange_runs = runs
+    return made
 
 
 _SIGNATURE, _RELOAD = 3, 7
@@ -412,6 +414,9 @@ def runs_python(library) -> int:
     that cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions). RUNS_THREADS: it lets other
     threads run; a parallel loop releases the GIL.
     """
+    known = getattr(library, "fastexchange_runs", None)  # of code that was loaded: reading it takes as long
+    if known is not None:
+        return known
     try:
         called = list(_called_by(library))
     except Exception:
