@@ -17,6 +17,7 @@ NEEDS = {
     "joblib_loky": ["joblib"],
     "dask_arrays": ["dask", "distributed"],
     "xarray_ufunc": ["dask", "distributed", "xarray"],
+    "larger_than_memory": ["dask", "zarr", "pyarrow"],
     "ray_tasks": ["ray", "pandas", "pyarrow"],
     "data_loader": ["torch"],
     "shared_tensors": ["torch"],
@@ -26,6 +27,7 @@ SAID = {
     "start_methods": "fork: 8 tasks",
     "joblib_loky": "8 read the mapped array",
     "dask_arrays": "4 chunks, all read where Dask has them",
+    "larger_than_memory": "the array does not fit",
     "ray_tasks": "4 without a copy",
 }
 """What a program has found beside that no worker has compiled."""
