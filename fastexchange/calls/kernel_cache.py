@@ -23,7 +23,14 @@ from numba.core.errors import NumbaWarning
 
 from ..ground.cfunction import source_stamp
 from ..ground.disk_cache import FOLDER, CacheFolder
-from ..ground.numba_code import calls_itself_through_another, code_depends_on, rebuilt, reduced, sealed_library
+from ..ground.numba_code import (
+    calls_itself_through_another,
+    code_depends_on,
+    processor_of,
+    rebuilt,
+    reduced,
+    sealed_library,
+)
 from ..ground.numba_internals import FunctionCache, failures
 from ..version import __version__
 from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
@@ -164,7 +171,7 @@ class KernelCache(FunctionCache):
         return self._cache_file.stored(self._index_key(signature, codegen))
 
     def _index_key(self, sig, codegen):
-        return sig, codegen.magic_tuple()
+        return sig, processor_of(codegen)
 
 
 @functools.cache

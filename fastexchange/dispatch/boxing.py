@@ -7,6 +7,7 @@ arrays; constants are read from an array instead of being unserialized; referenc
 """
 
 import enum
+import functools
 from typing import Any, cast
 
 import numpy as np
@@ -84,13 +85,17 @@ def box(return_type) -> tuple[int, tuple]:
         return 0, ()
     if _holds_buffer(return_type):  # Numba's boxer would set TypeError and leak the value
         raise UnsupportedEntry(f"a result of type {return_type}")
-    context = target_context()
-    size = context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
-    if size > RESULT_BYTES:
+    if (size := _size_of_result(return_type)) > RESULT_BYTES:
         raise UnsupportedEntry(f"a result of {size} bytes")
     key = ("box", return_type)
     initialize_runtime()
     return code_cache.get(key, lambda: _build_box(return_type), __name__, persist=is_plain(return_type))
+
+
+@functools.lru_cache(maxsize=256)
+def _size_of_result(return_type) -> int:
+    context = target_context()
+    return context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
 
 
 def _holds_buffer(numba_type) -> bool:

@@ -266,12 +266,20 @@ def rebuilt(context, state: tuple) -> Any:
     signature = result[_SIGNATURE]
     for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
         load()
-    is_loaded = all(map(_llvm.address_of_symbol, names))
-    if not (is_loaded and all(map(has_representation, (*signature.args, signature.return_type)))):
+    if not (_are_known(names) and all(map(has_representation, (*signature.args, signature.return_type)))):
         load_representations()
     made = compiler.CompileResult._rebuild(context, *result)
     made.library.fastexchange_runs = runs
     return made
+
+
+_known_names: set[str] = set()
+
+
+def _are_known(names: tuple[str, ...]) -> bool:
+    """Whether LLVM finds all these names. It is asked once for each that it knows."""
+    _known_names.update(name for name in names if name not in _known_names and _llvm.address_of_symbol(name))
+    return _known_names.issuperset(names)
 
 
 _SIGNATURE, _RELOAD = 3, 7
@@ -344,11 +352,21 @@ def native_code_depends_on() -> tuple:
     return sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
 
 
+def processor_of(codegen) -> tuple:
+    """The processor that a code generator makes code for. Numba asks LLVM each time, which takes as long as reading an entry."""
+    settings: Any = config
+    return _asked_processor(codegen, settings.CPU_NAME, settings.CPU_FEATURES)
+
+
+@functools.lru_cache(maxsize=8)
+def _asked_processor(codegen, name, features) -> tuple:
+    return codegen.magic_tuple()
+
+
 def machine_depends_on() -> tuple:
     """What machine code made here depends on: the processor and Numba's settings."""
     settings: Any = config
-    processor = cpu_target.target_context.codegen().magic_tuple()
-    return processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+    return processor_of(cpu_target.target_context.codegen()), [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
 
 
 def code_depends_on() -> tuple:
