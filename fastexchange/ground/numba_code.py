@@ -251,7 +251,7 @@ def reduced(compiled) -> tuple:
     *result, environments = compiled._reduce()
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
-    used = tuple(each for each in environments if text.count(each.env_name) > 1)  # beside the definition of its variable
+    used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
     return _not_defined_in(module), runs_python(compiled.library), (*result, used)
 
 
