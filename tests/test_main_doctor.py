@@ -1,5 +1,6 @@
 """``python -m fastexchange doctor``: what it says of an installation that is well, slow, wrong or hostile."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -62,6 +63,16 @@ def test_looks_at_torch(healthy):
 def test_looks_at_the_disk_cache(healthy):
     found = lines(healthy)
     assert re.match(r"\d+ functions, \d+\.\d MiB", found["disk cache", "entries"]["text"])
+
+
+@pytest.mark.slow
+def test_says_where_the_code_in_pickles_runs(healthy):
+    from fastexchange.calls.kernel_cache import made_by
+    from fastexchange.ground.numba_code import code_depends_on
+
+    line = lines(healthy)["native code", "pickles"]
+    digest = hashlib.sha256(repr((made_by(), code_depends_on())).encode()).hexdigest()
+    assert line["status"] == "ok" and re.fullmatch(r"of .* code, \d+ bytes .* says (\w{12}), too", line["text"])[1] in digest
 
 
 @pytest.mark.parametrize("machine, is_tested", [("x86_64", True), ("aarch64", True), ("riscv64", False)])

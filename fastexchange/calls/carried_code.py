@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from numba.core import sigutils
 
 from ..ground.disk_cache import NotBelieved, digest, framed, unframed
-from ..ground.numba_code import code_depends_on, rebuilt, reduced, why_not_kept
+from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
 from ..ground.numba_internals import failures, global_compiler_lock
 from .dependencies import dependencies, has_current_code, note_loaded
 from .kernel_cache import Entries, made_by
@@ -130,7 +130,7 @@ class CarriedCode:
 
     def _why_not_packed(self, kernel, given: tuple, compiled) -> str:
         """Make an entry of compiled code. Return "", or why there is none."""
-        key = given, kernel.targetctx.codegen().magic_tuple()
+        key = given, processor_of(kernel.targetctx.codegen())
         try:
             if not has_current_code(self._py_func):
                 return "what the kernel names has, or may have, other values than when it was compiled"
@@ -153,8 +153,7 @@ class CarriedCode:
         if failures():
             return self.behind.load_overload(sig, target_context)
         given, result = sigutils.normalize_signature(sig)
-        target_context.refresh()
-        stored = self._keys.load((tuple(given), target_context.codegen().magic_tuple()))
+        stored = self._keys.load((tuple(given), processor_of(target_context.codegen())))
         if stored is not None and result in (None, stored[0].return_type):
             made = rebuilt(target_context, stored[1])
             self._packed[tuple(given)] = made

@@ -23,7 +23,14 @@ from numba.core.errors import NumbaWarning
 
 from ..ground.cfunction import source_stamp
 from ..ground.disk_cache import FOLDER, CacheFolder
-from ..ground.numba_code import calls_itself_through_another, code_depends_on, sealed_library
+from ..ground.numba_code import (
+    calls_itself_through_another,
+    code_depends_on,
+    processor_of,
+    rebuilt,
+    reduced,
+    sealed_library,
+)
 from ..ground.numba_internals import FunctionCache, failures
 from ..version import __version__
 from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
@@ -137,12 +144,14 @@ class KernelCache(FunctionCache):
         if why := folder.why_not_trusted:
             raise RuntimeError(f"cannot cache function {py_func.__qualname__!r} in {folder.path}: {why}")
         stamp = self._impl.locator.get_source_stamp()
+        self._impl.reduce, self._impl.rebuild = reduced, rebuilt
         own = made_by()
         depends_on = lambda: (own, code_depends_on(), stamp, dependencies(py_func, options))  # noqa: E731
         self._cache_file = Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
     def load_overload(self, sig, target_context):
-        found = super().load_overload(sig, target_context)
+        with self._guard_against_spurious_io_errors():
+            found = self._load_overload(sig, target_context)  # Numba's load_overload would first load all of its compiler
         if found is not None:
             note_loaded(self._py_func)
         return found
@@ -162,7 +171,7 @@ class KernelCache(FunctionCache):
         return self._cache_file.stored(self._index_key(signature, codegen))
 
     def _index_key(self, sig, codegen):
-        return sig, codegen.magic_tuple()
+        return sig, processor_of(codegen)
 
 
 @functools.cache

@@ -121,6 +121,7 @@ def _native() -> Iterator[Finding]:
         yield Finding(section, "exchange table", SLOW, "none for NumPy's arrays: its C API is not as expected", _REPORT)
     yield from _examples("types", _plain_examples())
     yield from _origin()
+    yield from _pickles()
     yield from _disk_cache()
 
 
@@ -230,6 +231,29 @@ def _origin() -> Iterator[Finding]:
     else:
         functions = f"this run used {code_cache.shipped} of {len(shipped_code().functions)} functions"
         yield Finding("native code", "from", OK, f"shipped with the package; {functions}")
+
+
+def _pickles() -> Iterator[Finding]:
+    """Say what pickles of kernels carry, and where it runs. A kernel is compiled for it."""
+    import hashlib
+
+    import numpy as np
+
+    from .. import fast_args
+    from ..calls.kernel_cache import made_by
+    from ..ground.numba_code import code_depends_on
+
+    kernel = fast_args(_double)
+    if not hasattr(kernel, "_packed"):  # NUMBA_DISABLE_JIT, which has a line of its own
+        return
+    kernel.precompile((np.ones(4), np.ones(4)))
+    content = kernel._packed().content()
+    if not content.signatures:
+        yield Finding("native code", "pickles", SLOW, f"of kernels carry {content}: each worker compiles", _REPORT)
+        return
+    digest = hashlib.sha256(repr((made_by(), code_depends_on())).encode()).hexdigest()[:12]
+    text = f"of kernels carry their machine code, {content.size} bytes here; it runs on machines whose doctor says {digest}, too"
+    yield Finding("native code", "pickles", OK, text)
 
 
 # ---- disk cache ----------------------------------------------------------------------------------------------------

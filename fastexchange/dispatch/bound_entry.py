@@ -13,10 +13,10 @@ from ..ground.cfunction import CodeUnit, code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT
 from ..ground.native import call_word, load
 from ..ground.numba_code import can_be_linked, may_keep_arguments
-from ..ground.numba_internals import global_compiler_lock, runtime_library
+from ..ground.numba_internals import global_compiler_lock, runtime_library, target_context_with_references
 from . import structs
 from .bound_launch import with_outputs
-from .boxing import BOXES_ARRAYS, BOXES_NONE, box_or_raise, target_context
+from .boxing import BOXES_ARRAYS, BOXES_NONE, box_or_raise
 from .frame import is_anything_kept
 from .python_calls import call_method
 from .trampoline import call_kernel, clear_excinfo, word_types_of
@@ -109,7 +109,7 @@ def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: 
 
 
 def _build_bound_entry(given, taken, compiled, boxing, has_outputs):
-    context = target_context()
+    context = target_context_with_references()
     word_types = word_types_of(given)
     unit = CodeUnit(context, "bound_entry", ir.FunctionType(_WORD, [_WORD] * 4))
     builder = unit.builder

@@ -22,11 +22,11 @@ from ..ground.cpython import KERNEL_CONTEXT
 from ..ground.dltensor import MAX_NDIM
 from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store
 from ..ground.numba_code import RUNS_PYTHON
-from ..ground.numba_internals import global_compiler_lock
+from ..ground.numba_internals import global_compiler_lock, target_context_with_references
 from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
 from ..producers.torch_modes import count_write, has_counter
 from . import structs
-from .boxing import box_or_raise, target_context
+from .boxing import box_or_raise
 from .frame import (
     ARRAY_BYTES,
     MEMINFO_DTOR,
@@ -364,7 +364,7 @@ def boxed_function(boxed: int, fail: int) -> int:
 
 
 def _build(boxed: int, fail: int):
-    unit = CodeUnit(target_context(), "boxed", ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD, _WORD]))
+    unit = CodeUnit(target_context_with_references(), "boxed", ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD, _WORD]))
     unit.function.attributes.add("uwtable")  # C++ exceptions pass through it
     builder = unit.builder
     message = builder.alloca(_BYTE, size=ir.Constant(ir.IntType(32), MESSAGE_BYTES))

@@ -7,6 +7,7 @@ arrays; constants are read from an array instead of being unserialized; referenc
 """
 
 import enum
+import functools
 from typing import Any, cast
 
 import numpy as np
@@ -19,8 +20,15 @@ from ..ground.cpython import new_none
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field, lacks_dtype
 from ..ground.native import call_word, load, native, offset_of
-from ..ground.numba_internals import EnvironmentManager, global_compiler_lock, runtime_library, set_exception
-from ..ground.numba_internals import target_context_with_references as target_context
+from ..ground.numba_internals import (
+    EnvironmentManager,
+    global_compiler_lock,
+    initialize_runtime,
+    runtime_library,
+    set_exception,
+    target_context,
+    target_context_with_references,
+)
 from . import results
 from .structs import RESULT_BYTES
 
@@ -77,12 +85,17 @@ def box(return_type) -> tuple[int, tuple]:
         return 0, ()
     if _holds_buffer(return_type):  # Numba's boxer would set TypeError and leak the value
         raise UnsupportedEntry(f"a result of type {return_type}")
-    context = target_context()
-    size = context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
-    if size > RESULT_BYTES:
+    if (size := _size_of_result(return_type)) > RESULT_BYTES:
         raise UnsupportedEntry(f"a result of {size} bytes")
     key = ("box", return_type)
-    return code_cache.get(key, lambda: _build_box(context, return_type), __name__, persist=is_plain(return_type))
+    initialize_runtime()
+    return code_cache.get(key, lambda: _build_box(return_type), __name__, persist=is_plain(return_type))
+
+
+@functools.lru_cache(maxsize=256)
+def _size_of_result(return_type) -> int:
+    context = target_context()
+    return context.get_abi_sizeof(context.call_conv.get_return_type(return_type).pointee)
 
 
 def _holds_buffer(numba_type) -> bool:
@@ -175,7 +188,8 @@ def _call_result_function(unit, name: str, values: list):
     return builder.call(builder.inttoptr(address, function_type.as_pointer()), values)
 
 
-def _build_box(context, return_type):
+def _build_box(return_type):
+    context = target_context_with_references()
     unit = CodeUnit(context, "box", ir.FunctionType(_VOID_POINTER, [_VOID_POINTER, _VOID_POINTER.as_pointer(), _WORD]))
     result, constants, frame = unit.function.args
     builder = unit.builder
@@ -224,12 +238,12 @@ def _build_box(context, return_type):
 @global_compiler_lock
 def raise_error() -> int:
     """Return the address of ``void (*)(code, excinfo)``, which sets the Python exception of a kernel's return code."""
-    context = target_context()
-    key = ("raise",)
-    return code_cache.get(key, lambda: _build_raise_error(context), __name__)[0]
+    initialize_runtime()
+    return code_cache.get(("raise",), _build_raise_error, __name__)[0]
 
 
-def _build_raise_error(context):
+def _build_raise_error():
+    context = target_context_with_references()
     unit = CodeUnit(context, "raise", ir.FunctionType(ir.VoidType(), [_WORD, _VOID_POINTER]))
     code, excinfo = unit.function.args
     builder = unit.builder

@@ -13,9 +13,8 @@ from numba.core import types
 
 from ..ground.cfunction import CodeUnit
 from ..ground.cpython import OB_ITEM
-from ..ground.numba_internals import argument_leaves
+from ..ground.numba_internals import argument_leaves, target_context, target_context_with_references
 from . import structs
-from .boxing import target_context
 
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
 VIEWS = (structs.KIND_EXCHANGE, structs.KIND_MANAGED)
@@ -97,7 +96,7 @@ class EntryBuilder:
     """
 
     def __init__(self, name: str, nodes: tuple[Node, ...]):
-        self.unit = CodeUnit(target_context(), name, ir.FunctionType(_WORD, [_WORD] * 6))
+        self.unit = CodeUnit(target_context_with_references(), name, ir.FunctionType(_WORD, [_WORD] * 6))
         self.nodes = nodes
         self.differs = self.unit.function.append_basic_block("differs")
         self._views = sum(node.kind in VIEWS for node in nodes)

@@ -9,9 +9,9 @@ import functools
 from llvmlite import ir
 
 from ..ground.cfunction import Part, code_cache
-from ..ground.numba_internals import global_compiler_lock, runtime_library
+from ..ground.numba_internals import global_compiler_lock, runtime_library, target_context_with_references
 from . import fast_exports, fast_parts, fast_readers, structs
-from .boxing import is_plain, target_context
+from .boxing import is_plain
 from .entry_builder import VIEWS, EntryBuilder, Node
 from .frame import ARRAY_BYTES
 from .trampoline import call_kernel, clear_excinfo, word_types_of
@@ -43,16 +43,16 @@ def fast_entry(
     reads, in their order. `count`: of positional arguments. `boxing`: one of ``boxing.BOXES_*``. `needs_owning_exports`: whether
     other code may run before the kernel has returned, so the call holds the storages of PyTorch's tensors.
     """
-    context = target_context()
     word_types = word_types_of(given)
     casts = () if given == taken else (given, taken)
     read = tuple(node.code_depends_on for node in nodes)
     key = ("fast-entry", tuple(map(str, word_types)), read, count, boxing, needs_owning_exports, casts)
-    build = functools.partial(_build_fast_entry, context, word_types, given, taken, nodes, count, boxing, needs_owning_exports)
+    build = functools.partial(_build_fast_entry, word_types, given, taken, nodes, count, boxing, needs_owning_exports)
     return code_cache.get(key, build, __name__, persist=not casts or all(map(is_plain, given + taken)))[0]
 
 
-def _build_fast_entry(context, word_types, given, taken, nodes, count, boxing, needs_owning_exports):
+def _build_fast_entry(word_types, given, taken, nodes, count, boxing, needs_owning_exports):
+    context = target_context_with_references()
     entry = EntryBuilder("fast_entry", nodes)
     unit, builder = entry.unit, entry.unit.builder
     callable_, args, nargsf, kwnames, own, overload = unit.function.args

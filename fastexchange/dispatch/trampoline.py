@@ -14,8 +14,15 @@ import functools
 from llvmlite import ir
 
 from ..ground.cfunction import CodeUnit, code_cache
-from ..ground.numba_internals import argument_leaves, argument_packer, global_compiler_lock, runtime_library
-from .boxing import UnsupportedEntry, is_plain, target_context
+from ..ground.numba_internals import (
+    argument_leaves,
+    argument_packer,
+    global_compiler_lock,
+    runtime_library,
+    target_context,
+    target_context_with_references,
+)
+from .boxing import UnsupportedEntry, is_plain
 
 _VOID_POINTER = ir.IntType(8).as_pointer()
 _INT32, _WORD = ir.IntType(32), ir.IntType(64)
@@ -44,17 +51,17 @@ def trampoline(given: tuple, taken: tuple) -> int:
     `given`: the Numba types of the words. Values of other types than `taken` (an int for an explicit signature with float64) are
     cast as by Numba's dispatcher. The function returns Numba's return code.
     """
-    context = target_context()
     word_types = word_types_of(given)
     if given == taken:
         key: tuple = ("trampoline", tuple(map(str, word_types)))
     else:
         key = ("casting-trampoline", given, taken)
-    build = functools.partial(_build_trampoline, context, word_types, given, taken)
+    build = functools.partial(_build_trampoline, word_types, given, taken)
     return code_cache.get(key, build, __name__, persist=given == taken or all(map(is_plain, given + taken)))[0]
 
 
-def _build_trampoline(context, word_types, given, taken):
+def _build_trampoline(word_types, given, taken):
+    context = target_context_with_references()
     unit = CodeUnit(context, "trampoline", ir.FunctionType(_INT32, [_VOID_POINTER] * 4))
     kernel, result, excinfo, words = unit.function.args
     builder = unit.builder

@@ -19,7 +19,8 @@ import numpy as np
 from numba.core import compiler, config
 
 from .numba_internals import (  # isort: skip
-    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, imported, module_of, target_context,
+    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, has_representation, imported, initialize_runtime,
+    load_representations, module_of, target_context,
 )  # fmt: skip
 
 _Environment: Any = imported("numba.core.environment", "Environment")
@@ -246,12 +247,49 @@ def why_not_kept(compiled) -> str:
 
 def reduced(compiled) -> tuple:
     """A compile result that was made here, as an object that can be pickled. For results that :func:`why_not_kept` allows."""
-    return compiled._reduce()
+    module = compiled.library._final_module
+    *result, environments = compiled._reduce()
+    # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
+    text = str(module)
+    used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
+    return _not_defined_in(module), runs_python(compiled.library), (*result, used)
 
 
 def rebuilt(context, state: tuple) -> Any:
-    """Make the compile result of :func:`reduced`, possibly in another process."""
-    return compiler.CompileResult._rebuild(context, *state)
+    """Make the compile result of :func:`reduced`, possibly in another process.
+
+    Numba's compiler is loaded only if it has a name that the code refers to (LLVM ends the process for an unknown one), or
+    one of the signature's types.
+    """
+    names, runs, result = state
+    initialize_runtime()
+    signature = result[_SIGNATURE]
+    for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
+        load()
+    if not (_are_known(names) and all(map(has_representation, (*signature.args, signature.return_type)))):
+        load_representations()
+    made = compiler.CompileResult._rebuild(context, *result)
+    made.library.fastexchange_runs = runs
+    return made
+
+
+_known_names: set[str] = set()
+
+
+def _are_known(names: tuple[str, ...]) -> bool:
+    """Whether LLVM finds all these names. It is asked once for each that it knows."""
+    _known_names.update(name for name in names if name not in _known_names and _llvm.address_of_symbol(name))
+    return _known_names.issuperset(names)
+
+
+_SIGNATURE, _RELOAD = 3, 7
+"""Positions in what a compile result is reduced to."""
+
+
+def _not_defined_in(module) -> tuple[str, ...]:
+    """The names of the functions and variables that a module declares only. LLVM has intrinsic functions itself."""
+    declared = (each.name for each in (*module.functions, *module.global_variables) if each.is_declaration)
+    return tuple(name for name in declared if not name.startswith("llvm."))
 
 
 def serialized(library, symbol: str) -> Any:
@@ -314,11 +352,21 @@ def native_code_depends_on() -> tuple:
     return sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
 
 
+def processor_of(codegen) -> tuple:
+    """The processor that a code generator makes code for. Numba asks LLVM each time, which takes as long as reading an entry."""
+    settings: Any = config
+    return _asked_processor(codegen, settings.CPU_NAME, settings.CPU_FEATURES)
+
+
+@functools.lru_cache(maxsize=8)
+def _asked_processor(codegen, name, features) -> tuple:
+    return codegen.magic_tuple()
+
+
 def machine_depends_on() -> tuple:
     """What machine code made here depends on: the processor and Numba's settings."""
     settings: Any = config
-    processor = cpu_target.target_context.codegen().magic_tuple()
-    return processor, [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
+    return processor_of(cpu_target.target_context.codegen()), [(name, str(getattr(settings, name, None))) for name in _SETTINGS]
 
 
 def code_depends_on() -> tuple:
@@ -335,9 +383,13 @@ _SETTINGS = (
 
 @check
 def _check_units() -> None:
+    parameters = compiler.CompileResult._rebuild.__code__.co_varnames
+    found = parameters[2 + _SIGNATURE], parameters[2 + _RELOAD], parameters[2 + _RELOAD + 1]
+    expect("what a compile result is made of", found, ("signature", "reload_init", "referenced_envs"))
     expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (
+        (compiler.CompileResult, "_reduce _rebuild signature reload_init"),
         (library, "add_ir_module finalize _optimize_final_module get_pointer_to_function _final_module"),
         (library, "codegen _codegen _finalized _linking_libraries"),
         (library, "serialize_using_object_code _get_module_for_linking"),
@@ -380,6 +432,9 @@ def runs_python(library) -> int:
     that cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions). RUNS_THREADS: it lets other
     threads run; a parallel loop releases the GIL.
     """
+    known = getattr(library, "fastexchange_runs", None)  # of code that was loaded: reading it takes as long
+    if known is not None:
+        return known
     try:
         called = list(_called_by(library))
     except Exception:

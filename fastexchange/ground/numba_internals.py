@@ -25,7 +25,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import compiler
+from numba.core import compiler, config
 
 from .pythonapi import prototype
 
@@ -76,6 +76,7 @@ loads: Any = imported("numba.core.serialize", "loads", pickle.loads)
 _NumbaPickler: Any = imported("numba.core.serialize", "NumbaPickler")
 cpu_target: Any = imported("numba.core.registry", "cpu_target")
 _rtsys: Any = imported("numba.core.runtime", "rtsys")
+_nrt_functions: Any = getattr(imported("numba.core.runtime", "_nrt_python"), "c_helpers", {})
 _get_type_class: Any = imported("numba.core.typing.bufproto", "get_type_class")
 _typing_registry: Any = imported("numba.core.typing.templates", "builtin_registry")
 _lowering_registry: Any = imported("numba.core.imputils", "builtin_registry")
@@ -137,13 +138,21 @@ def target_context_with_references() -> Any:
     return target.subtarget(enable_nrt=True)
 
 
+@functools.cache
 def initialize_runtime() -> None:
-    """Initialize Numba's runtime (NRT)."""
-    _rtsys.initialize(cpu_target.target_context)
+    """Let machine code that is loaded find the functions of Numba's runtime (NRT).
+
+    Numba also compiles what the compiler links, which takes longer than a kernel takes to load.
+    """
+    if getattr(config, "NRT_STATS", 0):
+        _rtsys.initialize(cpu_target.target_context)
+    for name, address in _nrt_functions.items():
+        llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 def runtime_library() -> Any:
     """The library of Numba's runtime, for linking."""
+    _rtsys.initialize(cpu_target.target_context)
     return _rtsys.library
 
 
@@ -266,8 +275,16 @@ def set_type_of_dtype(dtype: np.dtype, numba_type: Any) -> None:
 
 
 def load_representations() -> None:
-    """Load the types that Numba loads before its first compilation, for example strings, for :func:`has_representation`."""
+    """Load the types that Numba loads before its first compilation, for example strings, for :func:`has_representation`.
+
+    That is all of Numba's compiler, a quarter of a second: what has its machine code does without it.
+    """
     cpu_target.target_context.refresh()
+
+
+def load_extensions() -> None:
+    """Load what installed packages extend Numba by, as Numba does before it types an argument. Once in a process."""
+    module_of("numba.core.entrypoints").init_all()
 
 
 @check
@@ -506,7 +523,8 @@ def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
     """
     typing_context = cpu_target.typing_context
     try:
-        typing_context.refresh()
+        load_extensions()
+        typing_context._load_builtins()  # the part of refresh() with others' definitions: the rest is Numba's, and imports cffi
         templates = getattr(typing_context.resolve_value_type(value), "templates", ())
     except Exception as error:  # typing may raise any exception for a value without a type
         raised: BaseException | None = error
@@ -531,6 +549,7 @@ _WITHOUT_FUNCTIONS = frozenset({dict, bool, str, type(None), frozenset})  # thre
 
 def extensions() -> dict[str, list[Any]]:
     """The modules other than Numba's and this package's that have registered functions with Numba, and the functions."""
+    load_extensions()
     registries = _typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions
     for number, registry in enumerate(registries):
         for item in registry[_extensions_seen[number] :]:
@@ -562,12 +581,14 @@ def locals_of(dispatcher) -> dict[str, Any]:
 
 def type_of_argument(value) -> Any:
     """The Numba type of a value as an argument, or None. Raises the exceptions of the function that types it."""
+    load_extensions()
     typeof = module_of("numba.core.typing.typeof")
     return typeof.typeof_impl(value, typeof._TypeofContext(typeof.Purpose.argument))  # numba.typeof raises ValueError for None
 
 
 def is_typed_by_extension(cls: type) -> bool:
     """Whether an extension, not Numba itself, has registered a type for objects of `cls` by ``numba.extending.typeof_impl``."""
+    load_extensions()
     try:
         asked = module_of("numba.extending").typeof_impl.dispatch(cls)
     except Exception:  # a metaclass may raise for a hash or for the bases
@@ -594,6 +615,7 @@ def _check_dispatchers() -> None:
         "locals", "compile", "disable_compile", "py_func", "stats", "_memo", "_uuid",
     ):  # fmt: skip
         getattr(made, name)
+    module_of("numba.core.entrypoints").init_all, made.typingctx._load_builtins
     expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
     templates = module_of("numba.core.typing.templates")
     overload = templates.make_overload_template(len, _raised_in, {}, False, "never")

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ NEEDS = {
     "joblib_loky": ["joblib"],
     "dask_arrays": ["dask", "distributed"],
     "xarray_ufunc": ["dask", "distributed", "xarray"],
+    "larger_than_memory": ["dask", "zarr", "pyarrow"],
+    "mpi_ranks": ["mpi4py"],
     "ray_tasks": ["ray", "pandas", "pyarrow"],
     "data_loader": ["torch"],
     "shared_tensors": ["torch"],
@@ -26,9 +29,13 @@ SAID = {
     "start_methods": "fork: 8 tasks",
     "joblib_loky": "8 read the mapped array",
     "dask_arrays": "4 chunks, all read where Dask has them",
+    "larger_than_memory": "the array does not fit",
+    "mpi_ranks": "2 ranks",
     "ray_tasks": "4 without a copy",
 }
 """What a program has found beside that no worker has compiled."""
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 pytestmark = [pytest.mark.slow, needs_fork]
 
@@ -44,12 +51,15 @@ def test_an_example(name, tmp_path):
     for module in NEEDS[name]:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
+    if name == "mpi_ranks" and MPIEXEC is None:
+        pytest.skip("mpiexec is not installed")
     root = str(EXAMPLES.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     environment |= {"RAY_AUTH_MODE": "disabled", "DASK_TEMPORARY_DIRECTORY": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py")], capture_output=True, text=True, env=environment, timeout=280, cwd=tmp_path
-    )
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [MPIEXEC, "-n", "2"] if name == "mpi_ranks" else []
+    command += [sys.executable, str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     compiled = re.findall(r"(-?\d+) compiled by", done.stdout)
     assert compiled and set(compiled) == {"0"} and SAID.get(name, "") in done.stdout, done.stdout

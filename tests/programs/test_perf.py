@@ -390,3 +390,18 @@ def test_a_file_that_fails_or_ends_its_process_is_written_down_too(perf, monkeyp
     assert [each["why"] for each in row.get("failures", [])] == ["AssertionError: no\nassert 1 == 2"] * (outcome == "FAILED")
     assert check._lines(row)[0].split()[:2] == ["test_it.py", outcome]
     assert outcome == "crashed" or check.run_file(path, "another")["outcome"] == "none selected"
+
+
+@pytest.mark.slow
+def test_first_calls_in_new_processes_are_measured(tmp_path):
+    """The part of ``perf/scale.py`` that needs no engine and no long compilation."""
+    file = tmp_path / "run.json"
+    command = [sys.executable, str(PERF / "scale.py"), "--quick", "--only", "first", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    keys = {row["key"]: row for row in document["results"]}
+    assert set(keys) == {f"first/{name}" for name in ("nothing", "kernel", "kernel/elapsed", "imports", "imports/elapsed")}
+    assert all(row["label"] and row["median_ns"] > 0 for row in keys.values())
+    first, imports = document["targets"]
+    assert first["must_be"].startswith("≤ 30 ms") and imports["met"] is None

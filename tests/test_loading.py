@@ -1,0 +1,134 @@
+"""Machine code that is at hand, on disk or in a pickle, is run without Numba's compiler, unless it needs a part of it."""
+
+import textwrap
+
+import pytest
+from interpreter import run_python
+
+MODULE = """
+    import numpy as np
+    from fastexchange import fast_args
+
+    @fast_args(cache=True)
+    def plain(x, k):
+        y = np.empty(len(x))
+        for i in range(len(x)):
+            if x[i] < 0:
+                raise ValueError("negative", x[i])
+            y[i] = x[i] * k
+        return y, x.sum()
+
+    @fast_args(cache=True, parallel=True)
+    def parallel(x, k):
+        return (x * k).sum()
+
+    @fast_args(cache=True)
+    def hashed(x, k):  # the code has the names of Python's secret for hashes
+        return hash("abc"[:k])
+
+    @fast_args(cache=True)
+    def text(x, k):
+        return "abc"[:k]
+
+    @fast_args(cache=True)
+    def set_of(x, k):  # code that makes a set of Python is not kept
+        return {k, k + 1}
+"""
+CALLED = """
+    import os, pickle, sys
+    name, file = sys.argv[1:3]
+    sys.path.insert(0, os.path.dirname(file))
+    import numpy as np
+    if os.path.exists(file):
+        with open(file, "rb") as pickles:
+            kernel = pickle.load(pickles)
+    else:
+        import kernels_of_the_test
+        kernel = getattr(kernels_of_the_test, name)
+    x, found = np.array([1.0, 2.0]), []
+    for k in [2] * 60:
+        found.append(repr(kernel(x, k)))
+    if name == "plain":
+        try:
+            kernel(-x, 2)
+        except ValueError as error:
+            found.append(str(error))
+    compiled = sum(kernel.stats.cache_misses.values())
+    print(sorted(set(found)), compiled, "numba.np.arraymath" in sys.modules, sep=";")
+    if sys.argv[3:]:
+        with open(file, "wb") as pickles:
+            pickle.dump(kernel, pickles)
+    """
+
+
+def called(*arguments, **environment) -> list[str]:
+    """What the calls return, how many signatures were compiled, and whether Numba's compiler was loaded."""
+    return run_python(CALLED, *map(str, arguments), PYTHONHASHSEED="3", **environment).stdout.strip().split(";")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "loads"), [("plain", "False"), ("parallel", "False"), ("hashed", "True"), ("text", "True"), ("set_of", "True")]
+)
+def test_numbas_compiler_is_loaded_if_the_code_needs_it(name, loads, tmp_path):
+    """Code with unknown names ends the process."""
+    (tmp_path / "kernels_of_the_test.py").write_text(textwrap.dedent(MODULE))
+    file = tmp_path / "pickled"
+    results, compiled, _ = called(name, file)
+    assert compiled == "1"
+    assert called(name, file, "write") == [results, "0", loads]  # from disk
+    assert file.exists()
+    assert called(name, file) == [results, "0", loads]  # from a pickle
+
+
+EXTENSION = """
+    import numba
+    from numba import types
+    from numba.extending import NativeValue, box, models, register_model, typeof_impl, unbox
+
+    class Metres:
+        def __init__(self, value):
+            self.value = value
+
+    class MetresType(types.Type):
+        def __init__(self):
+            super().__init__("Metres")
+
+    metres = MetresType()
+
+    def init():
+        typeof_impl.register(Metres)(lambda value, context: metres)
+        numba.extending.overload(length_of)(lambda x: (lambda x: 3.0) if x is metres else None)
+        register_model(MetresType)(models.OpaqueModel)
+
+        @unbox(MetresType)
+        def unbox_metres(typ, obj, c):
+            return NativeValue(c.context.get_dummy_value())
+
+    def length_of(x):
+        raise NotImplementedError
+    """
+WITH_EXTENSION = """
+    import sys
+    sys.path.insert(0, sys.argv[1])
+    import kernels_with_extension as kernels
+    import extension_of_the_test
+    result = kernels.length(extension_of_the_test.Metres(2.0))
+    print(result, sum(kernels.length.stats.cache_misses.values()))
+    """
+
+
+@pytest.mark.slow
+def test_extensions_are_loaded_before_arguments_are_typed(tmp_path):
+    """Installed extensions are found by their entry point, as Numba finds them."""
+    (tmp_path / "extension_of_the_test.py").write_text(textwrap.dedent(EXTENSION))
+    kernel = "from fastexchange import fast_args\nfrom extension_of_the_test import length_of\n"
+    kernel += "@fast_args(cache=True)\ndef length(x):\n    return length_of(x)\n"
+    (tmp_path / "kernels_with_extension.py").write_text(kernel)
+    described = tmp_path / "extension_of_the_test-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: extension-of-the-test\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("[numba_extensions]\ninit = extension_of_the_test:init\n")
+    for _ in range(2):
+        done = run_python(WITH_EXTENSION, str(tmp_path))
+        assert done.stdout.split()[0] == "3.0", done.stdout
