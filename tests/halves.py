@@ -177,7 +177,7 @@ def code_of(values) -> np.ndarray:
 
 def converts_as_pytorch(form: Form) -> bool:
     """Whether the installed PyTorch converts to this format as version 2.13 does: what is too large for ``fn`` saturates."""
-    return form.special != "fn" or torch.tensor(1e9).to(form.torch).item() == 448
+    return torch is not None and (form.special != "fn" or torch.tensor(1e9).to(form.torch).item() == 448)
 
 
 def is_nan(form: Form, code: np.ndarray) -> np.ndarray:
