@@ -2,9 +2,11 @@
 
 import ctypes
 import pickle
+import sys
 import uuid
 import zlib
-from types import FunctionType
+from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType, ModuleType
 
 import numba
 import numpy as np
@@ -16,6 +18,7 @@ from numba.core.serialize import dumps, loads
 
 from fastexchange import FastKernel, fast_args
 from fastexchange.calls import carried_code, pickled
+from fastexchange.calls.carried_code import Content
 from fastexchange.ground.disk_cache import framed, unframed
 
 SENT = """
@@ -238,7 +241,7 @@ def test_a_known_kernel_gets_further_code(scaled):
 def test_nothing_to_carry(scale):
     kernel = fast_args(scale)
     assert not states_of(kernel)["carried"] and not states_of(received(kernel))["carried"]
-    assert kernel._packed().content() == (0, 0, {}) and "pickle" not in str(kernel.explain(np.ones(2)))
+    assert kernel._pickled() == Content(0, 0, {}) and "pickle" not in str(kernel.explain(np.ones(2)))
 
 
 def test_pickles_are_equal_while_no_code_is_new(scaled):
@@ -251,7 +254,7 @@ def test_pickles_are_equal_while_no_code_is_new(scaled):
 
 def test_another_value_is_compiled_in(scaled, monkeypatch):
     """A receiver computes with the values that the function's pickle has; code with others stays unused."""
-    assert scaled._packed().content().signatures == 1
+    assert scaled._pickled().signatures == 1
     monkeypatch.setitem(globals(), "FACTOR", 5)
     other = received(scaled)
     assert other(np.ones(2)) == 5.0 and misses(other) == 1
@@ -261,9 +264,84 @@ def test_a_value_that_has_changed_since_compilation(monkeypatch):
     kernel = fast_args(lambda x: x[0] * FACTOR)
     assert kernel(np.ones(2)) == 2.0
     monkeypatch.setitem(globals(), "FACTOR", 7)
-    content = kernel._packed().content()
+    content = kernel._pickled()
     assert content.signatures == 0 and "other values" in str(content), content
     assert received(kernel)(np.ones(2)) == 7.0
+
+
+def test_code_of_other_values_is_not_carried(scaled, monkeypatch):
+    """It is told, and leaves the pickle with the next code."""
+    assert scaled._pickled().signatures == 1
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    assert "no machine code; not that of (array(float64" in str(scaled.explain(np.ones(2)))
+    scaled.recompile()
+    content = scaled._pickled()
+    assert scaled(np.ones(2)) == 5.0 and content.signatures == 0 and "here or before" in str(content), content
+    assert not states_of(scaled)["carried"]
+
+
+def test_code_for_another_process_goes_no_further(scaled):
+    (entry,) = states_of(scaled)["carried"].values()
+    key, value = unframed(zlib.decompress(entry), True)
+    entry = zlib.compress(framed(key.replace("((", "(('another version', ", 1), value))
+    other = received(scaled, carried={"0" * 64: entry})
+    assert other(np.ones(2)) == 2.0 and misses(other) == 1
+    content = other._pickled()
+    assert (content.signatures, content.unused) == (1, 1) and "for 1 signature is not used here" in str(content), content
+    assert len(states_of(other)["carried"]) == 1
+
+
+def test_why_code_is_not_carried():
+    class Own(Exception):
+        pass
+
+    @fast_args
+    def raising(x):
+        if x < 0:
+            raise Own
+        return x
+
+    assert raising(1) == 1
+    (why,) = raising._pickled().left_out.values()
+    assert "Own" in why and "values" not in why
+
+
+def test_libraries_that_extend_numba_are_named(scaled, monkeypatch):
+    monkeypatch.setattr(carried_code, "extensions", lambda: {"library": []})
+    assert "for processes that have imported library, too" in str(scaled._pickled())
+
+
+def test_threads_read_one_pickle_at_once():
+    """One makes the kernel, and the others get it when it is whole."""
+    declared = fast_args(["float64(float64)", "int64(int64)"])(lambda x: x + 1)
+    data = pickle.dumps(declared)
+
+    def read(sent):
+        kernel = pickle.loads(sent)
+        assert not kernel._can_compile and len(kernel.overloads) == 2
+        return kernel
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(5):
+                sent = data.replace(str(declared._uuid).encode(), str(uuid.uuid4()).encode())
+                kernels = list(pool.map(read, [sent] * 8))
+                assert all(kernel is kernels[0] for kernel in kernels)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_caching_on_disk_beside_received_code(scale, tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    kernel = fast_args(scale)
+    assert kernel(np.ones(2)) == 2.0
+    other = received(kernel)
+    other.enable_caching()
+    assert other(np.ones(2)) == 2.0 and misses(other) == 0
+    assert other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
+    assert other._stored_on_disk(other.signatures[1]) is not None
 
 
 def test_a_moved_function_is_compiled(scaled):
@@ -301,10 +379,10 @@ def test_a_truncated_pickle_is_refused(scaled, cut):
 
 
 def test_what_does_not_fit_is_left_out(scaled, monkeypatch):
-    size = scaled._packed().content().size
+    size = scaled._pickled().size
     monkeypatch.setattr(carried_code, "MOST_BYTES", size + 100)
     scaled(np.ones(2, "f4"))
-    content = scaled._packed().content()
+    content = scaled._pickled()
     assert content.signatures == 1 and content.size == size and "bytes" in next(iter(content.left_out.values()))
     other = received(scaled)
     assert other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
@@ -324,7 +402,7 @@ def test_code_that_cannot_be_carried():
     ]
     for kernel, argument, expected in kernels:
         assert kernel(argument) == expected
-        content = kernel._packed().content()
+        content = kernel._pickled()
         assert content.signatures == 0 and len(content.left_out) == 1, content
         assert not states_of(kernel)["carried"]
     other = received(kernels[2][0])
@@ -353,7 +431,7 @@ def test_code_from_disk_is_carried(scale, tmp_path, monkeypatch):
     fast_args(scale, cache=True)(np.ones(2))
     loaded = fast_args(scale, cache=True)
     assert loaded(np.ones(2)) == 2.0 and misses(loaded) == 0
-    assert loaded._packed().content().signatures == 1
+    assert loaded._pickled().signatures == 1
     other = received(loaded)
     assert other._is_cached and other.stats.cache_path == loaded.stats.cache_path
     assert other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
@@ -423,28 +501,20 @@ def test_a_result_of_another_type_is_not_taken():
 # ---- what a pickle costs ---------------------------------------------------------------------------------------------
 
 
-def test_a_pickle_is_made_once(scale, monkeypatch):
-    """It is made anew for another value and for further code; one without code is made each time."""
-    kernel = fast_args(scale)
-    made = []
-    monkeypatch.setattr(pickled, "dumps", lambda states: made.append(states) or dumps(states))
-
-    def times() -> int:
-        made.clear()
-        for _ in range(3):
-            pickle.dumps(kernel)
-        return len(made)
-
-    assert times() == 3
-    kernel(np.ones(2))
-    assert (times(), times()) == (1, 0)
-    kernel(np.ones(2, "f4"))
-    assert (times(), times()) == (1, 0)
-    monkeypatch.setitem(globals(), "FACTOR", 5)
-    assert (times(), times()) == (1, 0)
-    kernel.disable_compile()
-    assert (times(), times()) == (1, 0)
-    assert cloudpickle.loads(cloudpickle.dumps([kernel, kernel])) == [kernel] * 2
+def test_a_pickle_has_the_values_of_now():
+    """Also those that are reached by other functions, by attributes, or changed in place."""
+    inside = {"__name__": "inside", "A": np.ones(1), "H": 1.0, "module": ModuleType("module")}
+    inside["module"].K = 1.0
+    exec("def helper(x):\n    return x + H + module.K + A[0]", inside)
+    inside["helper"] = njit(inside["helper"])
+    exec("def kernel(x):\n    return helper(x)", inside)
+    kernel = fast_args(inside["kernel"])
+    assert kernel(1.0) == 4.0 and pickle.dumps(kernel)
+    inside["H"], inside["A"][0] = 100.0, 1000.0
+    data = pickle.dumps(kernel)
+    for each in (kernel, inside["helper"]):  # as in another process
+        data = data.replace(str(each._uuid).encode(), str(uuid.uuid4()).encode())
+    assert pickle.loads(data)(1) == 1102.0 == kernel(1)
 
 
 def test_a_pickle_is_read_once(scaled, monkeypatch):
@@ -477,7 +547,7 @@ def test_a_kernel_within_code_is_named_and_carries_none():
     carried = []
     for value in values:
         assert kernel(value, 2) == 7.0
-        carried.append(kernel._packed().content())
+        carried.append(kernel._pickled())
     one, two, three = [content.size for content in carried]
     assert carried[-1].signatures == 3 and not carried[-1].left_out and three - two < 1.5 * one and two < 2.5 * one
     other = pickle.loads(pickle.dumps(kernel).replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode()))

@@ -13,7 +13,7 @@ from numba.core import sigutils
 
 from ..ground.disk_cache import NotBelieved, digest, framed, unframed
 from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
-from ..ground.numba_internals import failures, global_compiler_lock
+from ..ground.numba_internals import extensions, failures, global_compiler_lock
 from .dependencies import dependencies, has_current_code, note_loaded
 from .kernel_cache import Entries, made_by
 
@@ -32,13 +32,26 @@ class Content(NamedTuple):
     """Bytes of this code, compressed."""
     left_out: dict[tuple, str]
     """The compiled signatures whose code it does not carry, and why."""
+    unused: int = 0
+    """Signatures whose code came with a pickle, and does not fit this process."""
+    beside: tuple[str, ...] = ()
+    """Imported modules that extend Numba: the code is for processes that have imported them, too."""
 
     def __str__(self):
-        carried = f"the machine code of {self.signatures} signature{'s' * (self.signatures != 1)}, {self.size} bytes"
+        carried = f"the machine code of {_signatures(self.signatures)}, {self.size} bytes"
+        if self.beside:
+            carried += f", for processes that have imported {', '.join(self.beside)}, too (they extend Numba)"
         lines = [carried if self.signatures else "no machine code"]
         for signature, why in self.left_out.items():
             lines.append(f"not that of ({', '.join(map(str, signature))}): {why}")
+        if self.unused:
+            others = "processor, versions, values or libraries that extend Numba are others"
+            lines.append(f"what came for {_signatures(self.unused)} is not used here: {others}")
         return "; ".join(lines)
+
+
+def _signatures(count: int) -> str:
+    return f"{count} signature{'s' * (count != 1)}"
 
 
 class _InMemory:
@@ -53,13 +66,7 @@ class _InMemory:
 
     def load(self, name: str, key: str) -> Any:
         """Return the value of the entry with this key; None without a valid entry."""
-        data = self.entries.get(digest(key))
-        if data is None:
-            return None
-        try:
-            stored, value = unframed(zlib.decompress(data), is_value_wanted=True)
-        except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes
-            return None
+        stored, value = self._read(self.entries.get(digest(key)), is_value_wanted=True)
         return value if stored == key else None
 
     def save(self, name: str, key: str, value: Any) -> bool:
@@ -69,6 +76,17 @@ class _InMemory:
             return False
         self.entries[digest(key)] = data
         return True
+
+    def keys(self) -> dict[str, str]:
+        """The key of each entry, by its name; "" for what is no entry."""
+        return {name: self._read(data, is_value_wanted=False)[0] for name, data in self.entries.items()}
+
+    @staticmethod
+    def _read(data: Any, is_value_wanted: bool) -> tuple[str, Any]:
+        try:
+            return unframed(zlib.decompress(data), is_value_wanted)
+        except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes, or None
+            return "", None
 
     def claim(self, name: str, key: str) -> None:
         """Return None: nobody else makes these entries."""
@@ -89,7 +107,9 @@ class CarriedCode:
         self._keys = Entries(self._entries, "", py_func, depends_on, warns=False)
         self._py_func = py_func
         self._packed: dict[tuple, Any] = {}  # by argument types: the compile result, whose code is carried or cannot be
+        self._named: dict[str, tuple] = {}  # by the name of an entry that was made here: the argument types
         self._left_out: dict[tuple, str] = {}
+        self._unused = 0
         self.behind: Any = None
 
     def __getattr__(self, name):
@@ -111,16 +131,23 @@ class CarriedCode:
         """Whether the entries with these names are there."""
         return all(name in self._entries.entries for name in names)
 
-    def content(self) -> Content:
-        return Content(len(self._entries.entries), self._entries.size, dict(self._left_out))
+    def content(self, kernel) -> Content:
+        """What a pickle of the kernel carries now."""
+        self.pack(kernel, is_all_checked=True)
+        entries = self._entries
+        return Content(len(entries.entries), entries.size, dict(self._left_out), self._unused, tuple(sorted(extensions())))
 
-    def pack(self, kernel) -> None:
+    def pack(self, kernel, is_all_checked: bool = False) -> None:
         """Make entries of the code that the kernel has compiled, or loaded from disk, since the last time.
 
-        The code of a signature is looked at once, with the values that its function's names have then. If they change later, the
-        receivers of the next pickles, which have the new values, do not find it.
+        Before, entries that do not fit this process any more, or never did, are removed. A pickle that has one, as a value has
+        changed since, is right all the same: the receivers, which get the new value, do not find it.
         """
-        for given, compiled in list(kernel.overloads.items()):
+        compiled_now = list(kernel.overloads.items())
+        if is_all_checked or any(self._packed.get(given) is not compiled for given, compiled in compiled_now):
+            with global_compiler_lock:
+                self._remove_what_does_not_fit(processor_of(kernel.targetctx.codegen()))
+        for given, compiled in compiled_now:
             if self._packed.get(given) is not compiled:
                 with global_compiler_lock:  # as for all calls of LLVM
                     self._left_out.pop(given, None)
@@ -128,15 +155,23 @@ class CarriedCode:
                         self._left_out[given] = why
                     self._packed[given] = compiled
 
+    def _remove_what_does_not_fit(self, processor: tuple) -> None:
+        for name in self._keys.that_do_not_fit(self._entries.keys(), processor):
+            del self._entries.entries[name]
+            if (given := self._named.pop(name, None)) is None:
+                self._unused += 1
+            else:
+                del self._packed[given]
+
     def _why_not_packed(self, kernel, given: tuple, compiled) -> str:
         """Make an entry of compiled code. Return "", or why there is none."""
         key = given, processor_of(kernel.targetctx.codegen())
         try:
-            if not has_current_code(self._py_func):
-                return "what the kernel names has, or may have, other values than when it was compiled"
             text = self._keys.text(key)
             if text is None:
                 return f"{self._keys.why_no_text(key)}"
+            if not has_current_code(self._py_func):
+                return "it was compiled with other values of what the kernel names, here or before"
             kept = why_not_kept(compiled)
             data = reduced(compiled) if not kept else kernel._stored_on_disk(given)
             if data is None:
@@ -144,6 +179,8 @@ class CarriedCode:
             is_added = self._entries.save("", text, (key, (compiled.signature, data)))
         except Exception as error:  # pickling may raise any exception
             return f"it cannot be pickled: {type(error).__name__}: {error}"
+        if is_added:
+            self._named[digest(text)] = given
         return "" if is_added else f"all code would be more than {MOST_BYTES} bytes"
 
     # ---- the receiver, as a cache of Numba's ---------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from ..ground.numba_internals import (
     registered_for,
 )
 
-__all__ = ["NotDescribable", "dependencies", "has_current_code", "meaning_of", "note_loaded", "values_named"]
+__all__ = ["NotDescribable", "dependencies", "has_current_code", "meaning_of", "note_loaded"]
 
 
 class NotDescribable(Exception):
@@ -348,16 +348,6 @@ def has_current_code(function: python_types.FunctionType) -> bool:
     """
     compiled_with = _compiled[False].get(function)
     return bool(compiled_with) and compiled_with == _locally(function, is_loose=False)
-
-
-def values_named(function: python_types.FunctionType) -> list:
-    """The values that the globals in a function's code, its cells and its defaults have now. The attributes are not read."""
-    names = sorted({name for name, _ in _named_by(function.__code__, function.__qualname__, with_imports=True)})
-    cells = [None if cell == _EMPTY else cell.cell_contents for cell in function.__closure__ or ()]
-    return [*map(function.__globals__.get, names), *cells, function.__defaults__]
-
-
-_EMPTY = python_types.CellType()
 
 
 def _note_all(function: python_types.FunctionType, is_first: bool) -> None:

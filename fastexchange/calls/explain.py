@@ -217,7 +217,7 @@ def explained(kernel, bound: tuple, outcome: Outcome, paths: dict[int, str] | No
 
 def pickled(kernel) -> Content | None:
     """What a pickle of a kernel carries; None for a kernel without compiled code, and for one of another class."""
-    return kernel._packed().content() if isinstance(kernel, CPUDispatcher) and kernel.overloads else None
+    return kernel._pickled() if isinstance(kernel, CPUDispatcher) and kernel.overloads else None
 
 
 def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:

@@ -31,10 +31,10 @@ from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
 from ..producers.torch import is_tensor
 from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
-from .carried_code import CarriedCode
+from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
-from .pickled import Pickle
+from .pickled import reduced_kernel
 from .traced import asks_is_traced, decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -183,7 +183,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
                 raise
             super().enable_caching()  # raises Numba's own error if Numba finds no directory either
             return
-        use_cache(self, cache)
+        if self._cache is self._carried:
+            self._carried.behind = cache
+        else:
+            use_cache(self, cache)
         self.compile = self._compile_claimed
         compile_with(self, with_unique_symbols(pipeline_of(self)))
 
@@ -237,11 +240,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             memory.forget()
 
     def __reduce__(self):
-        return self._pickle.of(self, {} if is_compiling() else self._packed().entries)
-
-    @cached_property
-    def _pickle(self) -> Pickle:
-        return Pickle()
+        return reduced_kernel(self, {} if is_compiling() else self._packed().entries)
 
     def _reduce_states(self) -> dict:
         """All but the machine code: Dask recognises a dispatcher by this, also after it has compiled."""
@@ -279,6 +278,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if self.overloads and not failures():
             self._carried.pack(self)
         return self._carried
+
+    def _pickled(self) -> Content:
+        """What a pickle carries."""
+        return Content(0, 0, {}) if failures() else self._carried.content(self)
 
     def _receive(self, entries: Any) -> None:
         """Use the code of a pickle."""

@@ -72,6 +72,14 @@ class Entries:
             self._not_described[key] = error.with_traceback(None)
             return None
 
+    def that_do_not_fit(self, texts: dict[str, str], processor: tuple) -> list[str]:
+        """The names of those texts, by names, that :meth:`text` returns for no signature now."""
+        try:
+            start = f"({self._depends_on()!r}, "
+        except NotDescribable:
+            return list(texts)
+        return [name for name, text in texts.items() if not (text.startswith(start) and f"{processor!r}" in text)]
+
     def why_no_text(self, key) -> object:
         """Why :meth:`text` has returned None for this key."""
         return self._not_described.pop(key, "a type of its signature is known by name only")

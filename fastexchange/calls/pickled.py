@@ -1,4 +1,4 @@
-"""The pickle of a kernel: read once in a process, and written once while nothing of it changes.
+"""The pickle of a kernel: read once in a process.
 
 Engines pickle a function with each task. A process that has the kernel finds it by the identity that Numba gives it.
 """
@@ -6,10 +6,9 @@ Engines pickle a function with each task. A process that has the kernel finds it
 import copyreg
 from typing import Any
 
-from ..ground.numba_internals import dispatcher_of, dumps, loads, pickled_inside
-from .dependencies import values_named
+from ..ground.numba_internals import dispatcher_of, dumps, global_compiler_lock, loads, pickled_inside
 
-__all__ = ["Pickle", "unpickled"]
+__all__ = ["reduced_kernel", "unpickled"]
 
 
 class _States:
@@ -18,7 +17,6 @@ class _States:
     def __init__(self, cls: Any, arguments: tuple[tuple[str, Any], ...]):
         # A tuple, as a pickler refers to a dictionary before it is filled, and a function may name its own kernel.
         self._cls, self._arguments = cls, arguments
-        self._data: bytes | None = None
 
     def rebuilt(self) -> Any:
         return self._cls._rebuild(**dict(self._arguments))
@@ -27,9 +25,7 @@ class _States:
         return _States, (self._cls, self._arguments)
 
     def as_bytes(self) -> tuple:
-        if self._data is None:
-            self._data = dumps(self)
-        return _Unread, (self._data,)
+        return _Unread, (dumps(self),)
 
 
 class _Unread:
@@ -47,34 +43,33 @@ pickled_inside(_States, _States.reduced)
 copyreg.pickle(_States, _States.as_bytes)
 
 
-class Pickle:
-    """The last pickle of a kernel.
-
-    It is used again if the same code goes with it, and each name that its function's code has leads to the same object. A pickle
-    without code is made anew each time: the objects may have changed, and nothing is compiled with what they were.
-    """
-
-    def __init__(self) -> None:
-        self._made_for: list = []
-        self._states: Any = None
-
-    def of(self, kernel, entries: dict[str, bytes]) -> tuple:
-        """Return what ``__reduce__`` returns. `entries`: of code, by their names."""
-        names = tuple(entries)
-        made_for = [kernel._kernel_options, kernel._can_compile, kernel._is_cached, *names, *values_named(kernel.py_func)]
-        is_same = len(made_for) == len(self._made_for) and all(
-            one is other or (type(one) is str and one == other) for one, other in zip(made_for, self._made_for, strict=True)
-        )
-        if not (names and is_same):
-            arguments = kernel._reduce_states() | {"carried": entries}
-            self._states = _States(kernel._reduce_class(), tuple(arguments.items()))
-            self._made_for = made_for
-        return unpickled, (kernel._uuid, names, self._states)
+def reduced_kernel(kernel, entries: dict[str, bytes]) -> tuple:
+    """Return what ``__reduce__`` returns. `entries`: of machine code, by their names."""
+    arguments = kernel._reduce_states() | {"carried": entries}
+    return unpickled, (kernel._uuid, tuple(entries), _States(kernel._reduce_class(), tuple(arguments.items())))
 
 
 def unpickled(identity: str, names: tuple[str, ...], states: Any) -> Any:
     """Return the kernel of a pickle."""
-    known = dispatcher_of(identity)
-    if known is not None and (not names or (hasattr(known, "_carried") and known._carried.has(names))):
+    if (known := _known(identity, names)) is not None:
         return known
-    return states.rebuilt()
+    with global_compiler_lock:  # one thread makes it; and declared signatures are compiled
+        if (known := _known(identity, names)) is not None:
+            return known
+        is_outermost = not _half_made
+        _half_made.add(identity)
+        try:
+            return states.rebuilt()
+        finally:
+            if is_outermost:  # a kernel that it names may name it
+                _half_made.clear()
+
+
+_half_made: set[str] = set()
+"""The identities of the kernels that a thread is making, which other threads must not find."""
+
+
+def _known(identity: str, names: tuple[str, ...]) -> Any:
+    """The kernel of this identity, if it is there, whole, and has these entries; else None."""
+    known: Any = None if identity in _half_made else dispatcher_of(identity)
+    return known if not names or (hasattr(known, "_carried") and known._carried.has(names)) else None
