@@ -603,3 +603,23 @@ def test_dask_recognises_a_kernel_that_has_compiled_since(scaled):
 def test_bound_launches_do_not_travel(scaled, pickler):
     with pytest.raises(TypeError, match="cannot be pickled or copied"):
         pickler.dumps(scaled.bind(np.ones(2)))
+
+
+def test_functions_in_place_of_kernels_travel():
+    """``NUMBA_DISABLE_JIT=1``."""
+    run_python(
+        """
+        import numpy as np
+        from numba import cloudpickle
+        from fastexchange import fast_args
+
+        FACTOR = 2
+
+        @fast_args(out="x[n] -> y[n]")
+        def scaled(x, y):
+            y[:] = FACTOR * x
+
+        assert cloudpickle.loads(cloudpickle.dumps(scaled))(np.ones(3)).tolist() == [2.0] * 3
+        """,
+        NUMBA_DISABLE_JIT="1",
+    )

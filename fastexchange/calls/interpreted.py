@@ -13,9 +13,18 @@ from ..ground.numba_internals import OmittedArg
 __all__ = ["interpreted"]
 
 
+class _Native:
+    """What a kernel has natively: the table of this process. Functions with a kernel are pickled by value."""
+
+    @property
+    def runtime(self):
+        from ..dispatch.runtime import runtime
+
+        return runtime()
+
+
 def interpreted(func, kernel_options, parameters, outputs):
     """Return a function that calls `func` with NumPy views of its tensors, and returns results as a kernel with these options."""
-    from ..dispatch.runtime import runtime
     from .bound_launch import OrdinaryLaunch
     from .fallback import call_numba, check_arguments
     from .kernel import FastKernel
@@ -32,7 +41,7 @@ def interpreted(func, kernel_options, parameters, outputs):
     kernel = SimpleNamespace(
         __name__=func.__name__, __qualname__=func.__qualname__, _call_own=with_names, returns=kernel_options.returns,
         allows_grad=kernel_options.allows_grad, storage=kernel_options.storage, _parameters=parameters,
-        _native=SimpleNamespace(runtime=runtime()), _is_numbas=False, _is_interpreted=True,
+        _native=_Native(), _is_numbas=False, _is_interpreted=True,
     )  # fmt: skip
 
     def run(bound: tuple):
