@@ -567,12 +567,17 @@ def test_kernels_that_name_themselves_arrive():
     def odd(n):
         return False if n == 0 else even(n - 1)
 
+    @fast_args(["int64(int64)"])
+    def factorial(n):
+        return 1 if n < 2 else n * factorial(n - 1)
+
     assert fibonacci(6) == 8 and even(4) and odd(3)
     for pickler in (pickle, cloudpickle):
-        data = pickler.dumps([fibonacci, even, odd])
-        for kernel in (fibonacci, even, odd):  # as in another process
+        data = pickler.dumps([fibonacci, even, odd, factorial])
+        for kernel in (fibonacci, even, odd, factorial):  # as in another process
             data = data.replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode())
-        one, two, three = pickle.loads(data)
+        one, two, three, four = pickle.loads(data)
+        assert four(5) == 120 and not four._can_compile
         assert one is not fibonacci and (one(6), two(4), three(3), two(3), three(4)) == (8, True, True, False, False)
         assert misses(one) == 0
 

@@ -34,7 +34,7 @@ from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
-from .pickled import reduced_kernel
+from .pickled import reduced_kernel, when_whole
 from .traced import asks_is_traced, decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -264,10 +264,13 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             if carried:
                 made._receive(carried)
         if is_new:
-            for signature in sigs:
-                made.compile(signature)
-            made._can_compile = can_compile
+            when_whole(lambda: made._declare(sigs, can_compile))
         return made
+
+    def _declare(self, signatures, can_compile: bool) -> None:
+        for signature in signatures:
+            self.compile(signature)
+        self._can_compile = can_compile
 
     @cached_property
     def _carried(self) -> CarriedCode:

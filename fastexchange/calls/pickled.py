@@ -4,11 +4,12 @@ Engines pickle a function with each task. A process that has the kernel finds it
 """
 
 import copyreg
+from collections.abc import Callable
 from typing import Any
 
 from ..ground.numba_internals import dispatcher_of, dumps, global_compiler_lock, loads, pickled_inside
 
-__all__ = ["reduced_kernel", "unpickled"]
+__all__ = ["reduced_kernel", "unpickled", "when_whole"]
 
 
 class _States:
@@ -59,14 +60,27 @@ def unpickled(identity: str, names: tuple[str, ...], states: Any) -> Any:
         is_outermost = not _half_made
         _half_made.add(identity)
         try:
-            return states.rebuilt()
+            made = states.rebuilt()
+            while is_outermost and _to_do:  # now all that the kernels name is there: they may name each other
+                _to_do.pop(0)()
+            return made
         finally:
-            if is_outermost:  # a kernel that it names may name it
+            if is_outermost:
                 _half_made.clear()
+                _to_do.clear()
 
 
 _half_made: set[str] = set()
 """The identities of the kernels that a thread is making, which other threads must not find."""
+_to_do: list[Callable[[], None]] = []
+
+
+def when_whole(action: Callable[[], None]) -> None:
+    """Do something with a kernel of a pickle when all that its function names has been read."""
+    if _half_made:
+        _to_do.append(action)
+    else:
+        action()
 
 
 def _known(identity: str, names: tuple[str, ...]) -> Any:
