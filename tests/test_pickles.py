@@ -84,7 +84,7 @@ SENDER = (
     expected = list(calls(*kernels))
     with open(sys.argv[1], "wb") as file:
         importlib.import_module(sys.argv[2]).dump((kernels, calls, expected), file)
-    left_out = [each._carried.content().left_out for each in kernels]
+    left_out = [each._pickled().left_out for each in kernels]
     assert not any(left_out), left_out
     """
 )

@@ -247,7 +247,7 @@ def _pickles() -> Iterator[Finding]:
     if not hasattr(kernel, "_packed"):  # NUMBA_DISABLE_JIT, which has a line of its own
         return
     kernel.precompile((np.ones(4), np.ones(4)))
-    content = kernel._packed().content()
+    content = kernel._pickled()
     if not content.signatures:
         yield Finding("native code", "pickles", SLOW, f"of kernels carry {content}: each worker compiles", _REPORT)
         return

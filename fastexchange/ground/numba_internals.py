@@ -7,6 +7,7 @@ Numba's dispatcher calls the kernels, ``numba.cfunc`` makes C functions, and ``d
 Read in Numba 0.68 and llvmlite 0.50.
 """
 
+import collections
 import contextlib
 import ctypes
 import functools
@@ -457,6 +458,8 @@ def dispatcher_of(identity: str) -> Any:
 def pickled_inside(cls: type, reduce: Callable[[Any], tuple]) -> None:
     """Let Numba's pickler, and no other, pickle objects of `cls` by this function."""
     if _NumbaPickler is not None:
+        if "dispatch_table" not in vars(_NumbaPickler):  # it has that of ``numba.cloudpickle``
+            _NumbaPickler.dispatch_table = collections.ChainMap({}, _NumbaPickler.dispatch_table)
         _NumbaPickler.dispatch_table[cls] = reduce
 
 
