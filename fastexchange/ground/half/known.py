@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 
 from ..dtype_registry import dtype_of
+from ..numba_changes import name_operations
 from ..numba_internals import add_numbers, set_type_of_dtype
 from . import operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
@@ -35,5 +36,6 @@ def learn_dtype(half: Half) -> np.dtype:
 with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
     import ml_dtypes  # noqa: F401
 add_numbers({**TYPES}, learn_dtype)
+name_operations(operations.has_half)
 for _half in TYPES.values():
     learn_dtype(_half)
