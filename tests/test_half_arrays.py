@@ -751,6 +751,36 @@ def test_what_is_refused_still(name):
             call(fast_args(function), x)
 
 
+PACKED = {"float4_e2m1fn": (17, 4), "float6_e2m3fn": (15, 6), "float6_e3m2fn": (16, 6), "int4": (0, 4)}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("producer", [Dunder, Tabled])
+def test_packed_numbers_are_refused_with_advice_that_helps(name, lanes, producer):
+    """Also with ``storage=True``, which the message does not recommend. The bytes are taken."""
+    code, bits = PACKED[name]
+    for storage in (False, True):
+        with pytest.raises(BufferError, match=rf"of {bits} bits.*packed in bytes.*pass the bytes, as uint8") as raised:
+            fast_args(total, storage=storage)(producer(np.ones(3, np.uint8), code=code, bits=bits, lanes=lanes))
+        assert "storage" not in str(raised.value) and "import ml_dtypes" not in str(raised.value)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this PyTorch has no packed numbers")
+def test_packed_numbers_of_pytorch():
+    x = torch.ones(3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    for storage in (False, True):
+        kernel = fast_args(total, storage=storage)
+        with pytest.raises(BufferError, match=r"packed in bytes.*\.view\(torch\.uint8\)"):
+            kernel(x)
+        assert kernel(x.view(torch.uint8)) == 3
+
+
+def test_vectors_of_halves_are_refused_without_advice_about_ml_dtypes():
+    with pytest.raises(BufferError, match="16 bits in 2 lanes has no NumPy dtype; convert it first"):
+        fast_args(total)(Dunder(np.ones(3, np.uint16), code=4, bits=16, lanes=2))
+
+
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_complex_numbers_of_halves_are_refused():
     with pytest.raises(BufferError, match=r"its elements, complex32.*fast_args\(storage=True\)"):
