@@ -4,13 +4,88 @@ The third file, with ``numba_internals`` and ``numba_code``, in which private na
 """
 
 import functools
+import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from numba import types
-from numba.core.errors import NumbaError, TypingError
+from numba.core.errors import ForceLiteralArg, NumbaError, TypingError
 
 from .numba_internals import module_of
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+def convert_arguments(is_meant: Callable[[Any], bool], convert: Callable) -> None:
+    """Let Numba compile a function of NumPy or ``random``, for which it has no code that is right for some types, with others.
+
+    `is_meant`: whether a parameter's type is one of them. `convert`: a function with an overload; what it returns of a value of
+    such a type is passed. Numba's own code is tried first. A function without a result is not compiled so: it would change a
+    copy. What it writes to the parameter ``out`` is copied back.
+    """
+    template = getattr(module_of("numba.core.typing.templates"), "_OverloadFunctionTemplate", None)
+    numbas: Any = getattr(template, "_build_impl", None)
+    if template is None or numbas is None:
+        return
+
+    @functools.wraps(numbas)
+    def build(self, cache_key, args, kws):
+        if not any(map(is_meant, (*args, *kws.values()))) or not _is_of_numpy(type(self)):
+            return numbas(self, cache_key, args, kws)
+        try:
+            found = numbas(self, cache_key, args, kws)
+        except ForceLiteralArg:
+            raise
+        except Exception:
+            own = _converting(self, args, kws, is_meant, convert)
+            if own is None:
+                raise
+            found = own
+        self._impl_cache[cache_key] = found
+        return found
+
+    template._build_impl = build
+
+
+def _is_of_numpy(template) -> bool:
+    """Whether Numba itself implements a function of NumPy or ``random`` by an overload, not one of its own."""
+    where = template._overload_func.__module__ or ""
+    is_meant = where.startswith("numba.np.") or where == "numba.cpython.randomimpl"
+    return is_meant and not (getattr(template.key, "__module__", None) or "").startswith("numba.")
+
+
+def _converting(template, args, kws, is_meant, convert) -> tuple | None:
+    """Make the dispatcher of an overload that calls the same function with converted arguments, and compile it; None: it cannot."""
+    parameters = inspect.signature(template._overload_func).parameters
+    try:
+        given = inspect.signature(template._overload_func).bind(*args, **kws).arguments
+        function = _calling(type(template).key, parameters, given, is_meant, convert)
+        dispatcher = template._get_jit_decorator()(**template._jit_options)(function)
+        found = types.Dispatcher(dispatcher).get_call_type(template.context, args, kws)
+    except Exception:  # Numba's first error tells more
+        return None
+    return None if found is None or found.return_type == types.none else (dispatcher, args)
+
+
+def _calling(function, parameters, given: dict, is_meant, convert) -> FunctionType:
+    """A function with these `parameters` that calls `function` with what is `given` of them."""
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()):
+        raise TypeError("a function of any number of arguments")
+    has_out = "out" in given and is_meant(given["out"])
+    passed = [name for name in given if not (name == "out" and has_out)]
+    is_gapless = [*parameters][: len(passed)] == passed
+    values = [f"convert({name})" if is_meant(given[name]) else name for name in passed]
+    called = ", ".join(values if is_gapless else map("{}={}".format, passed, values))
+    shown = [name if each.default is each.empty else f"{name}=defaults[{name!r}]" for name, each in parameters.items()]
+    names: dict[str, Any] = {
+        "function": function, "convert": convert, "defaults": {name: each.default for name, each in parameters.items()},
+    }  # fmt: skip
+    source = f" out[...] = function({called})\n return out\n" if has_out else f" return function({called})\n"
+    exec(f"def calling({', '.join(shown)}):\n{source}", names)
+    del names["defaults"]  # Numba compiles what a function's globals are
+    return names["calling"]
+
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 

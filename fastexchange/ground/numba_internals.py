@@ -249,6 +249,11 @@ def overload_first(function: Callable, own: Callable[[Any], Any]) -> None:
     template._overload_func = staticmethod(overloaded)
 
 
+def limits_of_numba() -> Any:
+    """The named tuple that Numba makes of ``numpy.finfo``."""
+    return module_of("numba.np.arraymath").finfo
+
+
 def lower_constant_array(function: Callable) -> None:
     """Let `function` compile constant arrays, as ``(context, builder, numba_type, array)``."""
     module_of("numba.np.arrayobj").lower_constant(types.Array)(function)

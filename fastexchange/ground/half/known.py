@@ -1,11 +1,12 @@
 """Numba's types of the formats by DLPack's types and NumPy's dtypes. Importing this module teaches Numba."""
 
 import contextlib
+import functools
 
 import numpy as np
 
 from ..dtype_registry import dtype_of
-from ..numba_changes import name_operations
+from ..numba_changes import convert_arguments, name_operations
 from ..numba_internals import add_numbers, set_type_of_dtype
 from . import operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
@@ -36,6 +37,7 @@ def learn_dtype(half: Half) -> np.dtype:
 with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
     import ml_dtypes  # noqa: F401
 add_numbers({**TYPES}, learn_dtype)
-name_operations(operations.has_half)
+convert_arguments(reductions.contains_half, reductions.wide)
+name_operations(functools.partial(reductions.contains_half, with_dtypes=True))
 for _half in TYPES.values():
     learn_dtype(_half)
