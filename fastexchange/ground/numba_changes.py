@@ -56,7 +56,7 @@ def _is_of_numpy(template) -> bool:
 
 
 def _converting(template, args, kws, is_meant, convert) -> tuple | None:
-    """Make the dispatcher of an overload that calls the same function with converted arguments, and compile it; None: it cannot."""
+    """Make and compile the dispatcher of an overload that calls the same function with converted arguments; or None."""
     parameters = inspect.signature(template._overload_func).parameters
     try:
         given = inspect.signature(template._overload_func).bind(*args, **kws).arguments

@@ -162,7 +162,7 @@ def _reduction(function) -> None:
 
 
 def _reduction_with_dtype(function) -> None:
-    """Let Numba compile calls of `function` with ``dtype``: the elements are converted, and what is of a format is rounded once."""
+    """Let Numba compile calls of `function` with ``dtype``: elements are converted; what is of a format is rounded once."""
 
     @overload(function, target="cpu", prefer_literal=True)
     def _(a, axis=None, dtype=None):

@@ -1,0 +1,149 @@
+"""NumPy's functions of arrays and numbers of half precision, in kernels: each is right, or a TypingError says which is not."""
+
+import numba
+import numpy as np
+import pytest
+from half_functions import CALLS, WITHOUT_CODE_OF_NUMBAS, arguments, called, numbers_in, of_float32
+from halves import BY_NAME, FORMS, array, nearest, tensor
+from interoperability import ml_dtypes
+from interpreter import run_python
+from numba.core.errors import TypingError
+
+torch = pytest.importorskip("torch")
+if ml_dtypes is None:
+    pytest.skip("ml_dtypes is not installed", allow_module_level=True)
+
+import fastexchange.half as half  # noqa: E402
+from fastexchange import fast_args  # noqa: E402
+
+BFLOAT16 = BY_NAME["bfloat16"]
+
+
+@pytest.mark.parametrize("name", WITHOUT_CODE_OF_NUMBAS)
+@pytest.mark.parametrize(
+    "form", [each if each.name == "bfloat16" else pytest.param(each, marks=pytest.mark.nightly) for each in FORMS], ids=str
+)
+def test_functions_for_which_numba_has_no_code(form, name):
+    x = array(form, nearest(form, np.array([1.5, 0.5, 3.0, 2.0])))
+    function = WITHOUT_CODE_OF_NUMBAS[name]
+    want = of_float32(function, x)
+    assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(want), rtol=2 / (1 << form.fraction))
+
+
+SUMS = {
+    "np.float64": (lambda x: np.sum(x, dtype=np.float64), 1000.0), "method": (lambda x: x.sum(dtype=np.float64), 1000.0),
+    "np.float32": (lambda x: x.sum(dtype=np.float32), 1000.0), "np.int64": (lambda x: x.sum(dtype=np.int64), 1000),
+    "a format": (lambda x: x.sum(dtype=half.bfloat16), 1000.0), "its own": (lambda x: np.sum(x, dtype=x.dtype), 1000.0),
+    "a format, of float32": (lambda x: np.sum(x.astype(np.float32), dtype=half.float16), 1000.0),
+    "None": (lambda x: x.sum(dtype=None), 1000.0),
+    "axis": (lambda x: x.reshape(2, 500).sum(axis=1, dtype=np.float64), [500, 500]),
+    "in order": (lambda x: x.reshape(2, 500).sum(1, np.float64), [500, 500]),
+    "dtype first": (lambda x: x.reshape(2, 500).sum(dtype=np.float64, axis=1), [500, 500]),
+    "axis and a format": (lambda x: np.sum(x.reshape(2, 500), 1, half.bfloat16), [500, 500]),
+    "cumsum": (lambda x: x.cumsum(dtype=np.float64)[::500], [1, 501]),
+    "cumsum of a format": (lambda x: x.cumsum(dtype=half.bfloat16)[::500], [1, 500]),
+}  # fmt: skip
+"""Sums of a thousand ones, each in the type that is asked for: bfloat16 would have lost count at 256."""
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_with_dtype(name):
+    function, want = SUMS[name]
+    for x in (array(BFLOAT16, [0x3F80] * 1000), tensor(BFLOAT16, [0x3F80] * 1000)):
+        got = fast_args(function)(x)
+        assert (got.tolist() if hasattr(got, "tolist") else got) == want
+        assert type(got) is type(want) or "float64" in str(got.dtype) or "format" in name
+
+
+def test_methods_with_what_numba_has_not_are_refused():
+    for function in (lambda x: x.max(dtype=np.float64), lambda x: x.sum(initial=1), lambda x: x.sum(0, np.float64, 3)):
+        with pytest.raises(TypingError, match=r"Numba cannot compile array\(bfloat16, 1d, C\)"):
+            fast_args(function)(array(BFLOAT16, [0x3F80]))
+    with pytest.raises(TypingError, match=r"compile array\(float64, 1d, C\)\.sum\(dtype=class\(bfloat16\)\) for"):
+        fast_args(lambda x: x.sum(dtype=half.bfloat16))(np.ones(3))  # else LLVM's error
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_limits(form):
+    kind, dtype = getattr(half, form.name), form.dtype
+    kernel = fast_args(lambda x: (np.finfo(x.dtype), np.finfo(kind), np.finfo(x[0])))
+    want = np.finfo(dtype) if form.name == "float16" else ml_dtypes.finfo(dtype)
+    for got in kernel(array(form, [0])):
+        for name in set(got._fields) - {"resolution"}:  # ml_dtypes rounds it, differently
+            assert getattr(got, name) == float(getattr(want, name)), name
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_nan_to_num(form):
+    """Of an array of the format one of the format; with ``copy=False`` in its place."""
+    with np.errstate(all="ignore"):
+        given = np.array([1, np.nan, np.inf, -np.inf]).astype(form.dtype)
+    want = np.nan_to_num(given.astype(float), posinf=float(ml_dtypes.finfo(form.dtype).max), nan=0.5)
+    want = np.maximum(want, -want[2]) if np.isinf(given.astype(float)).any() else np.where(np.isnan(given.astype(float)), 0.5, want)
+    got = fast_args(lambda x: np.nan_to_num(x, nan=0.5))(given)
+    assert got.dtype == form.dtype and got.astype(float).tolist() == want.tolist() and np.isnan(given.astype(float)[1])
+    fast_args(lambda x: np.nan_to_num(x, copy=False, nan=0.5))(given)
+    assert given.astype(float).tolist() == want.tolist()
+
+
+@pytest.mark.slow
+def test_functions_without_ml_dtypes():
+    run_python(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None  # whatever is installed
+        import numpy as np, torch
+        from half_functions import WITHOUT_CODE_OF_NUMBAS, numbers_in, of_float32
+        from fastexchange import fast_args
+        x = torch.tensor([1.5, 0.5, 3.0, 2.0])
+        for name, function in WITHOUT_CODE_OF_NUMBAS.items():
+            want = numbers_in(of_float32(function, x.numpy()))
+            for dtype in (torch.bfloat16, torch.float8_e5m2):
+                if name != "x.imag":  # readonly, which PyTorch's tensors cannot be
+                    got = numbers_in(fast_args(function)(x.to(dtype)))
+                    assert np.allclose(got, want, rtol=0.01 if dtype == torch.bfloat16 else 0.3), (name, dtype, got, want)
+        assert fast_args(lambda x: np.finfo(x.dtype).max)(x.to(torch.bfloat16)) == torch.finfo(torch.bfloat16).max
+        """
+    )
+
+
+def functions_of_numba():
+    """By name, the functions of NumPy that Numba compiles."""
+    places = {"np": np, "np.linalg": np.linalg, "np.fft": np.fft, "np.random": np.random}
+    found = {f"{place}.{name}": getattr(module, name) for place, module in places.items() for name in dir(module)}
+    context = numba.core.registry.cpu_target.typing_context
+    context.refresh()
+    for name, function in found.items():
+        if callable(function) and not isinstance(function, type) and "empty" not in name and "frombuffer" not in name:
+            try:
+                context.resolve_value_type(function)
+            except Exception:
+                continue
+            yield name, function
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error():
+    """In each way in which Numba can call it with float32: no error of LLVM's, no other number."""
+    wrong, tried, refused = [], 0, []
+    wide = arguments()
+    narrow = [each.astype(ml_dtypes.bfloat16) if each.dtype == np.float32 else each for each in wide]
+    for name, function in functions_of_numba():
+        for call in CALLS[:5] if isinstance(function, np.ufunc) else CALLS:
+            try:
+                want = numbers_in(numba.njit(called(function, call))(*wide))
+            except Exception:
+                continue
+            tried += 1
+            try:
+                got = numbers_in(fast_args(called(function, call))(*narrow))
+            except TypingError:
+                refused.append((name, call))
+                continue
+            except Exception as error:
+                wrong.append((name, call, repr(error)[:200]))
+                continue
+            if not np.allclose(got, want, rtol=0.02, atol=0.01, equal_nan=True):
+                wrong.append((name, call, got, want))
+    assert not wrong and tried > 500 and not refused, (wrong, tried, refused)
