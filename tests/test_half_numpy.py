@@ -147,3 +147,82 @@ def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error():
             if not np.allclose(got, want, rtol=0.02, atol=0.01, equal_nan=True):
                 wrong.append((name, call, got, want))
     assert not wrong and tried > 500 and not refused, (wrong, tried, refused)
+
+
+# ---- numba.vectorize, and results that NumPy cannot have ---------------------------------------------------------------
+
+VECTORISED = {
+    "float32": ["float32(float32, float32)"], "float64": ["float64(float64, float64)"], "dynamic": [],
+    "both": ["float64(float64, float64)", "float32(float32, float32)"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", VECTORISED)
+def test_functions_of_vectorize_get_float32(declared):
+    """Also those with declared signatures; a kernel's call leaves no loop behind that NumPy would take for another type."""
+    function = numba.vectorize(VECTORISED[declared])(lambda a, b: a * b + 1)
+    values = np.array([1.5, 2.0, 3.0], np.float32)
+    x, single = array(BFLOAT16, nearest(BFLOAT16, values)), values.astype(np.float16)
+    for kernel in (lambda x: function(x, x), lambda x: function(x[0], x[1]), lambda x: function(x, x[0])):
+        want = numba.njit(kernel)(values)
+        for got in (fast_args(kernel)(x), numba.njit(kernel)(x), fast_args(kernel)(single)):
+            assert np.array_equal(got, want) and np.asarray(got).dtype == np.asarray(want).dtype
+    assert np.array_equal(function(single, single), values * values + 1) and np.array_equal(function(x, x), values * values + 1)
+
+
+def test_functions_of_guvectorize_are_refused_by_name():
+    @numba.guvectorize(["void(float32[:], float32[:])"], "(n)->(n)")
+    def twice(a, b):
+        for i in range(a.size):
+            b[i] = 2 * a[i]
+
+    def kernel(x):
+        y = np.empty(x.size, np.float32)
+        twice(x, y)
+        return y
+
+    with pytest.raises(TypingError, match=r"compile twice\(array\(bfloat16, 1d, C\), array\(float32, 1d, C\)\) for"):
+        fast_args(kernel)(array(BFLOAT16, [0]))
+
+
+@pytest.mark.slow
+def test_what_needs_ml_dtypes_says_so():
+    """Results of plain Numba would be bytes, and so would what NumPy passes to a function of ``vectorize``."""
+    run_python(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None  # whatever is installed
+        import numba, numpy as np, torch
+        import fastexchange.half as half
+        from fastexchange import fast_args
+
+        def refused(kinds, words, function, *arguments):
+            for _ in range(3):
+                try:
+                    got = function(*arguments)
+                except kinds as error:
+                    assert words in str(error), error
+                else:
+                    raise AssertionError(got)
+
+        def made(n):
+            return np.full(n, 1.5, half.bfloat16)
+
+        dispatcher, calls = numba.njit(made), []
+        x = torch.ones(3, dtype=torch.bfloat16)
+        assert fast_args(lambda x: dispatcher(2)[1] + x[0])(x) == 2.5  # as part of a kernel it computes
+        for function in (made, lambda n: (made_(n), 1), lambda n: [made_(n)]):
+            made_ = dispatcher
+            refused(TypeError, "install ml_dtypes", numba.njit(function), 2)
+        refused(BufferError, "ml_dtypes", fast_args(lambda x, part: x[part]), x, slice(0, 2))  # by Numba's own dispatcher
+        refused(TypeError, "install ml_dtypes", fast_args(lambda part: dispatcher(2)[part]), slice(0, 2))
+        assert numba.njit(lambda n: np.full(n, 1.5, half.float16))(2).dtype == np.float16
+        assert numba.njit(lambda n: dispatcher(n)[0])(2) == 1.5
+
+        function = numba.vectorize(lambda a, b: a * b + 1)
+        assert fast_args(lambda x: function(x, x))(x).tolist() == [2.0, 2.0, 2.0]
+        assert function(np.ones(3, np.float16), np.ones(3, np.float16)).tolist() == [2.0, 2.0, 2.0]
+        rounding = numba.vectorize(lambda a: half.bfloat16(a))
+        refused(TypeError, "install ml_dtypes", rounding, np.ones(3))
+        """
+    )

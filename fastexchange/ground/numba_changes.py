@@ -87,6 +87,45 @@ def _calling(function, parameters, given: dict, is_meant, convert) -> FunctionTy
     return names["calling"]
 
 
+def convert_elements(converted: Callable[[Any], Any]) -> None:
+    """Let functions of ``numba.vectorize`` have loops for the types that ``converted`` returns, in place of those it is given."""
+    function: Any = getattr(module_of("numba.np.ufunc.dufunc"), "DUFunc", None)
+    find, compile_ = (getattr(function, name, None) for name in ("find_ewise_function", "_compile_for_argtys"))
+    if find is None or compile_ is None:
+        return
+
+    @functools.wraps(find)
+    def find_ewise_function(self, ewise_types):
+        return find(self, tuple(map(converted, ewise_types)))
+
+    @functools.wraps(compile_)
+    def compile_for_argtys(self, argtys, *rest, **named):
+        return compile_(self, tuple(map(converted, argtys)), *rest, **named)
+
+    function.find_ewise_function, function._compile_for_argtys = find_ewise_function, compile_for_argtys
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def refuse_results(why_not: Callable[[Any], str | None]) -> None:
+    """Let Numba's own calls of a compiled function raise TypeError before it runs, if `why_not` says why of its result's type."""
+    wrapper = getattr(module_of("numba.core.callwrapper"), "PyCallWrapper", None)
+    numbas: Any = getattr(wrapper, "build_wrapper", None)
+    if wrapper is None or numbas is None:
+        return
+
+    @functools.wraps(numbas)
+    def build_wrapper(self, api, builder, *given):
+        why = why_not(self.fndesc.restype)
+        if why is None:
+            return numbas(self, api, builder, *given)
+        api.err_set_string("PyExc_TypeError", f"{self.fndesc.qualname}(): {why}")
+        return builder.ret(api.get_null_object())
+
+    wrapper.build_wrapper = build_wrapper
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 

@@ -198,6 +198,13 @@ def _replace_as_dtype(added: frozenset, dtype_of) -> None:
     def as_dtype(nbtype):
         return dtype_of(nbtype) if nbtype in added else numbas(nbtype)
 
+    @functools.wraps(numbas)
+    def real_dtype(nbtype):  # of loops, which NumPy calls: it would call one for bytes with any array
+        found = as_dtype(nbtype)
+        if nbtype in added and found.kind == "V":
+            raise TypeError(f"NumPy has no dtype for {nbtype}; install ml_dtypes, which has it")
+        return found
+
     @functools.wraps(can_cast)
     def ufunc_can_cast(from_, to, *rest, **named):
         try:
@@ -209,7 +216,7 @@ def _replace_as_dtype(added: frozenset, dtype_of) -> None:
     module: Any
     for name, module in [*sys.modules.items()]:
         if name.startswith("numba.") and vars(module).get("as_dtype") is numbas:
-            module.as_dtype = as_dtype
+            module.as_dtype = real_dtype if name.startswith("numba.np.ufunc.") else as_dtype
 
 
 def set_parallel(function: Callable, is_meant: Callable[[Any], bool], chosen: Callable[[Callable], Any]) -> None:
