@@ -170,6 +170,12 @@ def test_functions_of_vectorize_get_float32(declared):
     assert np.array_equal(function(single, single), values * values + 1) and np.array_equal(function(x, x), values * values + 1)
 
 
+def test_functions_of_vectorize_return_half_precision():
+    function = numba.vectorize(lambda a: half.bfloat16(a))
+    assert fast_args(lambda x: function(x))(np.full(2, 3.14159)).dtype == ml_dtypes.bfloat16
+    assert function(np.full(2, 3.14159)).tolist() == [3.140625] * 2
+
+
 def test_functions_of_guvectorize_are_refused_by_name():
     @numba.guvectorize(["void(float32[:], float32[:])"], "(n)->(n)")
     def twice(a, b):

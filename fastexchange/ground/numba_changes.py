@@ -5,16 +5,124 @@ The third file, with ``numba_internals`` and ``numba_code``, in which private na
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 from numba import types
 from numba.core.errors import ForceLiteralArg, NumbaError, TypingError
 
-from .numba_internals import module_of
+from .numba_internals import cpu_target, module_of
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def add_numbers(added: dict[str, Any], dtype_of: Callable[[Any], np.dtype]) -> None:
+    """Let Numba take types for those of numbers that NumPy's arrays have.
+
+    `added`: by name. `dtype_of`: from a type to its dtype, whose name and letter NumPy need not know.
+    """
+    core = module_of("numba.core.types")
+    core.number_domain = core.number_domain.union(added.values())  # of which ufuncs take scalars
+    _replace_as_dtype(frozenset(added.values()), dtype_of)
+
+    typing = type(cpu_target.typing_context)
+    numbas = typing.resolve_module_constants
+
+    @functools.wraps(numbas)
+    def resolve_module_constants(self, typ, attr):  # some passes write `np.bfloat16` for a type of that name
+        if typ.pymod is np and attr in added and not hasattr(np, attr):
+            return types.NumberClass(added[attr])
+        return numbas(self, typ, attr)
+
+    typing.resolve_module_constants = resolve_module_constants
+
+
+def _replace_as_dtype(added: frozenset, dtype_of) -> None:
+    """Replace Numba's function from types to dtypes, in the modules that have imported it already, too."""
+    numpy_support = module_of("numba.np.numpy_support")
+    numbas, can_cast = numpy_support.as_dtype, numpy_support.ufunc_can_cast
+
+    @functools.wraps(numbas)
+    def as_dtype(nbtype):
+        return dtype_of(nbtype) if nbtype in added else numbas(nbtype)
+
+    @functools.wraps(numbas)
+    def real_dtype(nbtype):  # of loops, which NumPy calls: it would call one for bytes with any array
+        found = as_dtype(nbtype)
+        if nbtype in added and found.type is np.void:
+            raise TypeError(f"NumPy has no dtype for {nbtype}; install ml_dtypes, which has it")
+        return found
+
+    @functools.wraps(can_cast)
+    def ufunc_can_cast(from_, to, *rest, **named):
+        try:
+            return can_cast(from_, to, *rest, **named)
+        except TypeError:  # a letter that NumPy does not know: no ufunc has a loop for it
+            return False
+
+    numpy_support.ufunc_can_cast = ufunc_can_cast
+    module: Any
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("numba.") and vars(module).get("as_dtype") is numbas:
+            module.as_dtype = real_dtype if name.startswith("numba.np.ufunc.") else as_dtype
+
+
+def lower_constant_array(function: Callable) -> None:
+    """Let `function` compile constant arrays, as ``(context, builder, numba_type, array)``."""
+    module_of("numba.np.arrayobj").lower_constant(types.Array)(function)
+
+
+def set_type_of_dtype(dtype: np.dtype, numba_type: Any) -> None:
+    """Let Numba type arrays and scalars of a dtype as `numba_type`."""
+    module_of("numba.np.numpy_support").FROM_DTYPE[dtype] = numba_type
+
 
 # ---- functions -------------------------------------------------------------------------------------------------------
+
+
+def set_parallel(function: Callable, is_meant: Callable[[Any], bool], chosen: Callable[[Callable], Any]) -> None:
+    """Let Numba's parallel pass replace calls of NumPy's `function` whose first argument's type `is_meant`.
+
+    `chosen`: from `function` to what replaces it for one argument, a function with ``prange``; None: nothing does.
+    """
+    replaced = getattr(module_of("numba.parfors.parfor"), "swap_functions_map", {})
+    for name in (function.__name__, f"a{function.__name__}"):  # also np.amax
+        if (numbas := replaced.get((name, "numpy"))) is not None:
+            replaced[name, "numpy"] = _parallel(function, numbas, is_meant, chosen)
+
+
+def _parallel(function, numbas, is_meant, chosen):
+    @functools.wraps(numbas)
+    def replacement(result, *given, **named):
+        if not is_meant(given[0]):
+            return numbas(result, *given, **named)
+        return chosen(function) if len(given) == 1 and not named else None
+
+    return replacement
+
+
+def overload_first(function: Callable, own: Callable[[Any], Any]) -> None:
+    """Let ``overload(function)`` of Numba itself, of one parameter, ask `own` first. Without that, nothing changes."""
+    module_of("numba.np.npyimpl")  # which has those for NumPy's functions
+    templates = module_of("numba.core.typing.templates").builtin_registry.functions
+    template: Any = next((each for each in templates if each.key is function), None)
+    numbas = getattr(template, "_overload_func", None)
+    if numbas is None:
+        return
+
+    @functools.wraps(numbas)
+    def overloaded(given):
+        return own(given) or numbas(given)
+
+    template._overload_func = staticmethod(overloaded)
+
+
+def limits_of_numba() -> Any:
+    """The named tuple that Numba makes of ``numpy.finfo``."""
+    return module_of("numba.np.arraymath").finfo
 
 
 def convert_arguments(is_meant: Callable[[Any], bool], convert: Callable) -> None:

@@ -8,8 +8,14 @@ import numpy as np
 from numba.core import types
 
 from ..dtype_registry import dtype_of
-from ..numba_changes import convert_arguments, convert_elements, name_operations, refuse_results
-from ..numba_internals import add_numbers, set_type_of_dtype
+from ..numba_changes import (
+    add_numbers,
+    convert_arguments,
+    convert_elements,
+    name_operations,
+    refuse_results,
+    set_type_of_dtype,
+)
 from . import operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
 from .formats import FORMATS
@@ -42,7 +48,7 @@ def _why_no_result(numba_type) -> str | None:
         return next(filter(None, map(_why_no_result, cast(Any, numba_type).types)), None)
     if isinstance(numba_type, (types.List, types.Optional)):
         return _why_no_result(numba_type.dtype if isinstance(numba_type, types.List) else numba_type.type)
-    if not reductions.is_half_array(numba_type) or learn_dtype(numba_type.dtype).kind != "V":
+    if not reductions.is_half_array(numba_type) or learn_dtype(numba_type.dtype).type is not np.void:
         return None
     return f"NumPy has no dtype for its result, {numba_type}; install ml_dtypes, which has one, or return .astype(np.float32)"
 

@@ -12,12 +12,11 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic, lower_builtin, overload
 
+from ..numba_changes import limits_of_numba, overload_first
 from ..numba_internals import (
     AbstractTemplate,
     functions_of_math,
     infer_global,
-    limits_of_numba,
-    overload_first,
     signature,
     supported_ufuncs,
 )

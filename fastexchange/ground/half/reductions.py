@@ -13,7 +13,8 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import infer_getattr, intrinsic, lower_builtin, overload, overload_method, register_jitable
 
-from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, set_parallel, signature
+from ..numba_changes import set_parallel
+from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, signature
 from .conversions import widen
 from .elements import Half
 
