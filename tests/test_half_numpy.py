@@ -1,5 +1,7 @@
 """NumPy's functions of arrays and numbers of half precision, in kernels: each is right, or a TypingError says which is not."""
 
+import random
+
 import numba
 import numpy as np
 import pytest
@@ -28,6 +30,23 @@ def test_functions_for_which_numba_has_no_code(form, name):
     function = WITHOUT_CODE_OF_NUMBAS[name]
     want = of_float32(function, x)
     assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(want), rtol=2 / (1 << form.fraction))
+
+
+IN_PLACE = {
+    "np.random.shuffle": lambda x: np.random.shuffle(x), "np.fill_diagonal": lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]),
+    "random.shuffle": lambda x: random.shuffle(x), "x.sort": lambda x: x.sort(), "np.clip": lambda x: np.clip(x, 1, 2, out=x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_functions_that_write_to_an_array_write_to_the_callers(name):
+    x = tensor(BFLOAT16, nearest(BFLOAT16, np.array([1.5, 0.5, 3.0, 2.0])))
+    for seed in range(9):
+        numba.njit(lambda seed: (np.random.seed(seed), random.seed(seed)))(seed)
+        fast_args(IN_PLACE[name])(x)
+        if x.tolist() != [1.5, 0.5, 3.0, 2.0]:
+            return
+    raise AssertionError("nothing was written")
 
 
 SUMS = {
@@ -92,7 +111,7 @@ def test_functions_without_ml_dtypes():
         """
         import sys
         sys.modules["ml_dtypes"] = None  # whatever is installed
-        import numpy as np, torch
+        import numba, numpy as np, torch
         from half_functions import WITHOUT_CODE_OF_NUMBAS, numbers_in, of_float32
         from fastexchange import fast_args
         x = torch.tensor([1.5, 0.5, 3.0, 2.0])
@@ -102,7 +121,14 @@ def test_functions_without_ml_dtypes():
                 if name != "x.imag":  # readonly, which PyTorch's tensors cannot be
                     got = numbers_in(fast_args(function)(x.to(dtype)))
                     assert np.allclose(got, want, rtol=0.01 if dtype == torch.bfloat16 else 0.3), (name, dtype, got, want)
-        assert fast_args(lambda x: np.finfo(x.dtype).max)(x.to(torch.bfloat16)) == torch.finfo(torch.bfloat16).max
+        x = x.to(torch.bfloat16)
+        assert fast_args(lambda x: np.finfo(x.dtype).max)(x) == torch.finfo(torch.bfloat16).max
+        try:
+            fast_args(lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]))(x)
+        except numba.TypingError as error:  # it would have changed a copy
+            assert "fill_diagonal(array(bfloat16, 2d, C), bfloat16)" in str(error).splitlines()[0], error
+        else:
+            raise AssertionError(x)
         """
     )
 
@@ -126,7 +152,7 @@ def functions_of_numba():
 @pytest.mark.filterwarnings("ignore")
 def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error():
     """In each way in which Numba can call it with float32: no error of LLVM's, no other number."""
-    wrong, tried, refused = [], 0, []
+    wrong, tried = [], 0
     wide = arguments()
     narrow = [each.astype(ml_dtypes.bfloat16) if each.dtype == np.float32 else each for each in wide]
     for name, function in functions_of_numba():
@@ -139,14 +165,13 @@ def test_every_function_of_numpy_is_right_or_refused_by_a_typing_error():
             try:
                 got = numbers_in(fast_args(called(function, call))(*narrow))
             except TypingError:
-                refused.append((name, call))
                 continue
             except Exception as error:
                 wrong.append((name, call, repr(error)[:200]))
                 continue
             if not np.allclose(got, want, rtol=0.02, atol=0.01, equal_nan=True):
                 wrong.append((name, call, got, want))
-    assert not wrong and tried > 500 and not refused, (wrong, tried, refused)
+    assert not wrong and tried > 500
 
 
 # ---- numba.vectorize, and results that NumPy cannot have ---------------------------------------------------------------
