@@ -10,6 +10,7 @@ from numba.core import types
 from numba.core.errors import TypingError
 
 from ..exchange.errors import argument
+from ..ground.numba_changes import operation_of
 from ..ground.numba_internals import has_representation, load_representations
 from ..ground.omitted import OMITTED
 from ..ground.parameters import item_of
@@ -31,8 +32,9 @@ def add_call(error: TypingError, kernel, positional: list, named: dict[str, Any]
 
 
 def why_not_compiled(error: BaseException, kernel, positional: list, named: dict[str, Any]) -> str:
-    """Numba's message for a kernel that it cannot compile, after a line with the kernel's name and argument types."""
-    line = f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types. It says:"
+    """Numba's message for a kernel that it cannot compile, after a line with the kernel's name, its types and the operation."""
+    what = operation_of(error) or "the kernel"
+    line = f"{_call(kernel, positional, named)}: Numba cannot compile {what} for these argument types. It says:"
     if isinstance(error, NotImplementedError):
         line = (
             f"{_call(kernel, positional, named)}: Numba cannot compile the kernel for these argument types: a value in it, its "

@@ -54,6 +54,8 @@ def why_not_computed(field: int, value) -> str:
         ways.append(f"convert it ({short}{f'.to(torch.{wider})' if is_torch else f'.astype({wider!r})'})")
     if stored is not None:
         ways.append(f"make the kernel with fast_args(storage=True), which gives it their bits as {stored.name}")
+    elif field < FIRST_PARAMETRIC and type_of_field(field)[1] < 8:
+        return f"Numba cannot compute with its elements, {name}; {_PACKED}"
     return f"Numba cannot compute with its elements, {name}{in_dlpack}; {', or '.join(ways) or 'convert it'}"
 
 
@@ -79,9 +81,14 @@ def refuse_elements(kernel, bound: tuple, position: int, field: int) -> NoReturn
     refuse(kernel, position, bound, why_not_computed(field, value_at(bound, position)))
 
 
-def advice(code: int, bits: int) -> str:
+_PACKED = "its numbers lie packed in bytes; pass the bytes, as uint8 (of a torch.Tensor: .view(torch.uint8)), or convert it"
+
+
+def advice(code: int, bits: int, lanes: int = 1) -> str:
     """Advice for an element type without a NumPy dtype, where a NumPy array is needed."""
-    if (code, bits) in dtype_registry.ML_DTYPES.values():
+    if bits < 8:
+        return _PACKED
+    if lanes == 1 and (code, bits) in dtype_registry.ML_DTYPES.values():
         return "import ml_dtypes, which has it, or convert it first"
     return "convert it first"
 
@@ -104,7 +111,7 @@ def wording(status: int, tensor, is_for_cuda: bool = False) -> str:
     if status == structs.STATUS_DTYPE:
         dtype = tensor.dtype
         name = dtype_name(dtype.code, dtype.bits, dtype.lanes)
-        return f"its element type {name} has no NumPy dtype; {advice(dtype.code, dtype.bits)}"
+        return f"its element type {name} has no NumPy dtype; {advice(dtype.code, dtype.bits, dtype.lanes)}"
     if status == structs.STATUS_NDIM:
         return f"it has {tensor.ndim} dimensions; from 0 to {structs.MAX_NDIM} are supported"
     if status == structs.STATUS_SHAPE:

@@ -1,12 +1,15 @@
 """Elements that neither Numba nor a package for CUDA computes with: refused, or passed as their bits."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from cuda_tensors import DeviceTensor
 from launches import address
+from numba import types
 
-from fastexchange import fast_args
-from fastexchange.cuda.targets import BFLOAT16
+from fastexchange import bfloat16, fast_args, float8_e5m2, float16
+from fastexchange.cuda.targets import BFLOAT16, target_of
 from fastexchange.ground.dtypes import dtype_field
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -32,3 +35,39 @@ def test_bfloat16_is_the_packages(package):
     """To compile such a kernel takes NVRTC, which is not everywhere."""
     for storage in (False, True):
         assert "bfloat16" in str(fast_args(package.jit(takes), storage=storage)._element_of(BFLOAT16)).lower()
+
+
+def scaled(x, y):
+    y[0] = bfloat16(np.float32(x[0]) * np.float32(2))
+
+
+def halved(x, y):
+    y[0] = float16(np.float32(x[0]) / np.float32(2))
+
+
+def eighth(x, y):
+    y[0] = float8_e5m2(1.5)
+
+
+def test_names_of_half_precision_are_the_packages(package):
+    """A kernel's source is one for processor and GPU; of formats that the package has not, its error tells."""
+    target = target_of(package.jit(scaled))
+    own = {"bfloat16": package.types.bfloat16, "float16": target.type_of(types.float16)}
+    float32 = target.type_of(types.float32)
+
+    def compiled(kernel, element):
+        array = target.type_of(types.Array(types.float32, 1, "C")).copy(dtype=element)
+        return package.compile_ptx(kernel, (array, array), cc=(8, 0))[0]
+
+    with contextlib.suppress(ImportError):  # NVRTC, which is not everywhere
+        import cuda.bindings.nvrtc
+
+        assert cuda.bindings.nvrtc.nvrtcVersion()[1] > 0
+        for element in (own["bfloat16"], float32):
+            assert ".entry" in compiled(scaled, element)
+        with pytest.raises(Exception, match="has no type for float8_e5m2"):
+            compiled(eighth, float32)
+    assert ".entry" in compiled(halved, own["float16"])
+    x = np.ones(1, np.float16)
+    fast_args(halved)(x, x)  # on the processor
+    assert x[0] == 0.5

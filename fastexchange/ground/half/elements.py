@@ -11,7 +11,8 @@ from numba.core import types
 from numba.extending import NativeValue, box, lower_builtin, lower_cast, models, register_model, unbox
 
 from ..dtype_registry import dtype_of
-from ..numba_internals import Conversion, lower_constant, lower_constant_array
+from ..numba_changes import lower_constant_array
+from ..numba_internals import Conversion, lower_constant
 from .conversions import narrow, widen
 from .formats import FORMATS, Format
 

@@ -1,11 +1,21 @@
 """Numba's types of the formats by DLPack's types and NumPy's dtypes. Importing this module teaches Numba."""
 
 import contextlib
+import functools
+from typing import Any, cast
 
 import numpy as np
+from numba.core import types
 
 from ..dtype_registry import dtype_of
-from ..numba_internals import add_numbers, set_type_of_dtype
+from ..numba_changes import (
+    add_numbers,
+    convert_arguments,
+    convert_elements,
+    name_operations,
+    refuse_results,
+    set_type_of_dtype,
+)
 from . import operations, reductions  # noqa: F401 (register what they implement)
 from .elements import TYPES, Half
 from .formats import FORMATS
@@ -32,8 +42,23 @@ def learn_dtype(half: Half) -> np.dtype:
     return found
 
 
+def _why_no_result(numba_type) -> str | None:
+    """Why Numba cannot make a Python object of a result; None: it can, as far as this package knows."""
+    if isinstance(numba_type, types.BaseTuple):
+        return next(filter(None, map(_why_no_result, cast(Any, numba_type).types)), None)
+    if isinstance(numba_type, (types.List, types.Optional)):
+        return _why_no_result(numba_type.dtype if isinstance(numba_type, types.List) else numba_type.type)
+    if not reductions.is_half_array(numba_type) or learn_dtype(numba_type.dtype).type is not np.void:
+        return None
+    return f"NumPy has no dtype for its result, {numba_type}; install ml_dtypes, which has one, or return .astype(np.float32)"
+
+
 with contextlib.suppress(ImportError):  # whose import registers the dtypes with NumPy; without it, NumPy has float16 only
     import ml_dtypes  # noqa: F401
 add_numbers({**TYPES}, learn_dtype)
+convert_elements(lambda numba_type: types.float32 if isinstance(numba_type, Half) else numba_type)
+refuse_results(_why_no_result)
+convert_arguments(reductions.contains_half, reductions.wide)
+name_operations(functools.partial(reductions.contains_half, with_dtypes=True))
 for _half in TYPES.values():
     learn_dtype(_half)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from numba.core import types
-from numba.extending import intrinsic, lower_builtin
+from numba.extending import intrinsic, lower_builtin, overload
 
+from ..numba_changes import limits_of_numba, overload_first
 from ..numba_internals import (
     AbstractTemplate,
     functions_of_math,
     infer_global,
-    overload_first,
     signature,
     supported_ufuncs,
 )
@@ -32,7 +32,7 @@ _BINARY = (
 _COMPARISONS = operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge
 _OPERATORS = [getattr(operator, name) for name in (*_BINARY, "neg", "pos")]
 _BUILTINS = [abs, round, min, max, pow, divmod, float, int, complex]
-_PROMOTING = {*_OPERATORS, min, max, pow, divmod, *supported_ufuncs}
+_PROMOTING = {*_OPERATORS, min, max, pow, divmod, *supported_ufuncs} - {np.ldexp}
 """Functions of numbers of one kind, by NumPy's promotion. Others have parameters of their own, as ``round`` and ``ldexp``."""
 
 
@@ -140,6 +140,17 @@ def _dtype_named(_typing_context, name):
 def _dtype(name):
     """How ``np.dtype(name)`` is compiled, which parallel kernels have in place of ``x.dtype``: NumPy may not know the name."""
     return (lambda dtype: _dtype_named(dtype)) if getattr(name, "literal_value", None) in TYPES else None
+
+
+@overload(np.finfo, target="cpu")
+def _finfo(dtype):
+    """The limits of a format, of which NumPy may not know."""
+    half: Any = getattr(dtype, "dtype", dtype)
+    if not isinstance(half, Half):
+        return None
+    made, limits = limits_of_numba(), half.format.limits
+    values = tuple(limits[name] for name in made._fields)
+    return lambda dtype: made(*values)
 
 
 overload_first(np.dtype, _dtype)

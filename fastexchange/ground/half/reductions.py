@@ -5,7 +5,7 @@
 
 import inspect
 import operator
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -13,11 +13,12 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import infer_getattr, intrinsic, lower_builtin, overload, overload_method, register_jitable
 
-from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, set_parallel, signature
+from ..numba_changes import set_parallel
+from ..numba_internals import AbstractTemplate, AttributeTemplate, alloca_once, for_range_slice, signature
 from .conversions import widen
 from .elements import Half
 
-__all__ = ["is_half_array", "wide"]
+__all__ = ["contains_half", "is_half_array", "wide"]
 
 _LANES = 64
 """Elements that are added side by side. So a sum is the same on each processor, and more exact than one after the other."""
@@ -29,12 +30,32 @@ def is_half_array(numba_type: Any) -> bool:
     return isinstance(numba_type, types.Array) and isinstance(numba_type.dtype, Half)
 
 
+def contains_half(numba_type: Any, with_dtypes: bool = False) -> bool:
+    """Whether a type is of numbers of a format, or an array, a tuple or a list that contains some.
+
+    `with_dtypes`: also what stands for the type itself, as in ``np.empty(n, dtype=bfloat16)``.
+    """
+    if with_dtypes and isinstance(numba_type, types.DTypeSpec):
+        return isinstance(cast(Any, numba_type).dtype, Half)
+    if isinstance(numba_type, types.BaseTuple):
+        return any(contains_half(each, with_dtypes) for each in cast(Any, numba_type).types)
+    if isinstance(numba_type, (types.List, types.Optional)):
+        return contains_half(numba_type.dtype if isinstance(numba_type, types.List) else numba_type.type)
+    return isinstance(numba_type, Half) or is_half_array(numba_type)
+
+
 def wide(x):
-    """A number or an array of a format as float32; anything else as it is."""
+    """Numbers or arrays of a format as float32, also those in a tuple or a list; anything else as it is."""
 
 
 @overload(wide)
 def _typed_wide(x):
+    if isinstance(x, types.List) and contains_half(x.dtype):
+        return lambda x: [wide(each) for each in x]
+    if isinstance(x, types.BaseTuple) and contains_half(x):
+        made: dict[str, Any] = {}
+        exec(f"def each(x): return ({' '.join(f'wide(x[{i}]),' for i in range(len(x)))})", {"wide": wide}, made)
+        return made["each"]
     if is_half_array(x):
         return lambda x: x.astype(np.float32)
     return (lambda x: np.float32(x)) if isinstance(x, Half) else lambda x: x
@@ -121,6 +142,11 @@ def _typed_contiguous(a):
     return (lambda a: a.copy()) if a.layout == "A" else lambda a: a
 
 
+def _is_given(parameter) -> bool:
+    """Whether a call has an argument for a parameter of which ``None`` is the default."""
+    return not (parameter is None or isinstance(parameter, (types.NoneType, types.Omitted)))
+
+
 def _reduction(function) -> None:
     """Let Numba compile `function` of NumPy."""
 
@@ -128,12 +154,38 @@ def _reduction(function) -> None:
     def _(a, axis=None):
         if not is_half_array(a):
             return None
-        if not (axis is None or isinstance(axis, (types.NoneType, types.Omitted))):
+        if _is_given(axis):
             return lambda a, axis=None: function(a.astype(np.float32), axis)
         if function not in _WHOLE:
             return lambda a, axis=None: function(a.astype(np.float32))
         fold, finish = _WHOLE[function]
         return lambda a, axis=None: finish(fold(_contiguous(a)), a)
+
+
+def _reduction_with_dtype(function) -> None:
+    """Let Numba compile calls of `function` with ``dtype``: elements are converted; what is of a format is rounded once."""
+
+    @overload(function, target="cpu", prefer_literal=True)
+    def _(a, axis=None, dtype=None):
+        if not _is_given(dtype) or not isinstance(a, types.Array):
+            return None
+        if isinstance(dtype.dtype, Half):
+            half = dtype.dtype
+            return lambda a, axis=None, dtype=None: _rounded(function(wide(a), axis), half)
+        if not is_half_array(a):
+            return None
+        if dtype.dtype == types.float32:
+            return lambda a, axis=None, dtype=None: function(a, axis)
+        return lambda a, axis=None, dtype=None: function(a.astype(dtype), axis)
+
+
+def _rounded(found, half):
+    """A number or an array, of a format."""
+
+
+@overload(_rounded)
+def _typed_rounded(found, half):
+    return (lambda found, half: found.astype(half)) if isinstance(found, types.Array) else lambda found, half: half(found)
 
 
 _BLOCK = 1 << 14
@@ -195,11 +247,16 @@ for _function in (
 ):  # fmt: skip
     _reduction(_function)
     set_parallel(_function, is_half_array, _in_parallel)
+for _function in (np.sum, np.cumsum):
+    _reduction_with_dtype(_function)
 
 _METHODS = {
     "sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod, "var": np.var, "std": np.std,
     "argmax": np.argmax, "argmin": np.argmin, "cumsum": np.cumsum, "cumprod": np.cumprod, "ptp": np.ptp,
 }  # fmt: skip
+
+
+_METHOD = "method of an array of a format"
 
 
 @infer_getattr
@@ -215,28 +272,43 @@ class _Methods(AttributeTemplate):
         function = _METHODS[attr]
 
         class Method(AbstractTemplate):
-            key = "method of an array of a format", attr
+            key = _METHOD, attr
 
             def generic(self, args, kws):
-                found = self.context.resolve_function_type(function, (self.this, *args, *kws.values()), {})
-                if found is None or set(kws) - {"axis"}:
+                given = dict(zip(("axis", "dtype"), args, strict=False)) | kws
+                if len(given) < len(args) + len(kws) or set(given) > {"axis", "dtype"}:
                     return None
-                made = signature(found.return_type, *found.args[1 : 1 + len(args) + len(kws)], recvr=self.this)
-                return made.replace(pysig=_PYTHON_SIGNATURES[len(args) + len(kws)])
+                found = self.context.resolve_function_type(function, (self.this,), given)
+                if found is None:
+                    return None
+                given = {name: taken for name, taken in zip(("a", "axis", "dtype"), found.args, strict=False) if name in given}
+                made = signature(found.return_type, *given.values(), recvr=self.this)
+                return made.replace(pysig=_PYTHON_SIGNATURES[tuple(given)])
 
         return types.BoundFunction(Method, value)
 
 
-_PYTHON_SIGNATURES = inspect.signature(lambda: None), inspect.signature(lambda axis: None)
+_PYTHON_SIGNATURES = {
+    tuple(inspect.signature(function).parameters): inspect.signature(function)
+    for function in (lambda: None, lambda axis: None, lambda dtype: None, lambda axis, dtype: None)
+}
 
 
 def _lower_method(name: str) -> None:
     function = _METHODS[name]
 
-    @lower_builtin(("method of an array of a format", name), types.Array)
-    @lower_builtin(("method of an array of a format", name), types.Array, types.Any)
+    @lower_builtin((_METHOD, name), types.Array)
+    @lower_builtin((_METHOD, name), types.Array, types.Any)
+    @lower_builtin((_METHOD, name), types.Array, types.Any, types.Any)
     def _(context, builder, sig, args):
-        body = (lambda a: function(a)) if len(args) == 1 else lambda a, axis: function(a, axis)
+        if len(args) == 1:
+            body: Any = lambda a: function(a)  # noqa: E731
+        elif len(args) == 3:
+            body = lambda a, axis, dtype: function(a, axis, dtype)  # noqa: E731
+        elif isinstance(sig.args[1], types.DTypeSpec):
+            body = lambda a, dtype: function(a, dtype=dtype)  # noqa: E731
+        else:
+            body = lambda a, axis: function(a, axis)  # noqa: E731
         return context.compile_internal(builder, body, sig, args)
 
 
