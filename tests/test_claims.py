@@ -442,6 +442,48 @@ def test_a_process_that_does_not_go_on(warm, emptied):
 
 
 @pytest.mark.slow
+def test_a_thread_that_waits_for_a_kernel_stops_no_other(warm, emptied):
+    """Nor a forked child: both compile, while the thread waits for the code of another kernel."""
+    compiled(warm, 1)
+    (path,) = emptied.glob("*.other*.entry")
+    path.unlink()
+    program = """
+        import fcntl, os, signal, sys, threading
+        sys.path.insert(0, sys.argv[1])
+        import numpy as np
+        import kernels_of_the_test as k
+        from fastexchange import fast_args
+        from fastexchange.ground.disk_cache import CacheFolder
+
+        holding = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+        fcntl.flock(holding, fcntl.LOCK_EX)
+        has_missed, claimed = threading.Event(), CacheFolder._claimed
+
+        def noted(self, name, key, waits):
+            if waits:
+                has_missed.set()
+            return claimed(self, name, key, waits)
+
+        CacheFolder._claimed = noted
+        thread = threading.Thread(target=k.other, args=(np.arange(3.0), 2), daemon=True)
+        thread.start()
+        assert has_missed.wait(100)
+        signal.alarm(60)
+        print(fast_args(lambda x: x + 1)(1), flush=True)
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            os._exit(fast_args(lambda x: x + 2)(1) != 3)
+        print(os.waitpid(child, 0)[1], thread.is_alive())
+        os.close(holding)
+        thread.join()
+        print(k.other.stats.cache_misses.total())
+        """
+    done = run_python(program, str(warm), f"{path}.claim.tmp", NUMBA_CACHE_DIR=str(warm / "cache"))
+    assert done.stdout.split() == ["2", "0", "True", "1"] and path.exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [
     ("disk_cache.CLAIM_WAITS", "disk_cache._OPEN_CLAIM = os.O_RDONLY; disk_cache.CLAIM_WAITS"),  # no file can be made
     ("os.read(started, 1)", "os.read(started, 1); __import__('shutil').rmtree(FOLDER, True)"),
