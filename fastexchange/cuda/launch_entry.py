@@ -17,8 +17,8 @@ from ..dispatch.python_calls import refuse_launch
 from ..dispatch.torch_guard import OFFSETS_TYPE
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
-from ..ground.disk_cache import claiming
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
+from ..ground.disk_cache import claiming
 from ..ground.dlpack import CUDA
 from ..ground.native import WORDS, call_word, load, stack
 from ..ground.numba_internals import global_compiler_lock

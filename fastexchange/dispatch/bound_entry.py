@@ -10,8 +10,8 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, code_cache, part
-from ..ground.disk_cache import claiming
 from ..ground.cpython import CALLABLE_CONTEXT
+from ..ground.disk_cache import claiming
 from ..ground.native import call_word, load
 from ..ground.numba_code import can_be_linked, may_keep_arguments
 from ..ground.numba_internals import global_compiler_lock, runtime_library, target_context_with_references

@@ -18,8 +18,8 @@ from numba import types
 
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, cfunction, code_cache
-from ..ground.disk_cache import claiming
 from ..ground.cpython import KERNEL_CONTEXT
+from ..ground.disk_cache import claiming
 from ..ground.dltensor import MAX_NDIM
 from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store
 from ..ground.numba_code import RUNS_PYTHON

@@ -16,8 +16,8 @@ from numba.core import types
 from numba.np.numpy_support import as_dtype
 
 from ..ground.cfunction import CodeUnit, code_cache
-from ..ground.disk_cache import claiming
 from ..ground.cpython import new_none
+from ..ground.disk_cache import claiming
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field, lacks_dtype
 from ..ground.native import call_word, load, native, offset_of
