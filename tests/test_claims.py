@@ -206,7 +206,7 @@ def test_who_waits_does_not_hold_numbas_lock(folder, monkeypatch):
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
     got = []
     with holder(folder) as order, waiting(folder, got):
-        assert global_compiler_lock._lock.acquire(timeout=60)
+        assert global_compiler_lock._lock.acquire(timeout=20)
         global_compiler_lock._lock.release()
         child = os.fork()
         if not child:
