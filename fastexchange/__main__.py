@@ -102,9 +102,10 @@ examples:
 
 exit code 1 when a kernel cannot be compiled, or its code is not kept, else 0"""
 _RECORD = """\
-FILE gets the signatures, as JSON. Kernels that the program defines itself, or makes in functions,
-cannot be imported by their names: they are left out, and named. Calls of child processes are not
-recorded.
+FILE gets the signatures, as JSON, when the program ends, also by an exception or sys.exit(). If it
+ends by os._exit() or is killed, FILE stays as it was. Kernels that the program defines itself, or
+makes in functions, cannot be imported by their names: they are left out, and named. Only this
+process is seen: calls in child processes, as those of a pool's workers, are not recorded.
 
 examples:
   python -m fastexchange record -o recorded.json -- train.py --epochs 1

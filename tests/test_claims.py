@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from interpreter import run_python
 
 from fastexchange.ground import disk_cache
 from fastexchange.ground.disk_cache import CacheFolder
+from fastexchange.ground.numba_internals import global_compiler_lock
 
 pytestmark = needs_fork
 
@@ -55,12 +57,17 @@ def holder(folder: CacheFolder, name: str = "name", key: str = "key"):
             os.close(each)
 
 
+def claim_of(folder: CacheFolder, key: str = "key"):
+    """Claim an entry; wait if it is claimed."""
+    return disk_cache.claiming(folder.claim)("name", key)
+
+
 def left(folder: CacheFolder) -> list[str]:
     return sorted(path.name for path in folder.path.iterdir() if path.name.endswith(".tmp"))
 
 
 def test_a_claim_leaves_no_file(folder):
-    claim = folder.claim("name", "key")
+    claim = claim_of(folder)
     assert len(left(folder)) == 1
     assert folder.save("name", "key", 3)
     claim.release(True)
@@ -72,7 +79,7 @@ def test_a_claim_leaves_no_file(folder):
 def test_who_waits_loads_what_the_other_has_made(folder):
     with holder(folder) as order:
         order("s")
-        claim = folder.claim("name", "key")
+        claim = claim_of(folder)
         assert folder.load("name", "key") == "made"
         if claim is not None:
             claim.release(True)
@@ -81,7 +88,7 @@ def test_who_waits_loads_what_the_other_has_made(folder):
 
 def test_another_entry_is_not_waited_for(folder):
     with holder(folder):
-        folder.claim("name", "another").release(False)
+        claim_of(folder, "another").release(False)
         folder.claim("another", "key").release(False)
 
 
@@ -95,7 +102,7 @@ def test_a_holder_that_is_killed(folder, order_first, monkeypatch):
         else:
             signal.signal(signal.SIGALRM, lambda *_: order("d"))
             signal.setitimer(signal.ITIMER_REAL, 0.05)
-        claim = folder.claim("name", "key")
+        claim = claim_of(folder)
     assert claim is not None and folder.load("name", "key") is None and len(left(folder)) == 1
     claim.release(False)
     assert left(folder) == []
@@ -110,23 +117,130 @@ def test_what_could_not_be_kept_is_made_by_all_at_once(folder):
             time.sleep(0.01)
         assert os.fstat(handle).st_size
         os.close(handle)
-    claim = folder.claim("name", "key")  # a later process tries again
-    claim.release(True)
     with holder(folder) as order:
         signal.signal(signal.SIGALRM, lambda *_: order("g"))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        assert folder.claim("name", "key") is None
+        claim_of(folder).release(True)
     assert left(folder) == []
+
+
+def test_a_note_that_it_was_not_kept_needs_no_space(folder, monkeypatch):
+    claim = claim_of(folder)
+    handle = os.open(folder.path / left(folder)[0], os.O_RDWR)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    claim.release(False)
+    assert left(folder) == [] and os.fstat(handle).st_size
+    os.close(handle)
+    claim = claim_of(folder)
+    monkeypatch.setattr(os, "ftruncate", full)
+    claim.release(False)
+    assert left(folder) == [], "without a note the file was not removed"
+
+
+def test_a_holder_that_is_killed_after_its_note(folder):
+    """Its file does not stop later processes from claiming."""
+    claim = claim_of(folder)
+    (file,) = left(folder)
+    claim.drop()
+    (folder.path / file).write_text("not kept")
+    claim = claim_of(folder)
+    assert claim is not None and (folder.path / file).stat().st_size == 0
+    claim.release(True)
 
 
 def test_waiting_has_a_limit(folder, monkeypatch):
     monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 0.1)
     with holder(folder):
-        assert folder.claim("name", "key") is None
-        monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
-        claim = folder.claim("name", "another")
-        assert folder.claim("name", "key") is None, "it waited with a claim of its own: two processes could wait for each other"
-        claim.release(True)
+        assert claim_of(folder) is None
+
+
+def test_within_a_compilation_nobody_waits(folder, monkeypatch):
+    """Two processes could wait for each other, and all threads of both for them."""
+    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
+    with holder(folder):
+        with global_compiler_lock:
+            assert claim_of(folder) is None
+
+        @disk_cache.claiming
+        def compiled():
+            claim = folder.claim("name", "another")
+            assert folder.claim("name", "key") is None
+            claim.release(True)
+
+        @disk_cache.claiming
+        def compiled_without_a_claim():
+            with global_compiler_lock:
+                assert claim_of(folder) is None
+                assert folder.claim("name", "key") is None
+
+        compiled(), compiled_without_a_claim()
+
+
+@contextlib.contextmanager
+def waiting(folder: CacheFolder, got: list):
+    """A thread that waits as for the code of a kernel."""
+    tried = threading.Event()
+
+    @disk_cache.claiming
+    @global_compiler_lock
+    def compiled():
+        tried.set()
+        got.append(folder.claim("name", "key"))
+
+    thread = threading.Thread(target=compiled, daemon=True)
+    thread.start()
+    assert tried.wait(60)
+    time.sleep(0.05)
+    assert thread.is_alive() and not got
+    yield
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_who_waits_does_not_hold_numbas_lock(folder, monkeypatch):
+    """Other threads compile meanwhile, and so do children that are forked."""
+    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
+    got = []
+    with holder(folder) as order, waiting(folder, got):
+        assert global_compiler_lock._lock.acquire(timeout=20)
+        global_compiler_lock._lock.release()
+        child = os.fork()
+        if not child:
+            os._exit(not global_compiler_lock._lock.acquire(timeout=10))
+        assert os.waitpid(child, 0)[1] == 0
+        order("d")
+    assert got[0] is not None
+    got[0].release(True)
+
+
+def test_who_waits_looks_for_the_entry(folder, monkeypatch):
+    """Another process may have made it without a claim, after its limit."""
+    monkeypatch.setattr(disk_cache, "CLAIM_WAITS", 1000.0)
+    got = []
+    with holder(folder), waiting(folder, got):
+        assert folder.save("name", "key", "made")
+    assert got == [None] and folder.load("name", "key") == "made"
+
+
+def test_a_claim_that_is_not_needed_any_more(folder):
+    """What the call makes has been made by another thread meanwhile."""
+    calls = []
+
+    @disk_cache.claiming
+    def compiled():
+        calls.append(1)
+        if len(calls) == 1:
+            folder.claim("name", "key")
+
+    with holder(folder) as order:
+        signal.signal(signal.SIGALRM, lambda *_: order("d"))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        compiled()
+    assert len(calls) == 2 and left(folder) == [] and not disk_cache._claims
 
 
 def test_ctrl_c_while_waiting(folder):
@@ -134,13 +248,13 @@ def test_ctrl_c_while_waiting(folder):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            folder.claim("name", "key")
-    claim = folder.claim("name", "key")
+            claim_of(folder)
+    claim = claim_of(folder)
     claim.release(True)
 
 
 def test_a_forked_child_has_no_claim(folder):
-    claim = folder.claim("name", "key")
+    claim = claim_of(folder)
     told, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -150,7 +264,7 @@ def test_a_forked_child_has_no_claim(folder):
         os._exit(bool(disk_cache._claims))
     assert len(left(folder)) == 1, "the child has released it"
     claim.release(False)
-    again = folder.claim("name", "key")
+    again = claim_of(folder)
     assert again is not None, "the child has kept it"
     again.release(True)
     os.write(tell, b"1")
@@ -164,12 +278,12 @@ def test_folders_in_which_nothing_can_be_claimed(tmp_path, monkeypatch):
     shared = CacheFolder(tmp_path / "shared")
     shared.path.mkdir()
     shared.path.chmod(0o777)
-    assert shared.claim("name", "key") is None and list(shared.path.iterdir()) == []
+    assert claim_of(shared) is None and list(shared.path.iterdir()) == []
     folder = CacheFolder(tmp_path / "cache")
-    claim = folder.claim("name", "key")
+    claim = claim_of(folder)
     shutil.rmtree(folder.path)
     claim.release(False)
-    claim = folder.claim("name", "key")
+    claim = claim_of(folder)
     folder.path.rename(tmp_path / "gone")
     claim.release(True)
     assert not folder.path.exists()
@@ -178,22 +292,22 @@ def test_folders_in_which_nothing_can_be_claimed(tmp_path, monkeypatch):
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    assert folder.claim("name", "key") is None and not disk_cache._claims
+    assert claim_of(folder) is None and not disk_cache._claims
     monkeypatch.setattr(disk_cache, "fcntl", None)
-    assert folder.claim("name", "key") is None
+    assert claim_of(folder) is None
 
 
 def test_a_link_in_the_place_of_a_claim(folder, tmp_path):
-    claim = folder.claim("name", "key")
+    claim = claim_of(folder)
     (file,) = left(folder)
     claim.release(True)
     target = tmp_path / "target"
     (folder.path / file).symlink_to(target)
-    assert folder.claim("name", "key") is None and not target.exists()
+    assert claim_of(folder) is None and not target.exists()
 
 
 def test_abandoned_claims_are_removed(folder):
-    claim = folder.claim("name", "key")
+    claim = claim_of(folder)
     (file,) = left(folder)
     claim.drop()
     os.utime(folder.path / file, (1, 1))
@@ -325,6 +439,48 @@ def test_a_process_that_does_not_go_on(warm, emptied):
         for each in holding:
             each.communicate(b"\n")
     assert all(path.exists() for path in entries), "what was compiled without a claim was not kept"
+
+
+@pytest.mark.slow
+def test_a_thread_that_waits_for_a_kernel_stops_no_other(warm, emptied):
+    """Nor a forked child: both compile, while the thread waits for the code of another kernel."""
+    compiled(warm, 1)
+    (path,) = emptied.glob("*.other*.entry")
+    path.unlink()
+    program = """
+        import fcntl, os, signal, sys, threading
+        sys.path.insert(0, sys.argv[1])
+        import numpy as np
+        import kernels_of_the_test as k
+        from fastexchange import fast_args
+        from fastexchange.ground.disk_cache import CacheFolder
+
+        holding = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT)
+        fcntl.flock(holding, fcntl.LOCK_EX)
+        has_missed, claimed = threading.Event(), CacheFolder._claimed
+
+        def noted(self, name, key, waits):
+            if waits:
+                has_missed.set()
+            return claimed(self, name, key, waits)
+
+        CacheFolder._claimed = noted
+        thread = threading.Thread(target=k.other, args=(np.arange(3.0), 2), daemon=True)
+        thread.start()
+        assert has_missed.wait(100)
+        signal.alarm(60)
+        print(fast_args(lambda x: x + 1)(1), flush=True)
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            os._exit(fast_args(lambda x: x + 2)(1) != 3)
+        print(os.waitpid(child, 0)[1], thread.is_alive())
+        os.close(holding)
+        thread.join()
+        print(k.other.stats.cache_misses.total())
+        """
+    done = run_python(program, str(warm), f"{path}.claim.tmp", NUMBA_CACHE_DIR=str(warm / "cache"))
+    assert done.stdout.split() == ["2", "0", "True", "1"] and path.exists()
 
 
 @pytest.mark.slow

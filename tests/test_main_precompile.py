@@ -11,7 +11,7 @@ from numba.core import sigutils
 from shell import run, run_here
 
 from fastexchange import fast_args
-from fastexchange.calls.signature_text import text_of
+from fastexchange.calls.signature_text import text_of, types_in
 
 MODULE = """
 import numpy as np
@@ -144,6 +144,11 @@ def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
     assert "no cache=True" in lines[2] and "not compiled: UnknownType: scaled(): argument 'factor'" in lines[3]
 
 
+def test_explain_says_that_there_is_nothing_to_carry(imported):
+    (line,) = (line for line in run_here("explain", "worked:loose").stdout.splitlines() if line.startswith("  pickle"))
+    assert "carries no machine code: nothing is compiled in this process" in line
+
+
 @pytest.mark.parametrize(("target", "listed", "said"), [
     ("worked", "number", "list of tuples"),
     ("worked", "None", "has no __precompile__"),
@@ -152,20 +157,62 @@ def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
     ("worked", "[(scaled,)]", "list of tuples"),
     ("worked", "[(number, 3)]", "is not a kernel"),
     ("worked", "lambda: 1 / 0", "failed: ZeroDivisionError"),
+    ("worked", "lambda: exit(5)", "failed: SystemExit: 5"),
     ("worked:number", "[(scaled, (1,))]", "is not a kernel"),
     ("worked:loose", "[(scaled, (1,))]", "has no entry for loose"),
     ("worked:none", "[(scaled, (1,))]", "its kernels: bad, inner, loose, pair, scaled"),
     ("no_such_module", "[]", "cannot be imported"),
     ("no_such.json", "[]", "cannot be read"),
     ("worked.json", "[]", "is not a file of"),
+    ("empty.json", "[]", "has no signatures"),
+    ("none.json", "[]", "has no signatures"),
+    ("evil.json", "[]", "is no signature"),
+    ("file.json", "[]", "names a file"),
 ])  # fmt: skip
 def test_targets_that_name_nothing(imported, monkeypatch, target, listed, said):
     (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
-    (imported / "worked.json").write_text('{"kernels": {"worked:scaled": [3]}}')
+    for name, kernels in {
+        "worked": {"worked:scaled": [3]}, "empty": {}, "none": {"worked:scaled": []}, "file": {"worked.py:scaled": []},
+        "evil": {"worked:scaled": ["__import__('os').mkdir('made')"]},
+    }.items():  # fmt: skip
+        (imported / f"{name}.json").write_text(json.dumps({"kernels": kernels}))
     monkeypatch.chdir(imported)
     done = run_here("precompile", target)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("python -m fastexchange precompile: ") and said in done.stderr
+    assert not (imported / "made").exists()
+
+
+def test_without_a_compiler(folder):
+    for target in ("worked", "worked:loose"):
+        done = run("precompile", target, path=folder, NUMBA_DISABLE_JIT="1")
+        assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr and "0x" not in done.stderr
+
+
+@pytest.mark.parametrize("program", [
+    "os.kill(os.getpid(), signal.SIGTERM)", "os._exit(3)", "none.py", "-m no_such_module", "[",
+])  # fmt: skip
+def test_an_earlier_file_is_kept(folder, monkeypatch, program):
+    """Of a program that is killed, and of one that there is not."""
+    monkeypatch.chdir(folder)
+    recorded = '{"kernels": {}}'
+    (folder / "recorded.json").write_text(recorded)
+    (folder / "dies.py").write_text(f"import os, signal\n{program}\n")
+    is_named = program.startswith(("none", "-m"))
+    done = run("record", "-o", "recorded.json", *(program.split() if is_named else ["dies.py"]))
+    assert done.returncode != 0
+    if program == "[":  # it has ended by an exception
+        assert "0 signatures" in done.stderr
+    else:
+        assert (folder / "recorded.json").read_text() == recorded
+    assert not list(folder.glob(".*"))
+
+
+def test_a_child_process_is_not_recorded(folder):
+    child = "worked.scaled(np.ones(2)), os._exit(0)"
+    (folder / "parent.py").write_text(f"import os, worked, numpy as np\nif not os.fork(): {child}\nos.wait()")
+    done = run("record", "-o", folder / "recorded.json", folder / "parent.py", path=folder)
+    assert done.returncode == 0 and "0 signatures of 0 kernels" in done.stderr and "child processes" in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -173,11 +220,13 @@ def test_targets_that_name_nothing(imported, monkeypatch, target, listed, said):
     (("record", "-o", "x.json"), "PROGRAM"),
     (("record", "-o", "x.txt", "program.py"), "end in .json"),
     (("record", "-o", "none/x.json", "program.py"), "cannot be written"),
+    (("record", "-o", "folder.json", "program.py"), "cannot be written"),
     (("record", "-o", "x.json", "none.py"), "is not a file"),
     (("precompile",), "TARGET"),
 ])  # fmt: skip
 def test_wrong_arguments(folder, monkeypatch, arguments, said):
     monkeypatch.chdir(folder)
+    (folder / "folder.json").mkdir()
     done = run_here(*arguments)
     assert done.returncode == 2 and said in done.stderr
 
@@ -188,11 +237,27 @@ def test_wrong_arguments(folder, monkeypatch, arguments, said):
     types.Array(types.int64, 0, "C"), types.UniTuple(types.int64, 2), types.UniTuple(types.int64, 1), types.Tuple(()),
     types.Tuple((types.int64, types.float64[:])), types.Optional(types.int32), types.Omitted(2.5), types.Omitted("a'b"),
     types.List(types.float64[::1], reflected=True), types.NPDatetime("ns")[:], types.bool_[:],
+    types.float64[::1], types.Omitted(-1.5), types.Omitted(1 + 2j), types.Omitted(None),
 ])  # fmt: skip
 def test_types_as_text(numba_type):
     text = text_of((numba_type, types.int8))
     assert text is not None and sigutils.normalize_signature(text)[0] == (numba_type, types.int8)
     assert sigutils.normalize_signature(text_of((numba_type,)))[0] == (numba_type,) and text_of(()) == "()"
+    assert types_in(text) == (numba_type, types.int8) and types_in("()") == ()
+
+
+@pytest.mark.parametrize("text", [
+    "float64", "(float64)", "(print,)", "(open('made', 'w'),)", "(float64.__class__,)", "(float64(float64),)", "(Array,)",
+    "(Array(float64, 1),)", "(Array(float64, 1, 'X'),)", "(Omitted(print),)", "(Omitted(value=1),)", "(Tuple(float64),)",
+    "(float64[0],)", "(float64[::2],)", "(float64[1:],)", "(Function(print),)", "(List(float64, **{}),)", "(*(float64,),)",
+    "(lambda: 1,)", "()()", "(" * 1000, "-" * 100_000, "(int64,)\0", "", "(no_such,)", "(__builtins__,)", "(np,)",
+])  # fmt: skip
+def test_text_that_is_no_signature(text, tmp_path, monkeypatch):
+    """It is not evaluated."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is no signature"):
+        types_in(text)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_types_without_a_text():

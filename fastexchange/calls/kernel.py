@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from numba.core import compiler, sigutils
 
 from ..ground.cpython import NativeDispatcher, enable_vectorcall
+from ..ground.disk_cache import claiming
 from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
@@ -199,7 +200,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def _compile_claimed(self, sig):
         """Numba's ``compile`` of a kernel with ``cache=True``: afterwards this process claims no entry any more."""
         try:
-            return super().compile(sig)
+            return claiming(super().compile)(sig)
         finally:
             self._cache.release(sig, self.targetctx.codegen())
 

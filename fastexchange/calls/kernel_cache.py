@@ -95,7 +95,7 @@ class Entries:
     def load(self, key):
         """Return the data saved with this key. None: compile, and then :meth:`release` the key.
 
-        Waits if another process is compiling for this key.
+        Raises what :func:`disk_cache.claiming` waits for, if another process is compiling for this key.
         """
         self._not_described.pop(key, None)
         text = self.text(key)

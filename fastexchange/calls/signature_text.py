@@ -1,12 +1,13 @@
-"""Signatures as text that Numba reads again, for files: ``(float64[:, ::1], int64)``."""
+"""Signatures as text for files, that Numba reads, too: ``(float64[:, ::1], int64)``."""
 
+import ast
 from typing import Any, cast
 
-from numba.core import sigutils, types
+from numba.core import types
 
-from .declared import as_computed
+from ..ground.half.formats import FORMATS
 
-__all__ = ["text_of"]
+__all__ = ["text_of", "types_in"]
 
 _LAYOUTS = {
     "A": lambda ndim: [":"] * ndim,
@@ -20,10 +21,55 @@ def text_of(signature: tuple) -> str | None:
     """Return the text of argument types, for ``numba.njit`` and ``precompile``. None: a type in it cannot be written so."""
     text = _listed(signature)
     try:
-        is_right = sigutils.normalize_signature(as_computed(text))[0] == signature
-    except Exception:  # it is evaluated: a name that Numba does not have, a default that Python does not read
+        return text if types_in(text) == signature else None
+    except ValueError:
         return None
-    return text if is_right else None
+
+
+def types_in(text: str) -> tuple:
+    """Return the argument types of a text of :func:`text_of`. Any other text is a ValueError; none is evaluated."""
+    names = vars(types)
+    if any(form.name in text for form in FORMATS):
+        from ..ground.half.known import TYPES
+
+        names = {**names, **TYPES}
+    try:
+        return _read_all(ast.parse(text, mode="eval").body, names)
+    except Exception as error:  # the parser's, or that of a type, whose values are not as text_of writes them
+        raise ValueError(f"{text[:100]!r} is no signature: {type(error).__name__}") from error
+
+
+def _read_all(node: ast.AST, names: dict) -> tuple:
+    if not isinstance(node, ast.Tuple):
+        raise ValueError
+    return tuple(_read(each, names) for each in node.elts)
+
+
+def _read(node: ast.AST, names: dict) -> Any:
+    if isinstance(node, ast.Name):
+        found = names.get(node.id)
+    elif isinstance(node, ast.Subscript):
+        dims = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        slices = [slice(None, None, _DIMS[ast.unparse(dim)]) for dim in dims]
+        found = _read(node.value, names)[slices[0] if len(slices) == 1 else tuple(slices)]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        first, *further = node.args
+        options = {cast(str, option.arg): ast.literal_eval(option.value) for option in node.keywords}
+        found = getattr(types, node.func.id)(_MADE_OF[node.func.id](first, names), *map(ast.literal_eval, further), **options)
+    else:
+        found = None
+    if not isinstance(found, types.Type):
+        raise ValueError
+    return found
+
+
+_DIMS = {":": None, "::1": 1}
+_MADE_OF = {
+    **dict.fromkeys(("Array", "List", "Optional"), _read),
+    **dict.fromkeys(("NPDatetime", "NPTimedelta", "Omitted"), lambda node, names: ast.literal_eval(node)),
+    "Tuple": _read_all,
+}
+"""The types that :func:`_text` writes as a call, and how their first argument is read."""
 
 
 def _listed(numba_types) -> str:

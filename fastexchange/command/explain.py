@@ -25,6 +25,7 @@ def _lines(facts: list[tuple[str, str]]) -> str:
 def _kernel(kernel) -> str:
     """Describe a kernel: its source, options, compiled signatures and counts."""
     from ..calls.explain import pickled
+    from ..calls.kernel import FastKernel
     from ..dispatch.runtime import runtime
     from ..ground.numba_internals import can_compile
 
@@ -61,7 +62,8 @@ def _kernel(kernel) -> str:
         ("calls", f"{counts.fast} fast, {counts.slow} slow in this process"),
         ("disk cache", kept),
     ]
-    if (content := pickled(kernel)) is not None:
+    if issubclass(type(kernel), FastKernel):
+        content = pickled(kernel) or "no machine code: nothing is compiled in this process"
         facts.append(("pickle", f"carries {content}"))
     return f"{kernel!r}\n{_lines(facts)}"
 

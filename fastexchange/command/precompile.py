@@ -1,6 +1,7 @@
 """``precompile MODULE[:OBJECT] …``: compile kernels before they are called, for images and continuous integration."""
 
 import argparse
+import inspect
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,10 @@ def run(options: argparse.Namespace) -> int:
 def _work_of(target: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield what a target names: for each call to compile for, the kernel's name, the kernel and the call."""
     if target.endswith(".json"):
-        for of, signatures in kernels_in(Path(target)).items():
+        kernels = kernels_in(Path(target))
+        if not any(kernels.values()):
+            raise CommandError(f"{target} has no signatures")
+        for of, signatures in kernels.items():
             name, dotted = split(of)
             kernel = _kernel(find(imported(name), dotted, name), of)
             yield from ((of, kernel, signature) for signature in signatures)
@@ -51,6 +55,8 @@ def _work_of(target: str) -> Iterator[tuple[str, Any, Any]]:
 def _kernel(found: Any, name: str) -> Any:
     from ..calls.kernel import Kernel
 
+    if inspect.isfunction(found) and hasattr(found, "py_func"):
+        raise CommandError(f"{name} is not compiled because NUMBA_DISABLE_JIT is set")
     if not issubclass(type(found), Kernel):
         raise CommandError(f"{name} is not a kernel of fast_args")
     return found
@@ -61,7 +67,7 @@ def _listed(module, name: str) -> list[tuple]:
     listed = getattr(module, "__precompile__", None)
     try:
         listed = listed() if callable(listed) else listed
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CommandError(f"{name}.__precompile__() failed: {one_line(error)}") from error
     if listed is None:
         raise CommandError(f"{name} has no __precompile__: a list of (kernel, call, ...), or a function that returns it; or give "
@@ -69,7 +75,7 @@ def _listed(module, name: str) -> list[tuple]:
     if not isinstance(listed, list | tuple) or not all(type(entry) is tuple and len(entry) > 1 for entry in listed):
         raise CommandError(f"{name}.__precompile__ has to be a list of tuples (kernel, call, ...)")
     for entry in listed:
-        _kernel(entry[0], f"{entry[0]!r} in {name}.__precompile__")
+        _kernel(entry[0], f"{getattr(entry[0], '__qualname__', repr(entry[0]))} in {name}.__precompile__")
     return list(listed)
 
 

@@ -1,13 +1,17 @@
 """``record -o FILE PROGRAM``: run a program, and write down the signatures that its kernels met, for ``precompile FILE``."""
 
 import argparse
+import contextlib
+import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import CommandError
+from .probe import one_line
 from .run import run_program
 
 __all__ = ["kernels_in", "run"]
@@ -16,21 +20,23 @@ __all__ = ["kernels_in", "run"]
 def run(options: argparse.Namespace) -> int:
     """Run the program in this process as ``__main__``, and write the file when it ends, also with an exception.
 
-    Raises CommandError for a file that cannot be written, before the program runs.
+    Until then the file is as it was. Raises CommandError before the program runs, if the file cannot be written.
     """
     if options.output.suffix != ".json":
         raise CommandError(f"{options.output} is not a name for a file of signatures: let it end in .json")
-    file, process = options.output.absolute(), os.getpid()
-    _write(file, {}, {})
+    file, process = options.output.resolve(), os.getpid()
+    with _replaced(file) as temporary:
+        temporary.unlink()
     try:
         run_program(options)
-    finally:
+    except CommandError:  # there is no such program
+        raise
+    except BaseException:
         if os.getpid() == process:  # not in a forked child that leaves the program by an exception
-            kernels, left_out = _recorded()
-            _write(file, kernels, left_out)
-            print(f"{file}: {_count(sum(map(len, kernels.values())))} of {len(kernels)} kernels", file=sys.stderr)
-            for name, why in left_out.items():
-                print(f"  left out: {name}: {why}", file=sys.stderr)
+            _write(file)
+        raise
+    if os.getpid() == process:
+        _write(file)
     return 0
 
 
@@ -38,27 +44,56 @@ def _count(signatures: int) -> str:
     return f"{signatures} signature{'s' * (signatures != 1)}"
 
 
-def _write(file: Path, kernels: dict[str, list[str]], left_out: dict[str, str]) -> None:
-    from .. import __version__
-
-    content = {"fastexchange": __version__, "kernels": kernels, "left_out": left_out}
+@contextlib.contextmanager
+def _replaced(file: Path) -> Iterator[Path]:
+    """Make a file beside `file` that takes its place, if it is still there at the end. Raises CommandError."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        try:
+            if file.exists() and not (file.is_file() and os.access(file, os.W_OK)):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            temporary.touch()
+            yield temporary
+            if temporary.exists():
+                os.replace(temporary, file)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise CommandError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def kernels_in(file: Path) -> dict[str, list[str]]:
-    """Return the content of a file: by ``MODULE:OBJECT``, signatures. Raises CommandError."""
+def _write(file: Path) -> None:
+    """Write what the kernels of this process have met."""
+    from .. import __version__
+
+    kernels, left_out = _recorded()
+    content = {"fastexchange": __version__, "kernels": kernels, "left_out": left_out}
+    with _replaced(file) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    met = f"{_count(sum(map(len, kernels.values())))} of {len(kernels)} kernels"
+    print(f"{file}: {met}, as this process met them; what its child processes met is not recorded", file=sys.stderr)
+    for name, why in left_out.items():
+        print(f"  left out: {name}: {why}", file=sys.stderr)
+
+
+def kernels_in(file: Path) -> dict[str, list[tuple]]:
+    """Return the content of a file: by ``MODULE:OBJECT``, the argument types of each signature. Raises CommandError.
+
+    Nothing in it is evaluated.
+    """
+    from ..calls.signature_text import types_in
+
     try:
         kernels = json.loads(file.read_text("utf-8"))["kernels"]
-        if all(type(given) is list and all(type(each) is str for each in given) for given in kernels.values()):
-            return kernels
+        modules = [module for module, _ in (of.split(":") for of in kernels)]
+        if not any(module.endswith(".py") for module in modules):  # a file, anywhere
+            return {of: [types_in(text) for text in given] for of, given in kernels.items()}
     except OSError as error:
         raise CommandError(f"{file} cannot be read: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError):
-        pass
-    raise CommandError(f"{file} is not a file of `python -m fastexchange record`")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise CommandError(f"{file} is not a file of `python -m fastexchange record`: {one_line(error)}") from error
+    raise CommandError(f"{file} is not a file of `python -m fastexchange record`: it names a file, not a module")
 
 
 def _recorded() -> tuple[dict[str, list[str]], dict[str, str]]:

@@ -18,6 +18,7 @@ from ..dispatch.torch_guard import OFFSETS_TYPE
 from ..ground import cpython as c
 from ..ground.cfunction import code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT, Py_TYPE, PyErr_Occurred
+from ..ground.disk_cache import claiming
 from ..ground.dlpack import CUDA
 from ..ground.native import WORDS, call_word, load, stack
 from ..ground.numba_internals import global_compiler_lock
@@ -112,6 +113,7 @@ def fail(context_address, callable_, position):
 # ---- the entry -------------------------------------------------------------------------------------------------------
 
 
+@claiming
 @global_compiler_lock
 def launch_entry(
     nodes: tuple[Node, ...], count: int, words: int, parameters: tuple[int, ...], changes: tuple[int, ...]

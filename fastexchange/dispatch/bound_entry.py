@@ -11,6 +11,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, code_cache, part
 from ..ground.cpython import CALLABLE_CONTEXT
+from ..ground.disk_cache import claiming
 from ..ground.native import call_word, load
 from ..ground.numba_code import can_be_linked, may_keep_arguments
 from ..ground.numba_internals import global_compiler_lock, runtime_library, target_context_with_references
@@ -96,6 +97,7 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
 # ---- the entry -------------------------------------------------------------------------------------------------------
 
 
+@claiming
 @global_compiler_lock
 def bound_entry(given: tuple, taken: tuple, compiled, boxing: int, has_outputs: bool) -> int:
     """Return the address of the vectorcall of a launch that is bound to arguments of these types. Its frame has their words.

@@ -19,6 +19,7 @@ from numba import types
 from ..ground import cpython as c
 from ..ground.cfunction import CodeUnit, cfunction, code_cache
 from ..ground.cpython import KERNEL_CONTEXT
+from ..ground.disk_cache import claiming
 from ..ground.dltensor import MAX_NDIM
 from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store
 from ..ground.numba_code import RUNS_PYTHON
@@ -353,6 +354,7 @@ def call_boxed(boxed_address, words, message):
 _WORD, _BYTE = ir.IntType(64), ir.IntType(8)
 
 
+@claiming
 @global_compiler_lock
 def boxed_function(boxed: int, fail: int) -> int:
     """Return the address of a C function for PyTorch's dispatcher: :data:`call_boxed` of the ``fx_boxed`` at `boxed`.

@@ -17,6 +17,7 @@ from numba.np.numpy_support import as_dtype
 
 from ..ground.cfunction import CodeUnit, code_cache
 from ..ground.cpython import new_none
+from ..ground.disk_cache import claiming
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import FIRST_PARAMETRIC, dtype_field, lacks_dtype
 from ..ground.native import call_word, load, native, offset_of
@@ -74,6 +75,7 @@ class _Constants(EnvironmentManager):
         return builder.load(builder.gep(self.pointers, [ir.Constant(_INT32, index)]))
 
 
+@claiming
 @global_compiler_lock
 def box(return_type) -> tuple[int, tuple]:
     """Return the address of ``PyObject *(*)(result, constants, frame)`` for a Numba return type, and the constant objects.
@@ -235,6 +237,7 @@ def _build_box(return_type):
     return unit.finish(tuple(manager.objects))
 
 
+@claiming
 @global_compiler_lock
 def raise_error() -> int:
     """Return the address of ``void (*)(code, excinfo)``, which sets the Python exception of a kernel's return code."""

@@ -9,6 +9,7 @@ import functools
 from llvmlite import ir
 
 from ..ground.cfunction import Part, code_cache
+from ..ground.disk_cache import claiming
 from ..ground.numba_internals import global_compiler_lock, runtime_library, target_context_with_references
 from . import fast_exports, fast_parts, fast_readers, structs
 from .boxing import is_plain
@@ -31,6 +32,7 @@ _FALLIBLE = (structs.KIND_STRING, *VIEWS)
 """Kinds whose parts may return ``fast_readers.FAILED``."""
 
 
+@claiming
 @global_compiler_lock
 def fast_entry(
     given: tuple, taken: tuple, nodes: tuple[Node, ...], count: int, boxing: int, needs_owning_exports: bool

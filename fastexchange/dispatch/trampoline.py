@@ -14,6 +14,7 @@ import functools
 from llvmlite import ir
 
 from ..ground.cfunction import CodeUnit, code_cache
+from ..ground.disk_cache import claiming
 from ..ground.numba_internals import (
     argument_leaves,
     argument_packer,
@@ -44,6 +45,7 @@ def word_types_of(numba_types: tuple) -> list:
     return [_as_word_sized(llvm_type) for llvm_type in argument_leaves(target_context(), numba_types)]
 
 
+@claiming
 @global_compiler_lock
 def trampoline(given: tuple, taken: tuple) -> int:
     """Return the address of ``int (*)(kernel, result, excinfo, words)`` for a kernel with argument types `taken`.

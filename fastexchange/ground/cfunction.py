@@ -23,7 +23,7 @@ from numba import types
 from numba.core import config
 
 from . import numba_code, numba_internals
-from .disk_cache import FOLDER, CacheFolder, user_cache
+from .disk_cache import FOLDER, CacheFolder, claiming, user_cache
 from .native import native
 from .numba_internals import global_compiler_lock
 from .once import cached_property
@@ -383,7 +383,8 @@ class CFunction:
             numba_internals.initialize_runtime()  # LLVM ends the process if it does not find a function of Numba's runtime
             module, name = self.key
             key = ("function", module, name)
-            self._address = code_cache.get(key, self.compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
+            get = claiming(code_cache.get)
+            self._address = get(key, self.compile, module, persist=module.startswith(f"{_PACKAGE}."))[0]
         return self._address
 
     def compile(self):

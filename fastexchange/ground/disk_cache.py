@@ -8,30 +8,35 @@ Code is loaded only if no other user could have written it: folder and file belo
 others can write to them, and neither is a link. The folder is opened first and checked through its handle, and files are opened
 relative to the handle, so nobody can replace the folder in between. If an entry fails a check, its code is compiled again.
 
-Processes that miss the same entry at the same time make it once: :meth:`CacheFolder.claim`.
+Processes that miss the same entry at the same time make it once: :meth:`CacheFolder.claim`, :func:`claiming`.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
 import re
 import stat
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 try:
     import fcntl
 except ImportError:  # Windows: every process makes the entries that it misses
     fcntl = None  # type: ignore[assignment]
 
-from .numba_internals import dumps
+from .numba_internals import dumps, global_compiler_lock
 
-__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "digest", "framed", "unframed", "user_cache"]
+__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "claiming", "digest", "framed", "unframed", "user_cache"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FOLDER = "fastexchange"
 """The name of all folders with entries."""
@@ -43,7 +48,7 @@ MAX_ENTRIES, MAX_BYTES = 4000, 1 << 30
 _TOUCH_AFTER = 86400.0  # the load of an entry is noted at most this often
 _TEMPORARY_AGE = 3600.0  # an older temporary file was abandoned by its process
 CLAIM_WAITS = 120.0
-"""Seconds for which a process waits until another one has made an entry; then it makes it itself."""
+"""Seconds for which a thread waits until another process has made an entry; then it makes it itself."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05  # between two looks at a claim
 
 _MAGIC = b"fastexchange entry 1\n"
@@ -170,34 +175,54 @@ class CacheFolder:
         self.path.mkdir(mode=0o755, exist_ok=True)
 
     def claim(self, name: str, key: str) -> "Claim | None":
-        """Claim the making of a missing entry. If another process has claimed it, wait until that is done.
+        """Claim the making of a missing entry. Does not wait: see :func:`claiming`.
 
         Returns a claim: load the entry once more, and else make and save it; then release the claim. Or returns None: make the
-        entry without one, because nothing can be kept in this folder, because the other process could not keep it or takes
-        longer than :data:`CLAIM_WAITS`, or because this process has claimed another entry already. (It does not wait then: the
-        other process may be waiting for that one.)
+        entry without one, because nothing can be kept in this folder, or because another process has claimed it and this thread
+        cannot wait, or has waited.
 
         A claim is a lock on a file, which the system releases when the process ends, however it ends.
         """
+        may_wait, _outermost.may_wait = _outermost.may_wait, False  # what is made from here on is a part of this entry
+        claim, _outermost.claim = _outermost.claim, None
+        if claim is not None and claim.is_for(self, _file_of(name, key)):
+            return claim
+        try:
+            return self._claimed(name, key, waits=0.0)
+        except Claimed:
+            if may_wait:
+                raise
+            return None
+
+    def _claimed(self, name: str, key: str, waits: float) -> "Claim | None":
+        """Claim an entry, or wait at most `waits` seconds until another process has made it, or cannot keep it, or has ended.
+
+        Raises :class:`Claimed` if it is still making the entry then. None: the entry is there, or no claim helps.
+        """
         if fcntl is None:
             return None
-        file, may_wait = _file_of(name, key) + _CLAIM, not _claims
-        deadline, pause = time.monotonic() + CLAIM_WAITS, _FIRST_PAUSE
+        file = _file_of(name, key)
+        deadline, pause = time.monotonic() + waits, _FIRST_PAUSE
         while True:
             handle = None
             try:
                 self._make()
                 with self._opened() as folder:
-                    handle = os.open(folder._at(file), _OPEN_CLAIM, 0o644, dir_fd=folder._handle)
+                    handle = os.open(folder._at(file + _CLAIM), _OPEN_CLAIM, 0o644, dir_fd=folder._handle)
+                has_waited = False
                 while not _is_locked(handle):
-                    if not may_wait or time.monotonic() >= deadline:
-                        return None
+                    if time.monotonic() >= deadline:
+                        raise Claimed(self, name, key)
                     time.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
-                if os.fstat(handle).st_size:  # the other process could not keep the entry
-                    return None
+                    pause, has_waited = min(2 * pause, _LONGEST_PAUSE), True
+                    if os.path.lexists(self.path / file) and self.load(name, key) is not None:
+                        return None
+                if os.fstat(handle).st_size:
+                    if has_waited:  # the other process could not keep the entry
+                        return None
+                    os.ftruncate(handle, 0)  # it was killed before it had removed the file
                 with self._opened() as folder:
-                    if folder.is_at(file, handle):
+                    if folder.is_at(file + _CLAIM, handle):
                         claim = Claim(self, file, handle)
                         handle = None
                         return claim
@@ -273,23 +298,27 @@ _claims: "set[Claim]" = set()
 
 
 class Claim:
-    """The right of this process to make an entry. `handle`: of the locked file, owned."""
+    """The right of this process to make the entry in `file`. `handle`: of the locked file beside it, owned."""
 
     def __init__(self, folder: CacheFolder, file: str, handle: int):
         self._folder, self._file, self._handle = folder, file, handle
         _claims.add(self)
+
+    def is_for(self, folder: CacheFolder, file: str) -> bool:
+        """Whether it is the claim to this entry, and still held."""
+        return self in _claims and (self._folder.path, self._file) == (folder.path, file)
 
     def release(self, is_kept: bool) -> None:
         """Let those who wait load the entry or, if it could not be kept, make it themselves, all at once."""
         if self not in _claims:
             return
         try:
-            with contextlib.suppress(OSError, NotBelieved):
-                if not is_kept:
-                    os.write(self._handle, b"not kept")
-                with self._folder._opened() as folder:
-                    if folder.is_at(self._file, self._handle):
-                        folder.remove(self._file)
+            if not is_kept:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._handle, 1)  # a size, which a full disk has room for
+            with contextlib.suppress(OSError, NotBelieved), self._folder._opened() as folder:
+                if folder.is_at(self._file + _CLAIM, self._handle):
+                    folder.remove(self._file + _CLAIM)
         finally:
             self.drop()
 
@@ -297,6 +326,55 @@ class Claim:
         """Close the file. The lock ends with the last process that has it open."""
         _claims.discard(self)
         os.close(self._handle)
+
+
+class Claimed(Exception):
+    """Another process is making the entry."""
+
+    def __init__(self, folder: CacheFolder, name: str, key: str):
+        super().__init__(name)
+        self.entry = folder, name, key
+
+
+class _Outermost(threading.local):
+    """What a thread has that has called a function of :func:`claiming`, and has not claimed an entry since."""
+
+    may_wait = False
+    claim: Claim | None = None  # to the entry that it has waited for
+
+
+_outermost = _Outermost()
+
+
+def claiming(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a function that takes Numba's compiler lock and may claim an entry: it waits for others without the lock.
+
+    With the lock all threads that compile would wait, too, and a child that is forked meanwhile could never compile. So a claim
+    that another process holds ends the call by :class:`Claimed`; after the wait, of at most :data:`CLAIM_WAITS`, the call is made
+    again. A compilation within another one, for which its thread holds the lock, does not wait: it makes what it misses itself.
+    So who holds a claim never waits for another, and no two processes wait for each other.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if global_compiler_lock.is_locked():
+            _outermost.may_wait = False
+            return function(*args, **kwargs)
+        _outermost.may_wait = True
+        try:
+            try:
+                return function(*args, **kwargs)
+            except Claimed as claimed:
+                folder, name, key = claimed.entry
+            with contextlib.suppress(Claimed):
+                _outermost.claim = folder._claimed(name, key, CLAIM_WAITS)
+            return function(*args, **kwargs)
+        finally:
+            unused, _outermost.claim, _outermost.may_wait = _outermost.claim, None, False
+            if unused is not None:
+                unused.release(is_kept=True)
+
+    return call
 
 
 def _drop_claims() -> None:

@@ -51,7 +51,7 @@ class _NoLock(contextlib.nullcontext):
         return function
 
     def is_locked(self) -> bool:
-        return False
+        return True  # nothing waits without it
 
 
 def note_failure(what: str, error: Exception) -> None:
@@ -528,6 +528,7 @@ def _check_dispatchers() -> None:
     ):  # fmt: skip
         getattr(made, name)
     module_of("numba.core.entrypoints").init_all, made.typingctx._load_builtins
+    expect("whether this thread compiles", type(global_compiler_lock.is_locked()), bool)
     expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
     templates = module_of("numba.core.typing.templates")
     overload = templates.make_overload_template(len, _raised_in, {}, False, "never")
