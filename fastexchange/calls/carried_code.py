@@ -135,7 +135,8 @@ class CarriedCode:
         """What a pickle of the kernel carries now."""
         self.pack(kernel, is_all_checked=True)
         entries = self._entries
-        return Content(len(entries.entries), entries.size, dict(self._left_out), self._unused, tuple(sorted(extensions())))
+        beside = tuple(sorted(extensions())) if entries.entries else ()
+        return Content(len(entries.entries), entries.size, dict(self._left_out), self._unused, beside)
 
     def pack(self, kernel, is_all_checked: bool = False) -> None:
         """Make entries of the code that the kernel has compiled, or loaded from disk, since the last time.
