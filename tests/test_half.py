@@ -480,6 +480,25 @@ def test_promotion_of_literals_formats_and_python_numbers():
     assert fast_args(lambda x, a: np.array([a * x[0]]))(x, np.float32(2)).dtype == np.float32
 
 
+def test_a_numpy_whose_functions_name_no_module():
+    """As before NumPy 2.2. What Numba's decorator of types asks for is not needed."""
+    run_python("""
+        import numpy as np
+        from numba.core.typing import templates
+        own = templates.infer_global
+        def infer_global(value=None, typing=None, **options):
+            if typing is None and isinstance(value, np.ufunc):
+                raise AttributeError("'numpy.ufunc' object has no attribute '__module__'")
+            return own(value, typing, **options)
+        templates.infer_global = infer_global
+
+        import ml_dtypes
+        from fastexchange import fast_args
+        x = np.arange(4).astype(ml_dtypes.bfloat16)
+        assert fast_args(lambda x: np.add(x, x).sum())(x) == 12.0
+    """)
+
+
 # ---- other processors ----------------------------------------------------------------------------------------------
 
 

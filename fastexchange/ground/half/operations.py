@@ -155,7 +155,8 @@ def _finfo(dtype):
 
 overload_first(np.dtype, _dtype)
 for _function in dict.fromkeys([*_OPERATORS, *_BUILTINS, *functions_of_math, *supported_ufuncs]):
-    infer_global(_function)(type(f"{_function.__name__}_AsFloat32", (_AsFloat32,), {}))
+    # Not as a decorator, which asks for the module of a function: NumPy's have one only from 2.2 on.
+    infer_global(_function, types.Function(type(f"{_function.__name__}_AsFloat32", (_AsFloat32,), {"key": _function})))
 for _function in supported_ufuncs:
     _lower_whole_array(_function, _loop, "{}")
     _lower_whole_array(_function, _no_loop, "wide({})")
