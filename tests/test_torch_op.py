@@ -464,7 +464,57 @@ def test_modes_see_kernels_that_declare_their_outputs():
 
 
 def test_functions_of_pytorch_tell_modes():
-    assert torch_modes.can_tell_modes() and torch_modes.can_count_writes()
+    assert torch_modes.why_no_modes() == torch_modes.why_no_counts() == ""
+
+
+UNTOLD = {
+    "a function is missing": "modes._KEY_FUNCTIONS = {name: f'{symbol}_' for name, symbol in modes._KEY_FUNCTIONS.items()}",
+    "a private name is missing": "del torch._C._IncludeDispatchKeyGuard",
+    "no counter is found": "modes._find_counter = lambda at: []",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", UNTOLD)
+def test_a_pytorch_of_whose_modes_and_counters_nothing_is_known(change):
+    """Python makes the calls that a mode may see. Results are the same, and explain and doctor say why."""
+    is_of_modes = "counter" not in change
+    done = run_python(f"""
+        import torch
+        from fastexchange import fast_args
+        from fastexchange.producers import torch_modes as modes
+        {UNTOLD[change]}
+
+        @fast_args(out="x[n] -> y[n]")
+        def twice(x, y):
+            for i in range(x.shape[0]):
+                y[i] = 2 * x[i]
+
+        @fast_args
+        def add(x: torch.Tensor, y: torch.Tensor):
+            for i in range(x.shape[0]):
+                y[i] += x[i]
+
+        op, writing = twice.as_torch_op("fx_untold::twice"), add.as_torch_op("fx_untold::add", mutates=("y",))
+        x = torch.arange(4.0)
+        for _ in range(20):
+            y = torch.zeros(4)
+            writing(x, y)
+            assert torch.equal(y, x) and y._version == 1
+            assert torch.equal(op(x), 2 * x) and torch.equal(twice(x), 2 * x)
+        for function in (op, twice):
+            traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: function(x), tracing_mode="real")(x)
+            assert torch.equal(traced(x + 1), 2 * x + 2), "the tracer has not seen the call"
+        assert torch.equal(torch.jit.trace(lambda x: twice(x), x)(x + 1), 2 * x + 2)
+        assert ("native code cannot tell PyTorch's modes" in str(twice.explain(x))) == {is_of_modes}
+
+        from fastexchange.command import probe
+        found = {{each.name: each for each in probe._torch(torch)}}
+        assert "wrong" not in {{each.status for each in found.values()}}
+        assert (found["torch: modes"].status == "slow") == {is_of_modes}, found["torch: modes"]
+        assert (found["torch: version counters"].status == "slow") == (not {is_of_modes}), found["torch: version counters"]
+    """)  # fmt: skip
+    assert "Exception in thread" not in done.stderr
 
 
 def native_calls(op, *args):

@@ -19,6 +19,8 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import type_name
 from ..producers.buffer import is_numba_only
 from ..producers.ndarray import dtype_of
+from ..producers.torch import is_tensor
+from ..producers.torch_modes import why_no_modes
 from ..producers.torch_offsets import SOURCES
 from .carried_code import Content
 from .compile_errors import declared, raise_named
@@ -181,7 +183,11 @@ def explain_call(kernel, bound: tuple) -> CallExplanation:
             outcome = Outcome("numba", "Numba's own dispatcher makes this call, tensors as NumPy views")
     except Exception as error:
         outcome = refusal(error)
-    return explained(kernel, bound, outcome)
+    found = explained(kernel, bound, outcome)
+    if kernel.out is not None and any(map(is_tensor, bound)) and (why := why_no_modes()):
+        note = f"Python makes each call, because native code cannot tell PyTorch's modes: {why}"
+        found = replace(found, notes=(*found.notes, note))
+    return found
 
 
 def explain_traced(kernel, bound: tuple) -> CallExplanation | None:

@@ -24,7 +24,7 @@ from ..ground.parameters import Parameters
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
 from ..producers import torch
-from ..producers.torch_modes import can_tell_modes
+from ..producers.torch_modes import why_no_modes
 from .results import as_target, tensor_type
 
 __all__ = ["Outputs", "shape_and_dtype"]
@@ -181,7 +181,7 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
     Raises TypeError if it is no tensor, and its framework's exceptions.
     """
     if torch.is_tensor_type(type(value)):
-        can_tell_modes()
+        why_no_modes()  # asked now, as the next call may be native
         learn(value)
         elements = export_of(sys.modules["torch"].empty(0, dtype=value.dtype), what)
         with elements as export:

@@ -17,11 +17,11 @@ from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
 from ..ground.safe_repr import type_name
-from ..producers.torch_modes import can_count_writes
+from ..producers.torch_modes import why_no_counts
 from ..producers.torch_offsets import c_function, guard
 from .torch_schema import Argument, Schema
 
-__all__ = ["BoxedKernel", "call_overload", "count_writes", "result_refused"]
+__all__ = ["BoxedKernel", "call_overload", "count_writes", "result_refused", "why_by_python"]
 
 _KINDS = {
     "Tensor": structs.BOXED_TENSOR, "SymInt": structs.BOXED_INT, "float": structs.BOXED_FLOAT, "bool": structs.BOXED_BOOL
@@ -47,6 +47,13 @@ def _abi() -> dict[str, Any]:
         return {}
     found["aoti_torch_abi_version"].restype = ctypes.c_uint64
     return found
+
+
+def why_by_python() -> str:
+    """Why PyTorch's dispatcher calls all kernels as Python functions; "" if native functions are possible. Imports PyTorch."""
+    if not guard().knows_all:
+        return "the layout of tensors is not verified"
+    return "" if _abi() else "this PyTorch lacks a function of the C ABI for operators"
 
 
 def _kind_of(argument: Argument) -> int:
@@ -92,7 +99,7 @@ class BoxedKernel:
             and len(schema.arguments) + schema.outputs <= MAX_ARGUMENTS
             and all(each.type == "Tensor" or (each.type in _KINDS and not each.is_optional) for each in schema.arguments)
             and (schema.outputs > 0 or kernel._pattern is None)
-            and (not schema.mutated or can_count_writes())
+            and (not schema.mutated or not why_no_counts())
         )
 
     def _dtypes(self) -> list[int]:

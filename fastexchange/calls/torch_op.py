@@ -11,7 +11,7 @@ from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
 from ..producers.torch_kinds import is_differentiated
-from ..producers.torch_modes import can_count_writes, can_tell_modes
+from ..producers.torch_modes import why_no_counts, why_no_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
 from .torch_library import Registered, has_operators, register
@@ -52,8 +52,8 @@ class TorchOp(NativeCallable):
 
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
-        is_native = self.kernel._vectorcall and not self._is_replaced and not self._is_checked and can_tell_modes()
-        if not is_native or (self._schema.mutated and not can_count_writes()):
+        is_native = self.kernel._vectorcall and not self._is_replaced and not self._is_checked and not why_no_modes()
+        if not is_native or (self._schema.mutated and why_no_counts()):
             return
         from ..dispatch.operator_call import vectorcall_operator
 

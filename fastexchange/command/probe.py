@@ -337,6 +337,7 @@ def _torch(torch) -> Iterator[Finding]:
         else:
             text = f"the exchange table, or without one __dlpack__; not memory: {guard.why_no_views}; not the C ABI: {why_no_abi}"
             yield Finding(section, name, NOTHING, text)
+    yield from _torch_operators(section, guard.knows_all)
     yield from _examples(section, iter([_Example("torch.Tensor", torch.arange(4.0), _OWN)]))
     yield from _refused(section, "torch: requires grad", torch.ones(4, requires_grad=True))
     yield from _refused(section, "torch: lazily conjugated", torch.ones(4, dtype=torch.complex64).conj())
@@ -348,6 +349,28 @@ def _torch(torch) -> Iterator[Finding]:
     else:
         text = f"{torch.cuda.device_count()} devices: kernels made by cuda.jit take their tensors, others refuse them"
         yield Finding(cuda, "torch.cuda", OK, text)
+
+
+def _torch_operators(section: str, knows_layout: bool) -> Iterator[Finding]:
+    from ..calls.torch_boxed import why_by_python
+    from ..producers import torch_modes
+
+    if why := torch_modes.why_no_modes():
+        text = f"not told natively, so Python makes the calls of operators, and of kernels that declare outputs: {why}"
+        yield Finding(section, "torch: modes", SLOW, text, _REPORT)
+    else:
+        yield Finding(section, "torch: modes", OK, "verified: native code knows when one sees a call")
+    if not knows_layout:
+        return
+    if why := torch_modes.why_no_counts():
+        text = f"not found, so PyTorch's dispatcher makes the calls of operators that write to arguments: {why}"
+        yield Finding(section, "torch: version counters", SLOW, text, _REPORT)
+    else:
+        yield Finding(section, "torch: version counters", OK, "verified: native code counts what operators write")
+    if why := why_by_python():  # as with PyTorch before 2.10
+        yield Finding(section, "torch: operators", NOTHING, f"PyTorch's dispatcher calls them as Python functions: {why}")
+    else:
+        yield Finding(section, "torch: operators", OK, "PyTorch's dispatcher calls them natively")
 
 
 def _refused(section: str, name: str, tensor) -> Iterator[Finding]:

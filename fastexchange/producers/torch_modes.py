@@ -3,7 +3,7 @@
 A *mode* (``TorchDispatchMode``, ``TorchFunctionMode``: counters of operations, tracers, fake tensors) gets a thread's operators.
 Native code asks PyTorch's C++ functions whether one is active. A *version counter* counts the writes to a tensor, for autograd;
 native code adds to it in memory. Functions and offsets are verified by experiment. Where that fails, PyTorch's dispatcher makes
-the calls of operators.
+the calls of operators, and Python those of kernels that declare outputs.
 
 Source: ``c10/core/impl/LocalDispatchKeySet.h``, ``aten/src/ATen/PythonTorchFunctionTLS.h``, ``c10/core/TensorImpl.h``.
 """
@@ -20,7 +20,7 @@ from ..ground.once import for_ever, once
 from ..ground.readable import checked_address
 from .torch_offsets import alone, c_function, guard
 
-__all__ = ["can_count_writes", "can_tell_modes", "count_write", "has_counter", "is_mode_active", "is_transform_active"]
+__all__ = ["count_write", "has_counter", "is_mode_active", "is_transform_active", "why_no_counts", "why_no_modes"]
 
 CDEF = """
 /* Of PyTorch's modes and version counters. */
@@ -30,6 +30,7 @@ typedef struct {
     int64_t tracer_key;         /* the dispatch key of torch.jit.trace */
     int64_t transform_key;      /* the dispatch key of the transforms of torch.func */
     int64_t function_modes;     /* int64_t (*)(void): how many modes with __torch_function__ are active; 0: nothing is known */
+    int64_t is_unknown;         /* whether PyTorch has been met, and native code cannot ask it: Python does */
     int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
     int64_t counter;            /* in that: a pointer to the version counter, NULL: the tensor has none; 0: it is unknown where */
     int64_t count;              /* in the version counter: the count, a uint32_t */
@@ -47,13 +48,13 @@ def _modes():
 
 @native
 def is_mode_active(heeds_functions):
-    """Whether a mode of PyTorch gets the operators of the calling thread. False before PyTorch is met.
+    """Whether a mode of PyTorch gets the operators of the calling thread, or may. False before PyTorch is met.
 
     ``torch.jit.trace`` is one. `heeds_functions`: whether modes with ``__torch_function__`` count, too.
     """
     modes = _modes()
     if modes.function_modes == 0:
-        return False
+        return modes.is_unknown != 0
     is_included = call_int(modes.is_included, (modes.python_key,)) & 0xFF != 0
     if is_included and call_int(modes.is_excluded, (modes.python_key,)) & 0xFF == 0:
         return True
@@ -96,22 +97,22 @@ _STACK_LENGTH = "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"
 
 
 @once
-def can_tell_modes() -> bool:
-    """Whether native code can tell if a mode is active. Imports PyTorch."""
-    found: list[dict[str, int]] = []
+def why_no_modes() -> str:
+    """Why native code cannot tell if a mode is active; "" if it can. Imports PyTorch."""
     try:
-        alone(lambda: found.append(_find_functions()))
-    except Exception:  # a PyTorch with other private names
-        return False
-    if not found or not found[0]:
-        return False
-    for name, value in found[0].items():
+        found = alone(_find_functions)
+    except Exception as error:  # a PyTorch with other private names
+        found = f"{type(error).__name__}: {error}"
+    if isinstance(found, str):
+        _state.is_unknown = 1
+        return found
+    for name, value in found.items():
         setattr(_state, name, value)
-    return True
+    return ""
 
 
-def _find_functions() -> dict[str, int]:
-    """Find the functions and the key. Returns {} unless they answer as PyTorch does, with a mode and without."""
+def _find_functions() -> dict[str, int] | str:
+    """Find the functions and the keys. Returns why not, unless they answer as PyTorch does, with a mode and without."""
     import torch
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -119,7 +120,7 @@ def _find_functions() -> dict[str, int]:
     functions = {name: c_function(symbol, "c10") for name, symbol in _KEY_FUNCTIONS.items()}
     length = c_function(_STACK_LENGTH)
     if length is None or None in functions.values():
-        return {}
+        return "this PyTorch lacks a C++ function that tells"
     key = torch._C.DispatchKey.Python
     tracer: Any = torch._C._parse_dispatch_key("Tracer")
     number, tracer_number = int(key), int(tracer)  # type: ignore[call-overload]
@@ -162,24 +163,27 @@ def _find_functions() -> dict[str, int]:
     wanted = [none, (True, False, 0, False, False), (True, True, 0, False, False)]
     wanted += [(False, False, 2, False, False), (False, False, 1, False, False)]
     if seen != [*wanted, (False, False, 0, True, False), (False, False, 0, False, True), none]:
-        return {}
+        return "its C++ functions do not tell of a mode that is active"
     addresses = {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in functions.items()}
     keys = {"python_key": number, "tracer_key": tracer_number, "transform_key": transform_number}
     return {**addresses, **keys, "function_modes": ctypes.cast(length, ctypes.c_void_p).value or 0}
 
 
 @once
-def can_count_writes() -> bool:
-    """Whether native code can add to version counters. Imports PyTorch."""
-    found: list[tuple[int, int]] = []
-    if guard().knows_all:
-        alone(lambda: found.extend(_find_counter(guard().native.object)))
+def why_no_counts() -> str:
+    """Why native code cannot add to version counters; "" if it can. Imports PyTorch."""
+    if not guard().knows_all:
+        return "the layout of tensors is not verified"
+    try:
+        found = alone(lambda: _find_counter(guard().native.object))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
     if len(found) != 1:
-        return False
+        return f"they are found at {len(found)} places, not at one"
     _state.object = guard().native.object
     _state.count = found[0][1]
     _state.counter = found[0][0]
-    return True
+    return ""
 
 
 _WORDS, _COUNTS = 32, range(8, 32, 4)  # of an implementation, and where the count may be in a version counter

@@ -12,7 +12,9 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .._abi import ffi
 from ..ground.cpython import function_of
@@ -559,13 +561,28 @@ def _grad_mode_function() -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value if is_right else None
 
 
-def alone(find) -> None:
-    """Call `find` in a new thread: the caller's modes (inference, no gradients, a default device) do not reach it."""
-    experiments = threading.Thread(target=find)
+def alone(find: Callable[[], Any]) -> Any:
+    """Return what `find` returns in a new thread: the caller's modes (inference, no gradients, a default device) do not reach it.
+
+    Raises its exception.
+    """
+    outcome: list = []
+
+    def act() -> None:
+        try:
+            outcome.extend((find(), None))
+        except BaseException as error:
+            outcome.extend((None, error))
+
+    experiments = threading.Thread(target=act)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns about prototype features
         experiments.start()
         experiments.join()
+    found, error = outcome
+    if error is not None:
+        raise error
+    return found
 
 
 def _offsets(step: int, holds) -> list[int]:
