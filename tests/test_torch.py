@@ -306,6 +306,51 @@ def test_the_slow_check_gives_the_same_answers(unknown):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 70
 
 
+PRIVATE_NAMES = (
+    "DisableTorchFunctionSubclass", "_disabled_torch_function_impl", "_dispatch_keys", "_dispatch_tls_is_dispatch_key_included",
+    "_functorch", "_get_tracing_state", "_is_functional_tensor",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_pytorch_without_the_private_names_that_python_code_asks():
+    """No call ends with an AttributeError: results and refusals are the same, by another way."""
+    run_python(f"""
+        import torch, torch._subclasses.fake_tensor
+        for name in {PRIVATE_NAMES}:
+            delattr(torch._C if hasattr(torch._C, name) else torch, name)
+        from fastexchange import convert, explain, fast_args
+        import numpy as np
+
+        @fast_args
+        def total(x):
+            return x.sum()
+
+        @fast_args(out="x[n] -> y[n]")
+        def twice(x, y):
+            y[:] = 2 * x
+
+        x = torch.arange(4.0)
+        op = twice.as_torch_op("fx_private::twice")
+        for _ in range(20):
+            assert total(x) == total(x[::2]) + 4.0 == 6.0
+            assert type(twice(x)) is torch.Tensor and torch.equal(twice(x), 2 * x) and torch.equal(op(x), 2 * x)
+        assert convert(x, np.ndarray).tolist() == x.tolist() and total.bind(x)() == 6.0
+        conjugated = torch.ones(3, dtype=torch.complex64).conj()
+        for odd in (torch.ones(3, requires_grad=True), conjugated, conjugated.imag, torch.ones(3, device="meta")):
+            try:
+                total(odd)
+            except BufferError:
+                continue
+            raise SystemExit("not refused")
+        assert "PyTorch is asked about each" in str(explain(x)) and "PyTorch is asked about each" in str(total.explain(x))
+        from fastexchange.command import probe
+        found = list(probe._torch(torch))
+        assert {{each.status for each in found}} <= {{"ok", "slow", "-"}}, found
+        assert any("_dispatch_keys" in each.text for each in found)
+    """)
+
+
 WITHOUT_A_TABLE = """
     import torch
     for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"):

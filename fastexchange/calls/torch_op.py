@@ -10,7 +10,7 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
-from ..producers.torch_kinds import is_differentiated
+from ..producers.torch_kinds import is_differentiated, private
 from ..producers.torch_modes import why_no_counts, why_no_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
@@ -81,7 +81,8 @@ class TorchOp(NativeCallable):
     def _dispatch(self, /, *args, **kwargs):
         """Make a call by PyTorch's dispatcher. Native code calls this."""
         torch = sys.modules["torch"]
-        if torch._C._functorch.peek_interpreter_stack() is not None and torch.is_grad_enabled():
+        transform = private("_C._functorch.peek_interpreter_stack")
+        if (transform is None or transform() is not None) and torch.is_grad_enabled():
             self._refuse_differentiated(args, kwargs)
         return call_overload(self.overload, args, kwargs)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
-from .torch_kinds import why_no_memory
+from .torch_kinds import private, why_no_memory, without_subclasses
 from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
 
 __all__ = [
@@ -36,7 +36,7 @@ def overrides_functions(cls: type) -> bool:
     import torch
 
     own = getattr(cls, "__torch_function__", None)
-    inherited = (torch.Tensor.__torch_function__, torch._C._disabled_torch_function_impl)
+    inherited = (torch.Tensor.__torch_function__, private("_C._disabled_torch_function_impl"))
     return getattr(own, "__func__", own) not in [getattr(known, "__func__", known) for known in inherited]
 
 
@@ -46,7 +46,7 @@ def narrow_elements(tensor) -> str | None:
         return None
     import torch
 
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         dtype = cast(Any, torch.Tensor.dtype).__get__(tensor)
     return str(dtype).removeprefix("torch.") if is_narrow(dtype) else None
 
@@ -81,7 +81,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     import torch
 
     found = guard()
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass's Python code may answer otherwise
+    with without_subclasses():  # a subclass's Python code may answer otherwise
         of: Any = torch.Tensor
         requires_grad, tensor_layout = of.requires_grad.__get__(tensor), of.layout.__get__(tensor)
         is_conjugated, is_negated = of.is_conj(tensor), of.is_neg(tensor)
@@ -113,8 +113,9 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
             "it requires grad, and autograd would not see what is done with its memory; pass its detach(), or call within "
             "torch.no_grad()"
         )
-    keys = torch._C._dispatch_keys(tensor)
-    if keys.has(torch._C.DispatchKey.Python):
+    keys, key = private("_C._dispatch_keys"), private("_C.DispatchKey.Python")
+    is_known = keys is not None and key is not None
+    if keys(tensor).has(key) if is_known else type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise BufferError(f"{type(tensor).__name__} defines __torch_dispatch__, so its memory need not be its value")
     _call_dlpack(tensor.detach() if requires_grad else tensor)
 
@@ -137,7 +138,7 @@ def check_kind(tensor) -> None:
     cls = type(tensor)
     if overrides_functions(cls) or cls.__dlpack__ is not torch.Tensor.__dlpack__:  # it may export what PyTorch does not
         return
-    with torch._C.DisableTorchFunctionSubclass():
+    with without_subclasses():
         of: Any = torch.Tensor
         dtype, is_meta = of.dtype.__get__(tensor), of.is_meta.__get__(tensor)
     if is_meta:
@@ -152,10 +153,9 @@ def check_kind(tensor) -> None:
 
 def check_storage(tensor) -> None:
     """Raise BufferError for a tensor that is longer than its storage, after a ``resize_()`` of the storage."""
-    import torch
 
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_subclasses():
             size = tensor.untyped_storage().nbytes()
             last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
             end = (tensor.storage_offset() + last + 1) * tensor.element_size()

@@ -1,30 +1,50 @@
-"""Messages for PyTorch's tensors without memory for each element: their kind, and what to pass instead.
+"""Kinds of PyTorch's tensors, and messages for those without memory for each element: what to pass instead.
 
-They are used after a refusal, because PyTorch's own messages describe its internals.
+Messages are used after a refusal, because PyTorch's own describe its internals. What tells the kinds is private to PyTorch: where
+a version lacks it, another way is taken, or a tensor is of no such kind, and its dispatch keys decide.
 """
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_differentiated", "is_dispatch_mode_active", "is_symbolic", "why_no_memory"]
+__all__ = ["is_differentiated", "is_dispatch_mode_active", "is_symbolic", "private", "why_no_memory", "without_subclasses"]
+
+
+def private(name: str) -> Any:
+    """What has this dotted name below ``torch``; None if this PyTorch lacks it, or none is imported."""
+    found: Any = sys.modules.get("torch")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def without_subclasses():
+    """Context manager: no Python code of a subclass answers for a tensor."""
+    return getattr(sys.modules["torch"]._C, "DisableTorchFunctionSubclass", contextlib.nullcontext)()
 
 
 def is_dispatch_mode_active() -> bool:
     """Whether a ``TorchDispatchMode`` or ``torch.jit.trace`` gets the operators of this thread. Does not import PyTorch."""
-    own: Any = getattr(sys.modules.get("torch"), "_C", None)
-    if own is None:
-        return False
-    if own._get_tracing_state() is not None:
+    traced = private("_C._get_tracing_state") or private("jit.is_tracing")
+    if traced is not None and traced() not in (None, False):
         return True
-    key = own.DispatchKey.Python
-    return own._dispatch_tls_is_dispatch_key_included(key) and not own._dispatch_tls_is_dispatch_key_excluded(key)
+    told = [private(f"_C.{name}") for name in ("DispatchKey.Python", *_TELL_OF_KEYS)]
+    if None not in told:
+        key, is_included, is_excluded = told
+        return is_included(key) and not is_excluded(key)
+    current = private("utils._python_dispatch._get_current_dispatch_mode")
+    return current is not None and current() is not None
+
+
+_TELL_OF_KEYS = "_dispatch_tls_is_dispatch_key_included", "_dispatch_tls_is_dispatch_key_excluded"
 
 
 def is_differentiated(value) -> bool:
     """Whether `value` is a tensor by which a transform of ``torch.func`` differentiates (``grad``, ``vjp``, ``jvp`` …)."""
     torch: Any = sys.modules["torch"]
-    return issubclass(type(value), torch.Tensor) and _asked(torch._C._functorch, "is_gradtrackingtensor", value)
+    return issubclass(type(value), torch.Tensor) and _asked(private("_C._functorch"), "is_gradtrackingtensor", value)
 
 
 def is_symbolic(value) -> bool:
@@ -35,19 +55,19 @@ def is_symbolic(value) -> bool:
     torch: Any = sys.modules.get("torch")
     if not issubclass(type(value), getattr(torch, "Tensor", ())):
         return False
-    functorch = torch._C._functorch
+    functorch = private("_C._functorch")
     if type(value) is not torch.Tensor and type(value) is not torch.nn.Parameter:
         functional = getattr(sys.modules.get("torch._subclasses.functional_tensor"), "FunctionalTensor", ())
         return isinstance(value, functional) or _is_fake(value)
-    with torch._C.DisableTorchFunctionSubclass():
-        return _asked(functorch, "is_batchedtensor", value) or torch._is_functional_tensor(value)
+    with without_subclasses():
+        return _asked(functorch, "is_batchedtensor", value) or _asked(torch, "_is_functional_tensor", value)
 
 
 def why_no_memory(tensor) -> str | None:
     """Why a PyTorch tensor has no memory, or other memory than its value, with advice; None for any other kind."""
     torch: Any = sys.modules["torch"]
-    functorch = torch._C._functorch
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass's Python code may answer otherwise
+    functorch = private("_C._functorch")
+    with without_subclasses():  # a subclass's Python code may answer otherwise
         for is_kind, why in (
             (lambda t: _asked(functorch, "is_batchedtensor", t), _BATCHED),
             (lambda t: _asked(functorch, "is_functorch_wrapped_tensor", t), _TRANSFORMED),
