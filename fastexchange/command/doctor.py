@@ -51,17 +51,23 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def fits(version: str, specifiers: str) -> bool:
-    """Whether a version satisfies ``>=`` and ``<`` specifiers, as in ``>=3.10,<3.14``. Other specifiers are ignored.
+def misfit(version: str, specifiers: str) -> str:
+    """How a version misses ``>=`` and ``<`` specifiers, as in ``>=3.10,<3.14``: "older", "newer", "" if it does not.
 
-    >>> fits("0.68.1", ">=0.68"), fits("3.14.0", ">=3.10,<3.14")
-    (True, False)
+    Other specifiers are ignored.
+
+    >>> misfit("0.68.1", ">=0.68"), misfit("3.9.1", ">=3.10,<3.14"), misfit("3.14.0", ">=3.10,<3.14")
+    ('', 'older', 'newer')
     """
     given = _numbers(version)
-    for operator, wanted in re.findall(r"(>=|<)\s*([\d.]+\d)", specifiers):
+    for operator, wanted in re.findall(r"(>=|<)\s*([\d.]*\d)", specifiers):
         if (given >= _numbers(wanted)) != (operator == ">="):
-            return False
-    return True
+            return "older" if operator == ">=" else "newer"
+    return ""
+
+
+_UNTRIED = "newer than what is tested{}: what cannot be verified takes a safer path"
+_TRY_IT = "run the tests (see CONTRIBUTING), and report their result"
 
 
 def _metadata() -> tuple[str, list[str], str]:
@@ -94,10 +100,13 @@ def _is_framework(requirement: str) -> bool:
 def _interpreter(requires: str) -> Iterator[Finding]:
     section = "interpreter"
     text = f"{platform.python_implementation()} {platform.python_version()} ({sys.executable})"
-    if fits(platform.python_version(), requires):
-        yield Finding(section, "version", OK, text)
-    else:
+    missed = misfit(platform.python_version(), requires)
+    if missed == "older":
         yield Finding(section, "version", WRONG, f"{text}: this package needs {requires}", "use such an interpreter")
+    elif missed:  # no number says that it does not work
+        yield Finding(section, "version", NOTHING, f"{text}, {_UNTRIED.format(f' ({requires})')}", _TRY_IT)
+    else:
+        yield Finding(section, "version", OK, text)
     if is_free_threaded():
         text = "a free-threaded interpreter: Numba's own dispatcher makes all calls, with tensors as NumPy views"
         yield Finding(section, "GIL", SLOW, text, "for native calls use the interpreter with the GIL, whose name has no t")
@@ -107,7 +116,7 @@ def _interpreter(requires: str) -> Iterator[Finding]:
         known = ", ".join(f"{system} on {machine}" for system, machine in TESTED)
         own = f"{sys.platform} on {platform.machine()}"
         text = f"{own} is not tested here, only {known}: what cannot be verified takes a safer path"
-        yield Finding(section, "platform", NOTHING, text, "run the tests (see CONTRIBUTING), and report their result")
+        yield Finding(section, "platform", NOTHING, text, _TRY_IT)
     if hasattr(sys, "gettotalrefcount"):
         yield Finding(section, "build", SLOW, "a debug build: it counts all references", "use a release build")
     else:
@@ -145,8 +154,11 @@ def _packages(requirements: list[str], source: str) -> Iterator[Finding]:
                 yield Finding(section, name, WRONG, f"not installed{needs}", f"pip install {name!r}")
             continue
         advice = f"pip install '{name}{specifiers}'"
-        if fits(version, specifiers):
+        missed = misfit(version, specifiers)
+        if not missed:
             yield Finding(section, name, OK, f"{version}{needs}")
+        elif missed == "newer":
+            yield Finding(section, name, NOTHING, f"{version}, {_UNTRIED.format(needs)}", _TRY_IT)
         elif is_optional:
             yield Finding(section, name, SLOW, f"{version}, older than what is tested (optional, {specifiers})", advice)
         else:
