@@ -1,9 +1,10 @@
 """Which interpreters the package runs on: CPython. Imported first of all rooms."""
 
+import ctypes
 import sys
 import sysconfig
 
-__all__ = ["is_free_threaded", "require_cpython"]
+__all__ = ["NONE_IS_IMMORTAL", "TUPLE_ITEMS", "is_free_threaded", "require_cpython"]
 
 
 def require_cpython() -> None:
@@ -24,3 +25,10 @@ def is_free_threaded() -> bool:
 
 
 require_cpython()
+
+# What native code takes from the interpreter that compiles it. Prereleases with one ABI may differ in it, so machine code that is
+# kept is only for interpreters that agree: see ``numba_code.native_code_depends_on``.
+TUPLE_ITEMS = tuple.__basicsize__
+"""The offset of a tuple's items: they follow its head, which has grown by a hash in CPython 3.14."""
+NONE_IS_IMMORTAL = ctypes.c_ssize_t.from_address(id(None)).value & 0x80000000 != 0
+"""Whether None is not counted, as from CPython 3.12 on."""

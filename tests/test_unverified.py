@@ -11,6 +11,7 @@ import textwrap
 import types
 
 import pytest
+from interpreter import run_python
 
 from fastexchange._abi import ffi
 from fastexchange.ground import cpython
@@ -166,6 +167,29 @@ def test_what_cannot_be_verified_is_not_used(what):
 @pytest.mark.parametrize("what", LAYOUTS)
 def test_a_layout_that_has_changed_is_noticed(what):
     _run(what.partition(",")[0], LAYOUTS[what])
+
+
+KEPT_ELSEWHERE = """
+import sys
+from fastexchange.ground import cpython, numba_code
+from fastexchange.dispatch import read_arguments
+if sys.argv[1] == "other":
+    for module, name in ((cpython, "OB_ITEM"), (read_arguments, "OB_ITEM"), (numba_code, "TUPLE_ITEMS")):
+        setattr(module, name, getattr(module, name, 0) + 8)
+    read_arguments.walk.address
+else:
+    import numpy as np
+    from fastexchange import fast_args
+    x = np.arange(3.0)
+    assert fast_args(lambda pair: pair[0].sum() + pair[1][1])((x, x)) == 4.0
+"""
+
+
+@pytest.mark.slow
+def test_code_that_another_layout_has_left_on_disk(tmp_path):
+    """As when a prerelease of CPython, whose tuples are larger or smaller, is replaced by the next, which has the same ABI."""
+    for which in ("other", "own"):
+        run_python(KEPT_ELSEWHERE, which, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 # ---- each field ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 
 from .._abi import ffi
-from ..interpreter import is_free_threaded
+from ..interpreter import NONE_IS_IMMORTAL, TUPLE_ITEMS, is_free_threaded
 from .native import address_of, external, global_address, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
 from .pythonapi import PyType_GetSlot, prototype
@@ -36,7 +36,7 @@ INT = types.int32
 OB_TYPE = ffi.offsetof("fx_object", "ob_type")
 OB_FVAL = ffi.offsetof("fx_float", "ob_fval")
 OB_SIZE = ffi.offsetof("fx_sized", "ob_size")
-OB_ITEM = tuple.__basicsize__  # a tuple's items follow its head, which has grown by a hash in CPython 3.14
+OB_ITEM = TUPLE_ITEMS
 CALLABLE_VECTORCALL = ffi.offsetof("fx_callable", "vectorcall")
 CALLABLE_CONTEXT = ffi.offsetof("fx_callable", "context")
 NUMPY_SCALAR_VALUE = ffi.sizeof("fx_object")  # NumPy's scalars of up to 16 bytes: the value follows the object's head
@@ -113,8 +113,6 @@ def _counts_references() -> bool:
     return counts == [1, 4, 3] and (nones[0] == nones[1] or not NONE_IS_IMMORTAL)
 
 
-NONE_IS_IMMORTAL = _word(id(None)) & 0x80000000 != 0
-"""Whether None is not counted, as from CPython 3.12 on."""
 CALLS_TO_COUNT = hasattr(sys, "gettotalrefcount") or not _counts_references()
 """Whether CPython is called for each reference: a debug build also counts all in total, a free-threaded one has two counts."""
 

@@ -18,6 +18,8 @@ import numba
 import numpy as np
 from numba.core import compiler, config
 
+from ..interpreter import NONE_IS_IMMORTAL, TUPLE_ITEMS
+
 from .numba_internals import (  # isort: skip
     DispatcherBase, check, compiler_locks, cpu_target, expect, failures, has_representation, imported, initialize_runtime,
     load_representations, module_of, target_context,
@@ -348,8 +350,9 @@ def restored(state) -> Any:
 
 
 def native_code_depends_on() -> tuple:
-    """What the code of native functions depends on beside their sources and the processor: Python's ABI, Numba, llvmlite."""
-    return sysconfig.get_config_var("SOABI"), numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
+    """What the code of native functions depends on beside their sources and the processor: Python, Numba, llvmlite."""
+    packages = numba.__version__, llvmlite.__version__, DispatcherBase.__basicsize__
+    return sysconfig.get_config_var("SOABI"), *packages, TUPLE_ITEMS, NONE_IS_IMMORTAL
 
 
 def processor_of(codegen) -> tuple:

@@ -18,7 +18,10 @@ from .numba_code import native_code_depends_on
 __all__ = ["ShippedCode", "own_path", "path_of", "read", "shipped_code", "write"]
 
 _ROOT = Path(__file__).parents[1]
-_WHAT = "the ABI of Python", "the version of Numba", "the version of llvmlite", "the size of Numba's dispatcher"
+_WHAT = (
+    "the ABI of Python", "the version of Numba", "the version of llvmlite", "the size of Numba's dispatcher",
+    "the size of a tuple without items", "whether None is immortal",
+)  # fmt: skip
 
 
 class ShippedCode(NamedTuple):
