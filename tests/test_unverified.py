@@ -5,6 +5,8 @@ Results are the same by the next safer way, and ``explain`` and ``doctor`` say s
 """
 
 import array
+import ctypes
+import mmap
 import subprocess
 import sys
 import textwrap
@@ -268,3 +270,22 @@ def test_addresses_that_cannot_be_read():
         assert not is_readable(word, 8)
         with pytest.raises(ValueError, match="no address"):
             checked_address(word, 8)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="memory is protected by another function")
+def test_protected_memory_cannot_be_read(monkeypatch):
+    """Nor is that found out in a file of Linux, which other systems lack."""
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 2 * page)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    assert protect(at + page, page, 0) == 0
+
+    def missing(path, *options, **more):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("builtins.open", missing)
+    seen = [is_readable(at + offset, 16) for offset in (0, page - 16, page - 8, page)], is_readable(8, 8)
+    monkeypatch.undo()
+    assert seen == ([True, True, False, False], False)
