@@ -351,6 +351,28 @@ def test_a_pytorch_without_the_private_names_that_python_code_asks():
     """)
 
 
+@pytest.mark.slow
+def test_a_pytorch_whose_storages_native_code_cannot_ask():
+    """Its tensors are read in memory all the same. What has to hold storages goes to Numba's dispatcher, with a reason."""
+    run_python("""
+        import torch
+        from fastexchange import explain, fast_args
+        from fastexchange.producers import torch_offsets
+        torch_offsets.function_of = lambda descriptor: 0
+        guard = torch_offsets.guard()
+        assert guard.knows_all and not guard.can_ask
+        total, without_the_gil = fast_args(lambda x: x.sum()), fast_args(lambda x: x.sum(), nogil=True)
+        x = torch.arange(4.0)
+        for kernel in (total, without_the_gil):
+            for _ in range(20):
+                assert kernel(x) == kernel.bind(x)() == 6.0
+        assert total.counts().fast and not without_the_gil.counts().fast
+        assert "no C function" in str(explain(x)) and "no C function" in str(without_the_gil.explain(x))
+        from fastexchange.command import probe
+        assert "no C function" in {each.name: each for each in probe._torch(torch) if each.status == "slow"}["torch.Tensor"].text
+    """)
+
+
 WITHOUT_A_TABLE = """
     import torch
     for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"):

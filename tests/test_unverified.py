@@ -62,6 +62,7 @@ for _ in range(40):
         x = make(3)
         assert kernel(2.0, x, (1.0, 2.0)) == kernel(2.0, x=x, pair=(1.0, 2.0)) == kernel(2.0, x, (1.0, x)) == 9.0
         assert sums([x, x]) == sums((x, x)) == 6.0
+        assert kernel.bind(2.0, x, (1.0, 2.0))() == 9.0
         if type(x) is not Protocol:
             made = twice(x)
             assert type(made) is type(x) and made.tolist() == [2.0] * 3

@@ -17,6 +17,8 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.parameters import flatten
 from ..ground.safe_repr import type_name
+from ..producers import torch_offsets
+from ..producers.torch import is_tensor
 from .compile_errors import raise_named
 from .fallback import as_numba_takes_it
 from .resolve import Resolver
@@ -26,7 +28,22 @@ __all__ = ["BoundLaunch", "BoundLaunchBase", "OrdinaryLaunch", "bind"]
 
 def bind(kernel, bound: tuple) -> "BoundLaunch":
     """Return a launch with these arguments, which are complete and in parameter order."""
-    return (BoundLaunch if kernel._native.runtime.is_native else OrdinaryLaunch)(kernel, bound)
+    if not kernel._native.runtime.is_native:
+        return OrdinaryLaunch(kernel, bound)
+    try:
+        return BoundLaunch(kernel, bound)
+    except TypeError:
+        if _is_verified(bound):
+            raise
+        return OrdinaryLaunch(kernel, bound)  # elsewhere they may be bound; what is wrong with them is raised by each call
+
+
+def _is_verified(bound: tuple) -> bool:
+    """Whether all is verified with which native code reads these arguments."""
+    if runtime().unverified:
+        return False
+    has_tensor = any(is_tensor(value) for i, item in enumerate(bound) for _, value in flatten(i, item))
+    return not has_tensor or torch_offsets.guard().can_ask
 
 
 class BoundLaunchBase(NativeCallable):
@@ -218,7 +235,7 @@ class _PinnedArguments:
 
 
 class OrdinaryLaunch(BoundLaunch):
-    """A launch without native code: it makes ordinary calls, which read the tensors as they are then."""
+    """A launch without native code, or of what is not verified: ordinary calls, which read the tensors as they are then."""
 
     __slots__ = ()
 
