@@ -245,9 +245,9 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _reduce_states(self) -> dict:
         """All but the machine code: Dask recognises a dispatcher by this, also after it has compiled."""
-        own = {"kernel_options": self._kernel_options, "is_numbas": self._is_numbas}
-        if self._is_cached:
-            own["is_cached"] = True
+        own: dict[str, Any] = {"is_numbas": self._is_numbas, "is_cached": self._is_cached}
+        if self._kernel_options != Kernel._kernel_options:  # engines pickle a kernel with each task
+            own["kernel_options"] = self._kernel_options
         return super()._reduce_states() | own
 
     @classmethod

@@ -26,17 +26,17 @@ class _States:
         return _States, (self._cls, self._arguments)
 
     def as_bytes(self) -> tuple:
-        return _Unread, (dumps(self),)
+        return _Unread, (self._cls, dumps(self._arguments))
 
 
 class _Unread:
-    """The same, as bytes."""
+    """The same, with the arguments as bytes."""
 
-    def __init__(self, data: bytes):
-        self._data = data
+    def __init__(self, cls: Any, data: bytes):
+        self._cls, self._data = cls, data
 
     def rebuilt(self) -> Any:
-        return loads(self._data).rebuilt()
+        return _States(self._cls, loads(self._data)).rebuilt()
 
 
 # Numba's pickler takes functions by value, and inside it all that a kernel names is one pickle: kernels may name each other.
