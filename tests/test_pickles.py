@@ -3,6 +3,7 @@
 import ctypes
 import pickle
 import sys
+import threading
 import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -331,6 +332,55 @@ def test_threads_read_one_pickle_at_once():
                 assert all(kernel is kernels[0] for kernel in kernels)
     finally:
         sys.setswitchinterval(interval)
+
+
+def compiled_by_another_thread() -> float:
+    results: list[float] = []
+    thread = threading.Thread(target=lambda: results.append(njit("float64(float64)")(lambda x: x + 1)(1.0)), daemon=True)
+    thread.start()
+    thread.join(20)
+    return results[0]
+
+
+class Imported:
+    """Stands for a module that compiles when it is imported, by another thread: who reads a pickle waits for its end."""
+
+    def __reduce__(self):
+        return compiled_by_another_thread, ()
+
+
+def test_a_pickle_is_read_without_numbas_lock():
+    value = Imported()
+    kernel = fast_args(lambda x: x + value)
+    data = pickle.dumps(kernel).replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode())
+    assert pickle.loads(data)(1.0) == 3.0
+
+
+def test_a_kernel_that_cannot_be_completed_is_not_found(monkeypatch):
+    """A second try fails as the first, and gets no kernel without its declared signatures."""
+    declared = fast_args(["float64(float64)"])(lambda x: x + FACTOR)
+    identity = str(uuid.uuid4())
+    monkeypatch.setitem(globals(), "FACTOR", "no number")
+    data = pickle.dumps(declared).replace(str(declared._uuid).encode(), identity.encode())
+    for _ in range(2):
+        with pytest.raises(numba.TypingError):
+            pickle.loads(data)
+    assert identity not in FastKernel._memo
+
+
+def test_the_class_of_a_kernel_travels(scale):
+    """By value if its name is not found elsewhere, as Numba's dispatchers of such classes do."""
+
+    class Own(FastKernel):
+        pass
+
+    kernel = Own(scale, {}, {"nopython": True})
+    assert kernel(np.ones(2)) == 2.0
+    for pickler in (pickle, cloudpickle):
+        data = pickler.dumps(kernel)
+        other = pickle.loads(data.replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode()))
+        assert type(other).__name__ == "Own" and isinstance(other, FastKernel) and other is not kernel
+        assert other(np.ones(2)) == 2.0 and misses(other) == 0
 
 
 def test_caching_on_disk_beside_received_code(scale, tmp_path, monkeypatch):

@@ -364,6 +364,17 @@ def dispatcher_of(identity: str) -> Any:
     return CPUDispatcher._memo.get(identity)
 
 
+def identify(dispatcher, identity: str) -> None:
+    """Give a new dispatcher the identity of a pickled one. :func:`dispatcher_of` finds it after :func:`make_known`."""
+    dispatcher._MemoMixin__uuid = identity
+
+
+def make_known(dispatcher) -> None:
+    """Let :func:`dispatcher_of` find a dispatcher, which Numba keeps alive for some time."""
+    CPUDispatcher._memo[dispatcher._uuid] = dispatcher
+    CPUDispatcher._recent.append(dispatcher)
+
+
 def pickled_inside(cls: type, reduce: Callable[[Any], tuple]) -> None:
     """Let Numba's pickler, and no other, pickle objects of `cls` by this function."""
     if _NumbaPickler is not None:
@@ -524,12 +535,14 @@ def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
     for name in (
         "_can_compile", "_cache", "_compile_for_args", "_explain_matching_error", "overloads", "typingctx", "targetoptions",
-        "locals", "compile", "disable_compile", "py_func", "stats", "_memo", "_uuid",
+        "locals", "compile", "disable_compile", "py_func", "stats", "_memo", "_recent",
     ):  # fmt: skip
         getattr(made, name)
     module_of("numba.core.entrypoints").init_all, made.typingctx._load_builtins
     expect("whether this thread compiles", type(global_compiler_lock.is_locked()), bool)
     expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
+    identify(made, "an identity")
+    expect("a dispatcher's identity", (made._uuid, dispatcher_of("an identity")), ("an identity", None))
     templates = module_of("numba.core.typing.templates")
     overload = templates.make_overload_template(len, _raised_in, {}, False, "never")
     intrinsic = templates.make_intrinsic_template(len, _raised_in, "len")
