@@ -281,6 +281,22 @@ def test_code_of_other_values_is_not_carried(scaled, monkeypatch):
     assert not states_of(scaled)["carried"]
 
 
+def test_ctrl_c_while_code_is_packed(scaled, monkeypatch):
+    """The next pickle packs it."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    assert scaled._pickled().signatures == 1
+    carried = scaled._carried
+    with monkeypatch.context() as patch:
+        patch.setattr(carried, "_why_not_packed", interrupted)
+        patch.setattr(carried._keys, "that_do_not_fit", lambda texts, _: list(texts))
+        with pytest.raises(KeyboardInterrupt):
+            scaled.explain(np.ones(2))
+    assert received(scaled)(np.ones(2)) == 2.0 and len(states_of(scaled)["carried"]) == 1
+
+
 def test_code_for_another_process_goes_no_further(scaled):
     (entry,) = states_of(scaled)["carried"].values()
     key, value = unframed(zlib.decompress(entry), True)
@@ -566,6 +582,22 @@ def test_a_pickle_has_the_values_of_now():
     for each in (kernel, inside["helper"]):  # as in another process
         data = data.replace(str(each._uuid).encode(), str(uuid.uuid4()).encode())
     assert pickle.loads(data)(1) == 1102.0 == kernel(1)
+
+
+def test_a_recompiled_kernel_arrives_with_the_values_of_now(scaled, monkeypatch):
+    """In a process that has it with other values, too. There Numba's dispatchers stay as they are."""
+    first = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), b"as elsewhere" * 3)
+    elsewhere = pickle.loads(first)
+    assert elsewhere(np.ones(2)) == 2.0
+    before = str(scaled._uuid)
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    scaled.recompile()
+    again = pickle.dumps(scaled)
+    assert pickle.loads(again) is scaled
+    again = again.replace(before.encode(), b"as elsewhere" * 3).replace(str(scaled._uuid).encode(), b"another one!" * 3)
+    other = pickle.loads(again)
+    assert other is not elsewhere and other(np.ones(2)) == 5.0 and elsewhere(np.ones(2)) == 2.0
+    assert pickle.loads(first) is elsewhere
 
 
 def test_a_pickle_is_read_once(scaled, monkeypatch):

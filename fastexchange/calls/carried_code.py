@@ -149,6 +149,7 @@ class CarriedCode:
         seen = list(kernel.overloads.values())
         if not is_all_checked and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
             return
+        self._seen = []  # Ctrl-C may come between any two statements
         compiled_now = list(kernel.overloads.items())
         with global_compiler_lock:
             self._remove_what_does_not_fit(processor_of(kernel.targetctx.codegen()))
@@ -167,7 +168,7 @@ class CarriedCode:
             if (given := self._named.pop(name, None)) is None:
                 self._unused += 1
             else:
-                del self._packed[given]
+                self._packed.pop(given, None)
 
     def _why_not_packed(self, kernel, given: tuple, compiled) -> str:
         """Make an entry of compiled code. Return "", or why there is none."""

@@ -20,6 +20,7 @@ from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
     failures,
+    identify,
     is_compiling,
     is_object_mode,
     locals_of,
@@ -232,6 +233,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def _reset_overloads(self) -> None:
         super()._reset_overloads()
         self._forget()
+        identify(self, None)  # what the function names may have changed: a process that has the kernel gets another one
 
     def _forget(self) -> None:
         """Resolve all calls anew, because the compiled code has changed."""

@@ -364,8 +364,8 @@ def dispatcher_of(identity: str) -> Any:
     return CPUDispatcher._memo.get(identity)
 
 
-def identify(dispatcher, identity: str) -> None:
-    """Give a new dispatcher the identity of a pickled one. :func:`dispatcher_of` finds it after :func:`make_known`."""
+def identify(dispatcher, identity: str | None) -> None:
+    """Give a dispatcher the identity of a pickled one, or (None) a new one. :func:`make_known` lets it be found."""
     dispatcher._MemoMixin__uuid = identity
 
 
