@@ -365,6 +365,23 @@ class Imported:
         return compiled_by_another_thread, ()
 
 
+def test_a_pickle_while_another_thread_compiles(scaled):
+    """As soon as Python code runs in between, that of hashing a Numba type."""
+    armed = []
+
+    class Hashed(numba.types.Opaque):
+        def __hash__(self):
+            if armed:
+                armed.clear()
+                assert scaled(np.ones(2, "f4")) == 2.0
+            return hash(self.name)
+
+    scaled.overloads[(Hashed("hashed"),)] = next(iter(scaled.overloads.values()))
+    assert scaled(np.ones(2, "i4")) == 2.0
+    armed.append(True)
+    assert len(states_of(scaled)["carried"]) >= 2 and not armed
+
+
 def test_a_pickle_is_read_without_numbas_lock():
     value = Imported()
     kernel = fast_args(lambda x: x + value)

@@ -14,7 +14,7 @@ from numba.core import sigutils
 
 from ..ground.disk_cache import NotBelieved, digest, framed, unframed
 from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
-from ..ground.numba_internals import extensions, failures, global_compiler_lock
+from ..ground.numba_internals import extensions, failures, global_compiler_lock, overloads_of
 from .dependencies import dependencies, has_current_code, note_loaded
 from .kernel_cache import Entries, made_by
 
@@ -146,11 +146,11 @@ class CarriedCode:
         Before, entries that do not fit this process any more, or never did, are removed. A pickle that has one, as a value has
         changed since, is right all the same: the receivers, which get the new value, do not find it.
         """
-        seen = list(kernel.overloads.values())
+        compiled_now = overloads_of(kernel)
+        seen = [compiled for _, compiled in compiled_now]
         if not is_all_checked and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
             return
         self._seen = []  # Ctrl-C may come between any two statements
-        compiled_now = list(kernel.overloads.items())
         with global_compiler_lock:
             self._remove_what_does_not_fit(processor_of(kernel.targetctx.codegen()))
         for given, compiled in compiled_now:
@@ -160,7 +160,7 @@ class CarriedCode:
                     if why := self._why_not_packed(kernel, given, compiled):
                         self._left_out[given] = why
                     self._packed[given] = compiled
-        self._seen = [compiled for _, compiled in compiled_now]
+        self._seen = seen
 
     def _remove_what_does_not_fit(self, processor: tuple) -> None:
         for name in self._keys.that_do_not_fit(self._entries.keys(), processor):

@@ -337,6 +337,14 @@ def _raised_in(error: BaseException, function) -> bool:
     return first is not None and first.tb_next is not None and first.tb_next.tb_frame.f_code is function.__code__
 
 
+def overloads_of(dispatcher) -> list[tuple[tuple, Any]]:
+    """The argument types and compile results of a dispatcher, as they are at one moment.
+
+    An ``OrderedDict`` itself compares keys while it is read, and raises if another thread compiles meanwhile.
+    """
+    return list(dict.items(dispatcher.overloads))
+
+
 def declared_signature(dispatcher, given: tuple) -> tuple | None:
     """The declared signature that Numba's overload resolution picks for these types; None if none or several fit."""
     cases = [compiled.signature for compiled in dispatcher.overloads.values()]
