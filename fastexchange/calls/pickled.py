@@ -103,8 +103,8 @@ def _read(rebuilt: Callable[[], Any], identity: str, names: tuple[str, ...]) -> 
     """
     if _reading.kernels is not None:
         return rebuilt()
-    _reading.kernels, _reading.to_do = {}, []
     try:
+        _reading.kernels, _reading.to_do = {}, []
         made = rebuilt()
         with global_compiler_lock:
             known = dispatcher_of(identity)
