@@ -83,7 +83,7 @@ def unpickled(identity: str, names: tuple[str, ...], states: Any) -> Any:
 
 
 def made_of(identity: str, make: Callable[[], Any], complete: Callable[[Any, bool], None]) -> Any:
-    """Return the kernel of this identity, or :func:`make` it. ``complete(kernel, is_new)`` is called when all has been read."""
+    """Return the kernel of this identity, or ``make()`` it. ``complete(kernel, is_new)`` is called when all has been read."""
     if _reading.kernels is None:
         return _read(lambda: made_of(identity, make, complete), identity, ())
     made = _found(identity)
