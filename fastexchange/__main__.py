@@ -240,6 +240,8 @@ def _split_program_arguments(arguments: list[str]) -> tuple[list[str], list[str]
         return arguments, None
     given = iter(range(1, len(arguments)))
     for at in given:
+        if arguments[at : at + 2] == ["--", "-m"] and at + 2 < len(arguments):  # as without "--"
+            return [*arguments[:at], *arguments[at + 1 : at + 3]], arguments[at + 3 :]
         if arguments[at].startswith("-m") and len(arguments[at]) > 2:  # ``-mMODULE``, as for python
             return [*arguments[:at], "-m", arguments[at][2:]], arguments[at + 1 :]
         if arguments[at] in ("-o", "--output"):

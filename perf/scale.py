@@ -12,7 +12,6 @@ The README in this folder says how each is measured.
 import argparse
 import json
 import os
-import pickle
 import random
 import shutil
 import subprocess
@@ -42,7 +41,10 @@ _HERE = Path(__file__).resolve().parent
 PROCESS = str(_HERE / "scale_process.py")
 WORKERS = 16
 LABELS = {
-    "task/own": "what is ours in a task: unpickling and the call, less those of a function that does nothing",
+    "task/dask/own": "Dask, what is ours in a task: pickling, unpickling, the call, less those of a function that does nothing",
+    "task/dask/njit": "Dask, the same of a kernel of njit, which travels without its code",
+    "task/ray/own": "Ray, what is ours in a task: the call, less that of a function that does nothing",
+    "task/ray/njit": "Ray, the same of a kernel of njit",
     "task/dask/nothing": "Dask: a task that does nothing",
     "task/dask/again": "Dask: the same again",
     "task/dask/kernel": "Dask: a task of a kernel of 1 µs",
@@ -77,18 +79,13 @@ def _iterations() -> int:
     return round(1e6 / (times[2000] - times[1000]).median)
 
 
-def _own(rounds: int) -> Samples:
-    """Nanoseconds of what is ours in a task, where the engine pickles the function with each."""
-    from numba import cloudpickle
-
-    both = {"nothing": scale_process.nothing, "kernel": scale_process.kernel}
+def _own(task: str, names: dict, rounds: int) -> dict[str, Samples]:
+    """Nanoseconds of what is ours, and what is Numba's, in a task, which the engine does by this expression."""
     scale_process.kernel.precompile((np.ones(4), 0))
-    statements = {}
-    for name, function in both.items():
-        names = {"loads": pickle.loads, "data": cloudpickle.dumps(function), "x": np.ones(4)}
-        statements[name] = Statement("loads(data)(x, 0)", names)
+    functions = {"nothing": scale_process.nothing, "own": scale_process.kernel, "njit": scale_process.by_numba}
+    statements = {name: Statement(task, names | {"f": each, "x": np.ones(4)}) for name, each in functions.items()}
     times = time_statements(statements, rounds=rounds).calls
-    return times["kernel"] - times["nothing"]
+    return {name: times[name] - times["nothing"] for name in ("own", "njit")}
 
 
 def _tasks(run: Callable, functions: dict[str, Callable], rounds: int, batches: int, count: int) -> dict[str, Samples]:
@@ -110,21 +107,24 @@ def _tasks(run: Callable, functions: dict[str, Callable], rounds: int, batches: 
 
 def _dask(n: int, rounds: int, batches: int) -> dict[str, Samples]:
     from dask.distributed import Client, LocalCluster
+    from distributed.protocol.pickle import dumps, loads
 
     x = np.ones(4)
+    own = _own("loads(dumps(f))(x, 0)", {"dumps": dumps, "loads": loads}, rounds)  # the scheduler pickles it with each task
     with LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
 
         def run(function: Callable, count: int) -> None:
             client.gather(client.map(function, [x] * count, [n] * count, pure=False))
 
         functions = {"nothing": scale_process.nothing, "again": scale_process.nothing, "kernel": scale_process.kernel}
-        return _tasks(run, functions, rounds, batches, 100)
+        return own | _tasks(run, functions, rounds, batches, 100)
 
 
 def _ray(n: int, rounds: int, batches: int) -> dict[str, Samples]:
     import ray
 
     kernel, nothing, x = scale_process.kernel, scale_process.nothing, np.ones(4)
+    own = _own("f(x, 0)", {}, rounds)  # a worker gets the function once
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         of_kernel, of_nothing = ray.remote(lambda x, n: kernel(x, n)), ray.remote(lambda x, n: nothing(x, n))
@@ -132,7 +132,7 @@ def _ray(n: int, rounds: int, batches: int) -> dict[str, Samples]:
         def run(function, count: int) -> None:
             ray.get([function.remote(x, n) for _ in range(count)])
 
-        return _tasks(run, {"nothing": of_nothing, "again": of_nothing, "kernel": of_kernel}, rounds, batches, 100)
+        return own | _tasks(run, {"nothing": of_nothing, "again": of_nothing, "kernel": of_kernel}, rounds, batches, 100)
     finally:
         ray.shutdown()
 
@@ -140,7 +140,7 @@ def _ray(n: int, rounds: int, batches: int) -> dict[str, Samples]:
 def tasks(rounds: int, batches: int) -> tuple[dict[str, Samples], list[Target]]:
     """The rows of an engine's tasks."""
     n = _iterations()
-    times = {"task/own": _own(rounds=25)}
+    times: dict[str, Samples] = {}
     for name, module, measure in (("dask", "distributed", _dask), ("ray", "ray", _ray)):
         if find_spec(module):
             times |= {f"task/{name}/{kind}": each for kind, each in measure(n, rounds, batches).items()}
@@ -148,11 +148,11 @@ def tasks(rounds: int, batches: int) -> tuple[dict[str, Samples], list[Target]]:
             print(f"{module} is not installed: no tasks of it.")
     book = Book(times)
     for name, title in (("dask", "Dask"), ("ray", "Ray")):
-        nothing, kernel = f"task/{name}/nothing", f"task/{name}/kernel"
+        nothing, kernel, own = (f"task/{name}/{kind}" for kind in ("nothing", "kernel", "own"))
         more = lambda t, k=kernel, e=nothing: (t[k] - t[e] + Samples(np.full(rounds, -1000.0))) / t[e] * 100  # noqa: E731
         book.add(f"{title}, a task of 1 µs", "≤ 2 % over a no-op", more, 2, "%")
-        own = lambda t, e=nothing: Samples(t["task/own"].values / t[e].median * 100)  # noqa: E731
-        book.add(f"{title}, what is ours in it", "≤ 2 % of a no-op", own, 2, "%")
+        part = lambda t, o=own, e=nothing: Samples(t[o].values / t[e].median * 100)  # noqa: E731
+        book.add(f"{title}, what is ours in it", "≤ 2 % of a no-op", part, 2, "%")
     return times, book.targets
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 
 import numpy as np
+from numba import njit
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # the checkout that this file stands in
 
@@ -44,6 +45,12 @@ def total(x):
     for i in range(len(x)):
         value += x[i]
     return value
+
+
+@njit
+def by_numba(x, n):
+    """As small as `nothing`, compiled by Numba alone, for its pickle."""
+    return 1.0
 
 
 def nothing(x, n):

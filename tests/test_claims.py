@@ -18,6 +18,7 @@ from interpreter import run_python
 from fastexchange.ground import disk_cache
 from fastexchange.ground.disk_cache import CacheFolder
 from fastexchange.ground.numba_internals import global_compiler_lock
+from fastexchange.ground.shipped import shipped_code
 
 pytestmark = needs_fork
 
@@ -400,7 +401,8 @@ def test_sixteen_processes_compile_each_kernel_once(kernels):
     entries = [path for path in cache.rglob("*") if path.is_file()]
     assert all(path.suffix == ".entry" for path in entries), "claims are left"
     own = [path for path in entries if not path.name.startswith(("kernels_of_the_test", "self_test"))]
-    assert 10 < native <= len(own), "a function was compiled by several"
+    assert native <= len(own), "a function was compiled by several"
+    assert native > 10 or shipped_code().functions, "the package's functions were there"
 
 
 @pytest.fixture(scope="module")

@@ -159,6 +159,10 @@ def test_running_no_program(arguments):
     assert done.stderr.startswith(("usage: python -m fastexchange run", "python -m fastexchange run: "))
 
 
+def test_a_module_behind_the_separator():
+    assert "there is no module no_such_module" in run_here("run", "--", "-m", "no_such_module").stderr
+
+
 @pytest.mark.parametrize("command", ["bench", "doctor", "explain", "run", "record", "precompile", "compare"])
 def test_help_of_a_command(command):
     done = run_here(command, "--help")

@@ -3,6 +3,7 @@
 import ctypes
 import pickle
 import sys
+import threading
 import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -280,6 +281,22 @@ def test_code_of_other_values_is_not_carried(scaled, monkeypatch):
     assert not states_of(scaled)["carried"]
 
 
+def test_ctrl_c_while_code_is_packed(scaled, monkeypatch):
+    """The next pickle packs it."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    assert scaled._pickled().signatures == 1
+    carried = scaled._carried
+    with monkeypatch.context() as patch:
+        patch.setattr(carried, "_why_not_packed", interrupted)
+        patch.setattr(carried._keys, "that_do_not_fit", lambda texts, _: list(texts))
+        with pytest.raises(KeyboardInterrupt):
+            scaled.explain(np.ones(2))
+    assert received(scaled)(np.ones(2)) == 2.0 and len(states_of(scaled)["carried"]) == 1
+
+
 def test_code_for_another_process_goes_no_further(scaled):
     (entry,) = states_of(scaled)["carried"].values()
     key, value = unframed(zlib.decompress(entry), True)
@@ -331,6 +348,72 @@ def test_threads_read_one_pickle_at_once():
                 assert all(kernel is kernels[0] for kernel in kernels)
     finally:
         sys.setswitchinterval(interval)
+
+
+def compiled_by_another_thread() -> float:
+    results: list[float] = []
+    thread = threading.Thread(target=lambda: results.append(njit("float64(float64)")(lambda x: x + 1)(1.0)), daemon=True)
+    thread.start()
+    thread.join(20)
+    return results[0]
+
+
+class Imported:
+    """Stands for a module that compiles when it is imported, by another thread: who reads a pickle waits for its end."""
+
+    def __reduce__(self):
+        return compiled_by_another_thread, ()
+
+
+def test_a_pickle_while_another_thread_compiles(scaled):
+    """As soon as Python code runs in between, that of hashing a Numba type."""
+    armed = []
+
+    class Hashed(numba.types.Opaque):
+        def __hash__(self):
+            if armed:
+                armed.clear()
+                assert scaled(np.ones(2, "f4")) == 2.0
+            return hash(self.name)
+
+    scaled.overloads[(Hashed("hashed"),)] = next(iter(scaled.overloads.values()))
+    assert scaled(np.ones(2, "i4")) == 2.0
+    armed.append(True)
+    assert len(states_of(scaled)["carried"]) >= 2 and not armed
+
+
+def test_a_pickle_is_read_without_numbas_lock():
+    value = Imported()
+    kernel = fast_args(lambda x: x + value)
+    data = pickle.dumps(kernel).replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode())
+    assert pickle.loads(data)(1.0) == 3.0
+
+
+def test_a_kernel_that_cannot_be_completed_is_not_found(monkeypatch):
+    """A second try fails as the first, and gets no kernel without its declared signatures."""
+    declared = fast_args(["float64(float64)"])(lambda x: x + FACTOR)
+    identity = str(uuid.uuid4())
+    monkeypatch.setitem(globals(), "FACTOR", "no number")
+    data = pickle.dumps(declared).replace(str(declared._uuid).encode(), identity.encode())
+    for _ in range(2):
+        with pytest.raises(numba.TypingError):
+            pickle.loads(data)
+    assert identity not in FastKernel._memo
+
+
+def test_the_class_of_a_kernel_travels(scale):
+    """By value if its name is not found elsewhere, as Numba's dispatchers of such classes do."""
+
+    class Own(FastKernel):
+        pass
+
+    kernel = Own(scale, {}, {"nopython": True})
+    assert kernel(np.ones(2)) == 2.0
+    for pickler in (pickle, cloudpickle):
+        data = pickler.dumps(kernel)
+        other = pickle.loads(data.replace(str(kernel._uuid).encode(), str(uuid.uuid4()).encode()))
+        assert type(other).__name__ == "Own" and isinstance(other, FastKernel) and other is not kernel
+        assert other(np.ones(2)) == 2.0 and misses(other) == 0
 
 
 def test_caching_on_disk_beside_received_code(scale, tmp_path, monkeypatch):
@@ -516,6 +599,22 @@ def test_a_pickle_has_the_values_of_now():
     for each in (kernel, inside["helper"]):  # as in another process
         data = data.replace(str(each._uuid).encode(), str(uuid.uuid4()).encode())
     assert pickle.loads(data)(1) == 1102.0 == kernel(1)
+
+
+def test_a_recompiled_kernel_arrives_with_the_values_of_now(scaled, monkeypatch):
+    """In a process that has it with other values, too. There Numba's dispatchers stay as they are."""
+    first = pickle.dumps(scaled).replace(str(scaled._uuid).encode(), b"as elsewhere" * 3)
+    elsewhere = pickle.loads(first)
+    assert elsewhere(np.ones(2)) == 2.0
+    before = str(scaled._uuid)
+    monkeypatch.setitem(globals(), "FACTOR", 5)
+    scaled.recompile()
+    again = pickle.dumps(scaled)
+    assert pickle.loads(again) is scaled
+    again = again.replace(before.encode(), b"as elsewhere" * 3).replace(str(scaled._uuid).encode(), b"another one!" * 3)
+    other = pickle.loads(again)
+    assert other is not elsewhere and other(np.ones(2)) == 5.0 and elsewhere(np.ones(2)) == 2.0
+    assert pickle.loads(first) is elsewhere
 
 
 def test_a_pickle_is_read_once(scaled, monkeypatch):

@@ -6,6 +6,7 @@ compiles. Entries are unpickled when a call needs them, not before.
 """
 
 import zlib
+from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from numba.core import sigutils
 
 from ..ground.disk_cache import NotBelieved, digest, framed, unframed
 from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
-from ..ground.numba_internals import extensions, failures, global_compiler_lock
+from ..ground.numba_internals import extensions, failures, global_compiler_lock, overloads_of
 from .dependencies import dependencies, has_current_code, note_loaded
 from .kernel_cache import Entries, made_by
 
@@ -107,6 +108,7 @@ class CarriedCode:
         self._keys = Entries(self._entries, "", py_func, depends_on, warns=False)
         self._py_func = py_func
         self._packed: dict[tuple, Any] = {}  # by argument types: the compile result, whose code is carried or cannot be
+        self._seen: list[Any] = []  # the compile results of the last pickle
         self._named: dict[str, tuple] = {}  # by the name of an entry that was made here: the argument types
         self._left_out: dict[tuple, str] = {}
         self._unused = 0
@@ -144,10 +146,13 @@ class CarriedCode:
         Before, entries that do not fit this process any more, or never did, are removed. A pickle that has one, as a value has
         changed since, is right all the same: the receivers, which get the new value, do not find it.
         """
-        compiled_now = list(kernel.overloads.items())
-        if is_all_checked or any(self._packed.get(given) is not compiled for given, compiled in compiled_now):
-            with global_compiler_lock:
-                self._remove_what_does_not_fit(processor_of(kernel.targetctx.codegen()))
+        compiled_now = overloads_of(kernel)
+        seen = [compiled for _, compiled in compiled_now]
+        if not is_all_checked and len(seen) == len(self._seen) and all(map(is_, seen, self._seen)):
+            return
+        self._seen = []  # Ctrl-C may come between any two statements
+        with global_compiler_lock:
+            self._remove_what_does_not_fit(processor_of(kernel.targetctx.codegen()))
         for given, compiled in compiled_now:
             if self._packed.get(given) is not compiled:
                 with global_compiler_lock:  # as for all calls of LLVM
@@ -155,6 +160,7 @@ class CarriedCode:
                     if why := self._why_not_packed(kernel, given, compiled):
                         self._left_out[given] = why
                     self._packed[given] = compiled
+        self._seen = seen
 
     def _remove_what_does_not_fit(self, processor: tuple) -> None:
         for name in self._keys.that_do_not_fit(self._entries.keys(), processor):
@@ -162,7 +168,7 @@ class CarriedCode:
             if (given := self._named.pop(name, None)) is None:
                 self._unused += 1
             else:
-                del self._packed[given]
+                self._packed.pop(given, None)
 
     def _why_not_packed(self, kernel, given: tuple, compiled) -> str:
         """Make an entry of compiled code. Return "", or why there is none."""

@@ -19,8 +19,8 @@ from ..ground.disk_cache import claiming
 from ..ground.numba_internals import (
     CPUDispatcher,
     compile_with,
-    dispatcher_of,
     failures,
+    identify,
     is_compiling,
     is_object_mode,
     locals_of,
@@ -35,7 +35,7 @@ from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
-from .pickled import reduced_kernel, when_whole
+from .pickled import made_of, reduced_kernel
 from .traced import asks_is_traced, decorated, is_traced
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
@@ -233,6 +233,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
     def _reset_overloads(self) -> None:
         super()._reset_overloads()
         self._forget()
+        identify(self, None)  # what the function names may have changed: a process that has the kernel gets another one
 
     def _forget(self) -> None:
         """Resolve all calls anew, because the compiled code has changed."""
@@ -245,27 +246,33 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _reduce_states(self) -> dict:
         """All but the machine code: Dask recognises a dispatcher by this, also after it has compiled."""
-        own = {"kernel_options": self._kernel_options, "is_numbas": self._is_numbas}
-        if self._is_cached:
-            own["is_cached"] = True
+        own: dict[str, Any] = {"is_numbas": self._is_numbas, "is_cached": self._is_cached}
+        if self._kernel_options != Kernel._kernel_options:  # engines pickle a kernel with each task
+            own["kernel_options"] = self._kernel_options
         return super()._reduce_states() | own
 
     @classmethod
-    def _rebuild(cls, can_compile, sigs, kernel_options=None, is_numbas=False, is_cached=False, carried=None, **states):
-        kernel_options = kernel_options or KernelOptions()
-        is_new = dispatcher_of(states["uuid"]) is None
-        made = super(FastKernel, AcceleratedKernel if is_numbas else cls)._rebuild(can_compile=True, sigs=(), **states)
-        # `made` is Numba's own dispatcher if this process has made the pickled one before accelerate().
-        if isinstance(made, FastKernel):
-            if made._kernel_options != kernel_options:
-                made._apply(kernel_options)
-            if is_new and is_cached:
+    def _rebuild(
+        cls, uuid, can_compile, sigs, kernel_options=None, is_numbas=False, is_cached=False, carried=None, **states
+    ):
+        def complete(made, is_new):
+            if carried and isinstance(made, FastKernel):
+                made._receive(carried)
+            if is_new:
+                made._declare(sigs, can_compile)
+
+        def make():
+            made = (AcceleratedKernel if is_numbas else cls)(**states)
+            if is_cached:
                 with contextlib.suppress(RuntimeError):  # its source file, or a folder for its code, is not there
                     made.enable_caching()
-            if carried:
-                made._receive(carried)
-        if is_new:
-            when_whole(lambda: made._declare(sigs, can_compile))
+            return made
+
+        made = made_of(uuid, make, complete)
+        kernel_options = kernel_options or KernelOptions()
+        # `made` is Numba's own dispatcher if this process has made the pickled one before accelerate().
+        if isinstance(made, FastKernel) and made._kernel_options != kernel_options:
+            made._apply(kernel_options)
         return made
 
     def _declare(self, signatures, can_compile: bool) -> None:

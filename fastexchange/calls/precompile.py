@@ -17,6 +17,7 @@ from ..ground.numba_internals import (
     compiles_as_numba,
     declared_signature,
     is_object_mode,
+    overloads_of,
     type_of_argument,
 )
 from ..ground.omitted import OMITTED
@@ -143,4 +144,4 @@ def _natively(kernel, bound: tuple) -> Report:
 
 def _taken_by(kernel, entry_point) -> tuple:
     """The argument types of the code with this entry point."""
-    return next(taken for taken, compiled in kernel.overloads.items() if compiled.entry_point is entry_point)
+    return next(taken for taken, compiled in overloads_of(kernel) if compiled.entry_point is entry_point)

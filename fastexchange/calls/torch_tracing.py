@@ -15,6 +15,7 @@ from numba import types as numba_types
 from numba.np import numpy_support
 
 from ..dispatch.overloads import METHODS
+from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
 from . import results
@@ -214,7 +215,7 @@ def _returns_none(kernel, kinds: tuple) -> bool:
             kernel.compile(given)
         known = [kernel.overloads[given]]
     except Exception:  # the call raises it
-        known = list(kernel.overloads.values())
+        known = [compiled for _, compiled in overloads_of(kernel)]
     return bool(known) and all(compiled.signature.return_type == numba_types.none for compiled in known)
 
 

@@ -337,6 +337,14 @@ def _raised_in(error: BaseException, function) -> bool:
     return first is not None and first.tb_next is not None and first.tb_next.tb_frame.f_code is function.__code__
 
 
+def overloads_of(dispatcher) -> list[tuple[tuple, Any]]:
+    """The argument types and compile results of a dispatcher, as they are at one moment.
+
+    An ``OrderedDict`` itself compares keys while it is read, and raises if another thread compiles meanwhile.
+    """
+    return list(dict.items(dispatcher.overloads))
+
+
 def declared_signature(dispatcher, given: tuple) -> tuple | None:
     """The declared signature that Numba's overload resolution picks for these types; None if none or several fit."""
     cases = [compiled.signature for compiled in dispatcher.overloads.values()]
@@ -362,6 +370,17 @@ def compile_with(dispatcher, pipeline: type) -> None:
 def dispatcher_of(identity: str) -> Any:
     """The dispatcher of this process with the ``_uuid`` of a pickled one, or None."""
     return CPUDispatcher._memo.get(identity)
+
+
+def identify(dispatcher, identity: str | None) -> None:
+    """Give a dispatcher the identity of a pickled one, or (None) a new one. :func:`make_known` lets it be found."""
+    dispatcher._MemoMixin__uuid = identity
+
+
+def make_known(dispatcher) -> None:
+    """Let :func:`dispatcher_of` find a dispatcher, which Numba keeps alive for some time."""
+    CPUDispatcher._memo[dispatcher._uuid] = dispatcher
+    CPUDispatcher._recent.append(dispatcher)
 
 
 def pickled_inside(cls: type, reduce: Callable[[Any], tuple]) -> None:
@@ -524,12 +543,14 @@ def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})
     for name in (
         "_can_compile", "_cache", "_compile_for_args", "_explain_matching_error", "overloads", "typingctx", "targetoptions",
-        "locals", "compile", "disable_compile", "py_func", "stats", "_memo", "_uuid",
+        "locals", "compile", "disable_compile", "py_func", "stats", "_memo", "_recent",
     ):  # fmt: skip
         getattr(made, name)
     module_of("numba.core.entrypoints").init_all, made.typingctx._load_builtins
     expect("whether this thread compiles", type(global_compiler_lock.is_locked()), bool)
     expect("a dispatcher's compiler", pipeline_of(made), compiler.Compiler)
+    identify(made, "an identity")
+    expect("a dispatcher's identity", (made._uuid, dispatcher_of("an identity")), ("an identity", None))
     templates = module_of("numba.core.typing.templates")
     overload = templates.make_overload_template(len, _raised_in, {}, False, "never")
     intrinsic = templates.make_intrinsic_template(len, _raised_in, "len")
