@@ -338,6 +338,13 @@ def _where(condition, x, y):
     return lambda condition, x, y: np.where(condition, wide(x), wide(y))
 
 
+@overload(np.searchsorted, target="cpu", prefer_literal=True)
+def _searchsorted(a, v, side="left"):
+    if not contains_half(v):
+        return None
+    return lambda a, v, side="left": np.searchsorted(a, wide(v), side)  # ml_dtypes' dtypes: Numba has no order for their NaN
+
+
 def _rounding(function) -> None:
     """Let Numba compile a rounding to decimals."""
 
