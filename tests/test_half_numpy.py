@@ -124,7 +124,7 @@ def test_functions_without_ml_dtypes():
         """
         import sys
         sys.modules["ml_dtypes"] = None  # whatever is installed
-        import numba, numpy as np, torch
+        import numpy as np, torch
         from half_functions import WITHOUT_CODE_OF_NUMBAS, numbers_in, of_float32
         from fastexchange import fast_args
         x = torch.tensor([1.5, 0.5, 3.0, 2.0])
@@ -136,12 +136,8 @@ def test_functions_without_ml_dtypes():
                     assert np.allclose(got, want, rtol=0.01 if dtype == torch.bfloat16 else 0.3), (name, dtype, got, want)
         x = x.to(torch.bfloat16)
         assert fast_args(lambda x: np.finfo(x.dtype).max)(x) == torch.finfo(torch.bfloat16).max
-        try:
-            fast_args(lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]))(x)
-        except numba.TypingError as error:  # it would have changed a copy
-            assert "fill_diagonal(array(bfloat16, 2d, C), bfloat16)" in str(error).splitlines()[0], error
-        else:
-            raise AssertionError(x)
+        fast_args(lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]))(x)
+        assert x.tolist() == [3.0, 0.5, 3.0, 3.0]
         """
     )
 

@@ -342,7 +342,14 @@ def _where(condition, x, y):
 def _searchsorted(a, v, side="left"):
     if not contains_half(v):
         return None
-    return lambda a, v, side="left": np.searchsorted(a, wide(v), side)  # ml_dtypes' dtypes: Numba has no order for their NaN
+    return lambda a, v, side="left": np.searchsorted(a, wide(v), side)  # Numba asks NumPy whether the dtype has NaN
+
+
+@overload(np.fill_diagonal, target="cpu")
+def _fill_diagonal(a, val, wrap=False):
+    if not isinstance(val, Half):
+        return None
+    return lambda a, val, wrap=False: np.fill_diagonal(a, wide(val), wrap)  # Numba asks NumPy for its dtype, if it has one
 
 
 def _rounding(function) -> None:
