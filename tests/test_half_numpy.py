@@ -158,7 +158,7 @@ def functions_of_numba():
 
 
 PARTS = 32
-"""Each takes about a minute. All in one process take gigabytes, of what Numba compiles."""
+"""Each takes one to five minutes. All in one process take gigabytes, of what Numba compiles."""
 
 
 @pytest.mark.nightly
