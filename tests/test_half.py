@@ -218,6 +218,10 @@ def test_bools_floats_and_complex_numbers_of_elements(form):
     out = np.zeros(len(given), np.int8)
     fast_args(truths)(given, out)
     assert np.array_equal(out.astype(bool), value.astype(bool))  # minus zero is False, NaN is True
+    out = np.zeros(len(given), bool)
+    fast_args(copy)(given, out)
+    as_array = fast_args(lambda x: x.astype(np.bool_))(given)
+    assert np.array_equal(out, value.astype(bool)) and np.array_equal(as_array, out)
     wide = np.zeros(len(given))
     fast_args(copy)(given, wide)
     assert equal(wide, value)

@@ -713,6 +713,15 @@ def _shifted_in_place(x):
     x <<= 1
 
 
+def _stored(x):
+    x[0] = "a"
+
+
+@numba.njit
+def _stored_at(x, i, value):
+    x[i] = value
+
+
 HAVE_NOT = {
     "bfloat16 << int64": lambda x: x[0] << 1, "bfloat16 & bfloat16": lambda x: x[0] & x[1], "~bfloat16": lambda x: ~x[0],
     "matmul(bfloat16, bfloat16)": lambda x: x[0] @ x[1], "array(bfloat16, 1d, C) << int64": lambda x: x << 1,
@@ -721,7 +730,8 @@ HAVE_NOT = {
     "bfloat16 & int64": lambda x: np.sum(x) + _masked(x), "det(bfloat16)": lambda x: np.linalg.det(x[0]),
     "bfloat16.real_part": lambda x: x[0].real_part, "array(bfloat16, 1d, C).take(unicode_type)": lambda x: x.take("a"),
     "array(bfloat16, 1d, C).sum(where=bool)": lambda x: x.sum(where=True), "getitem(bfloat16, int64)": lambda x: x[0][0],
-    "bfloat16(int64)": lambda x: x[0](1),
+    "bfloat16(int64)": lambda x: x[0](1), "array(bfloat16, 1d, C)[int64] = unicode_type": _stored,
+    "array(bool, 1d, C)[int64] = array(bfloat16, 1d, C)": lambda x: _stored_at(x > 0, 0, x),
 }  # fmt: skip
 
 

@@ -196,21 +196,39 @@ def _calling(function, parameters, given: dict, is_meant, convert) -> FunctionTy
 
 
 def convert_elements(converted: Callable[[Any], Any]) -> None:
-    """Let functions of ``numba.vectorize`` have loops for the types that ``converted`` returns, in place of those it is given."""
+    """Let functions of ``numba.vectorize`` have loops for the types that ``converted`` returns, in place of those it is given.
+
+    A loop that is declared for the given types comes first, also in those of ``numba.guvectorize``, where nothing is converted.
+    """
     function: Any = getattr(module_of("numba.np.ufunc.dufunc"), "DUFunc", None)
-    find, compile_ = (getattr(function, name, None) for name in ("find_ewise_function", "_compile_for_argtys"))
-    if find is None or compile_ is None:
+    generalised: Any = getattr(module_of("numba.np.ufunc.gufunc"), "GUFunc", None)
+    compile_: Any = getattr(function, "_compile_for_argtys", None)
+    if compile_ is None or not all(hasattr(each, "find_ewise_function") for each in (function, generalised)):
         return
+
+    @functools.wraps(compile_)
+    def compile_for_argtys(self, argtys, return_type=None):  # which is given with what is declared
+        return compile_(self, tuple(map(converted, argtys)) if return_type is None else argtys, return_type)
+
+    function._compile_for_argtys = compile_for_argtys
+    function.find_ewise_function = _declared_first(function.find_ewise_function, converted, converted)
+    generalised.find_ewise_function = _declared_first(generalised.find_ewise_function, converted, lambda given: given)
+
+
+def _declared_first(find, converted, taken) -> Callable:
+    """`find`, which gets `taken` of each type. Where a type would be `converted`, a loop of exactly these types comes first."""
 
     @functools.wraps(find)
     def find_ewise_function(self, ewise_types):
-        return find(self, tuple(map(converted, ewise_types)))
+        given = tuple(ewise_types)
+        if given != tuple(map(converted, given)):
+            for declared, compiled in self._dispatcher.overloads.items():
+                elements = tuple(each.dtype if isinstance(each, types.Array) else each for each in declared.args)
+                if elements[: len(given)] == given:
+                    return declared, compiled
+        return find(self, tuple(map(taken, given)))
 
-    @functools.wraps(compile_)
-    def compile_for_argtys(self, argtys, *rest, **named):
-        return compile_(self, tuple(map(converted, argtys)), *rest, **named)
-
-    function.find_ewise_function, function._compile_for_argtys = find_ewise_function, compile_for_argtys
+    return find_ewise_function
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -286,7 +304,7 @@ def _failed_operation(inferer, is_meant) -> str | None:
         except Exception as error:
             try:
                 function, operands, text = _described(inferer, getattr(constraint, "fallback", constraint))
-            except Exception:  # neither a call nor an attribute, or a Numba that has changed
+            except Exception:  # none of these, or a Numba that has changed
                 return None
             if isinstance(function, types.Dispatcher):
                 return operation_of(error)
@@ -295,11 +313,15 @@ def _failed_operation(inferer, is_meant) -> str | None:
 
 
 def _described(inferer, constraint) -> tuple[Any, list, str]:
-    """A call, or an attribute: the function's type, the operands' types, and the operation as text."""
+    """A call, an attribute or a store: the function's type, the operands' types, and the operation as text."""
     typeinfer, variables = module_of("numba.core.typeinfer"), inferer.typevars
     if isinstance(constraint, typeinfer.GetAttrConstraint):
         value = variables[constraint.value.name].getone()
         return None, [value], f"{value}.{constraint.attr}"
+    if isinstance(constraint, (typeinfer.SetItemConstraint, typeinfer.StaticSetItemConstraint)):
+        index = getattr(constraint, "index_var", constraint.index)
+        operands = [types.unliteral(variables[each.name].getone()) for each in (constraint.target, index, constraint.value)]
+        return None, operands, "{}[{}] = {}".format(*operands)
     positional, named = typeinfer.fold_arg_vars(variables, constraint.args, constraint.vararg, constraint.kws)
     operands = [*map(types.unliteral, positional)]
     shown = [*map(str, operands), *(f"{name}={types.unliteral(each)}" for name, each in named.items())]

@@ -59,7 +59,7 @@ class Half(_Float):
             return Conversion.unsafe
         if other in _WIDER:
             return _WIDER[other]
-        return Conversion.unsafe if isinstance(other, (types.Integer, types.Float)) else None
+        return Conversion.unsafe if isinstance(other, (types.Integer, types.Float, types.Boolean)) else None
 
     def can_convert_from(self, typingctx, other):
         """A conversion from any other number loses digits."""

@@ -338,6 +338,20 @@ def _where(condition, x, y):
     return lambda condition, x, y: np.where(condition, wide(x), wide(y))
 
 
+@overload(np.searchsorted, target="cpu", prefer_literal=True)
+def _searchsorted(a, v, side="left"):
+    if not contains_half(v):
+        return None
+    return lambda a, v, side="left": np.searchsorted(a, wide(v), side)  # Numba asks NumPy whether the dtype has NaN
+
+
+@overload(np.fill_diagonal, target="cpu")
+def _fill_diagonal(a, val, wrap=False):
+    if not isinstance(val, Half):
+        return None
+    return lambda a, val, wrap=False: np.fill_diagonal(a, wide(val), wrap)  # Numba asks NumPy for its dtype, if it has one
+
+
 def _rounding(function) -> None:
     """Let Numba compile a rounding to decimals."""
 
