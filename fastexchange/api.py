@@ -27,6 +27,7 @@ from .ground.numba_internals import (
     add_class_of_dispatchers,
     can_compile,
     njit_as,
+    overloads_of,
     pipeline_of,
     register_dispatcher,
     set_class_of_dispatchers,
@@ -238,7 +239,7 @@ def _adopted(dispatcher: Any, kernel_options: KernelOptions) -> FastKernel:
     made._apply(kernel_options)
     if dispatcher.stats.cache_path is not None:
         _keep_on_disk(made)
-    for compiled in dispatcher.overloads.values():
+    for _, compiled in overloads_of(dispatcher):
         made.add_overload(compiled)
     if not can_compile(dispatcher):
         made.disable_compile()

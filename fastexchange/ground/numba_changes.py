@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.core.errors import ForceLiteralArg, NumbaError, TypingError
 
-from .numba_internals import cpu_target, module_of
+from .numba_internals import cpu_target, module_of, overloads_of
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ def _declared_first(find, converted, taken) -> Callable:
     def find_ewise_function(self, ewise_types):
         given = tuple(ewise_types)
         if given != tuple(map(converted, given)):
-            for declared, compiled in self._dispatcher.overloads.items():
+            for declared, compiled in overloads_of(self._dispatcher):
                 elements = tuple(each.dtype if isinstance(each, types.Array) else each for each in declared.args)
                 if elements[: len(given)] == given:
                     return declared, compiled

@@ -347,7 +347,7 @@ def overloads_of(dispatcher) -> list[tuple[tuple, Any]]:
 
 def declared_signature(dispatcher, given: tuple) -> tuple | None:
     """The declared signature that Numba's overload resolution picks for these types; None if none or several fit."""
-    cases = [compiled.signature for compiled in dispatcher.overloads.values()]
+    cases = [compiled.signature for _, compiled in overloads_of(dispatcher)]
     try:
         chosen = dispatcher.typingctx.resolve_overload(
             dispatcher.py_func, cases, given, {}, allow_ambiguous=False, unsafe_casting=True

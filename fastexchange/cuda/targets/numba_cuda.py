@@ -12,6 +12,7 @@ import functools
 from numba.core import types
 
 from ...dispatch.structs import ARRAY_HEAD_WORDS
+from ...ground.numba_internals import overloads_of
 from .. import resets, structs
 from ..streams import explicit_handle
 from . import Parameter, TargetBase
@@ -63,7 +64,7 @@ class NumbaCuda(TargetBase):
     def _declared(self, dispatcher, given: tuple) -> tuple | None:
         if given in dispatcher.overloads:
             return given
-        cases = [kernel.signature for kernel in dispatcher.overloads.values()]
+        cases = [kernel.signature for _, kernel in overloads_of(dispatcher)]
         chosen = dispatcher.typingctx.resolve_overload(
             dispatcher.py_func, cases, given, {}, allow_ambiguous=False, unsafe_casting=True
         )
