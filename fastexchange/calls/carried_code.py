@@ -60,6 +60,7 @@ class _InMemory:
 
     def __init__(self) -> None:
         self.entries: dict[str, bytes] = {}
+        self._read_keys: dict[str, tuple[bytes, str]] = {}  # by name: the entry, and its key
 
     @property
     def size(self) -> int:
@@ -80,7 +81,12 @@ class _InMemory:
 
     def keys(self) -> dict[str, str]:
         """The key of each entry, by its name; "" for what is no entry."""
-        return {name: self._read(data, is_value_wanted=False)[0] for name, data in self.entries.items()}
+        known, none = self._read_keys, (None, "")
+        self._read_keys = {
+            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, is_value_wanted=False)[0])
+            for name, data in list(self.entries.items())
+        }
+        return {name: key for name, (_, key) in self._read_keys.items()}
 
     @staticmethod
     def _read(data: Any, is_value_wanted: bool) -> tuple[str, Any]:
