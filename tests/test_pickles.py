@@ -472,6 +472,10 @@ def test_what_does_not_fit_is_left_out(scaled, monkeypatch):
     assert other(np.ones(2)) == other(np.ones(2, "f4")) == 2.0 and misses(other) == 1
     told = str(scaled.explain(np.ones(2)))
     assert f"carries the machine code of 1 signature, {size} bytes; not that of (array(float32" in told, told
+    for dtype in ("i1", "i2", "i4", "i8"):
+        scaled(np.ones(2, dtype))
+    told = str(scaled.explain(np.ones(2)))
+    assert "(array(int16, 1d, C)) and 2 more: all code would be more than" in told, told
 
 
 def test_code_that_cannot_be_carried():

@@ -24,6 +24,9 @@ MOST_BYTES = 512 << 10
 """Compressed bytes of machine code that the pickle of a kernel carries at most. Code beyond is left out."""
 
 
+_SHOWN = 3  # signatures without their code, of those for one reason
+
+
 class Content(NamedTuple):
     """What the pickle of a kernel carries."""
 
@@ -43,8 +46,10 @@ class Content(NamedTuple):
         if self.beside:
             carried += f", for processes that have imported {', '.join(self.beside)}, too (they extend Numba)"
         lines = [carried if self.signatures else "no machine code"]
-        for signature, why in self.left_out.items():
-            lines.append(f"not that of ({', '.join(map(str, signature))}): {why}")
+        for why in dict.fromkeys(self.left_out.values()):
+            those = [f"({', '.join(map(str, given))})" for given, its in self.left_out.items() if its == why]
+            more = f" and {len(those) - _SHOWN} more" * (len(those) > _SHOWN)
+            lines.append(f"not that of {', '.join(those[:_SHOWN])}{more}: {why}")
         if self.unused:
             others = "processor, versions, values or libraries that extend Numba are others"
             lines.append(f"what came for {_signatures(self.unused)} is not used here: {others}")
