@@ -37,6 +37,7 @@ from counting import (  # isort: skip
     memory_of, needs_torch, no_violations, raised, scene, tensor_of,
 )
 from fastexchange import convert, exchange_api, explain, fast_args, from_dlpack, polyfill, to_dlpack
+from fastexchange.calls import dependencies
 from fastexchange.dispatch.runtime import runtime
 
 assert no_violations  # a fixture
@@ -357,8 +358,9 @@ NAMED = {"ids": lambda thing: thing if isinstance(thing, str) else thing.__name_
 
 
 @pytest.mark.parametrize("path", PATHS, **NAMED)
-def test_refused(path):
+def test_refused(path, monkeypatch):
     """Each row by each path, in each company; the places take turns. What first calls return, other tests see."""
+    monkeypatch.setattr(dependencies, "extensions", dict)  # other tests' extensions of Numba, which each explanation describes
     for (i, (name, bad)), (k, (company, sizes)) in itertools.product(
         enumerate(ROWS.items()), enumerate(by_all_companies(path, COMPILED_FOR))
     ):
