@@ -290,3 +290,5 @@ def test_protected_memory_cannot_be_read(monkeypatch):
     seen = [is_readable(at + offset, 16) for offset in (0, page - 16, page - 8, page)], is_readable(8, 8)
     monkeypatch.undo()
     assert seen == ([True, True, False, False], False)
+    plenty = ctypes.create_string_buffer(1 << 22)
+    assert not is_readable(ctypes.addressof(plenty), len(plenty), 1), "more than a pipe holds, for which no call waits"

@@ -15,7 +15,7 @@ _END = 1 << 64
 
 
 def is_readable(address: int, size: int, alignment: int = _WORD) -> bool:
-    """Whether `size` bytes at an address can be read; at most 4096, which a pipe holds everywhere. False without a free file."""
+    """Whether `size` bytes at an address can be read. False for more than pipes hold (4096 or more), and without free files."""
     if address <= 0 or address % alignment or address + size > _END:
         return False
     if sys.platform == "win32":
@@ -26,6 +26,7 @@ def is_readable(address: int, size: int, alignment: int = _WORD) -> bool:
     except OSError:
         return False
     try:
+        os.set_blocking(writer, False)  # nobody reads the pipe
         return _write(writer, address, size) == size
     finally:
         os.close(reader)

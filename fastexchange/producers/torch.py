@@ -153,7 +153,6 @@ def check_kind(tensor) -> None:
 
 def check_storage(tensor) -> None:
     """Raise BufferError for a tensor that is longer than its storage, after a ``resize_()`` of the storage."""
-
     try:
         with without_subclasses():
             size = tensor.untyped_storage().nbytes()
