@@ -26,18 +26,20 @@ def add_numbers(added: dict[str, Any], dtype_of: Callable[[Any], np.dtype]) -> N
     """
     core = module_of("numba.core.types")
     core.number_domain = core.number_domain.union(added.values())  # of which ufuncs take scalars
-    _replace_as_dtype(frozenset(added.values()), dtype_of)
+    known = frozenset(added.values())
+    _replace_as_dtype(known, dtype_of)
+    numbas: Any = type(cpu_target.typing_context)
 
-    typing = type(cpu_target.typing_context)
-    numbas = typing.resolve_module_constants
+    class Context(numbas):
+        def resolve_module_constants(self, typ, attr):  # some passes write `np.bfloat16` for a type of that name
+            if typ.pymod is np and attr in added and not hasattr(np, attr):
+                return types.NumberClass(added[attr])
+            return super().resolve_module_constants(typ, attr)
 
-    @functools.wraps(numbas)
-    def resolve_module_constants(self, typ, attr):  # some passes write `np.bfloat16` for a type of that name
-        if typ.pymod is np and attr in added and not hasattr(np, attr):
-            return types.NumberClass(added[attr])
-        return numbas(self, typ, attr)
+        def unify_pairs(self, first, second):  # `first` is asked first: Numba's numbers ask NumPy, which need not know the dtype
+            return super().unify_pairs(*((second, first) if second in known else (first, second)))
 
-    typing.resolve_module_constants = resolve_module_constants
+    cpu_target.typing_context.__class__ = Context
 
 
 def _replace_as_dtype(added: frozenset, dtype_of) -> None:

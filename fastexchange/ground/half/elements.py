@@ -50,8 +50,10 @@ class Half(_Float):
         return NotImplemented
 
     def unify(self, typingctx, other):
-        """The type of a variable that is of this type or of another."""
-        return typingctx.unify_pairs(types.float32, computed_as(other)) if isinstance(other, types.Number) else None
+        """The type of a variable that holds this type's numbers and others: the one that it has if these are float32."""
+        if not isinstance(other, (types.Number, types.Boolean)):
+            return None
+        return typingctx.unify_pairs(types.float32, types.float32 if isinstance(other, Half) else other)
 
     def can_convert_to(self, typingctx, other):
         """How good a conversion to `other` is, of those that compete: float32 is the best."""
