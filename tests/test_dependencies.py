@@ -1,10 +1,14 @@
 """What machine code depends on: told by value, the same in every process, or not at all."""
 
+import builtins
 import collections
 import ctypes
 import enum
+import functools
 import importlib
 import math
+import os
+import struct
 import sys
 import time
 import types
@@ -16,8 +20,9 @@ from interpreter import run_python
 from numba.extending import intrinsic, overload, type_callable
 
 from fastexchange import fast_args
-from fastexchange.calls.dependencies import NotDescribable, dependencies, note_loaded
-from fastexchange.ground.numba_internals import extensions, is_known_file
+from fastexchange.calls.dependencies import NotDescribable, dependencies, meaning_of, note_loaded
+from fastexchange.ground.numba_extensions import extensions
+from fastexchange.ground.numba_internals import is_known_file
 
 
 def plain(x):
@@ -88,7 +93,43 @@ def protected_all(x):
         return 5
 
 
+def nan(bits: int) -> float:
+    """A NaN with a payload, or (beyond 51 bits) a sign."""
+    return struct.unpack("<d", struct.pack("<Q", 0x7FF8 << 48 | bits))[0]
+
+
+class Level(enum.Enum):
+    LOW = nan(0)
+
+
+class Height(enum.Enum):
+    LOW = nan(1)
+
+
+Height.__qualname__, Height.__name__ = Level.__qualname__, Level.__name__  # as in another process
+
+
+def with_constant(constant):
+    """Code with a constant that this Python's compiler does not make; CPython 3.14's makes slices."""
+    code = (lambda x: x[12345]).__code__
+    return code.replace(co_consts=tuple(constant if each == 12345 else each for each in code.co_consts))
+
+
 PAIRS = {
+    "payloads of NaNs": (nan(0), nan(1)),
+    "signs of NaNs": (nan(0), nan(1 << 63)),
+    "imaginary NaNs": (complex(1, nan(0)), complex(1, nan(1))),
+    "imaginary zeros": (complex(0.0, 0.0), complex(0.0, -0.0)),
+    "NaNs of NumPy": (np.float64(nan(0)), np.float64(nan(1))),
+    "arrays of NaNs": (np.array([nan(0)]), np.array([nan(1)])),
+    "tuples of NaNs": ((nan(0),), (nan(1),)),
+    "sets of NaNs": (frozenset([nan(0)]), frozenset([nan(1)])),
+    "default NaNs": (eval("lambda x=y: x", {"y": nan(0)}), eval("lambda x=y: x", {"y": nan(1)})),
+    "NumPy's float and Python's": (np.float64(1), 1.0),
+    "slices": (slice(1, 2), slice(1, 2, 1)),
+    "constant slices": (with_constant(slice(1, 3)), with_constant(slice(1, 4))),
+    "bool and NumPy's": (True, np.True_),
+    "contexts": (numba.objmode, numba.parallel_chunksize),
     "int": (1, 2),
     "int and bool": (1, True),
     "int and float": (1, 1.0),
@@ -220,6 +261,7 @@ UNTOLD = {
     "kind of dictionary": Table(),
     "module": module(),
     "module in a tuple": (math, module()),
+    "module of Python's in a tuple": (1, math),
     "ufunc of Numba": numba.vectorize(lambda x: x + 1),
 }
 
@@ -232,6 +274,110 @@ def test_what_cannot_be_described(value):
         digest(module(used=value), "value.used" if not isinstance(value, types.ModuleType) else "len(value.used)")
     with pytest.raises(NotDescribable, match=r"'held', named by closure.<locals>.<lambda>, is "):
         digest(closure(value))
+
+
+@pytest.mark.parametrize("code", ["getattr(value, 's')", "len(value)", "[m.s for m in (value,)]", "(lambda m: m.s)(value)"])
+def test_modules_whose_attributes_are_not_read_by_name(code):
+    """Anybody may have put some there, in NumPy, too."""
+    for each in (np, math, numba, module()):
+        with pytest.raises(NotDescribable, match="'value', named by function, is a module, and used as a value"):
+            digest(each, code)
+
+
+def test_names_beyond_the_256th():
+    """Their instructions have a prefix."""
+    many = " + ".join(f"x.a{i}" for i in range(300))
+    for used in ("value.used", "value.inner.used"):
+        found = {digest(module(used=each, inner=module(used=each)), f"{many} + {used}") for each in (1, 2)}
+        assert len(found) == 2
+
+
+def test_members_whose_values_differ_in_bits(monkeypatch):
+    found = []
+    for each in (Level, Height):
+        monkeypatch.setitem(globals(), "Level", each)
+        found += [digest(each), digest(each.LOW), *(repr(meaning_of((numba.typeof(given),))) for given in (each, each.LOW))]
+    assert len({*found[:2], *found[4:6]}) == 4 and len({*found[2:4], *found[6:]}) == 2
+
+
+def test_classes_as_arguments():
+    """Code that calls a class of named tuples, or reads a member of an enumeration, has its fields or values."""
+    classes = [collections.namedtuple("Pair", fields) for fields in ("x y", "y x")]
+    classes += [enum.IntEnum("Shade", members) for members in ("DARK LIGHT", "LIGHT DARK")]
+    found = [repr(meaning_of((numba.typeof(each),))) for each in classes]
+    assert len(set(found)) == 4
+    assert meaning_of((numba.typeof(enum.Enum("Odd", [("A", 1)])),)) is not None
+
+
+def test_names_that_builtins_has(monkeypatch):
+    found = []
+    for value in (1, 2, numba.njit(plain), len):
+        monkeypatch.setattr(builtins, "value_of_the_test", value, raising=False)
+        found.append(digest(0, "value_of_the_test"))
+    monkeypatch.setattr(builtins, "value_of_the_test", object())
+    with pytest.raises(NotDescribable, match="'value_of_the_test', named by function, is a 'object'"):
+        digest(0, "value_of_the_test")
+    monkeypatch.delattr(builtins, "value_of_the_test")
+    found.append(digest(0, "value_of_the_test"))
+    assert len(set(found)) == 5
+
+
+def test_what_has_been_compiled_with_a_name_of_builtins(monkeypatch):
+    monkeypatch.setattr(builtins, "value_of_the_test", 1, raising=False)
+    names: dict = {"__name__": __name__}
+    exec("def inner(x): return x + value_of_the_test", names)
+    inner = numba.njit(names["inner"])
+    assert inner(1) == 2 and digest(inner)
+    monkeypatch.setattr(builtins, "value_of_the_test", 2)
+    with pytest.raises(NotDescribable, match="compiled already"):
+        digest(inner)
+
+
+def test_what_somebody_has_put_into_numpy(monkeypatch):
+    """With the names of what it replaces, too."""
+    found = []
+    for constant in (1, 2):
+        names = {"functools": functools, "np": np}
+        exec(f"@functools.wraps(np.sum)\ndef own(x): return x + {constant}", names)
+        for own in (names["own"], numba.njit(names["own"])):
+            monkeypatch.setattr(np, "sum", own)
+            found.append(digest(np, "value.sum(x)"))
+            monkeypatch.undo()
+    assert len(set(found)) == 4
+    names = {"held": object()}
+    exec("def own(x): return held", names)
+    for each in (ctypes.CFUNCTYPE(ctypes.c_double)(abs), numba.njit(names["own"]), [object()]):
+        monkeypatch.setattr(np, "own", each, raising=False)
+        with pytest.raises(NotDescribable):
+            digest(np, "value.own(x)")
+
+
+LIBRARY = os.path.dirname(os.__file__)
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages", "", os.path.join("site-packages", "json")])
+def test_others_files_in_pythons_library(folder, monkeypatch):
+    """The base's packages, in a virtual environment with them; what lies beside Python's own; a ``.pth`` file's folder."""
+    found = []
+    for constant in ("2.0", "50.0"):
+        made = types.ModuleType("helper_of_the_test")
+        made.__file__ = os.path.join(LIBRARY, folder, "helper_of_the_test.py")
+        exec(compile(f"def scale(x): return x * {constant}\nLIMIT = {constant}", made.__file__, "exec"), vars(made))
+        made.scale = numba.njit(made.scale)
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+        found += [digest(made, "value.scale(x)"), digest(made.scale), digest(made, "value.LIMIT")]
+    assert len(set(found)) == 6
+    with pytest.raises(NotDescribable, match="'value', named by function"):
+        digest(type("Class", (), {"__module__": made.__name__}))
+
+
+def test_pythons_own_files():
+    for module in (math, enum, os, importlib, sys.modules["json.decoder"], sys.modules["ctypes"]):
+        file = getattr(module, "__file__", None)
+        assert file is None or is_known_file(file), file
+    assert is_known_file(os.path.join.__code__.co_filename)  # a frozen one, from Python 3.11 on
+    others = ["<stdin>", "<frozen mine>", "enum.py", os.path.join(LIBRARY, "sitecustomize.py")]
+    assert not any(map(is_known_file, others))
 
 
 def test_what_is_imported_by_a_function():
@@ -375,8 +521,9 @@ def test_what_others_have_added_to_numba(tmp_path, monkeypatch):
 
 def test_numbas_own_of_numpy_is_no_addition_of_others():
     """There are hundreds, and each kernel that is kept looks at all additions."""
-    files = {function.__code__.co_filename for functions in extensions().values() for function in functions}
-    assert not any(is_known_file(file) for file in files)
+    parts = [part for registered in extensions().values() for item in registered for part in item]
+    files = {part.__code__.co_filename for part in parts if isinstance(part, types.FunctionType)}
+    assert files and not any(is_known_file(file) for file in files)
     assert is_known_file(np.__file__) and is_known_file(enum.__file__) and not is_known_file(pytest.__file__)
 
 

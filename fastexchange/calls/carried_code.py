@@ -14,7 +14,8 @@ from numba.core import sigutils
 
 from ..ground.disk_cache import NotBelieved, digest, framed, unframed
 from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
-from ..ground.numba_internals import extensions, failures, global_compiler_lock, overloads_of
+from ..ground.numba_extensions import extensions
+from ..ground.numba_internals import failures, global_compiler_lock, overloads_of
 from .dependencies import dependencies, has_current_code, note_loaded
 from .kernel_cache import Entries, made_by
 

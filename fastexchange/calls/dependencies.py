@@ -7,12 +7,14 @@ For objects of Python, NumPy and Numba the name is enough, because their version
 value that cannot be described has no digest.
 """
 
+import builtins
 import contextlib
 import dis
 import enum
 import hashlib
 import itertools
 import os
+import struct
 import sys
 import types as python_types
 import weakref
@@ -24,10 +26,10 @@ import numba
 import numpy as np
 from numba.core import compiler, event, types
 
+from ..ground.numba_extensions import conversions, extensions
 from ..ground.numba_internals import (
     CPUDispatcher,
     can_compile,
-    extensions,
     is_known_file,
     locals_of,
     pipeline_of,
@@ -73,6 +75,7 @@ def _digest(described: Any) -> str:
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes)
 _NATIVE = (python_types.BuiltinFunctionType, np.ufunc, type(np.sum), type(str.join))
 _BY_NAME = (BaseException, np.generic)  # classes of which Numba compiles in only the name
+_BITS = {float: "<d", complex: "<dd"}  # repr() tells neither the sign nor the payload of a NaN
 
 
 class _Describer:
@@ -88,11 +91,13 @@ class _Describer:
     def describe(self, value: Any, name: str) -> Any:
         """Describe a value. `name`: the object that names it, for the message of :class:`NotDescribable`."""
         kind = type(value)
+        if kind in _BITS:
+            return kind.__name__, struct.pack(_BITS[kind], *((value.real, value.imag) if kind is complex else (value,))).hex()
         if kind in _PLAIN:
             return kind.__name__, repr(value)
         if id(value) in self._met:
             return self._met[id(value)][0]
-        if isinstance(value, tuple | frozenset | python_types.CodeType):  # these cannot contain themselves
+        if isinstance(value, tuple | frozenset | slice | python_types.CodeType):  # these cannot contain themselves
             self._met[id(value)] = _digest(self._described(value, kind, name)), value
             return self._met[id(value)][0]
         self._met[id(value)] = f"met before, as number {len(self._met)}", value
@@ -110,6 +115,8 @@ class _Describer:
             parameters = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
             names = value.co_names, value.co_varnames, value.co_freevars, getattr(value, "co_exceptiontable", b"")
             return parameters, value.co_code.hex(), [self.describe(each, name) for each in value.co_consts], names
+        if kind is slice:  # a constant from Python 3.14 on
+            return kind.__name__, [self.describe(each, name) for each in (value.start, value.stop, value.step)]
         if isinstance(value, np.generic) or kind is np.ndarray:
             if not value.dtype.hasobject:
                 flags = value.flags
@@ -131,7 +138,7 @@ class _Describer:
             return self._class(kind, name), value.name
         elif isinstance(value, type):
             return self._class(value, name)
-        elif _is_known(value):
+        elif not isinstance(value, python_types.ModuleType) and _is_known(value):
             return "named", *_named(value)
         elif isinstance(value, CPUDispatcher):
             return self._dispatcher(value, name)
@@ -151,7 +158,7 @@ class _Describer:
         if module is not None and cls.__module__ != "__main__" and getattr(module, cls.__qualname__, None) is cls:
             if issubclass(cls, enum.Enum):
                 if not any(isinstance(each, property | classmethod) or _is_own(each) for each in vars(cls).values()):
-                    return *_named(cls), [(each, repr(member.value)) for each, member in cls.__members__.items()]
+                    return *_named(cls), [(each, self.describe(member.value, name)) for each, member in cls.__members__.items()]
             elif cls.__bases__ == (tuple,):
                 return *_named(cls), getattr(cls, "_fields", ()), self.describe(getattr(cls, "_field_defaults", ()), name)
             elif issubclass(cls, _BY_NAME):
@@ -180,16 +187,16 @@ class _Describer:
             values.pop(variable, None)
             with contextlib.suppress(ValueError):  # nothing yet
                 values[variable] = cell.cell_contents
-        parts = code, function.__defaults__, function.__kwdefaults__
-        described: list = [self.describe(each, f"a default of {name}") for each in parts]
+        described: list = [self.describe(code, f"a constant of {name}")]
+        described += [self.describe(each, f"a default of {name}") for each in (function.__defaults__, function.__kwdefaults__)]
         if not self._is_local:
             for inner in list(_parts_of(code))[1:]:  # of a function that is overloaded: one of its implementations
                 if _globals_of.get(inner, found := _digest_of_globals(inner, function.__globals__)) != found:
                     raise Changed(f"an implementation of {name} has been compiled already, when its globals had other values")
         for variable, attributes in sorted(_named_by(code, name, self._is_loose)):
-            if variable in values:
-                value = self._attribute(values[variable], attributes, f"{variable!r}, named by {name},")
-                described.append((variable, attributes, value))
+            for value in _found(variable, values):
+                described.append((variable, attributes, self._attribute(value, attributes, f"{variable!r}, named by {name},")))
+                break
             else:
                 described.append(("absent", variable))
         return tuple(described)
@@ -198,9 +205,8 @@ class _Describer:
         """Describe a value whose attributes the code reads: of a module, only those attributes."""
         if not isinstance(value, python_types.ModuleType):
             return self.describe(value, name)
-        is_known = _is_known(value)
         if not attributes:
-            if is_known or self._is_loose:
+            if self._is_loose:
                 return _named(value)
             raise NotDescribable(f"{name} is a module, and used as a value")
         try:
@@ -211,8 +217,8 @@ class _Describer:
             return self._attribute(inner, attributes[1:], f"{attributes[0]!r} of module {value.__name__}")
         except Changed:
             raise
-        except NotDescribable:  # a known module's own object, such as the RandomState of which np.random.rand is a method
-            if not is_known:
+        except NotDescribable:
+            if not (_is_known(value) and _is_method_of_known(inner)):
                 raise
             return *_named(value), attributes[0], *_named(type(inner))
 
@@ -222,13 +228,29 @@ def _is_own(value: Any) -> bool:
     return isinstance(value, python_types.FunctionType) and value.__module__ != "enum"
 
 
-_NUMBAS_OBJECTS = {id(each): each for each in vars(numba).values() if not isinstance(each, _PLAIN)}
+def _found(name: str, values: dict) -> tuple:
+    """The value of a global name as Numba finds it, alone in a tuple; empty without one."""
+    if name in values:
+        return (values[name],)
+    return (getattr(builtins, name),) if hasattr(builtins, name) else ()
+
+
+_CONTEXTS = numba.objmode, numba.parallel_chunksize
+"""Objects of Numba's that have no name themselves."""
+
+
+def _is_method_of_known(value: Any) -> bool:
+    """Whether a value is a known object's method, such as ``np.random.rand``, one of a RandomState."""
+    return isinstance(value, python_types.BuiltinMethodType) and _is_known(type(value.__self__))
 
 
 def _is_known(value: Any) -> bool:
     """Whether a value belongs to Python, NumPy or Numba, so that its name and their versions identify it."""
-    if id(value) in _NUMBAS_OBJECTS and not isinstance(value, CPUDispatcher):
+    if any(value is each for each in _CONTEXTS):
         return True
+    function = value.py_func if isinstance(value, CPUDispatcher) else value
+    if isinstance(function, python_types.FunctionType) and not is_known_file(function.__code__.co_filename):
+        return False  # somebody's with the name of one that it replaces
     module = value
     if not isinstance(value, python_types.ModuleType):
         module = sys.modules.get(str(getattr(value, "__module__", None)))
@@ -243,6 +265,8 @@ def _is_known(value: Any) -> bool:
 def _named(value: Any) -> tuple:
     """The name of an object and the version of its package."""
     is_module = isinstance(value, python_types.ModuleType)
+    if any(value is each for each in _CONTEXTS):
+        value = type(value)
     module = value.__name__ if is_module else str(getattr(value, "__module__", None))
     name = "" if is_module else getattr(value, "__qualname__", getattr(value, "__name__", ""))
     return module, name, str(vars(sys.modules.get(module.partition(".")[0], sys)).get("__version__"))
@@ -274,6 +298,8 @@ def _read_names(code: python_types.CodeType) -> tuple[set[tuple[str, tuple[str, 
             if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 chain.append(instruction.argval)
                 continue
+            if instruction.opname == "EXTENDED_ARG":  # a part of the next: its name is the 257th, or a later one
+                continue
             if chain:
                 found.add((chain[0], tuple(chain[1:])))
             is_name = instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
@@ -303,10 +329,10 @@ def _extensions() -> list:
     The functions are described loosely: they are parts of a compiler, and name many objects that do not matter. They are there
     beside the files because those may have been edited since they were imported.
     """
-    described = []
-    for name, functions in sorted(extensions().items()):
+    described: list = conversions()
+    for name, registered in sorted(extensions().items()):
         loose = _Describer(is_loose=True)
-        described.append((name, _digest_of_file(name), [loose.describe(function, name) for function in functions]))
+        described.append((name, _digest_of_file(name), [loose.describe(each, name) for each in registered]))
     return described
 
 
@@ -377,7 +403,7 @@ def _digest_of_globals(code: python_types.CodeType, values: dict) -> str:
 
     def describe() -> list:
         named = sorted(_named_by(code, code.co_name, with_imports=True))
-        return [(name, parts, describer._attribute(values[name], parts, name)) for name, parts in named if name in values]
+        return [(name, parts, describer._attribute(each, parts, name)) for name, parts in named for each in _found(name, values)]
 
     try:
         return _digest_of(describe, code.co_name)
@@ -438,9 +464,15 @@ def meaning_of(signature) -> list | None:
             return None
         if isinstance(numba_type, types.BaseNamedTuple):
             found.append(cast(Any, numba_type).fields)
-        if isinstance(numba_type, types.EnumMember):
-            found.append([(member.name, repr(member.value)) for member in cast(Any, numba_type.instance_class)])
-        inner = [getattr(numba_type, name, None) for name in ("dtype", "type", "key_type", "value_type", "yield_type")]
+        if isinstance(numba_type, types.NamedTupleClass):
+            found.append(cast(Any, numba_type.instance_class)._fields)
+        if isinstance(numba_type, types.EnumMember | types.EnumClass):
+            members = cast(Any, numba_type.instance_class).__members__.items()
+            try:
+                found.append([(name, _Describer().describe(member.value, name)) for name, member in members])
+            except NotDescribable:
+                return None
+        inner = [getattr(numba_type, name, None) for name in _INNER_TYPES]
         inner += getattr(numba_type, "types", ())
         inside = meaning_of(tuple(each for each in inner if isinstance(each, types.Type) and each is not numba_type))
         if inside is None:
@@ -449,6 +481,7 @@ def meaning_of(signature) -> list | None:
     return found
 
 
+_INNER_TYPES = "dtype", "type", "key_type", "value_type", "yield_type", "instance_type"
 _HALF = "fastexchange.ground.half.elements"
 """Its types mean their names; it is not imported for kernels without them."""
 _NOT_DESCRIBABLE = (types.ClassType, types.ClassInstanceType, types.Dispatcher, types.DeferredType, types.FunctionType)

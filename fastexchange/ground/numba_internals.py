@@ -79,8 +79,6 @@ cpu_target: Any = imported("numba.core.registry", "cpu_target")
 _rtsys: Any = imported("numba.core.runtime", "rtsys")
 _nrt_functions: Any = getattr(imported("numba.core.runtime", "_nrt_python"), "c_helpers", {})
 _get_type_class: Any = imported("numba.core.typing.bufproto", "get_type_class")
-_typing_registry: Any = imported("numba.core.typing.templates", "builtin_registry")
-_lowering_registry: Any = imported("numba.core.imputils", "builtin_registry")
 _targets: Any = imported("numba.core.target_extension", "target_registry")
 _dispatchers: Any = imported("numba.core.target_extension", "dispatcher_registry")
 _CPU: Any = imported("numba.core.target_extension", "CPU", object)
@@ -284,13 +282,27 @@ def _check_boxing() -> None:
 
 FOLDERS = tuple(f"{os.path.dirname(str(package.__file__))}{os.sep}" for package in (np, numba, llvmlite))
 """The folders of the packages whose versions :func:`numba_code.code_depends_on` has."""
-_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
-_OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # may be inside those of _LIBRARY
+_LIBRARY = tuple({
+    f"{folder}{os.sep}"
+    for folder in (
+        os.path.dirname(os.__file__),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix}),  # in a virtual environment: the base's
+    )
+})  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4096)
 def is_known_file(file: str) -> bool:
-    """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it."""
-    return file.startswith(FOLDERS) or (file.startswith(_LIBRARY) and not file.startswith(_OTHERS))
+    """Whether a source file belongs to Python, NumPy or Numba, so that their versions identify it.
+
+    Other files below Python's library are somebody's: in ``site-packages``, the base's too if a virtual environment has it.
+    """
+    if file.startswith("<frozen "):
+        return file[8:].partition(".")[0].rstrip(">") in sys.stdlib_module_names
+    inside = next((file[len(folder) :] for folder in _LIBRARY if file.startswith(folder)), "")
+    name = inside.removeprefix(f"lib-dynload{os.sep}").partition(os.sep)[0].partition(".")[0]
+    return name in sys.stdlib_module_names or file.startswith(FOLDERS)
 
 
 def is_compiling() -> bool:
@@ -473,38 +485,6 @@ def _registered(templates) -> Iterator[tuple[Callable | None, dict]]:
         yield function if isinstance(function, FunctionType) else None, {**how, "inline": inline}
 
 
-_extensions: dict[str, list[Any]] = {}
-_extensions_seen: list[int] = [0, 0, 0]
-_WITHOUT_FUNCTIONS = frozenset({dict, bool, str, type(None), frozenset})  # three of four attributes of Numba's templates
-
-
-def extensions() -> dict[str, list[Any]]:
-    """The modules other than Numba's and this package's that have registered functions with Numba, and the functions."""
-    load_extensions()
-    registries = _typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions
-    for number, registry in enumerate(registries):
-        for item in registry[_extensions_seen[number] :]:
-            for value in vars(item).values() if isinstance(item, type) else item[:1]:
-                if type(value) not in _WITHOUT_FUNCTIONS:
-                    _add_extension(value)
-        _extensions_seen[number] = len(registry)
-    return _extensions
-
-
-def _add_extension(value: Any) -> None:
-    function = getattr(value, "__func__", value)
-    function = getattr(function, "__wrapped__", function)
-    if not isinstance(function, FunctionType):
-        return
-    if function.__module__ == "numba.core.extending":  # a wrapper around the registered function
-        for cell in function.__closure__ or ():
-            _add_extension(cell.cell_contents)
-    elif not is_known_file(function.__code__.co_filename):  # Numba's own hundreds of functions for NumPy are in known files
-        module = str(function.__module__)
-        if not module.startswith(("numba.", "fastexchange.")):
-            _extensions.setdefault(module, []).append(function)
-
-
 def locals_of(dispatcher) -> dict[str, Any]:
     """The variables' types that a dispatcher was given, without those that Numba adds when it compiles (``x.1``)."""
     return {name: numba_type for name, numba_type in dispatcher.locals.items() if name.isidentifier()}
@@ -556,7 +536,5 @@ def _check_dispatchers() -> None:
     intrinsic = templates.make_intrinsic_template(len, _raised_in, "len")
     expect("how functions are overloaded", [each for each, _ in _registered([overload, intrinsic])], [_raised_in] * 2)
     expect("the overloads of a function", types.Function(overload).templates, (overload,))
-    for registry in (_typing_registry.functions, _typing_registry.attributes, _lowering_registry.functions):
-        len(registry), registry[:0]
     expect("the type of an int", type_of_argument(1), types.int64)
     expect("the type of a bytearray", class_of_buffer(bytearray), types.ByteArray)
