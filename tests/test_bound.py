@@ -258,6 +258,40 @@ def test_rebinding_nothing_reads_the_arguments_anew_and_refuses_another_signatur
     assert launch() == total(array) == 15
 
 
+def _no_more(kernel):
+    kernel(np.ones(3))
+    kernel.disable_compile()
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: fast_args("float64(float64[::1])")(lambda x: x.sum()), lambda: _no_more(fast_args(lambda x: x.sum()))],
+    ids=["declared", "disable_compile"],
+)
+def test_types_that_the_signatures_lack_have_the_error_of_the_call(make):
+    kernel, ints = make(), np.ones(3, np.int64)
+    launch = kernel.bind(np.ones(3))
+    kind, message = type_and_message(kernel, ints)
+    for function, arguments in ((kernel.bind, (ints,)), (launch.rebind, ())):
+        got, text = type_and_message(function, *arguments, **({} if arguments else {"x": ints}))
+        assert got is kind is TypeError
+        assert "they take (array(float64, 1d, C))" in message and "they take (array(float64, 1d, C))" in text
+        assert "(array(int64, 1d, C))" in text
+    assert launch() == 3.0
+
+
+def test_rebinding_after_recompiling_says_so():
+    kernel = fast_args(lambda x: x.sum())
+    launch = kernel.bind(np.ones(3))
+    kernel.recompile()
+    kind, message = type_and_message(launch.rebind, x=np.zeros(3))
+    assert kind is TypeError and "recompile()" in message and "signature" not in message
+    kind, message = type_and_message(launch.rebind, x=np.zeros(3, int))
+    assert kind is TypeError and "instead of (Array(float64, 1, 'C', False, aligned=True),)" in message
+    assert launch() == 3.0
+
+
 def test_two_rebindings_at_a_time_are_both_done():
     class Rebinds(Dunder):
         def __dlpack__(self, *, max_version=None):

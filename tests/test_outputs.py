@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from frameworks import has_table, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
+from interpreter import run_python
 from made_producers import ALLOCATED, ONLY_NUMBA, Dunder, Ledger, Tabled, export_versioned, ffi, tabled_type
 from oracle import ONE_REFERENCE
 
@@ -384,6 +385,51 @@ def test_notations_at_the_limits(tensor_of, notation, x, w, wanted):
                 kernel(*arguments)
         else:
             assert tuple(kernel(*arguments).shape) == wanted
+
+
+@pytest.mark.parametrize("inputs, outputs", [(20, 1), (1, 18)])
+def test_more_dimensions_than_native_code_has_room_for(inputs, outputs):
+    """Python makes those outputs."""
+    xs, ys = [f"x{i}" for i in range(inputs)], [f"y{i}" for i in range(outputs)]
+    namespace: dict = {}
+    exec(f"def f({', '.join(xs + ys)}):\n    {'; '.join(f'{y}.flat[0] = {i}' for i, y in enumerate(ys))}", namespace)
+    kernel = fast_args(out=f"{', '.join(f'{x}[...]' for x in xs)} -> {', '.join(f'{y}[...]' for y in ys)}")(namespace["f"])
+    for _ in range(2):
+        made = kernel(*[np.ones((1,) * 14)] * inputs)
+        for i, each in enumerate(made if outputs > 1 else [made]):
+            assert each.shape == (1,) * 14 and each.item() == i
+
+
+@pytest.mark.slow
+def test_on_a_small_stack():
+    """As far as the operating system and PyTorch leave something of it to others, as in a call without declared outputs."""
+    done = run_python(
+        """
+        import sys, threading
+        import numpy as np
+        from frameworks import torch
+        from fastexchange import fast_args
+
+        @fast_args(out="x[n] -> y[n]")
+        def twice(x, y):
+            y[:] = 2 * x
+
+        given = [np.ones(4), *([torch.ones(4)] if torch is not None else [])]
+        for _ in range(40):
+            [twice(x) for x in given]  # compiled before
+
+        def work():
+            for _ in range(100):
+                results.extend(twice(x).tolist() == [2, 2, 2, 2] for x in given)
+
+        results = []
+        threading.stack_size(32768)
+        thread = threading.Thread(target=work)
+        thread.start(), thread.join()
+        assert results == [True] * 100 * len(given), results
+        """
+    )
+    assert done.returncode == 0
 
 
 def test_inputs_without_a_dlpack_type():

@@ -15,13 +15,14 @@ from ..dispatch.runtime import runtime
 from ..dispatch.signature import numba_types
 from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
+from ..ground.numba_internals import can_compile
 from ..ground.parameters import flatten
 from ..ground.safe_repr import type_name
 from ..producers import torch_offsets
 from ..producers.torch import is_tensor
-from .compile_errors import raise_named
+from .compile_errors import not_declared, raise_named
 from .fallback import as_numba_takes_it
-from .resolve import Resolver
+from .resolve import Resolver, as_declared, declared_signature_for
 
 __all__ = ["BoundLaunch", "BoundLaunchBase", "OrdinaryLaunch", "bind"]
 
@@ -86,8 +87,10 @@ class BoundLaunchBase(NativeCallable):
             pinned = self._pin(new + before.bound[len(names) :])
             if pinned.overload != before.overload:
                 given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
-                now, then = (self.kernel._native.types_of(overload) for overload in (pinned.overload, before.overload))
-                raise TypeError(f"{self._what}: rebind({given}) would be another signature, {now} instead of {then}; bind anew")
+                why = f"would be another signature, {pinned.types} instead of {before.types}"
+                if pinned.types == before.types:
+                    why = "is not possible, because the kernel's machine code has been replaced since (by recompile(), for example)"
+                raise TypeError(f"{self._what}: rebind({given}) {why}; bind anew")
             if self._replace(before, pinned):
                 return self
             if before is self._pinned:  # otherwise another thread has rebound it meanwhile: try again
@@ -213,15 +216,19 @@ class _PinnedArguments:
                     f"{kernel.__qualname__}.cuda[grid, block].bind(...)"
                 )
             raise_named(kernel, bound, as_numba_takes_it)
-            if report.unmade is not None:  # raises Numba's error, if Numba cannot compile the kernel
+            if report.unmade is not None:  # raise the call's error, if it is no call that Numba could make
                 serials = kernel._native.runtime.serials
                 given = numba_types(report.unmade[0], kernel._parameters.defaults, serials, kernel._element_of)
-                kernel.compile(tuple(given))
+                if can_compile(kernel):
+                    kernel.compile(tuple(given))
+                elif declared_signature_for(kernel, tuple(map(as_declared, given))) is None:
+                    raise not_declared(kernel, given, f"{kernel.__qualname__}()")
             raise TypeError(
                 f"{kernel.__qualname__}(): these arguments cannot be bound, because Numba's own dispatcher makes such "
                 "calls; explain() tells why"
             )
         self.capsule, (address, self.overload) = report.result, report.pinned
+        self.types = kernel._native.types_of(self.overload)
         frame = ffi.cast("fx_frame *", address)
         frame.holder = id(self)
         self.bound, self.kernel = bound, kernel

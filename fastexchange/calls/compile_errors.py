@@ -17,7 +17,8 @@ from ..ground.parameters import item_of
 from ..ground.safe_repr import type_name
 
 __all__ = [
-    "add_call", "check_items", "declared", "raise_named", "why_not_compiled", "why_not_declared", "without_representation",
+    "add_call", "check_items", "not_declared", "raise_named", "why_none_takes", "why_not_compiled", "why_not_declared",
+    "without_representation",
 ]  # fmt: skip
 
 _DEEPEST = 100
@@ -48,6 +49,16 @@ def why_not_declared(error: BaseException, kernel, positional: list, named: dict
     call = _call(kernel, positional, named)
     why = f"not one of the declared signatures is for these argument types; they take {declared(kernel)}. Numba says:"
     return f"{call}: {why}\n{error}"
+
+
+def not_declared(kernel, given: tuple, what: str) -> TypeError:
+    """The exception for the Numba types `given`, which none of the declared signatures takes. `what`: the function, for the text."""
+    return TypeError(f"{what}: {why_none_takes(kernel, given)}")
+
+
+def why_none_takes(kernel, given: tuple) -> str:
+    """The text of :func:`not_declared`, without the function. `given`: types, or their names."""
+    return f"not one of the declared signatures is for ({', '.join(map(str, given))}); they take {declared(kernel)}"
 
 
 def declared(kernel) -> str:

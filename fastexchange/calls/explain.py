@@ -23,7 +23,7 @@ from ..producers.torch import is_tensor
 from ..producers.torch_modes import why_no_modes
 from ..producers.torch_offsets import SOURCES
 from .carried_code import Content
-from .compile_errors import declared, raise_named
+from .compile_errors import raise_named, why_none_takes
 from .fallback import as_numba_takes_it, check_arguments
 from .numba_type import UnknownType
 from .outputs import shape_and_dtype
@@ -246,9 +246,7 @@ def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
         return Outcome("numba-signature", "known: Numba's own dispatcher makes this call", shown)
     is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
     if not is_compiled_for_all and declared_signature(kernel, given) is None:
-        listed = ", ".join(names)
-        text = f"refused with TypeError: not one of the declared signatures is for ({listed}); they take {declared(kernel)}"
-        return Outcome("refused", text, shown)
+        return Outcome("refused", f"refused with TypeError: {why_none_takes(kernel, tuple(names))}", shown)
     text = "new: the next such call compiles it" if is_compiled_for_all else "new: a declared signature takes such calls"
     return Outcome("new", text, shown)
 

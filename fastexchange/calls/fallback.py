@@ -20,7 +20,7 @@ from ..producers import torch, torch_storage
 from ..producers.ndarray import dtype_of
 from ..producers.torch_kinds import why_no_memory
 from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
-from .numba_type import UnknownType, require_numba_type
+from .numba_type import UnknownType, let_numba_take, require_numba_type
 from .results import check_argument
 from .views import Views
 
@@ -35,7 +35,9 @@ def call_numba(kernel, bound: tuple, is_made: bool = True):
     own = kernel._call_own if is_made else kernel._compile_for_args
     if are_numbas(kernel, bound):
         positional, named = _as_given(kernel, bound, not is_made)
-        return own(*positional, **named)
+        result = own(*positional, **named)
+        _let_numba_take(kernel, bound)
+        return result
     check_argument(kernel, bound)
     views = Views()
     _take_others(kernel, bound, views)
@@ -46,7 +48,9 @@ def call_numba(kernel, bound: tuple, is_made: bool = True):
             result = own(*positional, **named)
         finally:
             views.reflect(kernel, bound)
-        return views.returned(kernel, bound, result)
+        result = views.returned(kernel, bound, result)
+        _let_numba_take(kernel, bound)
+        return result
     except Exception as error:
         reworded = _reworded(kernel, bound, positional, named, error)
         if reworded is None:
@@ -57,6 +61,13 @@ def call_numba(kernel, bound: tuple, is_made: bool = True):
         raise reworded
     finally:
         del reworded
+
+
+def _let_numba_take(kernel, bound: tuple) -> None:
+    """Let native code leave later calls with such arguments to Numba's dispatcher, if it makes calls at all."""
+    if kernel._native.runtime.is_native:
+        for value in bound:
+            let_numba_take(value)
 
 
 def _as_given(kernel, bound: tuple, is_folded: bool = False) -> tuple[list[Any], dict[str, Any]]:
@@ -119,7 +130,7 @@ def reword(kernel, bound: tuple, error: BaseException) -> None:
     try:
         raise error
     except Exception as raised:
-        own = _reworded(kernel, bound, [value for value in bound if value is not OMITTED], {}, raised)
+        own = _reworded(kernel, bound, *_as_given(kernel, bound), raised)
         if own is None:
             raise
     finally:

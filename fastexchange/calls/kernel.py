@@ -378,6 +378,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             self._parameters, self.__qualname__, release_gil, self._kernel_options.guard, self._returns(), self._outputs
         )
         memory.native.stores = self._kernel_options.storage
+        memory.native.is_generator = inspect.isgeneratorfunction(self.py_func)
         if isinstance(self.returns, type):
             results.learn_target(self.returns)
         if memory.runtime.is_native and not is_object_mode(self):
@@ -581,12 +582,15 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
             return self._device_kernel.call(bound)
         return call_numba(self, bound)
 
-    def _failed(self, error: BaseException, args: tuple):
+    def _failed(self, error: BaseException, args: tuple, named: dict | None):
         """Raise an exception of Numba's dispatcher with the argument's name. Native code calls this after one."""
         from .fallback import reword
 
         try:
-            reword(self, self._parameters.bind(*args), error)
+            bound = self._bind(args, named or {})
+            if bound is None:
+                raise error
+            reword(self, bound, error)
         finally:
             del error  # its traceback holds this frame
 

@@ -6,26 +6,24 @@ import weakref
 
 from numba.core.errors import TypingError
 
-from ..exchange.discovery import discover
+from ..dispatch import structs
+from ..dispatch.runtime import runtime
+from ..exchange.discovery import discover, learn_type
 from ..exchange.errors import argument
 from ..ground.numba_internals import type_of_argument
 from ..ground.safe_repr import type_name
 
-__all__ = ["UnknownType", "require_numba_type"]
+__all__ = ["UnknownType", "let_numba_take", "require_numba_type"]
 
 
 def require_numba_type(kernel, position: int, value) -> None:
     """Raise TypeError for an object without a Numba type."""
     cls = type(value)
-    entries = kernel._native.runtime.entries
     is_known = id(cls) in _typed_by_numba and not isinstance(value, type)  # Numba has types for some classes only
     if is_known or _has_numba_type(value):
         if not is_known:
             forget = functools.partial(_forget_type, id(cls))
             _typed_by_numba[id(cls)] = weakref.ref(cls, forget)
-        is_always = not isinstance(value, (type, list))  # not so for all objects of the type
-        if is_always and not (entries.get(cls) or {"is_typed": 1}).get("is_typed") and _is_typed(value):
-            entries.update(cls, is_typed=1)  # later calls go to Numba's dispatcher directly
         return
     if _is_method_of(kernel, value):
         raise TypeError(
@@ -39,6 +37,26 @@ def require_numba_type(kernel, position: int, value) -> None:
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
         f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
     )
+
+
+def let_numba_take(value, depth: int = structs.MAX_TUPLE_DEPTH) -> None:
+    """File what native code needs to leave later calls with such arguments to Numba's dispatcher directly.
+
+    Those are objects of types for which Numba has had a type, also in tuples, or as the first item of a list.
+    """
+    cls = type(value)
+    entries = runtime().entries
+    try:
+        learn_type(cls, value)
+    except Exception:  # a type whose attributes raise: Python makes each call
+        return
+    fields = entries.fields(cls)
+    if fields["kind"] == structs.KIND_NUMBA:
+        if cls is not list and not fields.get("is_typed") and _is_typed(value):
+            entries.update(cls, is_typed=1)
+    elif fields["kind"] in (*structs.TUPLE_KINDS, structs.KIND_LIST) and depth > 0:
+        for item in value[:1] if cls is list else value:
+            let_numba_take(item, depth - 1)
 
 
 class UnknownType(TypingError, TypeError):

@@ -22,7 +22,7 @@ from ..ground.numba_internals import (
 )
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
-from .compile_errors import declared
+from .compile_errors import not_declared
 from .declared import as_computed
 from .fallback import are_numbas, as_numba_takes_it, call_numba
 from .resolve import Report, Resolver, cache_call
@@ -80,7 +80,7 @@ def _for_signature(kernel, signature, what: str) -> tuple:
     elif given not in kernel.overloads:
         taken = declared_signature(kernel, given)
     if taken is None:
-        raise _not_declared(kernel, given, what)
+        raise not_declared(kernel, given, what)
     returned = kernel.overloads[taken].signature.return_type
     if result is not None and result != returned:
         raise TypeError(f"{what}: with arguments ({', '.join(map(str, given))}) it returns {returned}, not {result}")
@@ -92,11 +92,6 @@ def _for_signature(kernel, signature, what: str) -> tuple:
     except boxing.UnsupportedEntry:  # Numba's own dispatcher makes such calls
         pass
     return taken
-
-
-def _not_declared(kernel, given: tuple, what: str) -> TypeError:
-    names = ", ".join(map(str, given))
-    return TypeError(f"{what}: not one of the declared signatures is for ({names}); they take {declared(kernel)}")
 
 
 def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tuple:
@@ -116,7 +111,7 @@ def _for_example(kernel, args: tuple, kwargs: dict[str, Any], what: str) -> tupl
         values = [as_numba_takes_it(kernel, i, value) for i, value in enumerate(bound) if value is not OMITTED]
         given = tuple(map(type_of_argument, values))
         if (taken := declared_signature(kernel, given)) is None:
-            raise _not_declared(kernel, given, what)
+            raise not_declared(kernel, given, what)
         return taken
     taken = _taken_by(kernel, call_numba(kernel, bound, is_made=False))
     if report is not None and report.unmade is not None:

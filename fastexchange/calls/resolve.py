@@ -264,7 +264,7 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
     if any(map(_holds_function, given)):
         return False
     if not can_compile(kernel):
-        given = tuple(map(_as_declared, given))
+        given = tuple(map(as_declared, given))
     own = None
     try:
         chosen = _overload_for(kernel, given)
@@ -302,7 +302,7 @@ def _overload_for(dispatcher, given: tuple):
             forget_frames(error)
             return None
     else:
-        taken = _declared_signature_for(dispatcher, given)
+        taken = declared_signature_for(dispatcher, given)
     compiled = dispatcher.overloads.get(taken) if taken is not None else None
     if compiled is None or compiled.objectmode:
         return None
@@ -351,15 +351,15 @@ def _keeps_the_value(given: Any, taken: Any) -> bool:
     return False
 
 
-def _as_declared(numba_type):
+def as_declared(numba_type):
     """The type by which an explicit signature accepts an argument: Numba types all arrays as aligned."""
     if not isinstance(numba_type, types.Array):
         return numba_type
     return types.Array(numba_type.dtype, numba_type.ndim, numba_type.layout, readonly=not numba_type.mutable, aligned=True)
 
 
-def _declared_signature_for(dispatcher, given: tuple) -> tuple | None:
-    """The explicit signature that Numba's overload resolution picks; None if none or several fit."""
+def declared_signature_for(dispatcher, given: tuple) -> tuple | None:
+    """The explicit signature that Numba's overload resolution picks for these types; None if none or several fit."""
     if given in dispatcher.overloads:
         return given
     return declared_signature(dispatcher, given)

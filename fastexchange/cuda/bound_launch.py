@@ -109,6 +109,7 @@ class _PinnedLaunch:
         if report.status != dispatch.STATUS_OK:
             raise TypeError(f"{kernel.__qualname__}(): this launch cannot be bound, {kernel.target.name} makes it itself")
         self._capsule, (self.frame, self.overload) = report.result, report.pinned
+        self.types = kernel._native.types_of(self.overload)
         frame = ffi.cast("fx_frame *", self.frame)
         launchable = ffi.cast("fx_launchable *", ffi.cast("fx_overload *", self.overload).launchable)
         self.device = frame.device if frame.device >= 0 else frame.managed_device

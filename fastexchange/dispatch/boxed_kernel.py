@@ -102,7 +102,7 @@ def allocate(boxed, context, guard, words, given, made):
         at += 8
         ob = load(given + 8 * load(at))
         ndim = rank_in_memory(guard, ob)
-        if ndim > MAX_NDIM:
+        if ndim > min(MAX_NDIM, SHAPES_WORDS - 1 - (end - shapes) // 8):
             return -1
         sizes = view_in_memory(guard, ob, ndim, 1).shape
         store(end, ndim)

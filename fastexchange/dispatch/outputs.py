@@ -23,7 +23,6 @@ from ..ground.shape_program import (
     MAX_NUMBER,
     MAX_OPERANDS,
     MAX_PARAMETERS,
-    MAX_TENSORS,
     MAX_VARIABLES,
     evaluate,
 )
@@ -40,7 +39,7 @@ from .type_table import find
 
 strncpy = external("strncpy", types.intp, types.intp, types.intp, types.intp)
 
-SHAPES_WORDS = MAX_TENSORS * (1 + MAX_NDIM)
+SHAPES_WORDS = 256  # for the shapes of all inputs, or of all outputs: a thread's stack may have 32 KiB only
 SCRATCH_WORDS = MAX_OPERANDS + 1 + MAX_NDIM
 CALL_WORDS = 1 + MAX_PARAMETERS
 ERROR_BYTES = 256
@@ -96,8 +95,10 @@ def allocate(allocator, to_object, prototype, set_error, error_ctx):
 
 
 @native
-def read_shape(context, runtime, ob, shape, view):
-    """Store a tensor's extents at `shape`. Returns: (rank, dtype field), or (-1, 0) if only Python code can read the tensor.
+def read_shape(context, runtime, ob, shape, room, view):
+    """Store a tensor's extents at `shape`, which has `room` words.
+
+    Returns: (rank, dtype field), or (-1, 0) if there is no room, or only Python code can read the tensor.
 
     That is so of odd tensors, too: PyTorch may trace the call, which must not allocate then.
     """
@@ -108,7 +109,7 @@ def read_shape(context, runtime, ob, shape, view):
     if kind == structs.KIND_NDARRAY:
         key, _ = dtype_entry(runtime, ndarray_at(ob).descr)
         ndim = types.intp(ndarray_at(ob).nd)
-        if key == 0:
+        if key == 0 or ndim > room:
             return -1, 0
         for i in range(ndim):
             store(shape + 8 * i, load(ndarray_at(ob).dimensions + 8 * i))
@@ -121,9 +122,9 @@ def read_shape(context, runtime, ob, shape, view):
         c.PyErr_Clear()
         return -1, 0
     tensor = dl_tensor_at(view)
-    if failed or not is_plain(tensor):
-        return -1, 0
     ndim = types.intp(tensor.ndim)
+    if failed or ndim > room or not is_plain(tensor):
+        return -1, 0
     for i in range(ndim):
         store(shape + 8 * i, load(tensor.shape + 8 * i))
     return ndim, element_field(tensor)
@@ -137,7 +138,8 @@ def compute_shapes(context, dtypes, shapes, variables, scratch, wanted):
     """
     program = as_words(dtypes + 8 * (1 + context.output_count))
     rest = as_words(scratch + 8 * MAX_OPERANDS)
-    return compute(program, as_words(shapes), as_words(variables), rest, as_words(scratch), as_words(wanted)) == FITS
+    made = as_words(wanted)
+    return compute(program, as_words(shapes), as_words(variables), rest, as_words(scratch), made, SHAPES_WORDS) == FITS
 
 
 @native
@@ -172,7 +174,8 @@ def make_outputs(context, runtime, args, made):
     end = shapes
     for _ in range(load(at)):
         at += 8
-        ndim, field = read_shape(context, runtime, load(args + 8 * load(at)), end + 8, view)
+        room = SHAPES_WORDS - 1 - (end - shapes) // 8
+        ndim, field = read_shape(context, runtime, load(args + 8 * load(at)), end + 8, room, view)
         if ndim < 0:
             return False
         store(end, ndim)
@@ -205,7 +208,7 @@ def make_outputs(context, runtime, args, made):
                 return False
             store(output, tensor)
             store(made, load(made) | 1 << i)
-        if read_shape(context, runtime, load(output), own_shape, view)[0] != ndim:
+        if read_shape(context, runtime, load(output), own_shape, MAX_NDIM, view)[0] != ndim:
             return False
         for j in range(ndim):
             if load(own_shape + 8 * j) != load(shape + 8 * (1 + j)):

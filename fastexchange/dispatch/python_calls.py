@@ -8,6 +8,16 @@ from . import structs
 from .pack import plain_field
 from .type_table import find
 
+CANNOT, CAN, MUST = 0, 1, 2
+ITEMS_BYTES = 24
+ITEMS_WORDS = ITEMS_BYTES // 8 * structs.MAX_TUPLE_DEPTH
+
+
+@native
+def count_of(kwnames):
+    """The number of a call's keyword arguments, whose values follow the positional ones."""
+    return load(kwnames + OB_SIZE) if kwnames != 0 else 0
+
 
 @native
 def call_method(name, callable_, args, nargsf, kwnames):
@@ -19,7 +29,7 @@ def call_method(name, callable_, args, nargsf, kwnames):
         result = c.PyObject_VectorcallMethod(name, args - 8, nargs + 1, kwnames)
         store(args - 8, saved)
         return result
-    total = nargs + (load(kwnames + OB_SIZE) if kwnames != 0 else 0)
+    total = nargs + count_of(kwnames)
     copy = c.PyMem_RawMalloc(8 * (total + 1))
     if copy == 0:
         c.PyErr_SetNone(global_address("PyExc_MemoryError"))
@@ -91,52 +101,113 @@ def refuse(context, callable_, position):
 
 
 @native
-def is_numbas(context, runtime, args, nargs):
-    """Whether Numba's dispatcher can make the call itself: it takes the arguments as they are, and its result is the result."""
+def numbas_part(context, runtime, args, nargs):
+    """The part of Numba's dispatcher in a call.
+
+    Returns: CANNOT; CAN, it takes the arguments as they are, and its result is the result; MUST, it alone can, because of a type.
+
+    Items of tuples are looked at as arguments are. Of a list only the first item is: its type is that of the list for Numba, which
+    refuses other items while it unboxes the list.
+    """
+    part = CAN if context.is_generator == 0 else MUST
     if context.returns_type != 0 or context.returns_position >= 0 or context.device_kernel != 0:
-        return False
+        return CANNOT
     if context.positional_count != context.parameter_count:  # Numba assigns the defaults of keyword-only parameters otherwise
-        return False
-    for i in range(nargs):
-        ob = load(args + 8 * i)
+        return CANNOT
+    pending = stack(ITEMS_WORDS)  # of each level the parent's remaining items, and room for a list's first item
+    depth = 0
+    items = args
+    left = nargs
+    is_in_list = False
+    while True:
+        if left == 0:
+            if depth == 0:
+                return part
+            depth -= 1
+            items = load(pending + ITEMS_BYTES * depth)
+            left = load(pending + ITEMS_BYTES * depth + 8)
+            is_in_list = False
+            continue
+        ob = load(items)
+        items += 8
+        left -= 1
         entry_address = find(runtime, Py_TYPE(ob))
         if entry_address == 0:
-            return False
+            return CANNOT
         entry = structs.entry_at(entry_address)
         kind = entry.kind
         if kind == structs.KIND_NUMBA:
             if entry.is_typed == 0:
-                return False
+                return CANNOT
+            part = MUST
         elif kind == structs.KIND_NDARRAY:
-            if plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:
-                return False
+            if is_in_list or plain_field(runtime, descr_at(ndarray_at(ob).descr)) == 0:  # other items may be tensors
+                return CANNOT
+        elif kind == structs.KIND_TUPLE or kind == structs.KIND_NAMED_TUPLE or kind == structs.KIND_LIST:
+            level = pending + ITEMS_BYTES * depth
+            if depth == structs.MAX_TUPLE_DEPTH:
+                return CANNOT
+            store(level, items)
+            store(level + 8, left)
+            depth += 1
+            if kind == structs.KIND_LIST:
+                if is_in_list or c.PyList_Size(ob) <= 0:
+                    return CANNOT
+                part = MUST
+                is_in_list = True
+                store(level + 16, c.PyList_GetItem(ob, 0))
+                items = level + 16
+                left = 1
+            else:
+                is_in_list = False
+                items = ob + OB_ITEM
+                left = load(ob + OB_SIZE)
         elif (
             not structs.is_scalar_kind(kind) and kind != structs.KIND_NONE and kind != structs.KIND_CONSTANT
             and kind != structs.KIND_STRING
         ):  # fmt: skip
-            return False
-    return True
+            return CANNOT
 
 
 @native
-def call_numbas(context, runtime, callable_, args, nargs):
-    """Make a call by Numba's dispatcher. ``kernel._failed(exception, arguments)`` raises its exceptions."""
+def named_arguments(args, nargs, kwnames):
+    """Make a dict of a call's keyword arguments. Returns a new reference, or 0 with an exception set."""
+    named = c.PyDict_New()
+    for i in range(count_of(kwnames)):
+        if named != 0 and c.PyDict_SetItem(named, load(kwnames + OB_ITEM + 8 * i), load(args + 8 * (nargs + i))) != 0:
+            c.Py_DecRef(named)
+            named = 0
+    return named
+
+
+@native
+def call_numbas(context, runtime, callable_, args, nargs, kwnames):
+    """Make a call by Numba's dispatcher. ``kernel._failed(exception, positional, named)`` raises its exceptions."""
     given = c.PyTuple_New(nargs)
     if given == 0:
         return 0
+    named = 0
+    if kwnames != 0:
+        named = named_arguments(args, nargs, kwnames)
+        if named == 0:
+            c.Py_DecRef(given)
+            return 0
     for i in range(nargs):
         c.incref(load(args + 8 * i))
         store(given + OB_ITEM + 8 * i, load(args + 8 * i))
     context.numba_calls += 1
-    result = call_word(runtime.numbas_call, (callable_, given, 0))
+    result = call_word(runtime.numbas_call, (callable_, given, named))
     if result == 0 and c.PyErr_Occurred() != 0:
         error = stack(3)
-        arguments = stack(3)
+        arguments = stack(4)
         take_error(error)
         store(arguments, callable_)
         store(arguments + 8, load(error + 8))
         store(arguments + 16, given)
-        result = c.PyObject_VectorcallMethod(context.failed_name, arguments, 3, 0)
+        store(arguments + 24, named if named != 0 else global_address("_Py_NoneStruct"))
+        result = c.PyObject_VectorcallMethod(context.failed_name, arguments, 4, 0)
         drop_error(error)
     c.Py_DecRef(given)
+    if named != 0:
+        c.Py_DecRef(named)
     return result

@@ -79,6 +79,9 @@ class Runtime:
         self.why_not_native = self._why_not_native()
         if self.is_native:
             self.native.numbas_call = cpython.address_of_call(DispatcherBase)
+            self._numbas_entry = ffi.new("fx_overload *")
+            self._numbas_entry.fast_entry = vectorcall.call_numbas_cached.address
+            self.native.numbas_entry = int(ffi.cast("intptr_t", self._numbas_entry))
             self.add(read_arguments.walk, take_exports.export_managed, vectorcall.run, vectorcall.vectorcall_any)
             self.add(frame.release_owner, frame.release_managed, frame.release_both)
 

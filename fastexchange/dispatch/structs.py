@@ -69,6 +69,7 @@ typedef struct {
     int64_t read_alike;         /* of PyTorch's tensors that follow each other: see `readers` */
     int64_t allocate, note_error;       /* of outputs, by its names */
     int64_t numbas_call;        /* ternaryfunc, what a call of a dispatcher is to Numba */
+    int64_t numbas_entry;       /* fx_overload *, the cache entry of all calls that go to Numba's dispatcher as they are */
 } fx_runtime;
 
 /* What one argument of an overload, or an item of a tuple, looked like when the cache entry was made. */
@@ -136,6 +137,7 @@ typedef struct {
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */
     int64_t refused_name;       /* PyObject *, name of the method that words a producer's exception */
     int64_t release_gil;        /* the kernel runs without the GIL */
+    int64_t is_generator;       /* Numba's dispatcher makes all calls of the kernel */
     int64_t stores;             /* the kernel gets elements without a Numba type as their bits */
     int64_t needs_owning_exports;   /* other code may run before the kernel has returned, so it holds owning exports: RUNS_* */
     int64_t raise_error;        /* void (int code, excinfo *) */

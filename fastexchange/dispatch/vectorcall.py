@@ -28,7 +28,17 @@ from .boxing import box_or_raise
 from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
-from .python_calls import call_method, call_numbas, call_object, is_numbas, refuse, refuse_launch
+from .python_calls import (
+    CANNOT,
+    MUST,
+    call_method,
+    call_numbas,
+    call_object,
+    count_of,
+    numbas_part,
+    refuse,
+    refuse_launch,
+)
 from .readers import DRY_RUN
 
 
@@ -199,8 +209,14 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         return call_object(context.device_kernel, args, nargsf, kwnames)
     method = context.slow_name
     if status == structs.STATUS_NUMBA or status == structs.STATUS_STREAM or status == structs.STATUS_STREAMS:
-        if launcher == 0 and kwnames == 0 and is_numbas(context, runtime, args, nargsf & c.NARGS_MASK):
-            return call_numbas(context, runtime, callable_, args, nargsf & c.NARGS_MASK)
+        nargs = nargsf & c.NARGS_MASK
+        part = numbas_part(context, runtime, args, nargs + count_of(kwnames)) if launcher == 0 else CANNOT
+        if part == MUST:
+            context.last = runtime.numbas_entry
+            if site != 0:
+                store(site, runtime.numbas_entry)
+        if part != CANNOT:
+            return call_numbas(context, runtime, callable_, args, nargs, kwnames)
         method = context.numba_name
     return call_method(method, callable_, args, nargsf, kwnames)
 
@@ -209,6 +225,20 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
 def vectorcall_any(callable_, args, nargsf, kwnames):
     """:func:`call_any` for CPU kernels."""
     return call_any(launch_here, load(callable_ + KERNEL_CONTEXT), 0, callable_, args, nargsf, kwnames)
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp, types.intp, types.intp)
+def call_numbas_cached(callable_, args, nargsf, kwnames, context_address, overload_address):
+    """The fast entry of ``fx_runtime.numbas_entry``: calls with arguments that only Numba can read. Leaves others."""
+    context = structs.context_at(context_address)
+    runtime = structs.runtime_at(context.runtime)
+    nargs = nargsf & c.NARGS_MASK
+    count = nargs + count_of(kwnames)
+    has_names = count == nargs or context.positional_only == 0  # Numba takes all parameters by name
+    if (count <= context.plain_count or context.variadic != 0) and has_names:
+        if numbas_part(context, runtime, args, count) == MUST:
+            return call_numbas(context, runtime, callable_, args, nargs, kwnames)
+    return call_word(context.vectorcall_any, (callable_, args, nargsf, kwnames))
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)

@@ -208,7 +208,7 @@ class Pattern:
         longest = 1 + max(map(len, shapes))
         rest, stack, made = [0] * longest, [0] * len(self.program), [0] * (len(self.program) + len(self.outputs) * longest)
         flat = [word for shape in shapes for word in (len(shape), *shape)]
-        outcome = op.evaluate(self.program, flat, variables, rest, stack, made)
+        outcome = op.evaluate(self.program, flat, variables, rest, stack, made, len(made))
         if outcome != op.FITS:
             self._refuse(outcome, shapes, variables, stack[0], name)
         found, at = [], 0

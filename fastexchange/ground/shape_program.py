@@ -20,12 +20,13 @@ HAS_REST = 1 << 16  # added to the number of other dimensions in the operand of 
 FITS, RANK, DIMENSION, DIFFERENT_REST, NEGATIVE, ZERO_DIVISION, TOO_LARGE, TOO_MANY = range(8)
 
 
-def evaluate(program, shapes, variables, rest, stack, made):
+def evaluate(program, shapes, variables, rest, stack, made, room):
     """Run a pattern's `program`: check that the shapes of the inputs fit the notation, and compute the shapes of the outputs.
 
     All arguments are lists of ints, in native code pointers to words. `shapes`: the rank and the extents of each input, one after
     the other. `variables`: the extent of each name; first come those of the int arguments, which are set before the call. `made`:
-    receives the rank and the extents of each output. `rest` (the extents of ``...``) and `stack` are scratch memory.
+    receives the rank and the extents of each output, and has `room` words. `rest` (the extents of ``...``) and `stack` are scratch
+    memory.
 
     Returns: FITS, or why the inputs do not fit.
     """
@@ -90,13 +91,15 @@ def evaluate(program, shapes, variables, rest, stack, made):
         elif operation == OUTPUT:
             item = operand
             begin = 0 if item == 0 else end
-            made[begin] = 0
             end = begin + 1
+            if end > room:
+                return TOO_MANY | item << 8
+            made[begin] = 0
             dim = 0
         else:
             count = rest[0] if operation == ALL_OF_REST else 1
             made[begin] += count
-            if made[begin] > MAX_NDIM:
+            if made[begin] > MAX_NDIM or end + count > room:
                 return TOO_MANY | item << 8
             for i in range(count):
                 made[end + i] = rest[1 + i] if operation == ALL_OF_REST else stack[0]
