@@ -205,8 +205,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", action="store_true", dest="is_module", help="PROGRAM is a module, as for python -m")
-    parser.add_argument("program", metavar="PROGRAM", help="a file, a folder or a zip file with __main__.py, or with -m a module")
-    parser.add_argument("arguments", nargs="*", metavar="ARGUMENTS", help="the program's sys.argv[1:]")
+    parser.add_argument("program", metavar="PROGRAM", help="a file, -, a folder or zip file with __main__.py; with -m a module")
+    parser.add_argument("arguments", nargs="*", default=[], metavar="ARGUMENTS", help="the program's sys.argv[1:]")
 
 
 def _number(text: str) -> float:

@@ -12,24 +12,26 @@ from typing import Any
 
 from . import CommandError
 from .probe import one_line
-from .run import run_program
+from .program import NoProgram, run_here, start_anew
 
-__all__ = ["kernels_in", "run"]
+__all__ = ["kernels_in", "run", "write_at_exit"]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the program in this process as ``__main__``, and write the file when it ends, also with an exception.
+    """Run the program as ``__main__``, and write the file when it ends, also with an exception.
 
-    Until then the file is as it was. Raises CommandError before the program runs, if the file cannot be written.
+    Until then the file is as it was. Raises CommandError before the program runs, if the file cannot be written. Returns only if
+    this process runs the program: else ``started/sitecustomize.py`` calls :func:`write_at_exit`.
     """
     if options.output.suffix != ".json":
         raise CommandError(f"{options.output} is not a name for a file of signatures: let it end in .json")
     file, process = options.output.resolve(), os.getpid()
     with _replaced(file) as temporary:
         temporary.unlink()
+    start_anew(options, f"record {file}")
     try:
-        run_program(options)
-    except CommandError:  # there is no such program
+        run_here(options)
+    except (CommandError, NoProgram):
         raise
     except BaseException:
         if os.getpid() == process:  # not in a forked child that leaves the program by an exception
@@ -38,6 +40,14 @@ def run(options: argparse.Namespace) -> int:
     if os.getpid() == process:
         _write(file)
     return 0
+
+
+def write_at_exit(file: str) -> None:
+    """Write what this process has met, while the interpreter ends: what prevents it is said, and the exit code the program's."""
+    try:
+        _write(Path(file))
+    except CommandError as error:
+        print(f"python -m fastexchange record: {error}", file=sys.stderr)
 
 
 def _count(signatures: int) -> str:
