@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
+from ..producers.torch_table import Table
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_schema import Schema, fake_of
@@ -32,8 +33,10 @@ _pending: set[str] = set()
 class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, fragment, boxed: BoxedKernel | None):
+    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, rows: list[int], fragment, boxed):
         self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
+        self.rows = rows
+        """Words of its dispatch table, as ``producers.torch_table.Table`` gives them."""
         self._fragment, self._boxed = fragment, boxed
         self.operators: weakref.WeakSet = weakref.WeakSet()
         """The ``TorchOp`` objects of it."""
@@ -110,6 +113,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         overload = getattr(getattr(torch.ops, namespace), short).default
         is_checked = _is_checked()
         on_cpu, on_cuda = _kernels_of(kernel)
+        table = Table(overload, on_cuda is not None)
         if on_cpu is not None and not is_checked and BoxedKernel.takes(on_cpu, schema):
             boxed = BoxedKernel(on_cpu, schema)
             boxed.register(namespace, short)
@@ -132,7 +136,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             boxed.remove()
         fragment._destroy()
         raise
-    return Registered(kernel, schema, options, overload, function, fragment, boxed)
+    return Registered(kernel, schema, options, overload, function, table.words(), fragment, boxed)
 
 
 def _kernels_of(kernel) -> tuple:
