@@ -3,13 +3,11 @@
 import gc
 
 import pytest
+from frameworks import torch
+from test_torch_op import native_calls
 
 from fastexchange import fast_args
-
-torch = pytest.importorskip("torch")
-from fastexchange.producers import torch_table  # noqa: E402
-
-from test_torch_op import native_calls  # noqa: E402
+from fastexchange.producers import torch_table
 
 
 @fast_args(out="x[n] -> y[n]")

@@ -73,9 +73,9 @@ class TorchOp(NativeCallable):
         self._context = address_of(native)
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
 
-    def _be_replaced(self) -> None:
+    def _be_replaced(self, registered: Registered) -> None:
         """Let PyTorch's dispatcher make all calls: another kernel has the name now, and compiled graphs call that, too."""
-        self._is_replaced = True
+        self._is_replaced, self.overload = True, registered.overload
         self._vectorcall = 0
 
     def _dispatch(self, /, *args, **kwargs):

@@ -1,9 +1,9 @@
-"""Dispatch tables of PyTorch's operators: whether a call would still come to what this package has registered, and to nothing else.
+"""Dispatch tables of PyTorch's operators: whether a call would come to what this package has registered, and to nothing else.
 
 An operator has a table with a row for each dispatch key: a pointer to a *functor*, which a registration has made, and one to a
-function. A program may register implementations at any time, from Python or C++. Native code compares one word of each row that a
-call with plain tensors comes by. Where the rows are is found by experiment; where that fails, PyTorch's dispatcher makes all calls
-of operators.
+function. A program may register implementations at any time, from Python or C++. Native code compares one word of each row that
+a call with plain tensors comes by. Where the rows are is found by experiment; where that fails, PyTorch's dispatcher makes all
+calls of operators.
 
 Source: ``aten/src/ATen/core/dispatch/OperatorEntry.h``, ``aten/src/ATen/core/boxing/KernelFunction.h``.
 """
