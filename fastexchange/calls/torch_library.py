@@ -14,8 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
+from ..producers.torch_table import Table
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
+from .torch_declared import code_of, declaration_of, forget_compiled, show_in_name, telling
 from .torch_schema import Schema, fake_of
 
 __all__ = ["Registered", "has_operators", "is_registered", "register"]
@@ -32,8 +34,12 @@ _pending: set[str] = set()
 class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, fragment, boxed: BoxedKernel | None):
+    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, rows: list[int], fragment, boxed):
         self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
+        self.rows = rows
+        """Words of its dispatch table, as ``producers.torch_table.Table`` gives them."""
+        self.depends: tuple[str, str] = "", ""
+        """Digests of what compiled code depends on: its declaration, and its Python functions."""
         self._fragment, self._boxed = fragment, boxed
         self.operators: weakref.WeakSet = weakref.WeakSet()
         """The ``TorchOp`` objects of it."""
@@ -90,10 +96,13 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
             made = _made(torch, kernel, name, schema, options, what)
         except BaseException:
             again = _registered[name] = for_ever(_made(torch, known.kernel, name, known.schema, known.options, what))
-            again.operators.update(known.operators)
+            for operator in list(known.operators):
+                operator._be_replaced(again)
             raise
         for operator in list(known.operators):
-            operator._be_replaced()
+            operator._be_replaced(made)
+        if made.depends != known.depends:
+            forget_compiled()
         _registered[name] = for_ever(made)
         return made
 
@@ -102,7 +111,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
     """Register an operator whose name is free. Nothing is left of one that fails."""
     _, backward, setup_context, vmap = options
     namespace, _, short = name.partition("::")
-    fragment = torch.library.Library(namespace, "FRAGMENT")
+    fragment = for_ever(torch.library.Library(namespace, "FRAGMENT"))  # one that is freed takes the name's OpOverload with it
     boxed = function = None
     try:
         fragment.define(short + str(schema), tags=_tags(torch))
@@ -110,6 +119,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         overload = getattr(getattr(torch.ops, namespace), short).default
         is_checked = _is_checked()
         on_cpu, on_cuda = _kernels_of(kernel)
+        table = Table(overload, on_cuda is not None)
         if on_cpu is not None and not is_checked and BoxedKernel.takes(on_cpu, schema):
             boxed = BoxedKernel(on_cpu, schema)
             boxed.register(namespace, short)
@@ -117,7 +127,10 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             fragment.impl(short, _implementation(on_cpu, schema, is_checked), "CPU")
         if on_cuda is not None:
             fragment.impl(short, _implementation(on_cuda, schema, is_checked), "CUDA")
-        fake = fake_of(kernel, schema)
+        depends = declared, code = declaration_of(kernel, schema, backward), code_of(name, (backward, setup_context, vmap))
+        if declared not in name:
+            show_in_name(overload, declared)
+        fake = telling(fake_of(kernel, schema), code)
         torch.library.register_fake(name, _counting(fake, schema) if schema.mutated else fake, lib=fragment)
         if schema.mutated:
             _count_functional(torch, fragment, name, schema)
@@ -132,7 +145,9 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             boxed.remove()
         fragment._destroy()
         raise
-    return Registered(kernel, schema, options, overload, function, fragment, boxed)
+    made = Registered(kernel, schema, options, overload, function, table.words(), fragment, boxed)
+    made.depends = depends
+    return made
 
 
 def _kernels_of(kernel) -> tuple:

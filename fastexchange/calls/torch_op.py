@@ -39,7 +39,7 @@ class TorchOp(NativeCallable):
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
         self._function, self._schema = registered.function, schema
-        self._is_replaced, self._is_checked = False, registered.is_checked
+        self._is_replaced, self._is_checked, self._rows = False, registered.is_checked, registered.rows
         registered.operators.add(self)
 
     @asks_is_traced
@@ -53,7 +53,7 @@ class TorchOp(NativeCallable):
     def _prepare(self) -> None:
         """Let CPython call native code, once it can tell which calls the kernel may make."""
         is_native = self.kernel._vectorcall and not self._is_replaced and not self._is_checked and not why_no_modes()
-        if not is_native or (self._schema.mutated and why_no_counts()):
+        if not is_native or not self._rows or (self._schema.mutated and why_no_counts()):
             return
         from ..dispatch.operator_call import vectorcall_operator
 
@@ -62,20 +62,20 @@ class TorchOp(NativeCallable):
             learn_type(each)
         names = [id(for_ever(sys.intern(each.name))) for each in self._schema.arguments]
         kinds = [_kinds_of(each) for each in self._schema.arguments]
-        self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._schema.mutated, names, kinds)]
+        self._buffers = [ffi.new("int64_t[]", list(words) or [0]) for words in (self._schema.mutated, names, kinds, self._rows)]
         native = self._native = ffi.new("fx_operator *")
         native.kernel, native.slow_name = id(self.kernel), id(for_ever(sys.intern("_dispatch")))
         native.tensor_type, native.parameter_type = id(torch.Tensor), id(torch.nn.Parameter)
-        native.mutated, native.names, native.kinds = map(address_of, self._buffers)
-        native.mutated_count, native.count = len(self._schema.mutated), len(names)
+        native.mutated, native.names, native.kinds, native.rows = map(address_of, self._buffers)
+        native.mutated_count, native.count, native.row_count = len(self._schema.mutated), len(names), len(self._rows) // 2
         native.function = 0 if self._function is None else id(self._function)
         enable_vectorcall(TorchOp, TorchOp.__call__)
         self._context = address_of(native)
         self._vectorcall = vectorcall_operator.address  # last: Ctrl-C may come between any two statements
 
-    def _be_replaced(self) -> None:
+    def _be_replaced(self, registered: Registered) -> None:
         """Let PyTorch's dispatcher make all calls: another kernel has the name now, and compiled graphs call that, too."""
-        self._is_replaced = True
+        self._is_replaced, self.overload = True, registered.overload
         self._vectorcall = 0
 
     def _dispatch(self, /, *args, **kwargs):

@@ -19,8 +19,9 @@ from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
 from . import results
+from .torch_declared import declaration_of
 from .torch_library import has_operators, is_registered, register
-from .torch_schema import schema_of
+from .torch_schema import Schema, schema_of
 from .traced import decorated, mark_constant
 
 __all__ = ["call_symbolic", "call_traced", "find_by_name"]
@@ -171,22 +172,35 @@ def _untyped(kernel) -> list[str]:
 def _implicit(torch, kernel, letters: str, are_given: bool) -> str:
     """Register the operator for calls with such arguments. Returns its name; "" if no schema can have the parameters.
 
-    The name follows from the kernel's and the arguments' types, so that it is the same in another process.
+    The name follows from the kernel's, the arguments' types and what it declares, so that it is the same in another process.
     """
+    schema = _schema(kernel, letters, are_given)
+    if schema is None:
+        return ""
+    name = _name_with(kernel, schema, letters, are_given)
+    unused = next(each for each in _numbered(name) if not is_registered(f"{NAMESPACE}::{each}"))
+    options = str(schema), None, None, "loop"
+    register(torch, kernel, f"{NAMESPACE}::{unused}", schema, options, False, kernel.__qualname__)
+    return unused
+
+
+def _schema(kernel, letters: str, are_given: bool) -> Schema | None:
+    """The schema of the operator for calls with such arguments; None if there is none."""
     types = {name: _TYPES[letter] for name, letter in zip(_untyped(kernel), letters, strict=True) if letter in _TYPES}
     make = functools.partial(schema_of, kernel.py_func, kernel._pattern, what=kernel.__qualname__, types=types)
     try:
         mutates = kernel.mutates or ()
         if kernel.mutates is None and kernel._pattern is None:
             mutates = [each.name for each in make(mutates=()).arguments if each.type.startswith("Tensor")]
-        schema = make(mutates=mutates, are_outputs_given=are_given)
+        return make(mutates=mutates, are_outputs_given=are_given)
     except (TypeError, ValueError):
-        return ""
+        return None
+
+
+def _name_with(kernel, schema: Schema, letters: str, are_given: bool) -> str:
+    """The name of the operator for calls with such arguments. It has a digest of what the kernel declares."""
     name = name_of(kernel) + f"__{letters}" * bool(letters) + "__out" * are_given
-    unused = next(each for each in _numbered(name) if not is_registered(f"{NAMESPACE}::{each}"))
-    options = str(schema), None, None, "loop"
-    register(torch, kernel, f"{NAMESPACE}::{unused}", schema, options, False, kernel.__qualname__)
-    return unused
+    return f"{name}__{declaration_of(kernel, schema, None)}"
 
 
 def name_of(kernel) -> str:
@@ -263,15 +277,17 @@ def _register_named(torch, name: str) -> bool:
     """Register the operator of this name, if a kernel has it. Returns whether it has."""
     if is_registered(f"{NAMESPACE}::{name}"):
         return False
-    base = name.removesuffix("__out")
-    are_given = base != name
-    for kernel in list(decorated.values()):
+    base = name.rpartition("__")[0].removesuffix("__out")
+    are_given = "__out__" in name[len(base) :]
+    for kernel in reversed(list(decorated.values())):
         own, letters = name_of(kernel), ""
         if _untyped(kernel):
             own, _, letters = base.rpartition("__")
         is_its = own == name_of(kernel) and base in (own, f"{own}__{letters}")
         if is_its and len(letters) == len(_untyped(kernel)) and set(letters) <= set(_LETTERS.values()):
-            known = kernel.__dict__.setdefault("_operators", {})
-            made = known[letters, are_given] = _implicit(torch, kernel, letters, are_given)
-            return made == name
+            schema = _schema(kernel, letters, are_given)
+            if schema is not None and _name_with(kernel, schema, letters, are_given) == name:
+                known = kernel.__dict__.setdefault("_operators", {})
+                known[letters, are_given] = _implicit(torch, kernel, letters, are_given)
+                return True
     return False

@@ -353,13 +353,18 @@ def _torch(torch) -> Iterator[Finding]:
 
 def _torch_operators(section: str, knows_layout: bool) -> Iterator[Finding]:
     from ..calls.torch_boxed import why_by_python
-    from ..producers import torch_modes
+    from ..producers import torch_modes, torch_table
 
     if why := torch_modes.why_no_modes():
         text = f"not told natively, so Python makes the calls of operators, and of kernels that declare outputs: {why}"
         yield Finding(section, "torch: modes", SLOW, text, _REPORT)
     else:
         yield Finding(section, "torch: modes", OK, "verified: native code knows when one sees a call")
+    if why := torch_table.why_no_tables():
+        text = f"not found, so PyTorch's dispatcher makes the calls of operators: {why}"
+        yield Finding(section, "torch: dispatch tables", SLOW, text, _REPORT)
+    else:
+        yield Finding(section, "torch: dispatch tables", OK, "verified: native code knows whose implementation a call gets")
     if not knows_layout:
         return
     if why := torch_modes.why_no_counts():

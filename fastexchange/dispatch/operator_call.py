@@ -1,6 +1,7 @@
 """Calls of operators of PyTorch: straight to the kernel if the tensors are plain and no mode is active.
 
-If autograd alone has to see a call, it goes to the ``apply`` of the kernel's ``autograd.Function``.
+If autograd alone has to see a call, it goes to the ``apply`` of the kernel's ``autograd.Function``. If a program has registered
+an implementation for such calls (``producers.torch_table``), PyTorch's dispatcher makes them.
 """
 
 from numba import types
@@ -94,6 +95,15 @@ def call_function(function, args, nargs):
     return result
 
 
+@native
+def is_registered_only(operator):
+    """Whether PyTorch's dispatcher would come to what this package has registered for the operator, and to nothing else."""
+    differences = 0
+    for i in range(operator.row_count):
+        differences |= load(load(operator.rows + 16 * i)) ^ load(operator.rows + 16 * i + 8)
+    return differences == 0
+
+
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_operator(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of an operator.
@@ -106,7 +116,9 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
     nargs = nargsf & c.NARGS_MASK
     total = nargs + (load(kwnames + OB_SIZE) if kwnames != 0 else 0)
     makers = KERNEL | FUNCTION
-    if is_mode_active(True) or nargs > operator.count or (kwnames != 0 and operator.mutated_count != 0):
+    if is_mode_active(True) or not is_registered_only(operator) or nargs > operator.count:
+        makers = 0
+    if kwnames != 0 and operator.mutated_count != 0:
         makers = 0
     for i in range(total):
         if makers != 0:

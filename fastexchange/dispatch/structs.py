@@ -235,6 +235,8 @@ typedef struct {
     int64_t mutated;            /* int64_t[mutated_count], positions of the arguments that the kernel writes to */
     int64_t mutated_count;
     int64_t function;           /* PyObject *, makes calls that autograd alone has to see; 0: PyTorch's dispatcher does */
+    int64_t rows;               /* int64_t[2 * row_count], words of its dispatch table: an address, and what has to be there */
+    int64_t row_count;
 } fx_operator;
 
 /* A kernel as PyTorch's dispatcher calls it. */

@@ -1,0 +1,159 @@
+"""What code that PyTorch has compiled of an operator depends on, in words that PyTorch's caches see.
+
+The keys of PyTorch's compile caches, exported programs and generated code have of an operator its name, and nothing else: not
+its schema, not the dtypes of its results, not its backward pass. So an operator's name has a digest of what it declares. The names
+that kernels choose themselves contain it. Of a name that a program has chosen, PyTorch's ``OpOverload`` shows it: its
+``__name__`` is ``name.default__<digest>`` instead of ``name.default``, and an attribute of that name leads to it. With another
+declaration that attribute is missing: what was saved is compiled again, or refused.
+
+Python functions that PyTorch traces (a backward pass, a rule for vmap) are no part of the operator: a program that was exported
+stays right when they change. A digest of these goes into ``torch.compiler.config.cache_key_tag`` before PyTorch makes the key of
+a graph with the operator.
+
+Source: ``torch/_functorch/_aot_autograd/autograd_cache.py``, ``torch/_inductor/codecache.py``, ``torch/fx/node.py``.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import sys
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import dependencies
+from .kernel import Kernel
+from .torch_schema import Schema
+
+__all__ = ["code_of", "declaration_of", "forget_compiled", "show_in_name", "telling"]
+
+_RULES = 1
+"""To be another number if a later version of this package makes results of other shapes or dtypes for the same declaration."""
+_DIGITS = 12
+
+
+def declaration_of(kernel, schema: Schema, backward) -> str:
+    """Return a digest of an operator's declaration: equal in all processes, whatever the code of its kernels is."""
+    steps = backward if isinstance(backward, (list, tuple)) else [backward]
+    kernels = [_kernel(each) for each in steps if each is not None and not _is_function(each)]
+    return _digest((_RULES, str(schema), kernel.out, kernel.allows_grad, _closure(kernel.py_func), kernels))
+
+
+def _kernel(kernel) -> tuple:
+    """Describe a kernel, or an operator object, by what it declares and by what tells it from others of its name."""
+    if hasattr(kernel, "overload"):
+        return _operator(kernel.overload)
+    function = kernel.py_func
+    declared = str(inspect.signature(function)), kernel.out, kernel.mutates
+    return function.__module__, function.__qualname__, declared, _closure(function)
+
+
+def _closure(function) -> list:
+    """The values that tell a function from others of the same name. Functions are described by their names."""
+    described: list = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(dependencies.NotDescribable, ValueError):  # nothing yet
+            value = getattr(cell.cell_contents, "py_func", cell.cell_contents)
+            if inspect.isfunction(value):
+                described.append((value.__module__, value.__qualname__))
+            else:
+                described.append(_Describer().describe(value, function.__qualname__))
+    return described
+
+
+def _operator(overload) -> tuple:
+    """Describe an operator of PyTorch by its name, which shows what it declares, and by its Python functions."""
+    name = overload._qualified_op_name if hasattr(overload, "overloads") else overload.name()
+    return str(overload.__module__), str(overload.__name__), _codes.get(name)
+
+
+def _is_function(value) -> bool:
+    """Whether a backward pass, or a rule for vmap, is a Python function, which PyTorch traces."""
+    return callable(value) and not isinstance(value, Kernel) and not hasattr(value, "overload")
+
+
+def _digest(described) -> str:
+    return hashlib.sha256(repr(described).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def show_in_name(overload, declared: str) -> None:
+    """Let an operator's name show its declaration wherever PyTorch writes it down."""
+    packet, shown = overload.overloadpacket, f"default__{declared}"
+    setattr(packet, shown, overload)
+    overload.__name__ = packet.__name__ = f"{overload._schema.name.partition('::')[2]}.{shown}"
+
+
+# ---- Python functions ------------------------------------------------------------------------------------------------
+
+_codes: dict[str, str] = {}
+"""By qualified name, the digests of operators' Python functions."""
+_told: set[str] = set()
+"""The digests of the operators that PyTorch has traced."""
+
+
+class _Describer(dependencies._Describer):
+    """Describes what functions name that call PyTorch: its objects by their names, as its version is part of its keys."""
+
+    def describe(self, value: Any, name: str) -> Any:
+        torch = sys.modules["torch"]
+        if isinstance(value, Kernel) or hasattr(type(value), "_be_replaced"):
+            return _kernel(value)
+        if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return _operator(value)
+        if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+            return repr(value)
+        if type(value) is torch.Tensor and value.device.type == "cpu" and value.is_contiguous():
+            return (
+                str(value.dtype),
+                tuple(value.shape),
+                _digest(bytes(value.detach().reshape(-1).view(torch.uint8).tolist())),
+            )
+        if str(getattr(value, "__module__", "")).partition(".")[0] == "torch" and hasattr(value, "__qualname__"):
+            return value.__module__, value.__qualname__
+        return super().describe(value, name)
+
+
+def code_of(name: str, functions: Iterable) -> str:
+    """Return a digest of an operator's Python functions and of what they name; "" if it has none.
+
+    If that cannot be described, it is another one in each process: nothing of the operator is taken from a cache.
+    """
+    found = [each for each in functions if _is_function(each)]
+    code = ""
+    if found:
+        describer = _Describer()
+        try:
+            code = dependencies._digest_of(lambda: [describer.describe(each, name) for each in found], name)[:_DIGITS]
+        except dependencies.NotDescribable:
+            code = uuid.uuid4().hex[:_DIGITS]
+    _codes[name] = code
+    return code
+
+
+def telling(fake: Callable, code: str) -> Callable:
+    """An operator's fake implementation, by which PyTorch traces. It tells PyTorch's caches the digest of its Python functions."""
+
+    def tell(*args, **kwargs):
+        _told.add(code)
+        config = sys.modules["torch"].compiler.config
+        if hasattr(config, "cache_key_tag"):
+            own = f" fastexchange {_digest(sorted(_told))}"
+            if not config.cache_key_tag.endswith(own):
+                config.cache_key_tag = config.cache_key_tag.partition(" fastexchange ")[0] + own
+        else:  # before PyTorch 2.7
+            sys.modules["torch"]._inductor.config.force_disable_caches = True
+        return fake(*args, **kwargs)
+
+    return tell if code else fake
+
+
+# ---- within a process ------------------------------------------------------------------------------------------------
+
+
+def forget_compiled() -> None:
+    """Let PyTorch compile all functions again: some may have been compiled with another declaration of an operator."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()

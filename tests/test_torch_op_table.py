@@ -1,0 +1,127 @@
+"""Operators whose implementations a program registers itself: every call gets what PyTorch's dispatcher gives it."""
+
+import gc
+
+import pytest
+from frameworks import torch
+from test_torch_op import native_calls
+
+from fastexchange import fast_args
+from fastexchange.producers import torch_table
+
+
+@fast_args(out="x[n] -> y[n]")
+def doubled(x, y):
+    for i in range(x.shape[0]):
+        y[i] = 2 * x[i]
+
+
+@fast_args(out="grad_y[n] -> grad_x[n]")
+def doubled_backward(grad_y, grad_x):
+    for i in range(grad_y.shape[0]):
+        grad_x[i] = 2 * grad_y[i]
+
+
+@fast_args
+def add_one(x: torch.Tensor):
+    for i in range(x.shape[0]):
+        x[i] += 1
+
+
+@pytest.fixture
+def operator(request):
+    """A new operator that has been called natively, its name, and a library for its registrations, which are taken back."""
+    name = f"fx_table::op_{abs(hash(request.node.name))}"
+    op = doubled.as_torch_op(name, backward=doubled_backward, replace=True)
+    library = torch.library.Library("fx_table", "FRAGMENT")
+    yield op, name, library
+    library._destroy()
+
+
+def test_dispatch_tables_are_found():
+    assert torch_table.why_no_tables() == ""
+    rows = [offset for offset, _ in torch_table._known.values()]
+    assert len(set(rows)) == len(rows) == 8
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_autocast(operator, is_first):
+    """Every order: called before the registration or after, autocast on, off, nested; in inference mode."""
+    op, name, library = operator
+    x = torch.arange(4.0)
+    if not is_first:
+        assert [op(x).dtype for _ in range(20)] == [torch.float32] * 20 and native_calls(op, x) == 1
+    torch.library.register_autocast(name, "cpu", torch.bfloat16, lib=library)
+    for _ in range(5):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert op(x).dtype == torch.ops.fx_table.__getattr__(name.partition("::")[2])(x).dtype == torch.bfloat16
+            with torch.autocast("cpu", enabled=False):
+                assert op(x).dtype == torch.float32
+            with torch.inference_mode():
+                assert op(x).dtype == torch.bfloat16
+        assert op(x).dtype == torch.float32
+    library._destroy()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert [op(x).dtype for _ in range(5)] == [torch.float32] * 5
+    assert native_calls(op, x) == 1
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("key", ["CPU", "AutogradCPU", "Autograd", "ADInplaceOrView", "AutocastCPU", "BackendSelect"])
+@pytest.mark.filterwarnings("ignore:.*Warning only once for all operators")
+def test_implementations_that_a_program_registers(operator, key, is_first):
+    op, name, library = operator
+    x, leaf = torch.arange(4.0), torch.arange(4.0, requires_grad=True)
+    by_name = getattr(torch.ops.fx_table, name.partition("::")[2])
+    if not is_first:
+        for _ in range(20):
+            op(x)
+            op(leaf)
+        assert native_calls(op, x) == native_calls(op, leaf) == 1
+    options = {"allow_override": True} if "allow_override" in torch.library.Library.impl.__code__.co_varnames else {}
+    library.impl(name.partition("::")[2], lambda x: x.detach() + 100, key, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(op(x), by_name(x))
+    for given in (x, leaf, x):
+        assert torch.equal(op(given), by_name(given))
+        with torch.inference_mode():
+            assert torch.equal(op(given), by_name(given))
+    assert (op(x)[0] == 100) == (key != "AutocastCPU")  # autocast is off
+    library._destroy()
+    gc.collect()
+    assert torch.equal(op(x), 2 * x) and native_calls(op, x) == native_calls(op, leaf) == 1
+
+
+def test_an_operator_that_writes():
+    op = add_one.as_torch_op("fx_table::add_one", mutates=("x",), replace=True)
+    library, x, calls = torch.library.Library("fx_table", "FRAGMENT"), torch.zeros(2), []
+    for _ in range(20):
+        op(x)
+    assert native_calls(op, x) == 1 and x[0] == 21
+    library.impl("add_one", lambda x: calls.append(x), "AutocastCPU")
+    op(x)
+    with torch.autocast("cpu"):
+        op(x)
+    assert x[0] == 22 and len(calls) == 1
+    library._destroy()
+
+
+def test_an_implementation_stays_when_the_operator_is_replaced():
+    library, x = torch.library.Library("fx_table", "FRAGMENT"), torch.arange(3.0)
+    doubled.as_torch_op("fx_table::again")
+    torch.library.register_autocast("fx_table::again", "cpu", torch.bfloat16, lib=library)
+    op = fast_args(out="x[n] -> y[n]")(doubled.py_func).as_torch_op("fx_table::again", replace=True)
+    for _ in range(20):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert op(x).dtype == torch.bfloat16
+    library._destroy()
+    assert torch.equal(op(x), 2 * x) and native_calls(op, x) == 1
+
+
+def test_a_pytorch_whose_tables_are_unknown(monkeypatch):
+    monkeypatch.setattr(torch_table, "_known", {})
+    monkeypatch.setattr(torch_table, "why_no_tables", lambda: "because")
+    op, x = doubled.as_torch_op("fx_table::unknown", replace=True), torch.arange(3.0)
+    for _ in range(20):
+        assert torch.equal(op(x), 2 * x)
+    assert native_calls(op, x) == 0
