@@ -48,6 +48,11 @@ class Output(NamedTuple):
     dims: tuple["ast.expr | Rest", ...]  # type: ignore[valid-type]
     dtype: "DLDataType | int"
 
+    @property
+    def is_always_empty(self) -> bool:
+        """Whether an extent is 0 whatever the inputs are."""
+        return any(isinstance(dim, ast.Constant) and dim.value == 0 for dim in self.dims)
+
 
 class Pattern:
     """A parsed notation. Raises ValueError if it is invalid or does not fit the parameters, TypeError if it is not a string."""
