@@ -8,12 +8,12 @@ Source: ``torch.library``.
 """
 
 import contextlib
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
+from .filled import is_debugging
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_schema import Schema, fake_of
@@ -260,8 +260,7 @@ def _stacked(torch, rows: list, part: slice):
 # ---- FASTEXCHANGE_DEBUG=1 ------------------------------------------------------------------------------------------
 
 
-def _is_checked() -> bool:
-    return os.environ.get("FASTEXCHANGE_DEBUG") == "1"
+_is_checked = is_debugging
 
 
 def _checking(kernel, schema: Schema) -> Callable:

@@ -1,7 +1,8 @@
 """What a kernel's code writes to, as Numba's typed intermediate representation shows it when the kernel is compiled.
 
-1. Writes to readonly memory that Numba's own types do not show: through ``x.flat`` and ``np.nditer``, through records of a readonly
-   array (numba#5950), and by jitclasses that get a readonly array (numba#5726). They are a TypingError, as other such writes are.
+1. Writes to readonly memory that Numba's own types do not show: through ``x.flat`` and ``np.nditer``, through records of a
+   readonly array (numba#5950), and by jitclasses that get a readonly array (numba#5726). They are a TypingError, as other such
+   writes are.
 2. Array parameters that the code provably never writes to. For a declared output that is a ValueError.
 3. Stores of floats into declared outputs of integers. They are a warning.
 
@@ -142,7 +143,7 @@ class _Code:
 
     def is_never_written(self, names: set[str]) -> bool:
         """Whether no use of these variables can write to their array."""
-        return all(map(lambda each: self._only_reads(each, names), self._statements))
+        return all(self._only_reads(each, names) for each in self._statements)
 
     def _only_reads(self, statement, names: set[str]) -> bool:
         if isinstance(statement, ir.Del):
