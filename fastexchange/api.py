@@ -63,8 +63,9 @@ def fast_args(
         parameter's name: a tensor of this argument's framework. An argument that the kernel returns stays the same object.
     out : the last parameters that are outputs, and their shapes: ``"x[n, d], w[d] -> y[n, d]"`` (see the README, and
         ``fastexchange.ground.shape_notation``). If a call omits an output, or gives None, it is allocated, uninitialised, by the
-        framework of `returns`, or else of the first tensor in the notation. The call returns its outputs; the kernel must
-        return None.
+        framework of `returns`, or else of the first tensor in the notation. Its elements are of the declared type, or of the one
+        to which the types of the tensors on the left are promoted (as by PyTorch and JAX). The call returns its outputs; the
+        kernel must return None.
     mutates : the names of the arguments that the kernel writes to, beside its outputs, for PyTorch's autograd, ``torch.compile``
         and ``torch.export`` (see :meth:`FastKernel.as_torch_op`). None: with `out`, none; without, any tensor may be written to.
     cuda : a ``@cuda.jit`` dispatcher, or its kernel, with the same parameters. It gets the calls with tensors on a GPU, `func`
@@ -80,7 +81,8 @@ def fast_args(
     Raises TypeError for any other `func`, for an option that neither this function nor ``numba.njit`` has, for a `storage` that
     is not a bool, for a `returns` that is not a type of tensors, and for options of Numba together with a dispatcher, which has
     its own; ValueError for another `grad`, for a `returns` that is not a parameter's name, and for an `out` that does not fit the
-    parameters. A call raises ValueError for inputs whose shapes do not fit `out`.
+    parameters. A call raises ValueError for inputs whose shapes do not fit `out`, TypeError if their types determine no output's,
+    and ValueError when a kernel is compiled that never writes to an output.
 
     Ownership: a call borrows its tensors until it returns. A kernel that runs without the GIL (``nogil=True``, or a parallel
     loop), or runs Python itself (an ``objmode`` block, ``print``), holds owning exports instead, so no other code can free the

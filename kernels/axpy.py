@@ -45,7 +45,7 @@ def _check(x, y, out):
         raise ValueError("out: overlaps x or y without being the same view")
 
 
-@fast_args(out="x[n], y[n] -> out[n]", parallel=True, cache=True)
+@fast_args(out="x[n], y[n] -> out[n]: x", parallel=True, cache=True)
 def axpy(a, x, y, out):
     """Write ``a * x + y`` into `out`.
 

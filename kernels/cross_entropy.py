@@ -66,7 +66,7 @@ def _check(logits, target, smoothing, ignore_index, out):
             raise ValueError("target: must be a class or ignore_index")
 
 
-@fast_args(out="logits[rows, classes], target[rows] -> out[rows]", parallel=True, cache=True, error_model="numpy")
+@fast_args(out="logits[rows, classes], target[rows] -> out[rows]: logits", parallel=True, cache=True, error_model="numpy")
 def cross_entropy(logits, target, smoothing: float, ignore_index: int, out):
     """Write the cross entropy of each row of `logits` with its target into `out`.
 

@@ -59,7 +59,7 @@ def _check(indptr, indices, data, x, out):
         raise ValueError("indptr: must not decrease, and lie within indices")
 
 
-@fast_args(out="data[stored], indptr[cuts], indices[stored], x[columns] -> out[cuts - 1]", parallel=True, cache=True)
+@fast_args(out="data[stored], indptr[cuts], indices[stored], x[columns] -> out[cuts - 1]: data", parallel=True, cache=True)
 def csr_matvec(indptr, indices, data, x, out):
     """Write the product of a matrix of ``(rows, columns)`` and `x` into `out`.
 

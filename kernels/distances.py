@@ -143,7 +143,7 @@ def _check_pairwise(x, y, out):
         raise ValueError("out: overlaps x or y")
 
 
-@fast_args(out="x[n, columns], y[m, columns] -> out[n, m]", parallel=True, cache=True)
+@fast_args(out="x[n, columns], y[m, columns] -> out[n, m]: x", parallel=True, cache=True)
 def pairwise(x, y, out):
     """Write the distance of row `i` of `x` from row `j` of `y` into ``out[i, j]``.
 
@@ -198,7 +198,7 @@ def _check_nearest(x, y, k, distances, indices):
 
 
 @fast_args(
-    out="x[n, columns], y[m, columns], k -> distances[n, k], indices[n, k]: int64", parallel=True, cache=True
+    out="x[n, columns], y[m, columns], k -> distances[n, k]: x, indices[n, k]: int64", parallel=True, cache=True
 )
 def nearest(x, y, k, distances, indices):
     """Write the distances of the `k` nearest rows of `y`, and their indices, for each row of `x`, the nearest first.

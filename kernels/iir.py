@@ -125,7 +125,7 @@ def _check(sos, x, initial, out, final):
 
 
 @fast_args(
-    out="x[channels, samples], sos[sections, 6] -> out[channels, samples], final[sections, channels, 2]: sos",
+    out="x[channels, samples], sos[sections, 6] -> out[channels, samples]: x, final[sections, channels, 2]: sos",
     parallel=True,
     cache=True,
 )

@@ -6,6 +6,7 @@ Here are the rows of calls as such; those of their arguments are in ``rows_argum
 from collections.abc import Iterator
 
 import floor
+import numba
 import numpy as np
 import rows_arguments
 from groups import (
@@ -174,6 +175,7 @@ def exports(limit) -> Group:
 def results() -> Group:
     """Kernels that return an array: a new one of four elements, their argument, a view of it."""
     group = Group("Results")
+    untouched = numba.njit(lambda y: None)
     kernels = {"new": lambda x: np.empty_like(x), "same": lambda x: x, "view": lambda x: x[1:]}
     kinds = {"numpy": (np.ones(4, np.float32), np.empty_like)}
     if torch is not None:
@@ -183,7 +185,7 @@ def results() -> Group:
         group.add(key + "own", f"{name}: its own empty_like(x)", "f(x)", {"f": empty_like, "x": x})
         for what, function in kernels.items():
             group.add(key + what, f"{name}: {OURS}, {what}", "f(x)", {"f": fast_args(function), "x": x}, key + "own")
-        declared = fast_args(out="x[n] -> y[n]")(lambda x, y: None)
+        declared = fast_args(out="x[n] -> y[n]")(lambda x, y: untouched(y))
         group.add(key + "declared", f"{name}: {OURS}, a declared output", "f(x)", {"f": declared, "x": x}, key + "own")
     return group
 

@@ -109,7 +109,7 @@ def test_declared_signatures():
 
 
 def test_outputs_may_be_omitted():
-    kernel = fast_args(lambda x, y: None, out="x[n] -> y[n]")
+    kernel = fast_args(lambda x, y: y.fill(0), out="x[n] -> y[n]")
     x = np.ones(3)
     assert kernel.precompile((x,), {"x": x}, (x, x)) == [(FLOATS, FLOATS)] * 3
     kernel(x)

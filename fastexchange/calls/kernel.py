@@ -37,6 +37,7 @@ from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
 from .pickled import made_of, reduced_kernel
 from .traced import asks_is_traced, decorated, is_traced
+from .writes import check_outputs, warn_of_lost_fractions
 
 __all__ = ["FastKernel", "Kernel", "KernelCounts", "kernel_of"]
 
@@ -189,7 +190,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         else:
             use_cache(self, cache)
         self.compile = self._compile_claimed
-        compile_with(self, with_unique_symbols(pipeline_of(self)))
+        compile_with(self, with_unique_symbols(pipeline_of(self), self._is_numbas))
 
     def _compiled_with(self) -> dict:
         """All options with which it is compiled."""
@@ -219,7 +220,13 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return isinstance(getattr(self._cache, "behind", self._cache), KernelCache)
 
     def add_overload(self, cres) -> None:
-        """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures."""
+        """Add machine code, a ``numba.core.compiler.CompileResult``. Resolves calls anew if it may be for their signatures.
+
+        Raises ValueError if it never writes to an output that the kernel declares.
+        """
+        if self._pattern is not None:
+            check_outputs(self, cres)
+            warn_of_lost_fractions(self, cres)
         is_further = self._can_compile and tuple(cres.signature.args) not in self.overloads
         super().add_overload(cres)
         if not is_further:

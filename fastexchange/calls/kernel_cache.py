@@ -34,6 +34,7 @@ from ..ground.numba_code import (
 from ..ground.numba_internals import FunctionCache, failures
 from ..version import __version__
 from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
+from .writes import add_pass
 
 __all__ = ["Entries", "KernelCache", "made_by", "with_unique_symbols"]
 
@@ -183,10 +184,11 @@ class KernelCache(FunctionCache):
 
 
 @functools.cache
-def with_unique_symbols(pipeline: type) -> type:
+def with_unique_symbols(pipeline: type, is_numbas: bool = False) -> type:
     """Derive a compiler from `pipeline`, a ``numba.core.compiler.CompilerBase``, whose symbols no other process uses.
 
-    Numba numbers functions from 1 in every process, and only these numbers distinguish symbols of the same name.
+    Numba numbers functions from 1 in every process, and only these numbers distinguish symbols of the same name. Unless
+    `is_numbas`, it also looks at what the code writes to (``writes``).
     """
 
     class UniqueSymbols(pipeline):
@@ -202,6 +204,9 @@ def with_unique_symbols(pipeline: type) -> type:
                 identity.unique_name = f"{identity.func_qualname}${identity.unique_id}"
             if state.library is None:
                 state.library = sealed_library(state.targetctx, identity.func_qualname)
-            return super().define_pipelines()
+            managers = super().define_pipelines()
+            for manager in () if is_numbas else managers:
+                add_pass(manager)
+            return managers
 
     return UniqueSymbols

@@ -6,7 +6,7 @@ allocate: the kernel gets a NumPy array, which becomes a tensor after the call, 
 
 import ctypes
 import sys
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
 from ..producers import torch
 from ..producers.torch_modes import why_no_modes
+from .filled import fill, is_debugging, report
 from .results import as_target, tensor_type
 
 __all__ = ["Outputs", "shape_and_dtype"]
@@ -37,7 +38,8 @@ class Outputs:
         self.pattern, self._parameters, self._name = pattern, parameters, name
         self.first = len(parameters.names) - len(self.pattern.outputs)
         """The position of the first output."""
-        self.program = native.words_of(self.pattern)
+        self._is_debugging = is_debugging()
+        self.program = None if self._is_debugging else native.words_of(self.pattern)
         if runtime().is_native:
             known(np.ndarray)  # files its allocator
 
@@ -53,6 +55,9 @@ class Outputs:
         """Make a call with `arguments`, in parameter order. ``make_call`` gets all arguments, and returns None."""
         completed, borrowed = self._complete(arguments, returns)
         result = make_call(completed)
+        for output in self.pattern.outputs if self._is_debugging else ():
+            if self._is_omitted(arguments[output.position]):
+                report(completed[output.position], self._name, output.name)
         if result is not None:
             raise TypeError(
                 f"{self._name}(): a kernel that declares outputs, fast_args(out={str(self.pattern)!r}), returns None, not "
@@ -73,32 +78,32 @@ class Outputs:
     def _complete(self, arguments: tuple, returns) -> tuple[tuple, set[int]]:
         """Return all arguments, and the positions of arrays that become tensors after the call.
 
-        Raises ValueError for inputs that do not fit the notation, TypeError for an argument that is no tensor or no int, and the
-        allocator's exceptions.
+        Raises ValueError for inputs that do not fit the notation, TypeError for an argument that is no tensor or no int, and for
+        inputs whose types determine no output's, and the allocator's exceptions.
         """
         shapes, dtypes = self._read(arguments)
         target = tensor_type(self._target(arguments, returns))
         completed = list(arguments)
         borrowed = set()
         for output, shape in zip(self.pattern.outputs, shapes, strict=True):
-            if not isinstance(arguments[output.position], (Omitted, type(None))):
+            if not self._is_omitted(arguments[output.position]):
                 self._check(output, arguments[output.position], shape)
                 continue
-            dtype = dtypes[output.dtype] if isinstance(output.dtype, int) else output.dtype
-            if dtype is None:
-                origin = self._argument(cast(int, output.dtype))
-                raise TypeError(
-                    f"{origin}: its elements have no DLPack type, so output {output.name!r} cannot be made like it; give the "
-                    "output, or declare its type"
-                )
+            dtype = self.pattern.dtype_of(output, dtypes, self._name)
             made = self._allocated(output, target, shape, dtype)
             if made is None:
                 made = self._array(output, shape, dtype)
                 if target is not np.ndarray:
                     borrowed.add(output.position)
             self._check(output, made, shape)
+            if self._is_debugging:
+                fill(made)
             completed[output.position] = made
         return tuple(completed), borrowed
+
+    @staticmethod
+    def _is_omitted(value) -> bool:
+        return isinstance(value, (Omitted, type(None)))
 
     def _check(self, output: Output, value, shape: tuple[int, ...]) -> None:
         """Raise ValueError for an output with a wrong shape."""

@@ -4,6 +4,7 @@ Source: ``torch/csrc/stable/c/shim.h``, PyTorch 2.10 or newer.
 """
 
 import ctypes
+import functools
 import math
 import sys
 import threading
@@ -13,9 +14,11 @@ from typing import Any
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, boxed_function, release_kept
+from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, TORCH_NUMBERS, boxed_function, release_kept
+from ..dispatch.outputs import PROMOTED
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
+from ..ground.promotion import NONE, promote
 from ..ground.safe_repr import type_name
 from ..producers.torch_modes import why_no_counts
 from ..producers.torch_offsets import c_function, guard
@@ -60,6 +63,23 @@ def _kind_of(argument: Argument) -> int:
     return structs.BOXED_OPTIONAL if argument.is_optional else _KINDS[argument.type]
 
 
+def _elements() -> list[int]:
+    """The dtype fields of PyTorch's numbers of dtypes; 0: none."""
+    return [int(guard()._elements[number]) for number in range(TORCH_NUMBERS)]
+
+
+@functools.cache
+def _promoted():
+    """The ``promoted`` of an ``fx_boxed``."""
+    elements = _elements()
+    made = ffi.new("int64_t[]", TORCH_NUMBERS**2)
+    for i, one in enumerate(elements):
+        for j, other in enumerate(elements):
+            field = promote(one, other) if one and other else NONE
+            made[TORCH_NUMBERS * i + j] = i if i == j else elements.index(field) if field in elements else NONE
+    return made
+
+
 def _address(function) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -77,6 +97,8 @@ class BoxedKernel:
         native.make_name, native.note_name = (id(for_ever(sys.intern(name))) for name in ("make", "note"))
         native.kinds, native.dtypes, native.mutated = map(address_of, self._buffers)
         native.mutated_count = len(schema.mutated)
+        if PROMOTED in self._dtypes():
+            native.promoted = address_of(_promoted())
         native.count, native.output_count = len(self._kinds), schema.outputs
         native.empty_strided = _address(_abi()["aoti_torch_empty_strided"])
         native.delete_tensor = _address(_abi()["aoti_torch_delete_tensor_object"])
@@ -103,14 +125,17 @@ class BoxedKernel:
         )
 
     def _dtypes(self) -> list[int]:
-        """Of each output: PyTorch's number of its dtype, or ``~position`` of the tensor that has it."""
+        """Of each output: PyTorch's number of its dtype, or ``~position`` of the tensor that has it, or PROMOTED."""
         if not self._schema.outputs:
             return []
-        elements = [int(guard()._elements[number]) for number in range(64)]
-        return [
-            ~each.dtype if isinstance(each.dtype, int) else elements.index(each.dtype.code | each.dtype.bits << 8)
-            for each in self._kernel._pattern.outputs
-        ]
+        elements = _elements()
+
+        def word(dtype) -> int:
+            if dtype is None:
+                return PROMOTED
+            return ~dtype if isinstance(dtype, int) else elements.index(dtype.code | dtype.bits << 8)
+
+        return [word(each.dtype) for each in self._kernel._pattern.outputs]
 
     def register(self, namespace: str, name: str) -> None:
         """Give the function to the dispatcher, for tensors on the CPU. Raises RuntimeError if it does not take it."""

@@ -8,13 +8,13 @@ Source: ``torch.library``.
 """
 
 import contextlib
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from ..ground.once import for_ever, forkable_lock
 from ..producers.torch_table import Table
+from .filled import is_debugging
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_declared import code_of, declaration_of, forget_compiled, show_in_name, telling
@@ -275,8 +275,7 @@ def _stacked(torch, rows: list, part: slice):
 # ---- FASTEXCHANGE_DEBUG=1 ------------------------------------------------------------------------------------------
 
 
-def _is_checked() -> bool:
-    return os.environ.get("FASTEXCHANGE_DEBUG") == "1"
+_is_checked = is_debugging
 
 
 def _checking(kernel, schema: Schema) -> Callable:

@@ -183,7 +183,7 @@ def fake_of(kernel: Any, schema: Schema) -> Callable:
         if not schema.outputs:
             return None
         extents, rest = _extents(pattern, given, kernel._parameters.defaults, name)
-        made = [_empty(pattern, output, given, extents, rest) for output in pattern.outputs]
+        made = [_empty(pattern, output, given, extents, rest, name) for output in pattern.outputs]
         return made[0] if len(made) == 1 else tuple(made)
 
     return fake
@@ -216,16 +216,26 @@ def _extents(pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str
     return extents, rest or ()
 
 
-def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest: tuple):
+def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest: tuple, name: str):
     """Return an output, uninitialised: a tensor like the one whose element type it has, or like the first."""
     import torch
 
     shape: list[Any] = []
     for dim in output.dims:
         shape += rest if dim is ... else [_value(dim, extents)]
-    if isinstance(output.dtype, int):
-        return given[output.dtype].new_empty(shape)
-    return given[pattern.inputs[0].position].new_empty(shape, dtype=_torch_dtype(output.dtype, torch))
+    inputs = {each.position: given[each.position].dtype for each in pattern.inputs}
+    if isinstance(output.dtype, int) or (output.dtype is None and len(set(inputs.values())) == 1):
+        return given[min(inputs) if output.dtype is None else output.dtype].new_empty(shape)
+    dtype = pattern.dtype_of(output, {position: _dl_dtype(each) for position, each in inputs.items()}, name)
+    return given[pattern.inputs[0].position].new_empty(shape, dtype=_torch_dtype(dtype, torch))
+
+
+def _dl_dtype(dtype) -> DLDataType | None:
+    """The DLPack type of a dtype of PyTorch; None if it has none."""
+    try:
+        return DLDataType.from_str(str(dtype).removeprefix("torch."))
+    except ValueError:
+        return None
 
 
 def _torch_dtype(dtype: DLDataType, torch):

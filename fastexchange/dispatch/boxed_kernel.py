@@ -39,7 +39,7 @@ from .frame import (
     take_frame,
 )
 from .inline_cache import look_up
-from .outputs import SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
+from .outputs import PROMOTED, SCRATCH_WORDS, SHAPES_WORDS, compute_shapes
 from .python_calls import drop_error, take_error
 from .readers import FLAG_MEMORY
 from .torch_guard import guard_of, is_in_memory, is_odd_by, number_in_memory, rank_in_memory, view_in_memory
@@ -49,6 +49,8 @@ MAX_ARGUMENTS = 16  # with the outputs
 STAND_IN_WORDS = 8
 STAND_INS_WORDS = MAX_ARGUMENTS * STAND_IN_WORDS
 MESSAGE_BYTES = 4096
+TORCH_NUMBERS = 64
+"""More than the numbers of PyTorch's dtypes."""
 MADE, FAILED, LEFT = 0, 1, 2
 
 
@@ -98,9 +100,16 @@ def allocate(boxed, context, guard, words, given, made):
         store(variables + 8 * i, value)
     at += 8
     end = shapes
-    for _ in range(load(at)):
+    common = 0
+    for i in range(load(at)):
         at += 8
         ob = load(given + 8 * load(at))
+        number = number_in_memory(guard, ob)
+        if i == 0 or boxed.promoted == 0:
+            common = number
+        elif common >= 0:
+            is_known = common < TORCH_NUMBERS and number < TORCH_NUMBERS
+            common = load(boxed.promoted + 8 * (TORCH_NUMBERS * common + number)) if is_known else -1
         ndim = rank_in_memory(guard, ob)
         if ndim > min(MAX_NDIM, SHAPES_WORDS - 1 - (end - shapes) // 8):
             return -1
@@ -110,7 +119,7 @@ def allocate(boxed, context, guard, words, given, made):
             store(end + 8 + 8 * j, load(sizes + 8 * j))
         end += 8 * (1 + ndim)
     # 2. Compute the shapes.
-    if not compute_shapes(context, at, shapes, variables, scratch, wanted):
+    if common < 0 or not compute_shapes(context, at, shapes, variables, scratch, wanted):
         return -1
     # 3. Allocate.
     shape = wanted
@@ -121,7 +130,9 @@ def allocate(boxed, context, guard, words, given, made):
             store(strides + 8 * (ndim - 1 - j), step)
             step *= max(load(shape + 8 * (ndim - j)), 1)
         dtype = load(boxed.dtypes + 8 * i)
-        if dtype < 0:
+        if dtype == PROMOTED:
+            dtype = common
+        elif dtype < 0:
             dtype = number_in_memory(guard, load(given + 8 * ~dtype))
         if call_int(boxed.empty_strided, (ndim, shape + 8, strides, dtype, 0, 0, made + 8 * i)) != 0:
             for j in range(i):

@@ -17,6 +17,7 @@ from ..ground.cpython import KERNEL_CONTEXT, Py_TYPE, PyErr_Occurred
 from ..ground.dlpack import field_of_type
 from ..ground.dltensor import DL_TENSOR_WORDS, MAX_NDIM, delete_managed, describe, dl_tensor_at, element_field, is_plain
 from ..ground.native import as_words, call_int, call_word, external, global_address, load, native, stack, store
+from ..ground.promotion import promote
 from ..ground.shape_notation import Pattern
 from ..ground.shape_program import (
     FITS,
@@ -44,19 +45,27 @@ SCRATCH_WORDS = MAX_OPERANDS + 1 + MAX_NDIM
 CALL_WORDS = 1 + MAX_PARAMETERS
 ERROR_BYTES = 256
 
+PROMOTED = -(1 << 32)
+
 compute = native(evaluate)
+promote_natively = native(promote)
+
+
+def _dtype_word(dtype) -> int:
+    if dtype is None:
+        return PROMOTED
+    return ~dtype if isinstance(dtype, int) else field_of_type(dtype.code, dtype.bits)
 
 
 def words_of(pattern: Pattern) -> list[int] | None:
     """Return the words in which :func:`make_outputs` reads a pattern; None if the pattern is too large for its memory.
 
     The words: the number of int parameters and their positions; the number of inputs and their positions; for each output its
-    dtype field, or ``~position`` of the input that has its dtype; the pattern's program.
+    dtype field, or ``~position`` of the input that has its dtype, or PROMOTED; the pattern's program.
     """
     if not pattern.is_small:
         return None
-    given = [each.dtype for each in pattern.outputs]
-    dtypes = [~dtype if isinstance(dtype, int) else field_of_type(dtype.code, dtype.bits) for dtype in given]
+    dtypes = [_dtype_word(each.dtype) for each in pattern.outputs]
     inputs = [each.position for each in pattern.inputs]
     return [len(pattern.numbers), *pattern.numbers.values(), len(inputs), *inputs, *dtypes, *pattern.program]
 
@@ -172,12 +181,14 @@ def make_outputs(context, runtime, args, made):
     at += 8
     first = load(args + 8 * load(at + 8))
     end = shapes
-    for _ in range(load(at)):
+    common = 0
+    for i in range(load(at)):
         at += 8
         room = SHAPES_WORDS - 1 - (end - shapes) // 8
         ndim, field = read_shape(context, runtime, load(args + 8 * load(at)), end + 8, room, view)
         if ndim < 0:
             return False
+        common = field if i == 0 else promote_natively(common, field)
         store(end, ndim)
         store(fields + 8 * load(at), field)
         end += 8 * (1 + ndim)
@@ -201,7 +212,13 @@ def make_outputs(context, runtime, args, made):
             to_object = structs.entry_at(entry).to_object if entry != 0 else 0
             if allocator == 0 or to_object == 0:
                 return False
-            field = load(at) if load(at) >= 0 else load(fields + 8 * ~load(at))
+            field = load(at)
+            if field == PROMOTED:
+                field = common
+                if field < 0:
+                    return False
+            elif field < 0:
+                field = load(fields + 8 * ~field)
             describe(dl_tensor_at(view), 0, ndim, field, shape + 8, 0)
             tensor = call_word(runtime.allocate, (allocator, to_object, view, runtime.note_error, 0))
             if tensor == 0:

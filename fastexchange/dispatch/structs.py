@@ -249,7 +249,8 @@ typedef struct {
     int64_t kinds;              /* int64_t[count], BOXED_* */
     int64_t mutated, mutated_count;     /* as of an fx_operator */
     int64_t output_count;
-    int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it */
+    int64_t dtypes;             /* int64_t[output_count], PyTorch's number, or ~position of the tensor that has it, or PROMOTED */
+    int64_t promoted;           /* int64_t[64][64], PyTorch's number of the type to which two are promoted; -1: none */
     int64_t empty_strided;      /* PyTorch's C ABI: int (*)(ndim, sizes, strides, dtype, device type, index, at::Tensor **) */
     int64_t delete_tensor;      /* int (*)(at::Tensor *) */
     int64_t delete_value;       /* releases the memory that holds the value of an optional argument */

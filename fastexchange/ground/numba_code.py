@@ -255,7 +255,9 @@ def reduced(compiled) -> tuple:
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
     used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
-    return _not_defined_in(module), runs_python(compiled.library), (*result, used)
+    known = {name: value for name in _KNOWN_OF_CODE if (value := getattr(compiled.library, name, None)) is not None}
+    known["fastexchange_runs"] = runs_python(compiled.library)
+    return _not_defined_in(module), known, (*result, used)
 
 
 def rebuilt(context, state: tuple) -> Any:
@@ -264,7 +266,7 @@ def rebuilt(context, state: tuple) -> Any:
     Numba's compiler is loaded only if it has a name that the code refers to (LLVM ends the process for an unknown one), or
     one of the signature's types.
     """
-    names, runs, result = state
+    names, known, result = state
     initialize_runtime()
     signature = result[_SIGNATURE]
     for load in result[_RELOAD] or ():  # Numba's threads, whose functions parallel loops name
@@ -272,8 +274,12 @@ def rebuilt(context, state: tuple) -> Any:
     if not (_are_known(names) and all(map(has_representation, (*signature.args, signature.return_type)))):
         load_representations()
     made = compiler.CompileResult._rebuild(context, *result)
-    made.library.fastexchange_runs = runs
+    vars(made.library).update(known)
     return made
+
+
+_KNOWN_OF_CODE = ("fastexchange_runs", "fastexchange_never_written")
+"""Attributes of a library by which what is known of a kernel's code goes with it."""
 
 
 _known_names: set[str] = set()

@@ -7,8 +7,8 @@ parameters.
   same ones everywhere.
 - A parameter without brackets is an int, whose value is the extent of its name: ``"x[n], k -> largest[k]"``.
 - Dimensions of outputs may be expressions with ``+ - * //`` and parentheses.
-- An output has the element type of the first tensor on the left. A colon gives another type, ``-> counts[bins]: int64``, or the
-  type of a parameter, ``-> y[n]: w``.
+- An output has the element type of the tensors on the left; if they differ, the one to which they are promoted (``promotion``).
+  A colon gives another type, ``-> counts[bins]: int64``, or the type of a parameter, ``-> y[n]: w``.
 
 A pattern is compiled into a *program* of words, from which ``shape_program.evaluate`` computes the outputs' shapes.
 :meth:`Pattern.shapes_of` calls it, and makes the error messages.
@@ -21,6 +21,7 @@ from typing import NamedTuple
 from . import shape_program as op
 from .dlpack_types import DLDataType
 from .parameters import Parameters
+from .promotion import promoted
 from .safe_repr import shown
 
 __all__ = ["Input", "Output", "Pattern", "pattern_of"]
@@ -41,12 +42,20 @@ class Input(NamedTuple):
 
 
 class Output(NamedTuple):
-    """A tensor on the right. `dims`: expressions and ``...``. `dtype`: an element type, or a tensor's position."""
+    """A tensor on the right. `dims`: expressions and ``...``.
+
+    `dtype`: an element type, or a tensor's position; None: the promoted type of the inputs.
+    """
 
     name: str
     position: int
     dims: tuple["ast.expr | Rest", ...]  # type: ignore[valid-type]
-    dtype: "DLDataType | int"
+    dtype: "DLDataType | int | None"
+
+    @property
+    def is_always_empty(self) -> bool:
+        """Whether an extent is 0 whatever the inputs are."""
+        return any(isinstance(dim, ast.Constant) and dim.value == 0 for dim in self.dims)
 
 
 class Pattern:
@@ -132,8 +141,9 @@ class Pattern:
             self._wrong(f"output {name!r} has no dimensions; write {name}[...] or {name}[] ")
         if dims.count("...") > 1 or ("..." in dims and not self.has_rest):
             self._wrong(f"output {name!r}: '...' stands for dimensions that an input has, once")
-        first = self.inputs[0].position
-        known: DLDataType | int = first if dtype is None else self._dtype(dtype)
+        known: DLDataType | int | None = self._dtype(dtype) if dtype is not None else None
+        if dtype is None and len(self.inputs) == 1:
+            known = self.inputs[0].position
         return Output(name, self._position(name), tuple(map(self._expression, dims)), known)
 
     def _dtype(self, name: str) -> "DLDataType | int":
@@ -172,6 +182,28 @@ class Pattern:
             self._wrong(f"{tree.value} is larger than any extent")
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
+
+    def dtype_of(self, output: Output, dtypes: "dict[int, DLDataType | None]", name: str) -> DLDataType:
+        """Return an output's element type, given those of :attr:`inputs` by position; None: a type that DLPack lacks.
+
+        `name`: the kernel's. Raises TypeError if the output has none.
+        """
+        known = dtypes[output.dtype] if isinstance(output.dtype, int) else output.dtype
+        if output.dtype is None:
+            known = promoted(list(dtypes.values()))
+            if known is None and len(set(dtypes.values())) > 1:
+                found = ", ".join(f"{each.name!r} is {dtypes[each.position] or 'of none of DLPack'}" for each in self.inputs)
+                raise TypeError(
+                    f"{name}(): its output {output.name!r} has no declared type, and the types of its inputs are promoted to "
+                    f"none: {found}; write {output.name}[...]: float32, or {output.name}[...]: {self.inputs[0].name}, in out="
+                )
+        if known is None:
+            at = output.dtype if isinstance(output.dtype, int) else self.inputs[0].position
+            raise TypeError(
+                f"{name}(): argument {self._names[at]!r} (position {at}): its elements have no DLPack type, so output "
+                f"{output.name!r} cannot be made like it; give the output, or declare its type"
+            )
+        return known
 
     def _program(self) -> list[int]:
         words: list[int] = []

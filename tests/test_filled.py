@@ -1,0 +1,86 @@
+"""``FASTEXCHANGE_DEBUG=1``: what of an allocated output a kernel has not written."""
+
+import warnings
+
+import numpy as np
+import pytest
+from frameworks import torch
+from interoperability import jax
+
+from fastexchange import fast_args
+
+TYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
+HALVES = ["bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz"]
+
+
+@pytest.fixture(autouse=True)
+def debugging(monkeypatch):
+    monkeypatch.setenv("FASTEXCHANGE_DEBUG", "1")
+
+
+def warnings_of(call) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message).rpartition("<locals>.")[2] for each in caught]
+
+
+def tensors(array):
+    yield array
+    if torch is not None:
+        yield torch.from_numpy(array)
+    if jax is not None:
+        yield jax.numpy.asarray(array)
+
+
+@pytest.mark.parametrize("dtype", TYPES + HALVES)
+def test_what_is_left_is_counted(dtype):
+    if dtype in HALVES and torch is None:
+        pytest.skip("PyTorch is not installed")
+
+    @fast_args(out=f"x[n] -> y[n, 2]: {dtype}, z[n]: {dtype}")
+    def partly(x, y, z):
+        for i in range(x.shape[0] - 1):
+            y[i, 0] = y[i, 1] = 1
+        z[:] = 1
+
+    for x in tensors(np.ones(3, np.float32)) if dtype not in HALVES else [torch.ones(3)]:
+        for _ in range(3):
+            (message,) = warnings_of(lambda: partly(x))  # noqa: B023
+            assert "partly(): 2 of 6 elements of its output 'y' are still the " in message
+            assert ("NaN" in message) == ("float" in dtype or "complex" in dtype)
+
+
+def test_results_that_are_nan_and_given_outputs_are_not_reported():
+    @fast_args(out="x[n] -> y[n], z[n]: int32")
+    def kernel(x, y, z):
+        y[:] = x - x
+        z[0] = 1
+
+    infinite = np.full(3, np.inf, np.float32)
+    assert warnings_of(lambda: kernel(infinite, None, np.zeros(3, np.int32))) == []
+    assert [each.partition(" of ")[0] for each in warnings_of(lambda: kernel(infinite))] == ["kernel(): 2"]
+    assert warnings_of(lambda: kernel(infinite[:0])) == []
+
+
+def test_an_output_that_accumulates_into_what_was_there():
+    @fast_args(out="x[n] -> y[]")
+    def total(x, y):
+        for i in range(x.shape[0]):
+            y[()] += x[i]
+
+    (message,) = warnings_of(lambda: total(np.ones(3)))
+    assert message.startswith("total(): 1 of 1 elements of its output 'y' are still the NaN")
+    assert np.isnan(total.bind(np.ones(3))())
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_operators():
+    @fast_args(out="x[n] -> y[n]")
+    def first(x, y):
+        y[0] = x[0]
+
+    op = first.as_torch_op("fx_test_filled::first")
+    for call in (op, torch.ops.fx_test_filled.first):
+        (message,) = warnings_of(lambda: call(torch.ones(3)))  # noqa: B023
+        assert message.startswith("first(): 2 of 3 elements")

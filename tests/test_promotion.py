@@ -1,0 +1,147 @@
+"""The element type of an output without a declared one whose inputs differ in theirs."""
+
+import itertools
+
+import numpy as np
+import pytest
+from frameworks import torch
+from interoperability import jax
+
+from fastexchange import DLDataType, fast_args
+from fastexchange.ground.promotion import promoted
+
+NAMES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+NAMES += ["complex64", "complex128"]
+UNSIGNED = ["uint16", "uint32", "uint64"]
+PAIRS = list(itertools.product(NAMES + UNSIGNED, repeat=2))
+
+
+def name_of(one: str, other: str) -> str | None:
+    found = promoted([DLDataType.from_str(one), DLDataType.from_str(other)])
+    return None if found is None else str(found)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_types_are_promoted_as_by_pytorch():
+    for one, other in itertools.product(NAMES, repeat=2):
+        wanted = torch.promote_types(getattr(torch, one), getattr(torch, other))
+        assert f"torch.{name_of(one, other)}" == str(wanted), (one, other)
+
+
+@pytest.mark.skipif(jax is None, reason="JAX is not installed")
+def test_types_are_promoted_as_by_jax():
+    with jax.experimental.enable_x64() if hasattr(jax.experimental, "enable_x64") else jax.enable_x64(True):
+        for one, other in PAIRS:
+            if {one, other} != {"uint64", name_of(other, one)} and name_of(one, other) is not None:
+                assert name_of(one, other) == str(jax.numpy.promote_types(one, other)), (one, other)
+
+
+def test_types_are_promoted_as_by_numpy_but_for_integers_with_floats():
+    for one, other in PAIRS:
+        if "bfloat16" in (one, other):
+            continue
+        kinds = {np.dtype(each).kind for each in (one, other)}
+        if kinds <= set("biu") or not kinds & set("iu"):
+            wanted = np.promote_types(one, other)
+            assert name_of(one, other) == (None if kinds == {"i", "u"} and wanted == np.float64 else str(wanted)), (one, other)
+        else:
+            assert name_of(one, other) == max(one, other, key=lambda name: np.dtype(name).kind in "fc"), (one, other)
+
+
+@pytest.mark.parametrize("other", ["int64", "float8_e5m2", "float64", "float8_e4m3fnuz", "int4", "bool"])
+def test_types_with_none(other):
+    assert name_of("float8_e4m3fn", other) is None and name_of(other, "float8_e4m3fn") is None
+    assert name_of("uint64", "int8") is None and name_of("complex32", "float32") is None
+    assert promoted([DLDataType.from_str("float32"), None]) is None
+    assert promoted([None, None]) is None
+    assert promoted([DLDataType.from_str("uint64"), DLDataType.from_str("int8"), DLDataType.from_str("float32")]) is None
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+@fast_args(out="x[n], w[n], flags[] -> y[n]")
+def added(x, w, flags, y):
+    for i in range(y.shape[0]):
+        y[i] = x[i] + w[i]
+
+
+MIXED = [
+    ("int64", "float32", "bool", "float32"),
+    ("float32", "int64", "bool", "float32"),
+    ("float32", "float64", "int8", "float64"),
+    ("int64", "int32", "bool", "int64"),
+    ("uint8", "int8", "bool", "int16"),
+    ("int16", "float64", "complex64", "complex128"),
+    ("float64", "float64", "float64", "float64"),
+]
+
+
+def paths():
+    """By name: how a tensor of a NumPy array is made, and how the kernel is called."""
+    yield "numpy", np.asarray, added
+    yield "memoryview", memoryview, added
+    if torch is not None:
+        yield "torch", torch.from_numpy, added
+        yield "operator", torch.from_numpy, OPERATOR
+        yield "torch.ops", torch.from_numpy, lambda *given: torch.ops.fx_test_promotion.added(*given)
+        yield "traced", torch.from_numpy, lambda *given: make_fx(lambda x, w, f: added(x, w, f))(*given)(*given)
+        yield "vmap", lambda array: torch.from_numpy(np.stack([array, array])), lambda *given: torch.vmap(added)(*given)[0]
+        yield "mixed", lambda array: array if array.dtype == "int64" else torch.from_numpy(array), added
+    if jax is not None:
+        yield "jax", lambda array: jax.numpy.asarray(array), added
+
+
+if torch is not None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    OPERATOR = added.as_torch_op("fx_test_promotion::added")
+PATHS = {name: path for name, *path in paths()}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("x", "w", "flags", "wanted"), MIXED)
+def test_an_output_has_the_promoted_type_on_every_path(path, x, w, flags, wanted):
+    tensor_of, call = PATHS[path]
+    given = [tensor_of(np.array(values, dtype)) for values, dtype in (([1, 1], x), ([0.5, 2], w), (1, flags))]
+    if path == "jax":
+        wanted = str(jax.dtypes.canonicalize_dtype(wanted))
+    with np.errstate(all="ignore"):
+        for _ in range(40):  # by Python and natively
+            y = call(*given)
+            assert str(y.dtype).removeprefix("torch.") == wanted
+            assert [complex(each) for each in y] == [complex(np.array(0.5, w)) + 1, 3]
+
+
+def test_without_a_promoted_type_the_line_to_write_is_named():
+    @fast_args(out="x[n], w[n] -> y[n]")
+    def kernel(x, w, y):
+        y[:] = x
+
+    message = (
+        r"kernel\(\): its output 'y' has no declared type, and the types of its inputs are promoted to none: 'x' is uint64, "
+        r"'w' is int8; write y\[...\]: float32, or y\[...\]: x, in out="
+    )
+    given = np.ones(2, np.uint64), np.ones(2, np.int8)
+    ways = [(kernel, given)]
+    if torch is not None:
+        tensors = tuple(map(torch.from_numpy, given))
+        ways += [(kernel, tensors), (kernel.as_torch_op("fx_test_promotion::kernel"), tensors)]
+        ways += [(lambda *given: make_fx(lambda x, w: kernel(x, w))(*given), tensors)]
+    for call, arguments in ways:
+        for _ in range(20):
+            with pytest.raises((TypeError, RuntimeError), match=message):  # RuntimeError: as torch.ops raises it
+                call(*arguments)
+    y = np.zeros(2, np.uint64)
+    assert kernel(*given, y) is y and y.tolist() == [1, 1]
+    dates = np.array(["2020-01-01"], "M8[D]")
+    with pytest.raises(TypeError, match=r"'x' is float64, 'w' is of none of DLPack"):
+        kernel(np.ones(1), dates)
+    with pytest.raises(TypeError, match=r"argument 'x' \(position 0\): its elements have no DLPack type"):
+        kernel(dates, dates)
+
+
+def test_a_declared_type_is_not_promoted():
+    kernel = fast_args(out="x[n], w[n] -> y[n]: x, z[n]: float16")(lambda x, w, y, z: (y.fill(1), z.fill(1))[0])
+    y, z = kernel(np.ones(2, np.float32), np.ones(2))
+    assert (y.dtype, z.dtype) == (np.float32, np.float16)
