@@ -337,14 +337,14 @@ def test_what_somebody_has_put_into_numpy(monkeypatch):
     """With the names of what it replaces, too."""
     found = []
     for constant in (1, 2):
-        names = {"functools": functools, "np": np}
+        names = {"functools": functools, "np": np, "__name__": __name__}
         exec(f"@functools.wraps(np.sum)\ndef own(x): return x + {constant}", names)
         for own in (names["own"], numba.njit(names["own"])):
             monkeypatch.setattr(np, "sum", own)
             found.append(digest(np, "value.sum(x)"))
             monkeypatch.undo()
     assert len(set(found)) == 4
-    names = {"held": object()}
+    names = {"held": object(), "__name__": __name__}
     exec("def own(x): return held", names)
     for each in (ctypes.CFUNCTYPE(ctypes.c_double)(abs), numba.njit(names["own"]), [object()]):
         monkeypatch.setattr(np, "own", each, raising=False)

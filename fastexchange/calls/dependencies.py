@@ -26,6 +26,7 @@ import numba
 import numpy as np
 from numba.core import compiler, event, types
 
+from ..ground.numba_code import is_importable
 from ..ground.numba_extensions import conversions, extensions
 from ..ground.numba_internals import (
     CPUDispatcher,
@@ -52,8 +53,16 @@ def dependencies(function: python_types.FunctionType, options: dict) -> str:
 
     Raises :class:`NotDescribable` if the function names a value that cannot be described.
     """
+    _check_module(function, f"{function.__qualname__!r}")
     describer = _Describer()
     return _digest_of(lambda: (describer.describe((function, options), "an option"), _extensions()), function.__qualname__)
+
+
+def _check_module(function: python_types.FunctionType, name: str) -> None:
+    """Raise :class:`NotDescribable` for a function of no module by which Numba finds its globals in another process."""
+    module = function.__globals__.get("__name__")
+    if function.__module__ is None or not is_importable(module):
+        raise NotDescribable(f"{name} belongs to no module that another process can import: its `__name__` is {module!r}")
 
 
 def _digest_of(describe: Callable[[], Any], name: str) -> str:
@@ -176,6 +185,7 @@ class _Describer:
         pipeline = pipeline_of(dispatcher)
         if not issubclass(compiler.Compiler, pipeline):
             raise NotDescribable(f"{name} is compiled by {pipeline.__qualname__!r}")
+        _check_module(function, name)
         signatures = () if can_compile(dispatcher) else sorted(map(str, dispatcher.overloads))
         options = self.describe((dict(dispatcher.targetoptions), locals_of(dispatcher)), name)
         return options, signatures, self.describe(function, name)
@@ -437,7 +447,7 @@ class _Listener(event.Listener):
         with contextlib.suppress(Exception):  # a compilation must not fail because of this
             dispatcher = event.data["dispatcher"]
             function = dispatcher.py_func
-            if not function.__module__.startswith(("numba.", "fastexchange.")):
+            if not str(function.__module__).startswith(("numba.", "fastexchange.")):
                 _note_all(function, not _has_compiled(dispatcher))
 
     def on_end(self, event):

@@ -24,6 +24,7 @@ from numba.core.errors import NumbaWarning
 from ..ground.cfunction import source_stamp
 from ..ground.disk_cache import FOLDER, CacheFolder
 from ..ground.numba_code import (
+    bind_globals,
     calls_itself_through_another,
     code_depends_on,
     processor_of,
@@ -198,6 +199,7 @@ def with_unique_symbols(pipeline: type, is_numbas: bool = False) -> type:
             if failures():
                 return super().define_pipelines()
             state = self.state
+            bind_globals(state.lifted)
             identity = state.func_id
             if not hasattr(identity, "fastexchange_id"):
                 identity.fastexchange_id = identity.unique_id = f"{identity.unique_id}x{uuid.uuid4().hex}"

@@ -208,7 +208,7 @@ def name_of(kernel) -> str:
 
     It does not begin with an underscore: Inductor writes it in a class, where Python changes names that begin with two.
     """
-    module, name = kernel.py_func.__module__.strip("_"), kernel.py_func.__qualname__
+    module, name = (kernel.py_func.__module__ or "").strip("_"), kernel.py_func.__qualname__
     return re.sub(r"\W", "_", f"{module}_{name}", flags=re.ASCII).lstrip("_")
 
 

@@ -1,16 +1,20 @@
 """Numba's code libraries and LLVM's modules: linked, sealed, kept, and what a kernel's code calls.
 
-The other half of ``numba_internals``: private names of Numba and llvmlite stand in these two files, in ``numba_extensions`` and in
-``numba_changes``.
+The other half of ``numba_internals``: private names of Numba and llvmlite stand in these two files, in ``numba_extensions``,
+and in ``numba_changes``.
 """
 
+import contextlib
+import copy
 import functools
+import importlib.util
 import itertools
 import re
 import sys
 import sysconfig
 import uuid
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import llvmlite
@@ -27,6 +31,7 @@ from .numba_internals import (  # isort: skip
 )  # fmt: skip
 
 _Environment: Any = imported("numba.core.environment", "Environment")
+_ObjModeLiftedWith: Any = imported("numba.core.dispatcher", "ObjModeLiftedWith", ())
 _Linkage: Any = imported("llvmlite.binding", "Linkage")
 _PassManager: Any = imported("numba.core.compiler_machinery", "PassManager")
 
@@ -224,6 +229,31 @@ def _sealing(kind: Any):
                 self._environments.append(renamed)
 
     return Sealed
+
+
+def bind_globals(lifted) -> None:
+    """Let blocks of ``objmode`` that have been taken out of a function find its globals in the function.
+
+    Numba looks into the function's module, in whatever process: that may be another program's ``__main__``. For functions without
+    a module it takes the function's own globals, of which a pickle has those that the function names.
+    """
+    for dispatcher in [each for each in lifted if isinstance(each, _ObjModeLiftedWith)]:
+        identity = dispatcher.func_ir.func_id
+        function = identity.func
+        if function.__module__ == "__main__" or not is_importable(function.__module__):
+            made: Any = FunctionType(function.__code__, function.__globals__, None, function.__defaults__, function.__closure__)
+            made.__kwdefaults__, made.__qualname__, made.__module__ = function.__kwdefaults__, function.__qualname__, None
+            dispatcher.func_ir.func_id = copied = copy.copy(identity)
+            copied.func = made
+
+
+def is_importable(module: str | None) -> bool:
+    """Whether a module of this name is there, or found: in another process Numba imports it for a function's globals."""
+    if not isinstance(module, str) or module in sys.modules:
+        return isinstance(module, str)
+    with contextlib.suppress(ImportError, AttributeError, ValueError):
+        return importlib.util.find_spec(module) is not None
+    return False
 
 
 def calls_itself_through_another(library) -> bool:
