@@ -64,6 +64,12 @@ global_compiler_lock: Any = imported("numba.core.compiler_lock", "global_compile
 EnvironmentManager: Any = imported("numba.core.pythonapi", "EnvironmentManager", object)
 FunctionCache: Any = imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
+class HelperDispatcher(CPUDispatcher):
+    """Numba's dispatcher of a function of this package's own: not compiled by what a program puts in the place of Numba's."""
+
+    compile = CPUDispatcher.compile
+
+
 DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__flags__ & _HEAP_TYPE)
 """The C base type of dispatchers."""
 numbas_call: Any = DispatcherBase.__call__
