@@ -528,3 +528,32 @@ def test_a_type_of_its_own_is_what_numba_reads(both, value):
     for kernel in (*both(number_in), fast_args(number_in)):
         assert [kernel(value), kernel(value), kernel(x=value)] == [expected] * 3
     assert "extension of Numba" in str(fast_args(number_in).explain(value))
+
+
+@pytest.mark.slow
+def test_who_patches_compile_sees_what_the_program_compiles(tmp_path):
+    """With nothing in the cache: not the package's own functions, nor Numba's overloads that they would call."""
+    program = """
+        import numba, numpy as np
+        from numba.core import registry
+        numbas = registry.CPUDispatcher
+        import fastexchange
+        fastexchange.accelerate()
+        def patch(cls, seen):
+            compile = cls.compile
+            def patched(self, sig):
+                seen.append(self.py_func.__name__)
+                return compile(self, sig)
+            cls.compile = patched
+        found = [], []
+        for each in zip((numbas, registry.CPUDispatcher), found):
+            patch(*each)
+        @numba.njit
+        def add(x, y):
+            return x[0] + y
+        for _ in range(40):
+            add(np.ones(2), 1), add((1.0, 2), 2.0), add([1.0], 1)
+        print(*found, add.counts().fast > 40, sep=";")
+    """
+    printed = run_python(program, NUMBA_CACHE_DIR=str(tmp_path)).stdout.strip()
+    assert printed == f"{['add'] * 3};{['add'] * 3};True"

@@ -267,3 +267,8 @@ def test_a_record_is_kept_where_no_program_runs(places, options):
     for program in (["-m", "nothere"], ["nothere.py"], ["no_main"], ["no_main.zip"]):
         assert ended([*options, *OURS, "record", "-o", "kept.json", *program], places)[0] in (1, 2)
         assert (places / "kept.json").read_text() == "kept"
+    in_current_folder = [] if options else [["-m", "plain"]]  # -I does not look there
+    for program in (*in_current_folder, ["plain.py"], ["directory"], ["archive.zip"], ["-"]):
+        (places / "new.json").write_text("kept")
+        ended([*options, *OURS, "record", "-o", "new.json", *program], places, b"print(1)")
+        assert (places / "new.json").read_text() != "kept", program

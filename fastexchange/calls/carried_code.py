@@ -77,6 +77,10 @@ class _InMemory:
         stored, value = self._read(self.entries.get(digest(key)), is_value_wanted=True)
         return value if stored == key else None
 
+    def has(self, name: str, key: str) -> bool:
+        """Whether :meth:`load` would find an entry."""
+        return self._read(self.entries.get(digest(key)), is_value_wanted=False)[0] == key
+
     def save(self, name: str, key: str, value: Any) -> bool:
         """Keep an entry, if there is room. Raises what pickling raises."""
         data = zlib.compress(framed(key, value))
@@ -216,3 +220,9 @@ class CarriedCode:
             note_loaded(self._py_func)
             return made
         return self.behind.load_overload(sig, target_context)
+
+    def has_code(self, signature: tuple, codegen) -> bool:
+        """Whether :meth:`load_overload` would find code for these argument types."""
+        behind = getattr(self.behind, "has_code", None)
+        is_here = not failures() and self._keys.has((signature, processor_of(codegen)))
+        return is_here or (behind is not None and behind(signature, codegen))

@@ -73,10 +73,10 @@ class Explanation:
 Kind: TypeAlias = Literal["native", "new", "numba", "numba-signature", "operator", "package", "refused"]
 """Who makes a call.
 
-``native``: native code. ``new``: native code, after the next such call has compiled it. ``numba``: Numba's own dispatcher,
-because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for these types.
-``operator``: PyTorch, which traces the call, by an operator. ``package``: the CUDA kernel's own package. ``refused``: nobody,
-the call raises.
+``native``: native code. ``new``: native code, after the next such call has compiled or loaded it. ``numba``: Numba's own
+dispatcher, because of an argument. ``numba-signature``: Numba's own dispatcher, because native code cannot call the code for
+these types. ``operator``: PyTorch, which traces the call, by an operator. ``package``: the CUDA kernel's own package.
+``refused``: nobody, the call raises.
 """
 
 
@@ -247,8 +247,19 @@ def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
     is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
     if not is_compiled_for_all and declared_signature(kernel, given) is None:
         return Outcome("refused", f"refused with TypeError: {why_none_takes(kernel, tuple(names))}", shown)
-    text = "new: the next such call compiles it" if is_compiled_for_all else "new: a declared signature takes such calls"
-    return Outcome("new", text, shown)
+    text = f"the next such call {_how_made(kernel, given)} it" if is_compiled_for_all else "a declared signature takes such calls"
+    return Outcome("new", f"new: {text}", shown)
+
+
+def _how_made(kernel, given: tuple) -> str:
+    """What the next call with these argument types does to get its code. Neither compiles nor loads it."""
+    if not isinstance(kernel, CPUDispatcher):
+        is_kept = getattr(getattr(kernel.dispatcher, "stats", None), "cache_path", None) is not None
+        return "compiles, or loads from the cache of the kernel's own package," if is_kept else "compiles"
+    if given in kernel.overloads:
+        return "finds compiled code, and takes"
+    has_code = getattr(kernel._cache, "has_code", None)  # Numba's cache, of a kernel without cache=True, has none
+    return "loads" if has_code is not None and has_code(given, kernel.targetctx.codegen()) else "compiles"
 
 
 def refusal(error: BaseException) -> Outcome:

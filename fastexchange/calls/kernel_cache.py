@@ -135,6 +135,12 @@ class Entries:
         found = self._folder.load(self._name, text) if text is not None else None
         return found[1] if found is not None and found[0] == key else None
 
+    def has(self, key) -> bool:
+        """Whether :meth:`load` would find data for this key."""
+        text = self.text(key)
+        self._not_described.pop(key, None)
+        return text is not None and self._folder.has(self._name, text)
+
     def flush(self) -> None:
         """Remove the entries of this function."""
         self._folder.clear(self._name)
@@ -179,6 +185,10 @@ class KernelCache(FunctionCache):
     def stored(self, signature: tuple, codegen) -> Any:
         """The code that another process would find for these argument types, as Numba stores it, or None."""
         return self._cache_file.stored(self._index_key(signature, codegen))
+
+    def has_code(self, signature: tuple, codegen) -> bool:
+        """Whether a call with these argument types would find its code here."""
+        return self._cache_file.has(self._index_key(signature, codegen))
 
     def _index_key(self, sig, codegen):
         return sig, processor_of(codegen)

@@ -21,7 +21,7 @@ from ..ground.cfunction import CodeUnit, cfunction, code_cache
 from ..ground.cpython import KERNEL_CONTEXT
 from ..ground.disk_cache import claiming
 from ..ground.dltensor import MAX_NDIM
-from ..ground.native import call_int, call_word, float_of, global_address, load, native, stack, store
+from ..ground.native import call_int, call_word, float_of, global_address, larger, load, native, stack, store
 from ..ground.numba_code import RUNS_PYTHON
 from ..ground.numba_internals import global_compiler_lock, target_context_with_references
 from ..ground.shape_program import MAX_NUMBER, MAX_VARIABLES
@@ -128,7 +128,7 @@ def allocate(boxed, context, guard, words, given, made):
         step = 1
         for j in range(ndim):
             store(strides + 8 * (ndim - 1 - j), step)
-            step *= max(load(shape + 8 * (ndim - j)), 1)
+            step *= larger(load(shape + 8 * (ndim - j)), 1)
         dtype = load(boxed.dtypes + 8 * i)
         if dtype == PROMOTED:
             dtype = common

@@ -14,7 +14,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import delete_managed
-from ..ground.native import call_int, external, global_address, load, native, sizeof, stack, store
+from ..ground.native import call_int, external, global_address, larger, load, native, sizeof, stack, store
 from . import structs
 from .torch_queries import storage_of
 from .type_table import find
@@ -116,11 +116,11 @@ def give_frame(runtime, at):
 def grow_frame(runtime, at, keys):
     """Move exports, list snapshots and bound arguments to a larger frame, and give back the one at `at`. 0: MemoryError."""
     old = structs.frame_at(at)
-    larger = new_frame(max(2 * old.key_capacity, keys))
-    if larger == 0:
+    made = new_frame(larger(2 * old.key_capacity, keys))
+    if made == 0:
         c.PyErr_SetNone(global_address("PyExc_MemoryError"))
         return 0
-    new = structs.frame_at(larger)
+    new = structs.frame_at(made)
     for i in range(old.export_count * EXPORT_BYTES // 8):
         store(new.exports + 8 * i, load(old.exports + 8 * i))
     for i in range(old.snapshot_count * LIST_BYTES // 8):
@@ -131,7 +131,7 @@ def grow_frame(runtime, at, keys):
     old.export_count = 0
     old.snapshot_count = 0
     give_frame(runtime, at)
-    return larger
+    return made
 
 
 @native

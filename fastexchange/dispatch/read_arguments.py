@@ -15,7 +15,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import call_word, load, native, stack, store
+from ..ground.native import call_word, load, native, smaller, stack, store
 from ..producers.ndarray import ndarray_at
 from . import readers, strings, structs
 from .frame import ARRAY_BYTES
@@ -255,7 +255,7 @@ def read_arguments(context_address, frame_address, args, nargs, flags, is_cuda):
         key_at += 8
         if not is_cuda and is_alike and left > 0 and Py_TYPE(load(items)) == ob_type:
             guard = guard_of(context, structs.entry_at(entry_address))
-            most = min(left, (key_end - key_at) >> 3)
+            most = smaller(left, (key_end - key_at) >> 3)
             count = call_word(runtime.read_alike, (guard, items, most, key, word, limit, key_at, array_address))
             items += 8 * count
             left -= count

@@ -29,7 +29,7 @@ from ..ground.dltensor import (
     managed_at,
     refusal,
 )  # fmt: skip
-from ..ground.native import as_words, call_int, global_address, load, native, put, store
+from ..ground.native import as_words, call_int, global_address, load, native, put, smaller, store
 from ..producers.ndarray import ndarray_at
 from . import strings, structs
 from .frame import ARRAY_BYTES, EXPORT_BYTES
@@ -364,7 +364,7 @@ def read_alike(guard, items, count, key, word, limit, key_at, array_address):
     size = 8 * (structs.ARRAY_HEAD_WORDS + 2 * ndim)
     if key >> structs.FLAGS_SHIFT & structs.KEY_FLAGS != flags_in_order(ndim, 1) | structs.ALIGNED | structs.WRITEABLE:
         return 0
-    count = min(count, (limit - word) // size)  # `limit`: the end of the room for words
+    count = smaller(count, (limit - word) // size)  # `limit`: the end of the room for words
     for i in range(count):
         ob = load(items + 8 * i)
         if Py_TYPE(ob) != ob_type or is_odd_by(offsets, guard, ob) or not is_in_memory(offsets, ob):

@@ -33,7 +33,18 @@ from ..ground.dltensor import (
     new_managed,
 )  # fmt: skip
 from ..ground.dtypes import FIRST_PARAMETRIC, FIRST_STORABLE
-from ..ground.native import as_words, atomic_add, call_int, call_word, global_address, load, native, stack, store
+from ..ground.native import (
+    as_words,
+    atomic_add,
+    call_int,
+    call_word,
+    global_address,
+    load,
+    native,
+    smaller,
+    stack,
+    store,
+)
 from ..producers.ndarray import ndarray_at
 from . import structs
 from .frame import (
@@ -241,7 +252,7 @@ def box_array(frame_address, at, ndim, field, is_mutable):
         given = read_argument(runtime, frame, i, ndim, words)
         if given != 0 and (field == given or (context.stores and is_stored_as(given, field))):
             origin = structs.array_at(frame.arrays + ARRAY_BYTES * i).origin
-            is_taken_so = is_mutable != 0 or frame.readonly_arrays >> min(i, 62) & 1 != 0
+            is_taken_so = is_mutable != 0 or frame.readonly_arrays >> smaller(i, 62) & 1 != 0
             # A readonly view of a writable ndarray has to be a new ndarray; other frameworks have no readonly tensors.
             if (is_taken_so or origin & 3 != structs.ORIGIN_NDARRAY) and is_same(words, at, ndim):
                 c.incref(origin & -4)

@@ -41,7 +41,7 @@ def calls_as_numba() -> str:
     if (found := numba_internals.type_of_argument(object())) is not None:  # here and not in failures(): Numba imports cffi for it
         return f"the type of an object is {found}, not None"
     given = (types.Array(types.float64, 2, "A"), types.UniTuple(types.int64, 2), types.complex128, types.int64)
-    dispatcher = numba_internals.CPUDispatcher(py_func=_kernel, targetoptions={"nopython": True})
+    dispatcher = numba_internals.HelperDispatcher(py_func=_kernel, targetoptions={"nopython": True})
     dispatcher.compile(given)
     compiled = dispatcher.overloads[given]
     kernel = numba_internals.address_of_kernel(compiled)

@@ -6,13 +6,13 @@ of the frame's, as an array's is.
 """
 
 import ctypes
+import functools
 
 import llvmlite.binding
 from numba import types
 
 from ..ground.native import external, native, store
 from ..ground.numba_internals import fields_of, has_representation, load_representations, size_of
-from ..ground.once import once
 
 WORDS = 7
 MEMINFO = 40  # the offset of the memory block
@@ -37,7 +37,7 @@ def read_characters(ob, at):
     return data != 0
 
 
-@once
+@functools.cache  # without a lock of its own, which would be held while Numba's is taken
 def verify() -> bool:
     """Whether Numba's function and struct are as declared here. Asked with the first string, for which Numba loads much."""
     load_representations()

@@ -153,6 +153,14 @@ class CacheFolder:
         except (OSError, NotBelieved):
             return None
 
+    def has(self, name: str, key: str) -> bool:
+        """Whether :meth:`load` would find an entry. Makes nothing of it, and does not mark it as used."""
+        try:
+            with self._opened() as folder:
+                return folder.read(_file_of(name, key), is_value_wanted=False)[0] == key
+        except (OSError, NotBelieved):
+            return False
+
     def save(self, name: str, key: str, value: Any) -> bool:
         """Keep an entry. Returns False after a failure, which leaves the folder's entries unchanged."""
         try:

@@ -19,12 +19,12 @@ from numba.np import numpy_support
 
 from .._abi import ffi
 from .numba_code import helper_compiler
-from .numba_internals import CPUDispatcher
+from .numba_internals import HelperDispatcher
 from .once import cached_property
 
 __all__ = [
     "WORDS", "address_of", "as_words", "atomic_add", "bits_of", "call_int", "call_word", "cstring", "external", "float_of",
-    "global_address", "load", "native", "numpy_dtype", "offset_of", "put", "sizeof", "stack", "static_array",
+    "global_address", "larger", "load", "native", "numpy_dtype", "offset_of", "put", "sizeof", "smaller", "stack", "static_array",
     "store", "struct_at", "unlikely",
 ]  # fmt: skip
 
@@ -40,17 +40,29 @@ class native:
         self.py_func = function
 
     @cached_property
-    def dispatcher(self) -> CPUDispatcher:
+    def dispatcher(self) -> HelperDispatcher:
         """Numba's dispatcher of the helper."""
         options = {
             "nopython": True, "error_model": "numpy", "boundscheck": False, "forceinline": True,
             "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
         }  # fmt: skip
-        return CPUDispatcher(py_func=self.py_func, targetoptions=options, pipeline_class=helper_compiler())
+        return HelperDispatcher(py_func=self.py_func, targetoptions=options, pipeline_class=helper_compiler())
 
     @property
     def _numba_type_(self):  # Numba's protocol for objects that compiled functions name
         return self.dispatcher._numba_type_
+
+
+@native
+def smaller(a, b):
+    """The smaller of two words. ``min`` is an overload of Numba's, and a program that patches dispatchers sees it compiled."""
+    return a if a < b else b
+
+
+@native
+def larger(a, b):
+    """The larger of two words."""
+    return a if a > b else b
 
 
 # ---- C structs -----------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from numba.core import compiler, config
 from ..interpreter import NONE_IS_IMMORTAL, TUPLE_ITEMS
 
 from .numba_internals import (  # isort: skip
-    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, has_representation, imported, initialize_runtime,
-    load_representations, module_of, target_context,
+    DispatcherBase, check, compiler_locks, cpu_target, expect, failures, global_compiler_lock, has_representation, imported,
+    initialize_runtime, load_representations, module_of, target_context,
 )  # fmt: skip
 
 _Environment: Any = imported("numba.core.environment", "Environment")
@@ -422,6 +422,7 @@ _SETTINGS = (
 
 
 @check
+@global_compiler_lock
 def _check_units() -> None:
     parameters = compiler.CompileResult._rebuild.__code__.co_varnames
     found = parameters[2 + _SIGNATURE], parameters[2 + _RELOAD], parameters[2 + _RELOAD + 1]

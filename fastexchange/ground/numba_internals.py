@@ -64,6 +64,12 @@ global_compiler_lock: Any = imported("numba.core.compiler_lock", "global_compile
 EnvironmentManager: Any = imported("numba.core.pythonapi", "EnvironmentManager", object)
 FunctionCache: Any = imported("numba.core.caching", "FunctionCache", object)
 CPUDispatcher: Any = imported("numba.core.registry", "CPUDispatcher", type(numba.njit(lambda: None)))
+class HelperDispatcher(CPUDispatcher):
+    """Numba's dispatcher of a function of this package's own: not compiled by what a program puts in the place of Numba's."""
+
+    compile = CPUDispatcher.compile
+
+
 DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__flags__ & _HEAP_TYPE)
 """The C base type of dispatchers."""
 numbas_call: Any = DispatcherBase.__call__
@@ -121,6 +127,15 @@ def expect(what: str, found: Any, expected: Any) -> None:
         raise AssertionError(f"{what} is {found}, not {expected}")
 
 
+# ---- Numba's contexts ------------------------------------------------------------------------------------------------
+#
+# Each process has one typing context and one target context for the CPU. What loads definitions into them, asks them to resolve
+# something, or makes code by them holds Numba's compiler lock, as Numba's own compiler does: a thread that loads while another
+# one loads, or types, ends both with "generator already executing", or with half of the definitions. Two things take no lock, as
+# in Numba: reading a data model, and making a dispatcher, which modules do while they are imported (another thread may import
+# the module while it holds the compiler lock).
+
+
 # ---- types in memory -------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +144,7 @@ def target_context() -> Any:
     return cpu_target.target_context
 
 
+@global_compiler_lock
 def target_context_with_references() -> Any:
     """The same with reference counting, which a cache-loaded kernel's context lacks."""
     target = cpu_target.target_context
@@ -149,6 +165,7 @@ def initialize_runtime() -> None:
         llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
+@global_compiler_lock
 def runtime_library() -> Any:
     """The library of Numba's runtime, for linking."""
     _rtsys.initialize(cpu_target.target_context)
@@ -161,6 +178,7 @@ def fields_of(numba_type) -> list[tuple[str, Any]]:
     return list(zip(model._fields, model._members, strict=True))
 
 
+@global_compiler_lock  # LLVM is asked
 def size_of(numba_type) -> int:
     """Bytes of a value of a type in memory."""
     context = cpu_target.target_context
@@ -182,6 +200,7 @@ def converts_float16(context) -> bool:
     return "+f16c" in features or llvmlite.binding.get_process_triple().startswith("aarch64")
 
 
+@global_compiler_lock
 def load_representations() -> None:
     """Load the types that Numba loads before its first compilation, for example strings, for :func:`has_representation`.
 
@@ -262,6 +281,7 @@ def set_exception(context, builder, code, excinfo) -> None:
 
 
 @check
+@global_compiler_lock
 def _check_boxing() -> None:
     function = ir.Function(ir.Module(), ir.FunctionType(ir.VoidType(), []), "fastexchange.check")
     api = target_context().get_python_api(ir.IRBuilder(function.append_basic_block("entry")))
@@ -357,6 +377,7 @@ def overloads_of(dispatcher) -> list[tuple[tuple, Any]]:
     return list(dict.items(dispatcher.overloads))
 
 
+@global_compiler_lock
 def declared_signature(dispatcher, given: tuple) -> tuple | None:
     """The declared signature that Numba's overload resolution picks for these types; None if none or several fit."""
     cases = [compiled.signature for _, compiled in overloads_of(dispatcher)]
@@ -466,9 +487,10 @@ def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
     """
     typing_context = cpu_target.typing_context
     try:
-        load_extensions()
-        typing_context._load_builtins()  # the part of refresh() with others' definitions: the rest is Numba's, and imports cffi
-        templates = getattr(typing_context.resolve_value_type(value), "templates", ())
+        load_extensions()  # before the lock is taken: others' modules are imported, and may compile
+        with global_compiler_lock:
+            typing_context._load_builtins()  # the part of refresh() with others' definitions: the rest imports cffi
+            templates = getattr(typing_context.resolve_value_type(value), "templates", ())
     except Exception as error:  # typing may raise any exception for a value without a type
         raised: BaseException | None = error
         while raised is not None:  # typing stores it in a frame: a cycle with all frames

@@ -46,6 +46,7 @@ from ..ground.native import (
     call_word,
     cstring,
     global_address,
+    larger,
     load,
     native,
     stack,
@@ -429,7 +430,7 @@ def managed_tensor_allocator(prototype, out, error_ctx, set_error):
         extent = load(wanted.shape + 8 * i)
         store(shape + 8 * i, extent)
         store(strides + 8 * i, stride)
-        stride *= max(extent, 1)
+        stride *= larger(extent, 1)
     managed_at(at).deleter = numpy_state().delete_block
     data = (strides + 8 * ndim + DATA_ALIGNMENT - 1) & -DATA_ALIGNMENT
     tensor = dl_tensor_at(at + DL_TENSOR)

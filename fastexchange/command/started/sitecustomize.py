@@ -75,11 +75,12 @@ def _prepare(started: str) -> None:
     if what == "record":
         import atexit
 
-        atexit.register(_record, os.getpid(), vars(sys.modules["__main__"]), *file)  # registered first: called last
+        names = vars(sys.modules["__main__"])
+        atexit.register(_record, os.getpid(), names, names.get("__loader__"), *file)  # registered first: called last
 
 
-def _record(process: int, names: dict, file: str) -> None:
-    has_run = "__file__" in names or sys.argv[:1] == ["-"]  # if not, Python has found no such module, or no program in a folder
+def _record(process: int, names: dict, loader, file: str) -> None:
+    has_run = names.get("__loader__") is not loader or sys.argv[:1] == ["-"]  # Python sets it when it has found the program
     if os.getpid() != process or not has_run:  # or it is a forked child
         return
     from importlib import import_module

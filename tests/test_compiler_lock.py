@@ -1,0 +1,148 @@
+"""Numba's compiler lock: what loads definitions into Numba's contexts holds it, so that no thread loses a compilation."""
+
+import math
+import pickle
+import sys
+import threading
+import time
+
+import numba
+import numpy as np
+import pytest
+from numba.core.base import BaseContext as TargetContext
+from numba.core.codegen import CodeLibrary, CPUCodegen
+from numba.core.compiler import CompileResult
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.typing.context import BaseContext as TypingContext
+from numba.extending import overload
+
+from fastexchange import accelerate, decelerate, explain, fast_args
+from fastexchange.calls.dependencies import dependencies
+from fastexchange.dispatch import strings
+from fastexchange.ground import numba_internals
+
+TOUCHES = {
+    TargetContext: ("refresh", "load_additional_registries", "install_registry", "get_function", "subtarget"),
+    TypingContext: ("refresh", "_load_builtins", "install_registry", "resolve_value_type", "resolve_overload"),
+    CPUCodegen: ("create_library", "unserialize_library"),
+    CodeLibrary: ("add_ir_module", "finalize"),
+    CompileResult: ("_reduce",),
+}
+"""What needs the lock. Making a dispatcher does not: see ``ground.numba_internals``."""
+
+
+def doubled(x):
+    """A function that ``overload`` defines."""
+
+
+@overload(doubled)
+def _doubled(x):
+    return lambda x: 2 * x
+
+
+def named(x):
+    return doubled(math.sin(x)) + np.abs(x)
+
+
+def refused():
+    with pytest.raises(TypeError):
+        fast_args(lambda x: x)([1, "a"])
+    with pytest.raises(TypeError):
+        fast_args(lambda x: x)(object())
+
+
+def accelerated():
+    accelerate()
+    try:
+        made = numba.njit(lambda x: x)
+    finally:
+        decelerate()
+    assert [made("a") for _ in range(20)] == ["a"] * 20
+
+
+def repeated():
+    kernel = fast_args(lambda x, y, s: (x[0] + y[0], x), nogil=True)
+    for _ in range(20):
+        kernel(np.ones(2), (1.0, 2), "text")
+    assert kernel.explain(np.ones(2), (1.0, 2), "text")
+
+
+def cached_and_pickled():
+    kernel = fast_args(named, cache=True)
+    assert kernel(1.0) == pickle.loads(pickle.dumps(kernel))(1.0)
+
+
+def declared():
+    kernel = fast_args(["float64(float64)", "float64(float64[:])"])(lambda x: 1.0)
+    assert kernel(1) == kernel(np.float32(1)) == 1.0
+
+
+ACTIONS = {
+    "what an argument is refused for": refused,
+    "the first string": strings.verify.__wrapped__,
+    "what code depends on": lambda: dependencies(named, {}),
+    "checks of Numba": lambda: [each() for each in numba_internals._checks],
+    "calls that repeat": repeated,
+    "accelerated": accelerated,
+    "kept and carried code": cached_and_pickled,
+    "declared signatures": declared,
+    "explained": lambda: explain(fast_args(named)),
+    "outputs": lambda: fast_args(lambda x, y: None, out="x[n] -> y[n]")(np.ones(3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*reflected list")
+@pytest.mark.parametrize("action", ACTIONS)
+def test_numbas_contexts_are_touched_under_its_lock(action, monkeypatch, tmp_path):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    without: list[str] = []
+    touched: list[str] = []
+
+    def watched(cls, name):
+        numbas = getattr(cls, name)
+
+        def watching(*given, **named):
+            touched.append(name)
+            if not global_compiler_lock.is_locked():
+                without.append(f"{cls.__name__}.{name}")
+            return numbas(*given, **named)
+
+        return watching
+
+    for cls, names in TOUCHES.items():
+        for name in names:
+            monkeypatch.setattr(cls, name, watched(cls, name))
+    ACTIONS[action]()
+    assert without == []
+    assert touched or action == "explained"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*reflected list")
+def test_no_compilation_of_another_thread_is_lost():
+    """Plain ``numba.njit`` compiles in threads while others make calls that are refused, load what is needed, and describe."""
+    errors: list[BaseException] = []
+    ends = time.monotonic() + 20
+
+    def repeat(work):
+        while time.monotonic() < ends and not errors:
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+
+    def plain():
+        assert numba.njit(lambda x: x + 1)(1) == 2
+
+    works = plain, plain, refused, strings.verify.__wrapped__, lambda: dependencies(named, {})
+    threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in works]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors and not any(thread.is_alive() for thread in threads)
