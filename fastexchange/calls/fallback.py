@@ -11,7 +11,7 @@ from ..dispatch import structs
 from ..exchange.convert import from_dlpack
 from ..exchange.discovery import fields_of, is_masked_array
 from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
-from ..exchange.export import exporter_of, numpy_view
+from ..exchange.export import exporter_of_another, numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
@@ -223,7 +223,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
                     check_tensors(kernel, position, detached)
                 view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"], kernel.storage)
             else:
-                view = numpy_view(value, fields.get("managed") or exporter_of(value), kernel.storage)
+                view = numpy_view(value, fields.get("managed") or exporter_of_another(value), kernel.storage)
             viewed = _as_kernel_has_it(kernel, view)
             return viewed if views is None else views.add(value, view, viewed)
         except NoNumbaType as error:

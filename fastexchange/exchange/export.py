@@ -26,7 +26,7 @@ from .discovery import discover, exports_itself, is_masked_array, learn_type
 from .errors import add_note, device_name, status_of, wording
 from .no_tensors import advice_for
 
-__all__ = ["Export", "export_of", "exporter_of", "is_exportable", "known", "numpy_view"]
+__all__ = ["Export", "export_of", "exporter_of", "exporter_of_another", "is_exportable", "known", "numpy_view"]
 
 COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
 _WITH_ADDRESSES = (DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM)
@@ -201,7 +201,7 @@ def export_of(tensor, what: str) -> Export:
     """
     cls = type(tensor)
     try:
-        managed = exporter_of(tensor)
+        managed = exporter_of(tensor) or exporter_of_another(tensor)
     except BufferError as error:  # raised by a check
         raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
     dtype = _numpys_dtype(tensor) if managed else None
@@ -234,16 +234,19 @@ def exporter_of(tensor) -> int:
     managed = known(cls).get("managed", 0)
     if managed and torch.is_tensor_type(cls):
         torch.check(tensor)
-    return managed or _exporter_beside_kernels(tensor)
+    return managed
 
 
 def is_exportable(thing) -> bool:
     """Whether there is a function that exports `thing`; it may still refuse."""
-    return bool(known(type(thing)).get("managed") or _exporter_beside_kernels(thing))
+    return bool(known(type(thing)).get("managed") or exporter_of_another(thing))
 
 
-def _exporter_beside_kernels(tensor) -> int:
-    """The function that exports a tensor of a type that kernels do not take as one: a scalar of NumPy, for example; or 0."""
+def exporter_of_another(tensor) -> int:
+    """The address of the function that exports what its type's entry does not tell to be a tensor; or 0.
+
+    That are scalars of NumPy, arrays for which Numba has rules of its own, and objects with methods of their own.
+    """
     cls = type(tensor)
     if issubclass(cls, np.ndarray) and not is_masked_array(cls):  # a subclass for which Numba has rules of its own
         return _of_ndarrays(cls)
