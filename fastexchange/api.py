@@ -128,6 +128,9 @@ def _kernel_from(func, options: dict, kernel_options: KernelOptions):
     if isinstance(func, Dispatcher):
         raise TypeError(f"fast_args() takes functions, and dispatchers for the CPU and for CUDA, not {type(func).__name__}")
     if sigutils.is_signature(func) or (isinstance(func, list) and all(map(sigutils.is_signature, func))):
+        for signature in func if isinstance(func, list) else [func]:
+            if isinstance(signature, str) and "->" in signature:
+                raise TypeError(f"fast_args(): {signature!r} is no Numba signature; outputs are declared by out={signature!r}")
         return lambda function: _decorated(function, options, kernel_options, func)
     return _decorated(func, options, kernel_options)
 

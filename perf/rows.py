@@ -229,7 +229,7 @@ def groups() -> list[Group]:
     if torch is not None:
         found += [*args.torch_arguments(limit), args.autograd(limit), args.mixed()]
     found += [*args.buffer_arguments(limit), *args.dunder_arguments(limit), *fallback(limit), *args.unpacked(limit)]
-    found += [args.scalars(limit), args.signatures(), args.operators()]
+    found += [args.scalars(limit), args.numbas(), args.signatures(), args.operators()]
     found += [keywords(), optionals(), others(), results(), bound(limit), tuples()]
     if torch is not None:
         found.append(conversions())

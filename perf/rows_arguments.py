@@ -200,6 +200,28 @@ def scalars(limit) -> Group:
     return group
 
 
+def numbas() -> Group:
+    """Arguments that only Numba's dispatcher reads: what handing the call to it costs."""
+    group = Group("Arguments that only Numba's dispatcher reads")
+    for key, (label, value) in NUMBAS.items():
+        plain, kernel = kernel_of("x0")
+        values = {"x0": value}
+        group.add(f"numbas/{key}/njit", f"{label}: {DISPATCHER}", "f(x0)", {"f": plain, **values})
+        group.add(f"numbas/{key}/fast", f"{label}: {OURS}", "f(x0)", {"f": kernel, **values}, f"numbas/{key}/njit")
+    return group
+
+
+NUMBAS = {
+    "floats": ("a list of two floats", [1.0, 2.0]),
+    "bools": ("a list of a bool", [True]),
+    "thousand": ("a list of 1,000 floats", [1.0] * 1000),
+    "tuple": ("a tuple with such a list", ([1.0], 2)),
+    "set": ("a set", {1, 2}),
+    "typed": ("a typed list", numba.typed.List([1.0])),
+    "date": ("a date", np.datetime64("2020-01-01")),
+}
+
+
 def mixed() -> Group:
     """One kernel with one signature that is called with tensors of both frameworks."""
     group = Group("NumPy and PyTorch in one kernel, 3 arguments")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import rows
 from book import Book, Target
-from rows_arguments import BEYOND, SLOPE_COUNTS
+from rows_arguments import BEYOND, NUMBAS, SLOPE_COUNTS
 
 from fastexchange.measuring.timing import Samples
 
@@ -63,6 +63,9 @@ def _tensors(book: Book) -> None:
 
 
 def _scalars_and_signatures(book: Book) -> None:
+    for key, (label, _) in NUMBAS.items():
+        ratio = lambda t, k=f"numbas/{key}/": t[k + "fast"] / t[k + "njit"]  # noqa: E731
+        book.add(f"{label}, through Numba", "≤ 1.05 x njit", ratio, 1.05, "x")
     for kind in ("float", "int", "bool"):
         book.add(f"scalar: {kind}", "≤ 4 ns each", lambda t, kind=kind: per_scalar(t, kind, "fast"), 4, "ns")
     more = "≤ 15 ns more than the 1st"

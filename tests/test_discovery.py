@@ -115,15 +115,6 @@ def test_a_table_on_an_instance_is_none():
     assert len(tensor.asked) >= 2
 
 
-def test_dlpack_on_an_instance_is_none():
-    class Bare:
-        pass
-
-    bare = Bare()
-    bare.__dlpack__ = bare.__dlpack_device__ = lambda **keywords: 1
-    assert type_and_message(total, bare)[0] is TypeError
-
-
 def test_a_table_set_to_none_by_a_subclass():
     derived = type("Opted out", (tabled_type_with_methods(),), {"__dlpack_c_exchange_api__": None})
     tensor = derived(np.ones(3))

@@ -1,6 +1,7 @@
 """Interpreters that are refused when the package is imported, and those on which Numba's dispatcher makes all calls."""
 
 import importlib.util
+import sys
 
 import pytest
 from interpreter import run_python
@@ -133,3 +134,29 @@ def test_free_threaded_interpreters(change):
         assert total.counts().fast == 0 and "free-threaded" in str(total.explain(x, (x, x)))
         print("done")
     """).stdout.split() == ["done"]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with CPython 3.12")
+def test_monitoring_sees_calls_if_numba_is_to_report_them():
+    code = """
+        import sys
+        import numpy as np
+        from fastexchange import explain, fast_args
+
+        @fast_args
+        def kernel(x):
+            return x[0]
+
+        for _ in range(40):
+            kernel(np.ones(2))
+        monitoring, seen = sys.monitoring, []
+        monitoring.use_tool_id(2, "test")
+        monitoring.register_callback(2, monitoring.events.PY_START, lambda code, offset: seen.append(code.co_name))
+        monitoring.set_events(2, monitoring.events.PY_START)
+        kernel(np.ones(2)), kernel(np.ones(2))
+        monitoring.set_events(2, 0)
+        print(seen.count("kernel"), kernel.explain(np.ones(2)).kind)
+    """
+    assert run_python(code, NUMBA_ENABLE_SYS_MONITORING="1").stdout.split() == ["2", "numba"]
+    assert run_python(code, NUMBA_ENABLE_SYS_MONITORING="0").stdout.split() == ["0", "native"]

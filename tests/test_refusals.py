@@ -213,7 +213,7 @@ if sys.version_info >= (3, 12):  # with which such classes came
 
 # ---- what is no tensor, no type, no option ---------------------------------------------------------------------------
 
-NO_TENSORS = [3, 1.5, None, "abc", [1.0], (1,), {}, object(), int, np.float64(3), np.dtype("f4"), len, np.ndarray,
+NO_TENSORS = [3, 1.5, None, "abc", [1.0], (1,), {}, object(), int, np.dtype("f4"), len, np.ndarray,
               np.ma.array([1.0, 2.0], mask=[False, True])]  # fmt: skip
 refuse("no tensor", NO_TENSORS, {**CALLS, **CONVERSIONS, "to its type": lambda x: convert(x, type(x))}, TypeError)
 NO_TYPES = [int, float, bool, str, list, tuple, dict, type, type(None), bytes, bytearray, memoryview, np.generic, np.float64,

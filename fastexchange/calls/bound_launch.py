@@ -89,7 +89,7 @@ class BoundLaunchBase(NativeCallable):
                 given = ", ".join(f"{name}={type_name(type(value))}" for name, value in arguments.items())
                 why = f"would be another signature, {pinned.types} instead of {before.types}"
                 if pinned.types == before.types:
-                    why = "is not possible, because the kernel's machine code has been replaced since (by recompile(), for example)"
+                    why = "is not possible: the kernel's machine code has been replaced since (for example by recompile())"
                 raise TypeError(f"{self._what}: rebind({given}) {why}; bind anew")
             if self._replace(before, pinned):
                 return self

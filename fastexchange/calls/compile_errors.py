@@ -52,7 +52,7 @@ def why_not_declared(error: BaseException, kernel, positional: list, named: dict
 
 
 def not_declared(kernel, given: tuple, what: str) -> TypeError:
-    """The exception for the Numba types `given`, which none of the declared signatures takes. `what`: the function, for the text."""
+    """The exception for the Numba types `given`, which no declared signature takes. `what`: the function, for the text."""
     return TypeError(f"{what}: {why_none_takes(kernel, given)}")
 
 

@@ -12,6 +12,7 @@ from ..dispatch.runtime import runtime
 from ..dispatch.signature import UnknownDtype, numba_types
 from ..exchange.discovery import PATH_BUFFER, PATH_DUNDER, PATH_EXCHANGE, PATH_NDARRAY, PATH_NUMBA, discover
 from ..exchange.errors import elements_named, refuse_elements, why_narrow, why_not_computed
+from ..exchange.no_tensors import advice_for
 from ..ground.dlpack import field_of_type
 from ..ground.dtypes import bits_of, dtype_field, element_of, is_computed
 from ..ground.numba_internals import CPUDispatcher, can_compile, declared_signature
@@ -25,7 +26,7 @@ from ..producers.torch_offsets import SOURCES
 from .carried_code import Content
 from .compile_errors import raise_named, why_none_takes
 from .fallback import as_numba_takes_it, check_arguments
-from .numba_type import UnknownType
+from .numba_type import UnknownType, is_tensor_by_itself
 from .outputs import shape_and_dtype
 from .resolve import Resolver
 from .torch_tracing import operator_of
@@ -109,12 +110,15 @@ class CallExplanation:
 
 
 def explain(obj, /) -> Explanation:
-    """Return the path that `obj` takes into a kernel, and why it takes no faster one.
+    """Return the path that `obj` takes into a kernel, and why it takes no faster one. Of a type: the path of its instances.
 
     >>> import numpy as np
-    >>> explain(np.ones(3)).path
-    'ndarray'
+    >>> explain(np.ones(3)).path, explain(np.ndarray).path
+    ('ndarray', 'ndarray')
     """
+    if issubclass(type(obj), type):
+        found = explain_type(obj)
+        return replace(found, reasons=(*found.reasons, "it is a type: this is what its instances take"))
     return _explained(obj, structs.MAX_TUPLE_DEPTH)
 
 
@@ -140,7 +144,12 @@ def _path_of(obj) -> Explanation:
     if found.path == PATH_BUFFER and is_numba_only(obj):
         notes = (*found.notes, "its strides are no multiple of its item size, which DLPack cannot describe")
         return Explanation(type_name(type(obj)), PATH_NUMBA, notes)
-    return Explanation(type_name(type(obj)), found.path, tuple(found.notes), found.source)
+    if is_tensor_by_itself(obj, found.entry["kind"]):
+        return Explanation(type_name(type(obj)), PATH_DUNDER, ("its class has no __dlpack__: Python asks each object of it",))
+    notes = tuple(found.notes)
+    if found.path == PATH_NUMBA and (advice := advice_for(obj)):
+        notes = (*notes[:-1], f"it is no tensor, and Numba refuses it; {advice}")
+    return Explanation(type_name(type(obj)), found.path, notes, found.source)
 
 
 def _field_of(obj, path: str) -> int | None:

@@ -11,7 +11,7 @@ from ..dispatch import structs
 from ..exchange.convert import from_dlpack
 from ..exchange.discovery import fields_of, is_masked_array
 from ..exchange.errors import argument, check_tensors, mixed, refuse_value, refused, why_not_computed
-from ..exchange.export import numpy_view
+from ..exchange.export import exporter_of_another, numpy_view
 from ..ground.dtypes import NoNumbaType, as_kernel_has_it, is_native_order
 from ..ground.numba_internals import OmittedArg, fails_to_compile, fails_to_match
 from ..ground.omitted import OMITTED
@@ -20,7 +20,7 @@ from ..producers import torch, torch_storage
 from ..producers.ndarray import dtype_of
 from ..producers.torch_kinds import why_no_memory
 from .compile_errors import add_call, check_items, raise_named, why_not_compiled, why_not_declared
-from .numba_type import UnknownType, let_numba_take, require_numba_type
+from .numba_type import UnknownType, is_tensor_by_itself, let_numba_take, require_numba_type
 from .results import check_argument
 from .views import Views
 
@@ -113,7 +113,8 @@ def _has_tensor(kernel, value, depth: int = 0) -> bool:
     except Exception:  # a type whose attributes raise
         return False
     is_buffer = fields.get("key", 0) >> structs.CLASS_SHIFT and fields["kind"] == structs.KIND_MANAGED
-    return fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not is_buffer
+    is_tensor = fields["kind"] in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) and not is_buffer
+    return is_tensor or is_tensor_by_itself(value, fields["kind"])
 
 
 def reword(kernel, bound: tuple, error: BaseException) -> None:
@@ -208,7 +209,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
             raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
     elif fields.get("key", 0) >> structs.CLASS_SHIFT and kind == structs.KIND_MANAGED:
         return value  # Numba reads objects with the buffer protocol itself
-    elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED):
+    elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) or is_tensor_by_itself(value, kind):
         is_torch = torch.is_tensor_type(cls)
         is_checked = is_torch and not kernel.allows_grad and kernel._native.runtime.is_native and _can_be_viewed(value)
         if not is_checked:
@@ -222,7 +223,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
                     check_tensors(kernel, position, detached)
                 view = from_dlpack(detached) if is_checked else numpy_view(detached, fields["managed"], kernel.storage)
             else:
-                view = numpy_view(value, fields["managed"], kernel.storage)
+                view = numpy_view(value, fields.get("managed") or exporter_of_another(value), kernel.storage)
             viewed = _as_kernel_has_it(kernel, view)
             return viewed if views is None else views.add(value, view, viewed)
         except NoNumbaType as error:

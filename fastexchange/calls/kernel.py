@@ -559,7 +559,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return self._call_bound(self._parameters.bind(*args, **kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
-        """Learn the call's signature and make the call. Native code calls this for unknown signatures."""
+        """Learn the call's signature. Native code calls this for unknown signatures.
+
+        Returns AGAIN if native code can make the call now. Else makes it, and returns its result.
+        """
         from .resolve import call
 
         bound = self._bind(args, kwargs)
@@ -567,7 +570,13 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if bound is None:
             return numbas_call(self, *args, **kwargs)
         result = self._call_symbolic(bound)
-        return result if result is not NotImplemented else call(self, bound)
+        return result if result is not NotImplemented else call(self, bound, leaves=True)
+
+    def _call_itself(self, /, *args, **kwargs):
+        """Make a call that native code could not make, although :meth:`_call_slowly` had left it to native code."""
+        from .resolve import call
+
+        return call(self, self._parameters.bind(*args, **kwargs))
 
     def _call_symbolic(self, bound: tuple):
         """Make a call by the kernel's operator if PyTorch traces it. NotImplemented for any other call."""

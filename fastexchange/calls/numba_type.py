@@ -8,12 +8,13 @@ from numba.core.errors import TypingError
 
 from ..dispatch import structs
 from ..dispatch.runtime import runtime
-from ..exchange.discovery import discover, learn_type
+from ..exchange.discovery import discover, exports_itself, learn_type
 from ..exchange.errors import argument
+from ..exchange.no_tensors import advice_for
 from ..ground.numba_internals import type_of_argument
 from ..ground.safe_repr import type_name
 
-__all__ = ["UnknownType", "let_numba_take", "require_numba_type"]
+__all__ = ["UnknownType", "is_tensor_by_itself", "let_numba_take", "require_numba_type"]
 
 
 def require_numba_type(kernel, position: int, value) -> None:
@@ -32,11 +33,23 @@ def require_numba_type(kernel, position: int, value) -> None:
         )
     if kernel._is_interpreted and (cls.__module__ != "builtins" or inspect.isfunction(value)):
         return  # under NUMBA_DISABLE_JIT jitted functions are Python functions, and jitted classes Python classes
+    if advice := advice_for(value):
+        raise UnknownType(f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor; {advice}")
     tried = "; ".join(["__dlpack_c_exchange_api__, __dlpack__, the buffer protocol, numba.typeof", *discover(cls).notes[:-1]])
     raise UnknownType(
         f"{argument(kernel, position)}: an object of type {type_name(cls)} is no tensor that can be exchanged, and Numba "
         f"cannot determine its type (tried {tried}); pass a tensor, a scalar, or what plain @njit takes"
     )
+
+
+def is_tensor_by_itself(value, kind: int) -> bool:
+    """Whether an object, whose type has an entry of this KIND_*, is a tensor by methods of its own, and nothing to Numba."""
+    if kind != structs.KIND_NUMBA:
+        return False
+    try:
+        return exports_itself(value) and not _is_typed(value)
+    except Exception:  # its __getattr__ raises
+        return False
 
 
 def let_numba_take(value, depth: int = structs.MAX_TUPLE_DEPTH) -> None:

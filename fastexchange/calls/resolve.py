@@ -17,6 +17,7 @@ from numba.core.errors import NumbaPendingDeprecationWarning, TypingError
 from .._abi import ffi
 from ..dispatch import structs, vectorcall
 from ..dispatch.boxing import UnsupportedEntry
+from ..dispatch.overloads import AGAIN
 from ..dispatch.readers import DRY_RUN, FLAG_ASKED
 from ..dispatch.signature import UnknownDtype, lists_in, numba_types
 from ..exchange.discovery import learn
@@ -124,11 +125,12 @@ def attempt(kernel, bound: tuple, flags: int, report: Report, function=vectorcal
         raise
 
 
-def call(kernel, bound: tuple):
-    """Make a call that native code does not know."""
+def call(kernel, bound: tuple, leaves: bool = False):
+    """Make a call that native code does not know. With `leaves`, return AGAIN instead as soon as native code can make it."""
     if not compiles_as_numba(kernel):
         return call_numba(kernel, bound)
     resolver = Resolver(kernel, bound)
+    resolver.leaves = leaves
     report = resolver.report
     try:
         resolver.run()
@@ -136,6 +138,8 @@ def call(kernel, bound: tuple):
         if report.status == structs.STATUS_OK or not are_numbas(kernel, bound):  # with STATUS_OK the kernel itself has raised
             raise
         report.native.status = structs.STATUS_NUMBA
+    if resolver.has_learnt:
+        return AGAIN
     if report.status == structs.STATUS_OK:
         return report.take_result()
     if kernel._is_for_device_kernel(bound, report.status == structs.STATUS_DEVICE):
@@ -155,6 +159,11 @@ class Resolver:
 
     ends = frozenset((structs.STATUS_OK, structs.STATUS_NUMBA, structs.STATUS_BIG_INT))
     """The final statuses: with STATUS_OK native code has made the call, with the others Numba or the device kernel makes it."""
+
+    leaves = False
+    """Whether to end when native code can make the call, rather than make it."""
+    has_learnt = False
+    """Whether it has ended so."""
 
     def __init__(self, kernel, bound: tuple, function=vectorcall.attempt):
         """`function`: the native function that attempts the call, or pins its arguments."""
@@ -181,6 +190,9 @@ class Resolver:
             elif status == structs.STATUS_UNKNOWN_SHAPE:
                 if not self.specialise():
                     report.native.status = structs.STATUS_NUMBA
+                    return report
+                if self.leaves and not flags:  # not if Python code had to check the tensors
+                    self.has_learnt = True
                     return report
             elif status == structs.STATUS_CHECK:
                 for position, value in enumerate(self.bound):

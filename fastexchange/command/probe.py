@@ -78,6 +78,7 @@ _HAVE_VECTORCALL = 1 << 11  # of tp_flags
 def _native() -> Iterator[Finding]:
     from ..dispatch import strings
     from ..dispatch.runtime import runtime
+    from ..ground.numba_internals import reports_calls
     from ..interpreter import is_free_threaded
 
     section = "native code"
@@ -95,6 +96,8 @@ def _native() -> Iterator[Finding]:
             yield Finding(section, name, NOTHING, "not looked at, because no object is read")
         else:
             yield Finding(section, name, OK, f"the layout of {what} is verified")
+    if reports_calls():
+        yield Finding(section, "monitoring", SLOW, found.why_not_native, "unset NUMBA_ENABLE_SYS_MONITORING, unless you profile")
     if not found.is_native:
         yield from _examples("types", _plain_examples())
         return

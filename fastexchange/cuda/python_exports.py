@@ -129,7 +129,9 @@ def _from_dlpack(info: ArgumentInfo, stream: int, stack: contextlib.ExitStack) -
     told = None if info.place is None or info.place[0] == DLDeviceType.kDLCUDAHost else (stream or 1)
     try:
         capsule = value.__dlpack__(stream=told, max_version=VERSION)
-    except TypeError:
+    except TypeError as error:
+        if type(error) is not TypeError:  # as in producers.dunder
+            raise
         capsule = value.__dlpack__(stream=told)
     flags_of_legacy = _flags_of_legacy(value)  # first: runs the producer's code, and nothing is owned yet
     for name, used in _USED.items():

@@ -27,8 +27,12 @@ from .torch_guard import OFFSETS, Offsets
 from .trampoline import trampoline
 from .type_table import GOLDEN
 
-METHODS = ("_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error")
+METHODS = (
+    "_call_slowly", "_call_numba", "_failed", "_cache_call", "_refused", "_call_with_outputs", "_driver_error", "_call_itself",
+)  # fmt: skip
 """The methods that native code calls: of a kernel, or of a launcher."""
+AGAIN = object()
+"""What ``_call_slowly`` of a kernel returns if native code can make the call now."""
 _FIRST_BUCKETS = 8
 _BYTES = field_of_type(INT, 8), field_of_type(UINT, 8)
 
@@ -111,7 +115,7 @@ class KernelContext:
         native.omitted = id(OMITTED)
         methods = map(id, self._strings[len(names) :])
         native.slow_name, native.numba_name, native.failed_name, native.cache_name, *further = methods
-        native.refused_name, native.outputs_name, native.driver_error_name = further
+        native.refused_name, native.outputs_name, native.driver_error_name, native.itself_name = further
         if outputs is not None:
             if self.runtime.is_native:
                 self.runtime.add(allocation.allocate, allocation.note_error)
@@ -134,6 +138,7 @@ class KernelContext:
         shared = self.runtime.native
         self.native.vectorcall_any, self.native.walk, self.native.run = shared.vectorcall_any, shared.walk, shared.run
         self.native.raise_error = boxing.raise_error()
+        self.native.again = id(AGAIN)
 
     @property
     def address(self) -> int:

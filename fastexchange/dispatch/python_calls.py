@@ -106,7 +106,7 @@ def numbas_part(context, runtime, args, nargs):
 
     Returns: CANNOT; CAN, it takes the arguments as they are, and its result is the result; MUST, it alone can, because of a type.
 
-    Items of tuples are looked at as arguments are. Of a list only the first item is: its type is that of the list for Numba, which
+    Items of tuples are looked at as arguments are. Of a list only the first item is: it tells Numba the list's type, and Numba
     refuses other items while it unboxes the list.
     """
     part = CAN if context.is_generator == 0 else MUST

@@ -88,6 +88,8 @@ class Runtime:
     def _why_not_native(self) -> str:
         if is_free_threaded():
             return "this CPython is free-threaded, and native code relies on the GIL"
+        if numba_internals.reports_calls():
+            return "NUMBA_ENABLE_SYS_MONITORING is set, and only Numba's dispatcher reports calls to sys.monitoring"
         needed = [name for name in ("object", "tuple", "dispatcher", "meminfo") if name in self.unverified]
         if needed:
             return f"the layout of {', '.join(needed)} is not as expected"

@@ -132,6 +132,8 @@ typedef struct {
     int64_t output_count;       /* how many of the last parameters are outputs */
     int64_t outputs_name;       /* PyObject *, name of the method for calls whose outputs Python has to make */
     int64_t slow_name;          /* PyObject *, name of the method for calls that native code does not know */
+    int64_t again;              /* PyObject *, what that method returns if native code can make the call now; or 0 */
+    int64_t itself_name;        /* PyObject *, name of the method that then makes the call, if native code cannot all the same */
     int64_t numba_name;         /* PyObject *, name of the method that makes calls for Numba's dispatcher */
     int64_t cache_name;         /* PyObject *, name of the method that makes a cache entry after a call */
     int64_t failed_name;        /* PyObject *, name of the method that words an exception of Numba's dispatcher */

@@ -9,7 +9,7 @@
 5. Release everything that the call holds.
 
 It never learns by itself: calls that it does not know go to a Python method of the kernel (``python_calls``), the *slow path*.
-That uses :data:`attempt`, the same call with a report.
+That uses :data:`attempt`, the same call with a report. Where it has learnt all that native code needs, it leaves the call to it.
 
 Ownership: a frame holds every export of its call; ``frame.release`` releases each exactly once, on every exit.
 """
@@ -188,8 +188,10 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
     position = structs.frame_at(frame).position
     code = structs.frame_at(frame).code
     give_frame(runtime, frame)
+    has_learnt = nargsf & c.HAS_LEARNT != 0
     if status == structs.STATUS_OK:
-        context.calls += 1
+        if not has_learnt:  # otherwise it counts as slow
+            context.calls += 1
         result = load(state + RESULT)
         # What a tensor's release runs, or another thread during it, may have made the kernel forget its overloads.
         if site != 0 and load(state + CACHE_ENTRY) != 0 and context.buckets == buckets:
@@ -207,7 +209,7 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         return refuse_launch(context, callable_, code)
     if status == structs.STATUS_DEVICE and context.device_kernel != 0:
         return call_object(context.device_kernel, args, nargsf, kwnames)
-    method = context.slow_name
+    method = context.slow_name if not has_learnt else context.itself_name
     if status == structs.STATUS_NUMBA or status == structs.STATUS_STREAM or status == structs.STATUS_STREAMS:
         nargs = nargsf & c.NARGS_MASK
         part = numbas_part(context, runtime, args, nargs + count_of(kwnames)) if launcher == 0 else CANNOT
@@ -218,7 +220,12 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         if part != CANNOT:
             return call_numbas(context, runtime, callable_, args, nargs, kwnames)
         method = context.numba_name
-    return call_method(method, callable_, args, nargsf, kwnames)
+    result = call_method(method, callable_, args, nargsf, kwnames)
+    if result != 0 and result == context.again:
+        # Native code makes the call that Python has learnt, so that the kernel's exceptions have no frames of ours.
+        c.Py_DecRef(result)
+        return call_word(context.vectorcall_any, (callable_, args, nargsf | c.HAS_LEARNT, kwnames))
+    return result
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)

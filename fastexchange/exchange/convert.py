@@ -23,7 +23,7 @@ from ..ground.native import address_of
 from ..ground.safe_repr import shown, type_name
 from ..producers import torch
 from .errors import device_name, memory_status_of, wording
-from .export import COPIED, PADDED, Export, copy_of, export_of, known, to_numpy
+from .export import COPIED, PADDED, Export, copy_of, export_of, is_exportable, known, to_numpy
 from .makers import maker
 from .transfer import vectorcall_transfer
 
@@ -110,7 +110,7 @@ def from_dlpack(x, /, *, dtype=None, device=None, copy=None) -> np.ndarray:
     what = "from_dlpack()"
     if hasattr(type(dtype), "__dlpack__"):  # NumPy would read a tensor's elements for its message
         raise TypeError(f"{what}: dtype is what numpy.dtype takes, not {shown(dtype)}")
-    wanted = None if dtype is None else np.dtype(dtype)
+    wanted = None if dtype is None else _numpy_dtype(what, dtype)
     _check_copy(what, copy)
     if device is not None and _device(what, device) != _CPU:
         raise ValueError(f"{what}: NumPy's arrays are on device 'cpu' only, not on {shown(device)}")
@@ -155,6 +155,16 @@ def to_dlpack(x, /, *, max_version=None, device=None, copy=None):
             place = device_name(moved.tensor.device)
             raise BufferError(f"{what}: its framework was asked to copy the tensor to the CPU, but left it on {place}")
         return _capsule(what, moved, is_versioned, copy)
+
+
+def _numpy_dtype(what: str, dtype) -> np.dtype:
+    """``np.dtype(dtype)``. Raises TypeError, which names NumPy's dtype for one of another framework."""
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        name = str(dtype).rpartition(".")[2]  # torch.float32
+        instead = f"; pass {name!r}" if not isinstance(dtype, str) and hasattr(np, name) else ""
+        raise TypeError(f"{what}: dtype is what numpy.dtype takes, not {shown(dtype)}{instead}") from error
 
 
 def _capsule(what: str, export: Export, is_versioned: bool, copy):
@@ -202,7 +212,7 @@ def convert(x, to: type, /, *, copy=None):
         raise TypeError(f"{what}: the second argument is the type of the result, not {shown(to)}")
     if to is object:
         raise TypeError(f"{what}: the second argument is a type of tensors, not object")
-    if issubclass(type(x), to) and not copy and known(type(x)).get("managed"):
+    if issubclass(type(x), to) and not copy and is_exportable(x):
         return x
     make = maker(what, to)
     if copy is not False and issubclass(type(x), np.ndarray) and is_inexpressible_in_dlpack(x):

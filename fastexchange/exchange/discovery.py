@@ -311,6 +311,16 @@ def discover(cls: type, instance=None) -> Discovery:
     raise AssertionError("the last rule takes everything")
 
 
+def exports_itself(value) -> bool:
+    """Whether an object has ``__dlpack__`` and ``__dlpack_device__`` that its class has not. Runs its ``__getattr__``.
+
+    The class is filed as it is: other objects of it may have none, so Python asks each.
+    """
+    if issubclass(type(value), type) or hasattr(type(value), "__dlpack__"):  # a class has them for its objects
+        return False
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
+
+
 def fields_of(cls: type) -> dict[str, int]:
     """The fields of the ``fx_entry`` of `cls`. Files a new type only where native code makes no calls: otherwise a call does."""
     entries = runtime().entries

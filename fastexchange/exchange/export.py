@@ -20,12 +20,13 @@ from ..ground.dtypes import bits_of, storage_of
 from ..ground.native import address_of
 from ..ground.pythonapi import Py_DecRef
 from ..ground.safe_repr import type_name
-from ..producers import capsules, dunder, numpy_table, torch
+from ..producers import buffer, capsules, dunder, numpy_table, torch
 from ..producers.ndarray import dtype_of
-from .discovery import discover, learn_type
+from .discovery import discover, exports_itself, is_masked_array, learn_type
 from .errors import add_note, device_name, status_of, wording
+from .no_tensors import advice_for
 
-__all__ = ["Export", "export_of", "exporter_of", "known", "numpy_view"]
+__all__ = ["Export", "export_of", "exporter_of", "exporter_of_another", "is_exportable", "known", "numpy_view"]
 
 COPIED, READONLY = int(DLPackFlag.DLPACK_FLAG_BITMASK_IS_COPIED), int(DLPackFlag.DLPACK_FLAG_BITMASK_READ_ONLY)
 _WITH_ADDRESSES = (DLDeviceType.kDLCUDA, DLDeviceType.kDLROCM)
@@ -200,12 +201,13 @@ def export_of(tensor, what: str) -> Export:
     """
     cls = type(tensor)
     try:
-        managed = exporter_of(tensor)
+        managed = exporter_of(tensor) or exporter_of_another(tensor)
     except BufferError as error:  # raised by a check
         raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
-    if managed and issubclass(cls, np.ndarray) and dtype_registry.key_of(dtype_of(tensor)) is None:
-        dtype = dtype_of(tensor)
-        raise BufferError(f"{what}: DLPack has no name for an array's dtype {dtype!r}: {why_not_exported(dtype)}")
+    dtype = _numpys_dtype(tensor) if managed else None
+    if dtype is not None and dtype_registry.key_of(dtype) is None:
+        kind = "an array" if issubclass(cls, np.ndarray) else "a scalar"
+        raise BufferError(f"{what}: DLPack has no name for {kind}'s dtype {dtype!r}: {why_not_exported(dtype)}")
     if managed:
         try:
             if torch.is_tensor_type(cls) and known(cls).get("borrow"):
@@ -213,19 +215,64 @@ def export_of(tensor, what: str) -> Export:
                 torch.check(tensor)
             return Export(tensor, managed)
         except Exception as error:
+            if type(error) is BufferError and managed == buffer.managed_tensor_from_py_object_no_sync.address:
+                raise BufferError(f"{what}: a {type_name(cls)} cannot be exported: {error}") from error
             add_note(error, f"raised for the argument of {what}, a {type_name(cls)}")
             raise
+    if is_masked_array(cls):
+        raise TypeError(f"{what}: DLPack has no masks, so a masked array cannot be exchanged; pass its filled(), or its data")
+    if advice := advice_for(tensor):
+        raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor; {advice}")
     tried = "; ".join(["it has no exchange table, no __dlpack__ and no buffer", *discover(cls, tensor).notes[:-1]])
     raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor: {tried}")
 
 
 def exporter_of(tensor) -> int:
     """Check `tensor`, and return the address of the function that exports it; 0 if there is none."""
-    learn_type(type(tensor), tensor)
-    managed = known(type(tensor)).get("managed", 0)
-    if managed and torch.is_tensor_type(type(tensor)):
+    cls = type(tensor)
+    learn_type(cls, tensor)
+    managed = known(cls).get("managed", 0)
+    if managed and torch.is_tensor_type(cls):
         torch.check(tensor)
     return managed
+
+
+def is_exportable(thing) -> bool:
+    """Whether there is a function that exports `thing`; it may still refuse."""
+    return bool(known(type(thing)).get("managed") or exporter_of_another(thing))
+
+
+def exporter_of_another(tensor) -> int:
+    """The address of the function that exports what its type's entry does not tell to be a tensor; or 0.
+
+    That are scalars of NumPy, arrays for which Numba has rules of its own, and objects with methods of their own.
+    """
+    cls = type(tensor)
+    if issubclass(cls, np.ndarray) and not is_masked_array(cls):  # a subclass for which Numba has rules of its own
+        return _of_ndarrays(cls)
+    if exports_itself(tensor):
+        return dunder.managed_tensor_from_py_object_no_sync.address
+    if buffer.has_buffer(cls) and issubclass(cls, np.generic) and buffer.prepare():
+        return buffer.managed_tensor_from_py_object_no_sync.address
+    return 0
+
+
+def _of_ndarrays(cls: type) -> int:
+    """The address of the function that exports ndarrays of this type."""
+    if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass with a __dlpack__ of its own
+        return dunder.managed_tensor_from_py_object_no_sync.address
+    table = numpy_table.exchange_table()
+    if table is None:
+        return dunder.managed_tensor_from_py_object_no_sync.address
+    return address_of(table.managed_tensor_from_py_object_no_sync)
+
+
+def _numpys_dtype(tensor) -> np.dtype | None:
+    """The dtype of an array of NumPy, or of a scalar; None for other objects. Bytes are a buffer."""
+    if issubclass(type(tensor), np.ndarray):
+        return dtype_of(tensor)
+    is_scalar = issubclass(type(tensor), np.generic) and not issubclass(type(tensor), bytes)
+    return np.generic.dtype.__get__(tensor) if is_scalar else None
 
 
 def known(cls: type) -> dict[str, int]:
@@ -235,18 +282,14 @@ def known(cls: type) -> dict[str, int]:
     fields = entries.fields(cls)
     if fields["kind"] == structs.KIND_NDARRAY and not fields.get("managed"):
         table = numpy_table.exchange_table()
-        if table is not None:
-            managed = address_of(table.managed_tensor_from_py_object_no_sync)
-            if getattr(cls, "__dlpack__", None) is not np.ndarray.__dlpack__:  # a subclass with a __dlpack__ of its own
-                managed = dunder.managed_tensor_from_py_object_no_sync.address
+        made = {}
+        if table is not None and cls is np.ndarray:
             made = {
                 "to_object": address_of(table.managed_tensor_to_py_object_no_sync),
                 "allocator": address_of(table.managed_tensor_allocator),
                 "takes_all": 1,
             }
-            entries.update(cls, managed=managed, **(made if cls is np.ndarray else {}))
-        else:
-            entries.update(cls, managed=dunder.managed_tensor_from_py_object_no_sync.address)
+        entries.update(cls, managed=_of_ndarrays(cls), **made)
     return entries.fields(cls)
 
 

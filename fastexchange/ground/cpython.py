@@ -48,6 +48,7 @@ PyErr_Clear = external("PyErr_Clear", types.void)
 PyErr_ExceptionMatches = external("PyErr_ExceptionMatches", INT, POINTER)
 PyErr_SetInterrupt = external("PyErr_SetInterrupt", types.void)
 PyErr_SetNone = external("PyErr_SetNone", types.void, POINTER)
+PyErr_SetObject = external("PyErr_SetObject", types.void, POINTER, POINTER)
 PyErr_SetString = external("PyErr_SetString", types.void, POINTER, POINTER)
 PyErr_Fetch = external("PyErr_Fetch", types.void, POINTER, POINTER, POINTER)
 PyErr_NormalizeException = external("PyErr_NormalizeException", types.void, POINTER, POINTER, POINTER)
@@ -80,6 +81,8 @@ PyList_SetItem = external("PyList_SetItem", INT, POINTER, POINTER, POINTER)
 PyList_AsTuple = external("PyList_AsTuple", POINTER, POINTER)
 PyUnicode_AsUTF8AndSize = external("PyUnicode_AsUTF8AndSize", POINTER, POINTER, POINTER)
 PyUnicode_Compare = external("PyUnicode_Compare", INT, POINTER, POINTER)
+PyUnicode_Format = external("PyUnicode_Format", POINTER, POINTER, POINTER)
+PyUnicode_FromString = external("PyUnicode_FromString", POINTER, POINTER)
 PyCapsule_IsValid = external("PyCapsule_IsValid", INT, POINTER, POINTER)
 PyCapsule_GetPointer = external("PyCapsule_GetPointer", POINTER, POINTER, POINTER)
 PyCapsule_SetName = external("PyCapsule_SetName", INT, POINTER, POINTER)
@@ -93,8 +96,9 @@ PyType_IsSubtype = external("PyType_IsSubtype", INT, POINTER, POINTER)
 
 CapsuleType = type(datetime.datetime_CAPI)  # types.CapsuleType came with 3.13
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
-TRIED_SITE = 2**62  # our own bit of nargsf, which no number of arguments reaches: see vectorcall.call_any
-NARGS_MASK = TRIED_SITE - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
+TRIED_SITE = 2**62  # our own bits of nargsf, which no number of arguments reaches: see vectorcall.call_any
+HAS_LEARNT = 2**61
+NARGS_MASK = HAS_LEARNT - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
 
 
 # ---- references ----------------------------------------------------------------------------------------------------

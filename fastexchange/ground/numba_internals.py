@@ -540,6 +540,11 @@ def class_of_buffer(cls: type) -> Any:
     return _get_type_class(cls)
 
 
+def reports_calls() -> bool:
+    """Whether Numba's dispatchers report calls to ``sys.monitoring``, which they do on request, from CPython 3.12 on."""
+    return sys.version_info >= (3, 12) and bool(getattr(config, "ENABLE_SYS_MONITORING", False))
+
+
 @check
 def _check_dispatchers() -> None:
     made = CPUDispatcher(py_func=lambda: None, targetoptions={"nopython": True})

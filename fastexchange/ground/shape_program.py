@@ -25,8 +25,8 @@ def evaluate(program, shapes, variables, rest, stack, made, room):
 
     All arguments are lists of ints, in native code pointers to words. `shapes`: the rank and the extents of each input, one after
     the other. `variables`: the extent of each name; first come those of the int arguments, which are set before the call. `made`:
-    receives the rank and the extents of each output, and has `room` words. `rest` (the extents of ``...``) and `stack` are scratch
-    memory.
+    receives the rank and the extents of each output, and has `room` words. `rest` (the extents of ``...``) and `stack` are
+    scratch memory.
 
     Returns: FITS, or why the inputs do not fit.
     """

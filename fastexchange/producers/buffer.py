@@ -8,8 +8,6 @@ Source: CPython's buffer protocol, ``Py_buffer`` (a stable layout since CPython 
 
 import array
 import ctypes
-import mmap
-import pickle
 import sys
 
 import numpy as np
@@ -23,7 +21,7 @@ from ..ground.dltensor import DL_TENSOR, MAX_NDIM, describe, dl_tensor_at, in_el
 from ..ground.native import address_of, cstring, external, global_address, load, native, sizeof, store, struct_at
 from ..ground.numba_internals import class_of_buffer
 from ..ground.once import once
-from ..ground.pythonapi import prototype
+from ..ground.pythonapi import PyType_GetSlot, prototype
 from ..ground.readable import is_readable
 from .numpy_table import buffer_error, is_gil_lost, numpy_state, set_delete_buffer
 
@@ -117,6 +115,30 @@ def delete_buffer(managed):
 
 
 @native
+def refuse_format(buffer):
+    """Set BufferError for the format of an fx_buffer, which is not NULL. Raises another exception if there is no memory."""
+    template = c.PyUnicode_FromString(
+        cstring(
+            "its buffer's format is %r, items of %d bytes, not one bool, integer, float or complex in native byte order; pass a "
+            "view of it with another dtype, for example by numpy.frombuffer()"
+        )
+    )
+    given = c.PyTuple_New(2)
+    if template != 0 and given != 0:
+        store(given + c.OB_ITEM, c.PyUnicode_FromString(buffer.format))
+        store(given + c.OB_ITEM + 8, c.PyLong_FromSsize_t(buffer.itemsize))
+        if load(given + c.OB_ITEM) != 0 and load(given + c.OB_ITEM + 8) != 0:
+            message = c.PyUnicode_Format(template, given)
+            if message != 0:
+                c.PyErr_SetObject(global_address("PyExc_BufferError"), message)
+                c.Py_DecRef(message)
+    if template != 0:
+        c.Py_DecRef(template)
+    if given != 0:
+        c.Py_DecRef(given)
+
+
+@native
 def fill(at, strides_at):
     """Fill the DLTensor of the fx_buffer_export at `at` from its buffer. `strides_at`: where its strides belong.
 
@@ -125,7 +147,7 @@ def fill(at, strides_at):
     buffer = buffer_at(at + BUFFER)
     field = field_of_format(buffer.format, buffer.itemsize)
     if field == 0:
-        buffer_error(cstring("its buffer's format is not one bool, integer, float or complex in native byte order"))
+        refuse_format(buffer)
         return False
     ndim = types.intp(buffer.ndim)
     if ndim > MAX_NDIM:
@@ -191,18 +213,20 @@ def managed_tensor_from_py_object_no_sync(py_object, out):
 
 _FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]  # ctypes' type of functions, which also has the buffer protocol
 _CDATA = ctypes.Array.__mro__[1]  # the base of all ctypes types
-_KNOWN = (bytes, bytearray, memoryview, array.array, mmap.mmap, ctypes.Array, ctypes._SimpleCData, pickle.PickleBuffer)
+_GETBUFFER = 1  # Py_bf_getbuffer, typeslots.h; static types have slots for PyType_GetSlot from CPython 3.10 on
 
 CLASSES = (types.Array, types.Buffer, types.Bytes, types.ByteArray, types.MemoryView, types.PyArray)
 """Numba's types for buffers, by their numbers in keys. All have the same layout."""
 
 
 def is_buffer_type(cls: type) -> bool:
-    """Whether instances of `cls` are tensors by the buffer protocol. NumPy's scalars and ctypes' functions are not.
+    """Whether instances of `cls` are tensors by the buffer protocol. NumPy's scalars and ctypes' functions are not."""
+    return has_buffer(cls) and (issubclass(cls, bytes) or not issubclass(cls, (np.generic, _FUNCTION)))
 
-    Before CPython 3.12 only known types are recognised.
-    """
-    return issubclass(cls, _KNOWN) or (hasattr(cls, "__buffer__") and not issubclass(cls, (np.generic, _FUNCTION)))
+
+def has_buffer(cls: type) -> bool:
+    """Whether instances of `cls` have the buffer protocol."""
+    return bool(PyType_GetSlot(cls, _GETBUFFER))
 
 
 def numba_class(cls: type) -> int:

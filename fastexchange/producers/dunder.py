@@ -87,7 +87,8 @@ def take(capsule, out):
 def export(py_object, out):
     """Fill the pointer at `out` with an owning export of `py_object`.
 
-    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises TypeError, ``__dlpack__()``, and consumes the capsule. Does not
+    Calls ``__dlpack__(max_version=(1, 3))`` and, if that raises a TypeError, ``__dlpack__()``, and consumes the capsule. A
+    subclass of TypeError (pyarrow's for an array with nulls) is no sign of an older method: CPython raises none. Does not
     call ``__dlpack_device__`` first: the consumer reads the device in the tensor, and on the CPU it has no stream to pass
     (PyTorch's ``__dlpack_device__`` takes 1.3 µs).
 
@@ -101,7 +102,7 @@ def export(py_object, out):
     store(arguments + 8, load(side + 8))
     capsule = c.PyObject_VectorcallMethod(load(side), arguments, 1, load(side + 16))
     if capsule == 0:
-        if c.PyErr_ExceptionMatches(global_address("PyExc_TypeError")) == 0:
+        if c.PyErr_Occurred() != global_address("PyExc_TypeError"):
             return types.int32(-1)
         c.PyErr_Clear()
         capsule = c.PyObject_VectorcallMethod(load(side), arguments, 1, 0)
