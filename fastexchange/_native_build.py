@@ -57,7 +57,8 @@ def main() -> int:
 def build() -> None:
     """Compile everything, and write a file for each platform."""
     from .ground import numba_code, numba_internals, shipped
-    from .ground.cfunction import CFunction, source_files
+    from .ground.cfunction import CFunction
+    from .ground.sources import code_digest, digest_of, source_files
 
     found = numba_internals.failures()
     if found:
@@ -69,19 +70,19 @@ def build() -> None:
     for name in TRIPLES:  # else this process would use their code
         shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
     numba_code.number_names()
-    functions, parts, names = {}, {}, set()
+    functions, parts = {}, {}
+    files: dict[str, Path] = {}
     for value in native_code():
         print(f"{version}: {'.'.join(value.key)}", flush=True)
-        names |= source_files(value.key[0])
+        files |= source_files(value.key[0])
         if isinstance(value, CFunction):
             functions[value.key] = value.compile()[:2]
         else:
-            name, library = value.compiled
+            name, library = value.compile()
             symbol = f"{__package__}.part.{'.'.join(value.key)}"
             parts[value.key] = symbol, numba_code.finish_part(library, name, symbol)
-    root = Path(__file__).parent
-    files = sorted(file.relative_to(root).as_posix() for file in names)
-    sources = {file: shipped.digest_of(root / file) for file in files}
+    codes = {name: compile(file.read_bytes(), file.name, "exec", dont_inherit=True) for name, file in files.items()}
+    sources = {name: (digest_of(name)[0], code_digest(codes[name])) for name in sorted(files)}
     proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()
     if proof:
         raise SystemExit(proof)

@@ -9,6 +9,7 @@ from numba.core.errors import TypingError
 from ..exchange.discovery import discover
 from ..exchange.errors import argument
 from ..ground.numba_internals import type_of_argument
+from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name
 
 __all__ = ["UnknownType", "require_numba_type"]
@@ -69,7 +70,8 @@ _typed_by_numba: dict[int, weakref.ref] = {}
 def _is_typed(value) -> bool:
     try:
         return type_of_argument(value) is not None
-    except Exception:
+    except Exception as error:
+        reraise_passing(error)
         return False
 
 
@@ -77,5 +79,6 @@ def _has_numba_type(value) -> bool:
     """Whether ``numba.typeof`` returns a type, or raises an error of its own, which the dispatcher will raise."""
     try:
         return type_of_argument(value) is not None
-    except Exception:
+    except Exception as error:
+        reraise_passing(error)
         return True

@@ -1,0 +1,191 @@
+"""What native code is kept by: source files, or bytecode where there are none; helpers are kept as functions are."""
+
+import compileall
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numba
+import pytest
+from interpreter import lines_said, run_python
+
+import fastexchange
+from fastexchange.dispatch import fast_parts
+from fastexchange.ground import cfunction, numba_code
+from fastexchange.ground.shipped import ShippedCode, shipped_code
+from fastexchange.ground.sources import code_digest
+
+PACKAGE = Path(fastexchange.__file__).parent
+NOTHING_SHIPPED = ShippedCode((), {}, {}, {}, False, "none")
+
+
+def digest(source: str, name: str = "file") -> str:
+    return code_digest(compile(source, name, "exec", dont_inherit=True))
+
+
+ONE = "def f(x, y=1):\n    try:\n        return x in {'a', 'b', 'c'}\n    finally:\n        print(x + 0.0, (1, 2), f'{y}')\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"), ("def f", "def g"),
+        ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
+    ],
+)  # fmt: skip
+def test_the_digest_of_code(before, after):
+    assert digest(ONE.replace(before, after)) != digest(ONE) == digest("\n\n# elsewhere\n" + ONE, "another")
+
+
+def test_a_digest_is_the_same_in_every_process():
+    """Python's sets have another order in each."""
+    code = f"from fastexchange.ground.sources import code_digest; print(code_digest(compile({ONE!r}, 'x', 'exec')))"
+    assert {run_python(code, PYTHONHASHSEED=seed).stdout.strip() for seed in "12"} == {digest(ONE)}
+
+
+def as_files(root: Path) -> None:
+    shutil.copytree(PACKAGE, root / "fastexchange", ignore=shutil.ignore_patterns("__pycache__", "_native"))
+
+
+def as_bytecode(root: Path) -> None:
+    as_files(root)
+    assert compileall.compile_dir(root / "fastexchange", quiet=2, legacy=True, workers=1)
+    for file in root.rglob("*.py"):
+        file.unlink()
+
+
+def zipped(make):
+    def make_zip(root: Path) -> None:
+        make(root)
+        shutil.make_archive(str(root / "package"), "zip", root, "fastexchange")
+        shutil.rmtree(root / "fastexchange")
+
+    return make_zip
+
+
+STAMPS = """
+    import sys, fastexchange
+    from fastexchange.ground import cfunction, shipped, sources
+    assert fastexchange.__file__.startswith(sys.argv[1]), fastexchange.__file__
+    assert cfunction.code_cache.is_kept, cfunction.code_cache.why_not_kept
+    assert "none is installed" in shipped.shipped_code().why_not, shipped.shipped_code().why_not
+    print(sources.source_stamp("fastexchange.dispatch.trampoline"))
+"""
+
+
+def stamp_of(root: Path, cache: Path) -> str:
+    """What code of the package at `root` is kept by. It is never that of this checkout."""
+    archive = root / "package.zip"
+    path = str(archive if archive.exists() else root)
+    return run_python(f"import sys; sys.path[:] = [{path!r}, *sys.path[2:]]\n" + _flat(STAMPS), path, NUMBA_CACHE_DIR=str(cache)).stdout
+
+
+def _flat(code: str) -> str:
+    return "\n".join(line[4:] for line in code.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("install", [as_files, as_bytecode, zipped(as_files), zipped(as_bytecode)], ids=["files", "pyc", "zip", "pyc-zip"])
+def test_code_is_kept_however_the_package_is_installed(install, tmp_path):
+    """By a stamp that is the same in another folder, and another after a change."""
+    stamps = []
+    for name, change in (("one", ""), ("two", ""), ("three", "\nCHANGED = 1\n")):
+        root = tmp_path / name
+        root.mkdir()
+        file = PACKAGE / "dispatch" / "trampoline.py"
+        if change:
+            changed = tmp_path / "changed"
+            as_files(changed)
+            (changed / "fastexchange" / "dispatch" / "trampoline.py").write_text(file.read_text() + change)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(globals(), "PACKAGE", changed / "fastexchange")
+                install(root)
+        else:
+            install(root)
+        stamps.append(stamp_of(root, tmp_path / "cache"))
+    assert stamps[0] and stamps[0] == stamps[1] != stamps[2]
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_helper_is_compiled_once_for_all_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cfunction, "shipped_code", lambda: NOTHING_SHIPPED)
+    met = []
+    for _process in range(2):
+        monkeypatch.setattr(cfunction, "code_cache", cache := cfunction.CodeCache())
+        helper = cfunction.Part(fast_parts.arrays_of._python_function, fast_parts.arrays_of._signature)
+        symbol, library = helper.compiled
+        assert isinstance(library, numba_code.LinkableCode) and library._get_module_for_linking().get_function(symbol)
+        met.append((symbol, cache.misses, cache.hits))
+    (first, *compiled), (second, *loaded) = met
+    assert first == second and (compiled, loaded) == ([1, 0], [0, 1])
+
+
+COMBINATION = """
+    import sys
+    import numpy as np
+    from fastexchange import fast_args
+    from fastexchange.ground import cfunction
+    if sys.argv[1] == "compile nothing":
+        def forbidden(self):
+            raise AssertionError(f"{self.__name__} is compiled")
+        cfunction.Part.compile = forbidden
+    kernel = fast_args(lambda x, y: x.size + y)
+    arguments = eval(sys.argv[2])
+    for _ in range(20):
+        kernel(*arguments)
+    assert any(entry.compiled_for for filed in kernel._native._overloads.values() for entry in filed.cached)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shipped_code().why_not, reason="helpers are shipped")
+@pytest.mark.skipif(cfunction.code_cache.directory is None, reason="nothing is kept")
+def test_a_new_combination_compiles_no_helper_again(tmp_path):
+    """Each process meets another combination of kinds, made of the same helpers."""
+    kept = Path(str(cfunction.code_cache.directory))
+    shutil.copytree(kept, tmp_path / kept.name, ignore=lambda _, names: [name for name in names if name.startswith(("fast", "."))])
+    for what, arguments in (
+        ("all", "np.ones(3), 1.0"), ("compile nothing", "np.ones((3, 1)), 1.0"), ("compile nothing", "np.ones((3, 1, 1)), 2.0"),
+    ):  # fmt: skip
+        done = run_python(COMBINATION, what, arguments, NUMBA_CACHE_DIR=str(tmp_path))
+        assert not lines_said(done.stderr), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs rights that can be dropped")
+@pytest.mark.parametrize("mode", [0o755, 0o775])
+def test_a_folder_that_root_has_filled(mode, tmp_path):
+    """Another user loads from it, unless a group may write to it: then doctor and the line on stderr say what to run."""
+    kept = Path(str(cfunction.code_cache.directory))
+    shutil.copytree(kept, tmp_path / kept.name)
+    (tmp_path / kept.name).chmod(mode)
+    for parent in (tmp_path, *tmp_path.parents[:3]):
+        parent.chmod(0o755)
+    code = f"""
+        import os, sys
+        import numpy as np
+        from fastexchange import fast_args
+        from fastexchange.command import probe
+        from fastexchange.ground import cfunction
+        kernel = fast_args(lambda x: x[0])
+        cfunction.ROOT, cfunction.user_cache = cfunction.Path("/dev/null"), lambda: None
+        if {mode} == 0o755:
+            [kernel(np.ones(3)) for _ in range(2)]  # loads modules, which another user may not be able to read
+        cfunction.code_cache.__dict__.pop("folders", None)
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        for finding in probe._disk_cache():
+            print(finding.status, finding.text, finding.advice)
+        print(cfunction.code_cache.why_not_kept)
+    """
+    said = run_python(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout
+    if mode == 0o755:
+        assert "can be read, not written: this run loaded" in said and said.startswith("ok"), said
+    else:
+        assert "other users can write to it (mode 775)" in said.splitlines()[-1], said
+        assert "set NUMBA_CACHE_DIR" in said and "precompile" in said, said
+
+
