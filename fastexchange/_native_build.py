@@ -6,38 +6,17 @@ writes the files that ``ground.shipped`` reads. The same sources, Python, Numba 
 
 import importlib
 import os
-import pkgutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .ground.cfunction import CFunction, Part
+from .command.native_code import native_code
 
 TRIPLES = {"x86_64-linux-gnu": "x86_64-unknown-linux-gnu", "aarch64-linux-gnu": "aarch64-unknown-linux-gnu"}
 """By the platform's name in the name of a Python's ABI: its name for LLVM."""
-PLACES = ("ground", "dispatch", "producers", "exchange", "measuring.exports", "cuda")
-"""Packages and modules with native code. Those of ``measuring`` that need an optional package have none, and are not imported."""
 _SETTINGS = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "3", "PYTHONHASHSEED": "0"}
-
-
-def native_code() -> "Iterator[CFunction | Part]":
-    """Yield all C functions and parts, in an order that depends on the sources only."""
-    from .ground.cfunction import CFunction, Part
-
-    seen = set()
-    for place in PLACES:
-        found = importlib.import_module(f"{__package__}.{place}")
-        modules = sorted(each.name for each in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."))
-        for module in modules or (found.__name__,):
-            for value in list(vars(importlib.import_module(module)).values()):
-                if isinstance(value, (CFunction, Part)) and value.key not in seen:
-                    seen.add(value.key)
-                    yield value
 
 
 def main() -> int:

@@ -253,7 +253,8 @@ def test_a_package_without_source_files(copied, is_zip):
     root = shutil.make_archive(str(copied / "package"), "zip", copied, "fastexchange") if is_zip else copied
     if is_zip:
         shutil.rmtree(package)
-    program = f"import sys; sys.path[0] = {str(root)!r}" + textwrap.dedent(KERNELS) + "\nprint(cfunction.shipped_code().why_not or 'used')"
+    asked = "\nprint(cfunction.shipped_code().why_not or 'used')"
+    program = f"import sys; sys.path[0] = {str(root)!r}" + textwrap.dedent(KERNELS) + asked
     assert run(copied, program, NUMBA_CACHE_DIR=str(copied / "cache")) == "used\n"
 
 

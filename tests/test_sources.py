@@ -3,7 +3,7 @@
 import compileall
 import os
 import shutil
-import sys
+import textwrap
 from pathlib import Path
 
 import numba
@@ -30,8 +30,8 @@ ONE = "def f(x, y=1):\n    try:\n        return x in {'a', 'b', 'c'}\n    finall
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"), ("def f", "def g"),
-        ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
+        ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"),
+        ("def f", "def g"), ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
     ],
 )  # fmt: skip
 def test_the_digest_of_code(before, after):
@@ -64,6 +64,7 @@ def zipped(make):
     return make_zip
 
 
+INSTALLS = {"files": as_files, "pyc": as_bytecode, "zip": zipped(as_files), "pyc in a zip": zipped(as_bytecode)}
 STAMPS = """
     import sys, fastexchange
     from fastexchange.ground import cfunction, shipped, sources
@@ -78,15 +79,12 @@ def stamp_of(root: Path, cache: Path) -> str:
     """What code of the package at `root` is kept by. It is never that of this checkout."""
     archive = root / "package.zip"
     path = str(archive if archive.exists() else root)
-    return run_python(f"import sys; sys.path[:] = [{path!r}, *sys.path[2:]]\n" + _flat(STAMPS), path, NUMBA_CACHE_DIR=str(cache)).stdout
-
-
-def _flat(code: str) -> str:
-    return "\n".join(line[4:] for line in code.splitlines())
+    first = f"import sys; sys.path[:] = [{path!r}, *sys.path[2:]]"  # in place of this package's folder, and these tests'
+    return run_python(first + textwrap.dedent(STAMPS), path, NUMBA_CACHE_DIR=str(cache)).stdout
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("install", [as_files, as_bytecode, zipped(as_files), zipped(as_bytecode)], ids=["files", "pyc", "zip", "pyc-zip"])
+@pytest.mark.parametrize("install", INSTALLS.values(), ids=INSTALLS)
 def test_code_is_kept_however_the_package_is_installed(install, tmp_path):
     """By a stamp that is the same in another folder, and another after a change."""
     stamps = []
@@ -147,7 +145,7 @@ COMBINATION = """
 def test_a_new_combination_compiles_no_helper_again(tmp_path):
     """Each process meets another combination of kinds, made of the same helpers."""
     kept = Path(str(cfunction.code_cache.directory))
-    shutil.copytree(kept, tmp_path / kept.name, ignore=lambda _, names: [name for name in names if name.startswith(("fast", "."))])
+    shutil.copytree(kept, tmp_path / kept.name, ignore=shutil.ignore_patterns("fast*"))
     for what, arguments in (
         ("all", "np.ones(3), 1.0"), ("compile nothing", "np.ones((3, 1)), 1.0"), ("compile nothing", "np.ones((3, 1, 1)), 2.0"),
     ):  # fmt: skip

@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _own_code() -> int:
     """Load all native code of this package, or compile what the machine does not have."""
-    from .._native_build import native_code
     from ..ground.cfunction import CFunction, code_cache
+    from .native_code import native_code
 
     for each in native_code():
         each.address if isinstance(each, CFunction) else each.compiled
