@@ -93,9 +93,13 @@ A module says what to compile in __precompile__: a list of tuples (kernel, call,
 function that returns it. A call is what kernel.precompile() takes: a Numba signature, or example
 arguments in a tuple or a dict. A kernel's code is kept if it has cache=True.
 
+Without a TARGET it compiles the native code of fastexchange itself: all that any later process
+would compile when it first needs it, if the package came without native code for this Python.
+
   __precompile__ = [(saxpy, "(float64, float64[::1], float64[::1], float64[::1])")]
 
 examples:
+  python -m fastexchange precompile
   python -m fastexchange precompile mypackage.kernels
   python -m fastexchange precompile mypackage.kernels:saxpy other.kernels
   python -m fastexchange precompile recorded.json
@@ -185,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
         _PRECOMPILE,
     )
     precompile.add_argument(
-        "targets", metavar="TARGET", nargs="+", help="MODULE, FILE.py, MODULE:OBJECT, or a .json file of `record`"
+        "targets", metavar="TARGET", nargs="*", help="MODULE, FILE.py, MODULE:OBJECT, or a .json file of `record`"
     )
 
     compare = add(

@@ -6,38 +6,17 @@ writes the files that ``ground.shipped`` reads. The same sources, Python, Numba 
 
 import importlib
 import os
-import pkgutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .ground.cfunction import CFunction, Part
+from .command.native_code import native_code
 
 TRIPLES = {"x86_64-linux-gnu": "x86_64-unknown-linux-gnu", "aarch64-linux-gnu": "aarch64-unknown-linux-gnu"}
 """By the platform's name in the name of a Python's ABI: its name for LLVM."""
-PLACES = ("ground", "dispatch", "producers", "exchange", "measuring.exports", "cuda")
-"""Packages and modules with native code. Those of ``measuring`` that need an optional package have none, and are not imported."""
 _SETTINGS = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "3", "PYTHONHASHSEED": "0"}
-
-
-def native_code() -> "Iterator[CFunction | Part]":
-    """Yield all C functions and parts, in an order that depends on the sources only."""
-    from .ground.cfunction import CFunction, Part
-
-    seen = set()
-    for place in PLACES:
-        found = importlib.import_module(f"{__package__}.{place}")
-        modules = sorted(each.name for each in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."))
-        for module in modules or (found.__name__,):
-            for value in list(vars(importlib.import_module(module)).values()):
-                if isinstance(value, (CFunction, Part)) and value.key not in seen:
-                    seen.add(value.key)
-                    yield value
 
 
 def main() -> int:
@@ -57,7 +36,8 @@ def main() -> int:
 def build() -> None:
     """Compile everything, and write a file for each platform."""
     from .ground import numba_code, numba_internals, shipped
-    from .ground.cfunction import CFunction, source_files
+    from .ground.cfunction import CFunction
+    from .ground.sources import code_digest, digest_of, source_files
 
     found = numba_internals.failures()
     if found:
@@ -69,19 +49,19 @@ def build() -> None:
     for name in TRIPLES:  # else this process would use their code
         shipped.path_of(f"{version}-{name}").unlink(missing_ok=True)
     numba_code.number_names()
-    functions, parts, names = {}, {}, set()
+    functions, parts = {}, {}
+    files: dict[str, Path] = {}
     for value in native_code():
         print(f"{version}: {'.'.join(value.key)}", flush=True)
-        names |= source_files(value.key[0])
+        files |= source_files(value.key[0])
         if isinstance(value, CFunction):
             functions[value.key] = value.compile()[:2]
         else:
-            name, library = value.compiled
+            name, library = value.compile()
             symbol = f"{__package__}.part.{'.'.join(value.key)}"
             parts[value.key] = symbol, numba_code.finish_part(library, name, symbol)
-    root = Path(__file__).parent
-    files = sorted(file.relative_to(root).as_posix() for file in names)
-    sources = {file: shipped.digest_of(root / file) for file in files}
+    codes = {name: compile(file.read_bytes(), file.name, "exec", dont_inherit=True) for name, file in files.items()}
+    sources = {name: (digest_of(name)[0], code_digest(codes[name])) for name in sorted(files)}
     proof = importlib.import_module(f"{__package__}.dispatch.self_test").calls_as_numba()
     if proof:
         raise SystemExit(proof)

@@ -179,7 +179,7 @@ def test_a_cache_directory_that_cannot_be_written(tmp_path):
     not_there_either = f"""
         from pathlib import Path
         from fastexchange.ground import cfunction
-        cfunction._ROOT = Path({str(blocker)!r})
+        cfunction.ROOT = Path({str(blocker)!r})
         cfunction.source_stamp = lambda module: "made up"
         """
     for _ in range(2):

@@ -295,7 +295,7 @@ def test_no_directory_can_be_written():
         from pathlib import Path
         from fastexchange.ground import cfunction
         from fastexchange.command import probe
-        cfunction._ROOT, cfunction.user_cache = Path("/dev/null"), lambda: Path("/dev/null")
+        cfunction.ROOT, cfunction.user_cache = Path("/dev/null"), lambda: Path("/dev/null")
         for finding in probe._disk_cache():
             print(finding.status, finding.text, finding.advice)
         """

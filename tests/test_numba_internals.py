@@ -16,7 +16,7 @@ import fastexchange
 from fastexchange import fast_args
 from fastexchange.dispatch.runtime import runtime
 from fastexchange.dispatch.self_test import calls_as_numba
-from fastexchange.ground import cfunction, numba_code, numba_internals
+from fastexchange.ground import cfunction, numba_code, numba_internals, sources
 
 CHANGES = {
     "a private method": ("hide(callconv.CPUCallConv, '_get_return_status')", "boxing"),
@@ -121,9 +121,9 @@ def test_a_numba_that_has_changed(change, tmp_path):
 def test_the_verdict_is_forgotten_with_whatever_source_it_is_about():
     """The stamp with which the self-test's result is kept names all modules that the test uses."""
     module = calls_as_numba.__module__
-    stamped = {name.removeprefix("fastexchange.") for name in cfunction._imports_of(module)}
+    stamped = {name.removeprefix("fastexchange.") for name in sources._imports_of(module)}
     assert {"dispatch.boxing", "dispatch.trampoline", "ground.numba_internals"} <= stamped
-    for node in ast.walk(ast.parse(cfunction._source_of(module))):
+    for node in ast.walk(ast.parse(sources.read(sources._files()[module]))):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.col_offset == 0, f"line {node.lineno} imports inside of a function: the stamp does not see that"
 

@@ -1,150 +1,189 @@
-"""What counts as a tensor in conversions and kernels where the type alone does not say it, and the words where it is none."""
+"""What native code is kept by: source files, or bytecode where there are none; helpers are kept as functions are."""
 
-import array
-import ctypes
-import types
+import compileall
+import os
+import shutil
+import textwrap
+from pathlib import Path
 
-import numpy as np
+import numba
 import pytest
-from made_producers import Dunder
-from oracle import type_and_message
+from interpreter import lines_said, run_python
 
-from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
+import fastexchange
+from fastexchange.dispatch import fast_parts
+from fastexchange.ground import cfunction, numba_code
+from fastexchange.ground.shipped import ShippedCode, shipped_code
+from fastexchange.ground.sources import code_digest
 
-
-@fast_args
-def first(x):
-    return x[0]
-
-
-@fast_args
-def second_of_first(x):
-    return x[0][1]
+PACKAGE = Path(fastexchange.__file__).parent
+NOTHING_SHIPPED = ShippedCode((), {}, {}, {}, False, "none")
 
 
-class Proxy:
-    """Forwards all attributes that it has not."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def __getattr__(self, name):
-        return getattr(self.target, name)
+def digest(source: str, name: str = "file") -> str:
+    return code_digest(compile(source, name, "exec", dont_inherit=True))
 
 
-class Numbas(np.ndarray):
-    """An array for which Numba has rules of its own."""
-
-    __numba_array_subtype_dispatch__ = True
-
-
-def with_methods_of(tensor):
-    made = types.SimpleNamespace()
-    made.__dlpack__, made.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
-    return made
-
-
-# ---- buffers -------------------------------------------------------------------------------------------------------
-
-
-def buffers():
-    cffi, pyarrow = pytest.importorskip("cffi"), pytest.importorskip("pyarrow")
-    memory = cffi.FFI().new("char[3]", b"abc")
-    return [pyarrow.py_buffer(b"abc"), cffi.FFI().buffer(memory), memoryview(b"abc"), array.array("B", b"abc")]
-
-
-def test_whatever_has_the_buffer_protocol_is_a_tensor():
-    for each in buffers():
-        array_ = from_dlpack(each)
-        assert array_.tolist() == [97, 98, 99] and np.shares_memory(array_, np.frombuffer(each, np.uint8))
-        assert first(each) == first(each) == 97
-        assert explain(each).path == "buffer"
-
-
-class Struct(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_int32),)
+ONE = "def f(x, y=1):\n    try:\n        return x in {'a', 'b', 'c'}\n    finally:\n        print(x + 0.0, (1, 2), f'{y}')\n"
 
 
 @pytest.mark.parametrize(
-    "thing, text",
+    ("before", "after"),
     [
-        (array.array("u", "ab"), f"'{memoryview(array.array('u')).format}', items of {array.array('u').itemsize} bytes"),
-        ((ctypes.c_char * 3)(), "'<c', items of 1 bytes"),
-        (Struct(), "'T{<i:a:}', items of 4 bytes"),
+        ("x +", "x -"), ("0.0", "-0.0"), ("'c'", "'d'"), ("y=1", "y=True"), ("y=1", "y=2"), ("(1, 2)", "(2, 1)"),
+        ("def f", "def g"), ("x, y", "x, *, y"), ("finally", "except TypeError"), ("print", "repr"),
     ],
-)
-def test_a_format_that_is_refused_is_named(thing, text):
-    for function, subject in ((from_dlpack, "from_dlpack(): a "), (to_dlpack, "to_dlpack(): a "), (first, "'x' (position 0)")):
-        kind, message = type_and_message(function, thing)
-        assert kind is BufferError and text in message and subject in message
+)  # fmt: skip
+def test_the_digest_of_code(before, after):
+    assert digest(ONE.replace(before, after)) != digest(ONE) == digest("\n\n# elsewhere\n" + ONE, "another")
 
 
-# ---- NumPy's own ---------------------------------------------------------------------------------------------------
+def test_a_digest_is_the_same_in_every_process():
+    """Python's sets have another order in each."""
+    code = f"from fastexchange.ground.sources import code_digest; print(code_digest(compile({ONE!r}, 'x', 'exec')))"
+    assert {run_python(code, PYTHONHASHSEED=seed).stdout.strip() for seed in "12"} == {digest(ONE)}
 
 
-@pytest.mark.parametrize("scalar", [np.float64(1.5), np.int8(3), np.bool_(True), np.complex64(1j), np.float16(2)])
-def test_numpys_scalars_are_converted(scalar):
-    made = from_dlpack(scalar)
-    assert made.shape == () and made.dtype == scalar.dtype and made == scalar and not made.flags.writeable
-    assert from_dlpack(convert(scalar, np.ndarray)) == scalar
-    to_dlpack(scalar, max_version=(1, 0))
+def as_files(root: Path) -> None:
+    shutil.copytree(PACKAGE, root / "fastexchange", ignore=shutil.ignore_patterns("__pycache__", "_native"))
 
 
-@pytest.mark.parametrize("scalar", [np.datetime64(1, "s"), np.str_("a"), np.longdouble(1)])
-def test_scalars_that_dlpack_has_no_type_for(scalar):
-    kind, message = type_and_message(from_dlpack, scalar)
-    assert kind is BufferError and repr(scalar.dtype) in message
+def as_bytecode(root: Path) -> None:
+    as_files(root)
+    assert compileall.compile_dir(root / "fastexchange", quiet=2, legacy=True, workers=1)
+    for file in root.rglob("*.py"):
+        file.unlink()
 
 
-def test_masked_arrays_are_refused_in_words():
-    for function in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
-        kind, message = type_and_message(function, np.ma.ones(3))
-        assert kind is TypeError and "filled()" in message
+def zipped(make):
+    def make_zip(root: Path) -> None:
+        make(root)
+        shutil.make_archive(str(root / "package"), "zip", root, "fastexchange")
+        shutil.rmtree(root / "fastexchange")
+
+    return make_zip
 
 
-def test_arrays_for_which_numba_has_rules_of_its_own():
-    given = np.ones(3).view(Numbas)
-    assert np.shares_memory(from_dlpack(given), given)
-    assert convert(given, np.ndarray) is given
+INSTALLS = {"files": as_files, "pyc": as_bytecode, "zip": zipped(as_files), "pyc in a zip": zipped(as_bytecode)}
+STAMPS = """
+    import sys, fastexchange
+    from fastexchange.ground import cfunction, shipped, sources
+    assert fastexchange.__file__.startswith(sys.argv[1]), fastexchange.__file__
+    assert cfunction.code_cache.is_kept, cfunction.code_cache.why_not_kept
+    assert "none is installed" in shipped.shipped_code().why_not, shipped.shipped_code().why_not
+    print(sources.source_stamp("fastexchange.dispatch.trampoline"))
+"""
 
 
-# ---- methods of the object itself ------------------------------------------------------------------------------------
+def stamp_of(root: Path, cache: Path) -> str:
+    """What code of the package at `root` is kept by. It is never that of this checkout."""
+    archive = root / "package.zip"
+    path = str(archive if archive.exists() else root)
+    first = f"import sys; sys.path[:] = [{path!r}, *sys.path[2:]]"  # in place of this package's folder, and these tests'
+    return run_python(first + textwrap.dedent(STAMPS), path, NUMBA_CACHE_DIR=str(cache)).stdout
 
 
-@pytest.mark.parametrize("make", [with_methods_of, Proxy])
-def test_an_object_may_have_the_methods_that_its_class_lacks(make):
-    target = np.arange(3.0)
-    for _ in range(3):
-        thing = make(target)
-        assert np.shares_memory(from_dlpack(thing), target)
-        assert first(thing) == 0.0 and second_of_first((thing,)) == 1.0
-        assert explain(thing).path == "dunder"
-        for function in (from_dlpack, first):
-            assert issubclass(type_and_message(function, make(Dunder))[0], TypeError)  # a class: no methods of its own
-        assert issubclass(type_and_message(first, types.SimpleNamespace())[0], TypeError)
+@pytest.mark.slow
+@pytest.mark.parametrize("install", INSTALLS.values(), ids=INSTALLS)
+def test_code_is_kept_however_the_package_is_installed(install, tmp_path):
+    """By a stamp that is the same in another folder, and another after a change."""
+    stamps = []
+    for name, change in (("one", ""), ("two", ""), ("three", "\nCHANGED = 1\n")):
+        root = tmp_path / name
+        root.mkdir()
+        file = PACKAGE / "dispatch" / "trampoline.py"
+        if change:
+            changed = tmp_path / "changed"
+            as_files(changed)
+            (changed / "fastexchange" / "dispatch" / "trampoline.py").write_text(file.read_text() + change)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(globals(), "PACKAGE", changed / "fastexchange")
+                install(root)
+        else:
+            install(root)
+        stamps.append(stamp_of(root, tmp_path / "cache"))
+    assert stamps[0] and stamps[0] == stamps[1] != stamps[2]
 
 
-def test_a_type_error_of_the_producer_is_not_taken_for_an_older_method():
-    class Refused(TypeError):
-        pass
-
-    class Refuses(Dunder):
-        def __dlpack__(self, **keywords):
-            asked.append(keywords)
-            raise Refused("no")
-
-    asked: list = []
-    for function in (from_dlpack, first):
-        assert issubclass(type_and_message(function, Refuses(np.ones(3)))[0], Refused)
-    assert all("max_version" in keywords for keywords in asked) and len(asked) == 2
+# ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
-# ---- dtype= ----------------------------------------------------------------------------------------------------------
+def test_a_helper_is_compiled_once_for_all_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cfunction, "shipped_code", lambda: NOTHING_SHIPPED)
+    met = []
+    for _process in range(2):
+        monkeypatch.setattr(cfunction, "code_cache", cache := cfunction.CodeCache())
+        helper = cfunction.Part(fast_parts.arrays_of._python_function, fast_parts.arrays_of._signature)
+        symbol, library = helper.compiled
+        assert isinstance(library, numba_code.LinkableCode) and library._get_module_for_linking().get_function(symbol)
+        met.append((symbol, cache.misses, cache.hits))
+    (first, *compiled), (second, *loaded) = met
+    assert first == second and (compiled, loaded) == ([1, 0], [0, 1])
 
 
-def test_a_dtype_of_another_framework():
-    torch = pytest.importorskip("torch")
-    kind, message = type_and_message(from_dlpack, torch.ones(2), dtype=torch.float32)
-    assert kind is TypeError and message.endswith("torch.dtype; pass 'float32'")
-    kind, message = type_and_message(from_dlpack, np.ones(2), dtype="nothing")
-    assert kind is TypeError and "from_dlpack(): dtype is what numpy.dtype takes, not 'nothing'" in message
+COMBINATION = """
+    import sys
+    import numpy as np
+    from fastexchange import fast_args
+    from fastexchange.ground import cfunction
+    if sys.argv[1] == "compile nothing":
+        def forbidden(self):
+            raise AssertionError(f"{self.__name__} is compiled")
+        cfunction.Part.compile = forbidden
+    kernel = fast_args(lambda x, y: x.size + y)
+    arguments = eval(sys.argv[2])
+    for _ in range(20):
+        kernel(*arguments)
+    assert any(entry.compiled_for for filed in kernel._native._overloads.values() for entry in filed.cached)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shipped_code().why_not, reason="helpers are shipped")
+@pytest.mark.skipif(cfunction.code_cache.directory is None, reason="nothing is kept")
+def test_a_new_combination_compiles_no_helper_again(tmp_path):
+    """Each process meets another combination of kinds, made of the same helpers."""
+    kept = Path(str(cfunction.code_cache.directory))
+    shutil.copytree(kept, tmp_path / kept.name, ignore=shutil.ignore_patterns("fast*"))
+    for what, arguments in (
+        ("all", "np.ones(3), 1.0"), ("compile nothing", "np.ones((3, 1)), 1.0"), ("compile nothing", "np.ones((3, 1, 1)), 2.0"),
+    ):  # fmt: skip
+        done = run_python(COMBINATION, what, arguments, NUMBA_CACHE_DIR=str(tmp_path))
+        assert not lines_said(done.stderr), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs rights that can be dropped")
+@pytest.mark.parametrize("mode", [0o755, 0o775])
+def test_a_folder_that_root_has_filled(mode, tmp_path):
+    """Another user loads from it, unless a group may write to it: then doctor and the line on stderr say what to run."""
+    kept = Path(str(cfunction.code_cache.directory))
+    shutil.copytree(kept, tmp_path / kept.name)
+    (tmp_path / kept.name).chmod(mode)
+    for parent in (tmp_path, *tmp_path.parents[:3]):
+        parent.chmod(0o755)
+    code = f"""
+        import os, sys
+        import numpy as np
+        from fastexchange import fast_args
+        from fastexchange.command import probe
+        from fastexchange.ground import cfunction
+        kernel = fast_args(lambda x: x[0])
+        cfunction.ROOT, cfunction.user_cache = cfunction.Path("/dev/null"), lambda: None
+        if {mode} == 0o755:
+            [kernel(np.ones(3)) for _ in range(2)]  # loads modules, which another user may not be able to read
+        cfunction.code_cache.__dict__.pop("folders", None)
+        os.setgroups([]), os.setgid(65534), os.setuid(65534)
+        for finding in probe._disk_cache():
+            print(finding.status, finding.text, finding.advice)
+        print(cfunction.code_cache.why_not_kept)
+    """
+    said = run_python(code, NUMBA_CACHE_DIR=str(tmp_path)).stdout
+    if mode == 0o755:
+        assert "can be read, not written: this run loaded" in said and said.startswith("ok"), said
+    else:
+        assert "other users can write to it (mode 775)" in said.splitlines()[-1], said
+        assert "set NUMBA_CACHE_DIR" in said and "precompile" in said, said
+
+

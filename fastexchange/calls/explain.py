@@ -253,6 +253,9 @@ def describe_outcome(kernel, keys: tuple[int, ...], bound: tuple) -> Outcome:
         if kernel._native.is_native(keys):
             return Outcome("native", "known: native from the first argument to the result", shown)
         return Outcome("numba-signature", "known: Numba's own dispatcher makes this call", shown)
+    if why := kernel._native.retries.why(keys):
+        text = f"Numba's own dispatcher makes such calls until a later one tries again to compile them: {why}"
+        return Outcome("numba", text, shown)
     is_compiled_for_all = not isinstance(kernel, CPUDispatcher) or can_compile(kernel)
     if not is_compiled_for_all and declared_signature(kernel, given) is None:
         return Outcome("refused", f"refused with TypeError: {why_none_takes(kernel, tuple(names))}", shown)

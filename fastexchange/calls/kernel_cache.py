@@ -21,8 +21,7 @@ from typing import Any
 
 from numba.core.errors import NumbaWarning
 
-from ..ground.cfunction import source_stamp
-from ..ground.disk_cache import FOLDER, CacheFolder
+from ..ground.disk_cache import FOLDER, CacheFolder, NotBelieved
 from ..ground.numba_code import (
     bind_globals,
     calls_itself_through_another,
@@ -33,6 +32,7 @@ from ..ground.numba_code import (
     sealed_library,
 )
 from ..ground.numba_internals import FunctionCache, failures
+from ..ground.sources import source_stamp
 from ..version import __version__
 from .dependencies import NotDescribable, dependencies, meaning_of, note_loaded
 from .writes import add_pass
@@ -47,6 +47,10 @@ _HALF = f"{__name__.partition('.')[0]}.ground.half.known"
 def made_by() -> str:
     """What a kernel's machine code has of this package: a digest of the sources that compile it."""
     return source_stamp(__name__) + source_stamp(_HALF) or __version__
+
+
+_told: set[Path] = set()
+"""Folders of which users know that they keep no code any more."""
 
 
 class Entries:
@@ -88,11 +92,19 @@ class Entries:
 
     def warn(self, why: object) -> None:
         """Warn, with the function's place in the source, why its code is not cached."""
-        if not self._warns:
-            return
+        if self._warns:
+            self._warn(f"fast_args(cache=True): {self._function.__qualname__} is compiled by each process: {why}")
+
+    def _warn(self, message: str) -> None:
         code = self._function.__code__
-        message = f"fast_args(cache=True): {self._function.__qualname__} is compiled by each process: {why}"
         warnings.warn_explicit(message, NumbaWarning, code.co_filename, code.co_firstlineno)
+
+    def warn_of_folder(self, why: object) -> None:
+        """Warn, once for all functions, that the folder no longer keeps code."""
+        if self._folder.path not in _told:
+            _told.add(self._folder.path)
+            message = f"compiled code can no longer be kept in {self._folder.path}, and each process compiles it again: {why}"
+            self._warn(message)
 
     def load(self, key):
         """Return the data saved with this key. None: compile, and then :meth:`release` the key.
@@ -125,7 +137,13 @@ class Entries:
         """Save compiled code, unless a value that it depends on has changed meanwhile. Numba calls this if it can be cached."""
         text = self._missed.pop(key, None)
         if text is not None and text == self.text(key):
-            self.release(key, is_kept=self._folder.save(self._name, text, (key, data)))
+            is_kept = self._folder.save(self._name, text, (key, data))
+            self.release(key, is_kept)
+            why = self._folder.why_not_saved
+            if not is_kept and isinstance(why, (OSError, NotBelieved)):
+                self.warn_of_folder(why)
+            elif not is_kept:
+                self.warn(why)
         elif key in self._not_described:
             self.warn(self._not_described.pop(key))
 
@@ -175,8 +193,11 @@ class KernelCache(FunctionCache):
     def save_overload(self, sig, data):
         if calls_itself_through_another(data.library):
             self._cache_file.warn("it calls itself through another function, or with other types")
-        else:
+            return
+        try:
             super().save_overload(sig, data)
+        except (OSError, RuntimeError) as error:  # Numba makes the folder; LLVM's callback, if interrupted, has lost the code
+            self._cache_file.warn_of_folder(error)
 
     def release(self, sig, codegen) -> None:
         """Call this when the compilation has ended, also if it has failed."""

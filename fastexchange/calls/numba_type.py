@@ -12,6 +12,7 @@ from ..exchange.discovery import discover, exports_itself, learn_type
 from ..exchange.errors import argument
 from ..exchange.no_tensors import advice_for
 from ..ground.numba_internals import type_of_argument
+from ..ground.passing import reraise_passing
 from ..ground.safe_repr import type_name
 
 __all__ = ["UnknownType", "is_tensor_by_itself", "let_numba_take", "require_numba_type"]
@@ -100,7 +101,8 @@ _typed_by_numba: dict[int, weakref.ref] = {}
 def _is_typed(value) -> bool:
     try:
         return type_of_argument(value) is not None
-    except Exception:
+    except Exception as error:
+        reraise_passing(error)
         return False
 
 
@@ -108,5 +110,6 @@ def _has_numba_type(value) -> bool:
     """Whether ``numba.typeof`` returns a type, or raises an error of its own, which the dispatcher will raise."""
     try:
         return type_of_argument(value) is not None
-    except Exception:
+    except Exception as error:
+        reraise_passing(error)
         return True

@@ -14,6 +14,7 @@ import numba
 
 from ..ground.numba_internals import names_of_target_options
 from ..ground.parameters import Parameters
+from ..ground.passing import reraise_passing
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import pattern_of
 
@@ -58,7 +59,8 @@ def numba_options() -> frozenset[str] | None:
     try:
         found = names_of_target_options()
         parameters = list(inspect.signature(numba.jit).parameters.values())
-    except Exception:  # another Numba
+    except Exception as error:  # another Numba
+        reraise_passing(error)
         return None
     found |= {p.name for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return frozenset(found) if found >= _KNOWN_FOR_SURE else None

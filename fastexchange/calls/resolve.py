@@ -12,7 +12,7 @@ import warnings
 from typing import Any, cast
 
 from numba.core import types
-from numba.core.errors import NumbaPendingDeprecationWarning, TypingError
+from numba.core.errors import NumbaError, NumbaPendingDeprecationWarning, TypingError
 
 from .._abi import ffi
 from ..dispatch import structs, vectorcall
@@ -27,6 +27,7 @@ from ..ground.native import address_of
 from ..ground.numba_code import runs_python
 from ..ground.numba_internals import can_compile, compiles_as_numba, declared_signature
 from ..ground.parameters import find_item
+from ..ground.passing import may_pass
 from ..producers import buffer, torch, torch_storage
 from .compile_errors import add_call
 from .fallback import are_numbas, call_numba, copy_of, forget_frames
@@ -129,7 +130,7 @@ def call(kernel, bound: tuple, leaves: bool = False):
     """Make a call that native code does not know. With `leaves`, return AGAIN instead as soon as native code can make it."""
     if not compiles_as_numba(kernel):
         return call_numba(kernel, bound)
-    resolver = Resolver(kernel, bound)
+    resolver = Resolver(kernel, bound, is_call=True)
     resolver.leaves = leaves
     report = resolver.report
     try:
@@ -165,10 +166,13 @@ class Resolver:
     has_learnt = False
     """Whether it has ended so."""
 
-    def __init__(self, kernel, bound: tuple, function=vectorcall.attempt):
-        """`function`: the native function that attempts the call, or pins its arguments."""
+    def __init__(self, kernel, bound: tuple, function=vectorcall.attempt, is_call: bool = False):
+        """`function`: the native function that attempts the call, or pins its arguments.
+
+        `is_call`: Numba's dispatcher makes the call if compiling fails and may succeed later. Else the error is raised.
+        """
         self.kernel, self.bound, self.report = kernel, bound, Report()
-        self._function = function
+        self._function, self._is_call = function, is_call
         if kernel._device_kernel is not None:
             self.ends |= {structs.STATUS_DEVICE}
 
@@ -203,11 +207,21 @@ class Resolver:
         return refuse(kernel, report.position, self.bound, f"it, or another argument, was different at each of {MAX_LOOKS} looks")
 
     def specialise(self) -> bool:
-        """Compile the kernel for the reported signature. Returns False if native code cannot make such calls."""
-        generation = self.kernel._native.generation
-        if specialise(self.kernel, self.report.keys, self.bound):
-            return True
-        self.report.unmade = self.report.keys, generation
+        """Compile the kernel for the reported signature. Returns False if native code cannot make such calls, or not now."""
+        native, keys = self.kernel._native, self.report.keys
+        generation = native.generation
+        if self._is_call and not native.retries.is_due(keys):
+            return False
+        try:
+            if specialise(self.kernel, keys, self.bound):
+                native.retries.succeeded(keys)
+                return True
+        except NotCompiledNow as error:
+            native.retries.failed(keys, error.why)
+            if not self._is_call:
+                raise error.why from None
+            return False
+        self.report.unmade = keys, generation
         return False
 
     def handle(self, status: int) -> None:
@@ -254,6 +268,8 @@ def cache_call(kernel, bound: tuple) -> None:
     try:
         kernel._native.add_cache_entry(fitting[0], bound)
     except Exception as error:  # calls are right without a fast entry
+        if may_pass(error):  # there will be one
+            return
         message = f"{kernel.__name__}() stays on the general native path, its fast entry failed to compile: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
@@ -261,8 +277,19 @@ def cache_call(kernel, bound: tuple) -> None:
 # ---- compiling -----------------------------------------------------------------------------------------------------
 
 
+class NotCompiledNow(Exception):
+    """Compiling has failed in a way that says nothing of the next try. `why`: the exception."""
+
+    def __init__(self, why: BaseException):
+        super().__init__(why)
+        self.why = why
+
+
 def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
-    """Compile the kernel for a call with these keys, and file the overload. Returns False if only Numba can call it."""
+    """Compile the kernel for a call with these keys, and file the overload. Returns False if only Numba can call it.
+
+    Raises NotCompiledNow if the next call is to try again.
+    """
     check_argument(kernel, bound)
     native = kernel._native
     generation = native.generation  # first: another thread may recompile the kernel from here on
@@ -295,24 +322,30 @@ def specialise(kernel, keys: tuple[int, ...], bound: tuple) -> bool:
         native.add(keys, given, taken, compiled, generation)
     except UnsupportedEntry:
         return False
+    except Exception as error:
+        raise NotCompiledNow(error) from None
     return True
 
 
 def _overload_for(dispatcher, given: tuple):
     """Return the overload's argument types and its compile result for arguments of these types; None if Numba has to raise.
 
-    Raises Numba's error if Numba's dispatcher cannot: it makes no call for elements that NumPy does not know.
+    Raises Numba's error if Numba's dispatcher cannot: it makes no call for elements that NumPy does not know. NotCompiledNow
+    stands for exceptions that are not Numba's verdict.
     """
     taken: tuple | None = given
     if can_compile(dispatcher):
         try:
             with _without_warnings_of_lists(given):
                 dispatcher.compile(given)
-        except Exception as error:  # typing errors, requests for literals …: Numba's dispatcher raises or handles them
+        except Exception as error:
             if any(map(lacks_dtype, given)):
                 raise
             forget_frames(error)
-            return None
+            if isinstance(error, (NumbaError, NotImplementedError)):  # Numba's dispatcher raises it, or passes literals
+                return None
+            if given not in dispatcher.overloads:  # otherwise it is compiled, and what followed has failed
+                raise NotCompiledNow(error) from None
     else:
         taken = declared_signature_for(dispatcher, given)
     compiled = dispatcher.overloads.get(taken) if taken is not None else None

@@ -1,4 +1,7 @@
-"""``precompile MODULE[:OBJECT] …``: compile kernels before they are called, for images and continuous integration."""
+"""``precompile [MODULE[:OBJECT] …]``: compile kernels before they are called, for images and continuous integration.
+
+Without a module: the native code of this package.
+"""
 
 import argparse
 import inspect
@@ -20,6 +23,8 @@ def run(options: argparse.Namespace) -> int:
 
     Raises CommandError for a target that names nothing to compile.
     """
+    if not options.targets:
+        return _own_code()
     work = [each for target in options.targets for each in _work_of(target)]
     is_right = True
     for name, kernel, call in work:
@@ -27,6 +32,19 @@ def run(options: argparse.Namespace) -> int:
         print(f"{name}{line}")
         is_right &= is_done
     return 0 if is_right else 1
+
+
+def _own_code() -> int:
+    """Load all native code of this package, or compile what the machine does not have."""
+    from ..ground.cfunction import CFunction, code_cache
+    from .native_code import native_code
+
+    for each in native_code():
+        each.address if isinstance(each, CFunction) else each.compiled
+    found = f"shipped {code_cache.shipped}, loaded {code_cache.hits}, compiled {code_cache.misses}"
+    why_not = code_cache.why_not_kept if code_cache.misses else ""
+    print(f"native code of fastexchange: {found}: {f'not kept: {why_not}' if why_not else f'kept in {code_cache.directory}'}")
+    return 1 if why_not else 0
 
 
 def _work_of(target: str) -> Iterator[tuple[str, Any, Any]]:

@@ -262,6 +262,9 @@ def _pickles() -> Iterator[Finding]:
 # ---- disk cache ----------------------------------------------------------------------------------------------------
 
 
+_PRECOMPILE = "`python -m fastexchange precompile`"
+
+
 def _disk_cache() -> Iterator[Finding]:
     """Check the disk cache. Runs after the calls, whose code must be in the cache if it works."""
     from numba.core import config
@@ -278,11 +281,17 @@ def _disk_cache() -> Iterator[Finding]:
     for each in before:
         if each.why_not_trusted:
             text = f"{each.path} is not used: {each.why_not_trusted}"
-            yield Finding(section, "directory", SLOW, text, "forbid others to write to it, or delete it")
+            yield Finding(section, "directory", SLOW, text, f"run: chmod -R go-w {each.path}, as its owner, or delete it")
     if code_cache.directory is None:
+        if code_cache.hits and not code_cache.misses:  # filled by another user, such as root in an image
+            where = ", ".join(str(each.path) for each in code_cache.folders if each.path.is_dir())
+            text = f"{where} can be read, not written: this run loaded {code_cache.hits} from it, and compiled none"
+            yield Finding(section, "directory", OK, text)
+            return
         why = folder.why_not_trusted
         text = f"{folder.path} is not used: {why}: {costs}" if why else f"none can be written: {costs}"
-        yield Finding(section, "directory", SLOW, text, set_it)
+        advice = f"{set_it}; in an image run {_PRECOMPILE} as root, and leave its files to root"
+        yield Finding(section, "directory", SLOW, text, advice)
         return
     if wanted and not folder.path.is_relative_to(Path(wanted)):
         text = f"{folder.path}, because NUMBA_CACHE_DIR={wanted} cannot be written"
@@ -302,7 +311,9 @@ def _disk_cache() -> Iterator[Finding]:
         yield Finding(section, "damaged", SLOW, text, "these functions are compiled again, which replaces the files")
     entries = sum(contents.entries for contents in found)
     if not entries and code_cache.misses:
-        yield Finding(section, "entries", SLOW, f"none could be kept: {costs}", "is the disk full?")
+        failed = folder.why_not_saved
+        why = one_line(failed) if failed is not None else code_cache.why_not_kept or "nothing tells why"
+        yield Finding(section, "entries", SLOW, f"none could be kept, so {costs}: {why}", set_it)
     else:
         size = f"{sum(contents.size for contents in found) / 2**20:.1f} MiB"
         yield Finding(section, "entries", OK, f"{entries} functions, {size}{made}")

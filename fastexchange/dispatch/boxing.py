@@ -30,6 +30,7 @@ from ..ground.numba_internals import (
     target_context,
     target_context_with_references,
 )
+from ..ground.passing import reraise_passing
 from . import results
 from .structs import RESULT_BYTES
 
@@ -232,6 +233,7 @@ def _build_box(return_type):
         try:
             builder.ret(api.from_native_return(boxed_type, value, manager))
         except Exception as error:  # Numba's boxers raise any exception for a type that they cannot box outside of a kernel
+            reraise_passing(error)
             raise UnsupportedEntry(f"a result of type {return_type}: {error}") from error
     unit.linked.append(runtime_library())
     return unit.finish(tuple(manager.objects))

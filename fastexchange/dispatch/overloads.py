@@ -11,6 +11,7 @@ from ..ground.native import address_of
 from ..ground.numba_internals import address_of_kernel
 from ..ground.omitted import OMITTED
 from ..ground.once import forkable_lock
+from ..ground.passing import Retries, may_pass
 from ..producers import torch_abi, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import bound_entry, bound_launch, boxing, fast_entry, results, structs, vectorcall
@@ -99,6 +100,8 @@ class KernelContext:
         buckets = _new_buckets(_FIRST_BUCKETS)
         self._retired: list[Any] = [buckets]
         self._overloads: dict[tuple[int, ...], _Filed] = {}
+        self.retries = Retries()
+        """Of compilations for key sequences, and of fast entries for them."""
         # `last` before the first cached call.
         self._nothing = ffi.new("fx_overload *")
         self._sites = ffi.new("intptr_t[]", structs.SITES)
@@ -257,11 +260,20 @@ class KernelContext:
                 self.runtime.add(vectorcall.release_cached, vectorcall.refuse_argument)
                 overload.given_count = _given_count(bound)
                 overload.fast_entry = self._fast_entry(code, nodes, overload.given_count)
-        finally:  # file the entry even if compiling failed: else every call would try again
-            with self._lock:
-                cached.append(_CacheEntry(overload, expected, compiled_for, held))
-                overload.cached, first.cached = first.cached, address_of(overload)
-                first.cached_count += 1
+        except Exception as error:
+            if may_pass(error):
+                failures = self.retries.failed((keys, compiled_for), error)
+                first.uncached_calls = structs.CALLS_PER_CACHE_ENTRY * (1 - failures**2)
+            else:  # file the entry: else later calls would try again
+                self._file_entry(first, cached, _CacheEntry(overload, expected, compiled_for, held))
+            raise
+        self._file_entry(first, cached, _CacheEntry(overload, expected, compiled_for, held))
+
+    def _file_entry(self, first, cached: list[_CacheEntry], entry: _CacheEntry) -> None:
+        with self._lock:
+            cached.append(entry)
+            entry.overload.cached, first.cached = first.cached, address_of(entry.overload)
+            first.cached_count += 1
 
     def _fast_entry(self, code: "_Code", nodes: tuple[Node, ...], count: int) -> int:
         holds = bool(self.native.needs_owning_exports)
@@ -272,7 +284,7 @@ class KernelContext:
         with self._lock:
             buckets = _new_buckets(_FIRST_BUCKETS)
             self._retired += [self._overloads, buckets]
-            self._overloads = {}
+            self._overloads, self.retries = {}, Retries()
             self.native.buckets = address_of(buckets)
             for site in range(structs.SITES):
                 self._sites[site] = 0

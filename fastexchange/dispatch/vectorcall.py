@@ -21,7 +21,7 @@ from ..ground.cfunction import cfunction
 from ..ground.cpython import KERNEL_CONTEXT, OB_SIZE
 from ..ground.dlpack import CPU
 from ..ground.dltensor import DL_TENSOR_WORDS
-from ..ground.native import call_int, call_word, load, native, stack, store
+from ..ground.native import call_int, call_word, global_address, load, native, stack, store
 from . import structs
 from .binding import bind_into
 from .boxing import box_or_raise
@@ -40,6 +40,13 @@ from .python_calls import (
     refuse_launch,
 )
 from .readers import DRY_RUN
+
+
+@native
+def is_exhausted():
+    """Whether the exception that is set tells of no more stack or memory, not of what the program or its user wants."""
+    is_deep = c.PyErr_ExceptionMatches(global_address("PyExc_RecursionError")) != 0
+    return is_deep or c.PyErr_ExceptionMatches(global_address("PyExc_MemoryError")) != 0
 
 
 @native
@@ -198,10 +205,13 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
             store(site, load(state + CACHE_ENTRY))
         if load(state + WANTS_CACHE_ENTRY) != 0:
             filed = call_method(context.cache_name, callable_, args, nargsf, kwnames)
-            if filed == 0:  # interrupted
+            if filed != 0:
+                c.Py_DecRef(filed)
+            elif is_exhausted():  # the call has been made, a later one asks again
+                c.PyErr_Clear()
+            else:  # interrupted
                 c.Py_DecRef(result)
                 return 0
-            c.Py_DecRef(filed)
         return result
     if status == structs.STATUS_ERROR:
         return refuse(context, callable_, position)

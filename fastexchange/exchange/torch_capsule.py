@@ -31,6 +31,7 @@ from ..ground.dltensor import (
 )
 from ..ground.native import address_of, global_address, load, native
 from ..ground.once import once
+from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_GetPointer
 from ..producers import dunder, forwarded, torch
 from ..producers.python_side import python_side
@@ -106,7 +107,8 @@ def _is_verified() -> bool:
     samples = [base, base.t(), base[1:, ::2], base[0, 0], base[2:2], base.to(framework.int16)[3], base.to(framework.complex64)]
     try:
         return all(_said(_functions()[1](each)) == _said(each.__dlpack__()) for each in samples)
-    except Exception:  # a PyTorch with other functions, or a mode that intercepts them
+    except Exception as error:  # a PyTorch with other functions, or a mode that intercepts them
+        reraise_passing(error)
         return False
 
 

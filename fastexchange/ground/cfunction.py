@@ -7,10 +7,6 @@ helpers are inlined across files; Python's ABI, the versions of Numba and llvmli
 """
 
 import contextlib
-import functools
-import hashlib
-import os
-import re
 import sys
 import threading
 import time
@@ -27,77 +23,13 @@ from .disk_cache import FOLDER, CacheFolder, claiming, user_cache
 from .native import native
 from .numba_internals import global_compiler_lock
 from .once import cached_property
+from .passing import reraise_passing
 from .shipped import shipped_code
+from .sources import ROOT, is_known, source_stamp
 
 __all__ = ["CFunction", "CodeCache", "CodeUnit", "Part", "cfunction", "code_cache", "part"]
 
 _PACKAGE = __name__.partition(".")[0]
-_ROOT = Path(__file__).parents[1]
-_IMPORT = re.compile(r"\nfrom (\.+)([\w.]*) import (\([^)]*\)|[^\n]*)")
-_NOT_A_NAME = re.compile(r"#.*| as \w+")
-_NAME = re.compile(r"\w+")
-
-
-@functools.cache
-def _files() -> dict[str, str]:
-    """The source files of this package, by their modules' names. An ``__init__.py`` has its package's name."""
-    found = {}
-    for folder, folders, names in os.walk(_ROOT):
-        folders[:] = set(folders) - {"__pycache__"}  # may hold thousands of cache entries
-        package = _PACKAGE + folder[len(str(_ROOT)) :].replace(os.sep, ".")
-        for name in names:
-            if name.endswith(".py"):
-                found[package if name == "__init__.py" else f"{package}.{name[:-3]}"] = os.path.join(folder, name)
-    return found
-
-
-@functools.cache
-def _source_of(module: str) -> bytes:
-    with open(_files()[module], "rb") as file:
-        return file.read()
-
-
-@functools.cache
-def _imports_of(module: str) -> frozenset[str]:
-    """The modules of this package that a module imports at its own import."""
-    files = _files()
-    package = module.split(".") if files[module].endswith("__init__.py") else module.split(".")[:-1]
-    found = set()
-    for dots, path, names in _IMPORT.findall(_source_of(module).decode()):
-        base = ".".join(package[: len(package) - len(dots) + 1] + ([path] if path else []))
-        for name in _NAME.findall(_NOT_A_NAME.sub("", names)):
-            submodule = f"{base}.{name}"
-            found.add(submodule if submodule in files else base)
-    return frozenset(found - {_PACKAGE})
-
-
-def _modules_with(module: str) -> set[str]:
-    """A module and all modules of this package that its import imports."""
-    pending, modules = [module], {module}
-    while pending:
-        new = _imports_of(pending.pop()) - modules
-        modules |= new
-        pending += new
-    return modules
-
-
-def source_files(module: str) -> set[Path]:
-    """The source files on which the machine code of a module of this package depends."""
-    return {Path(_files()[name]) for name in _modules_with(module)}
-
-
-@functools.cache
-def _digest_of(module: str) -> str:
-    return hashlib.sha256(_source_of(module)).hexdigest()
-
-
-@functools.cache
-def source_stamp(module: str) -> str:
-    """A digest of these source files; "" if they are not there, as in a zip file: nothing is cached on disk then."""
-    if module not in _files():
-        return ""
-    told = [f"{name} {_digest_of(name)}" for name in sorted(_modules_with(module))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -143,8 +75,8 @@ class _Announced:
     def _tell(self):
         self._is_told = True
         why = shipped_code().why_not
-        kept = "once; later processes load it" if code_cache.is_kept else "which each process does, because it cannot be kept"
-        text = f"fastexchange: compiling native code for this machine, {kept} ({why})"
+        kept = "later processes load it" if code_cache.is_kept else f"which each process does, because {code_cache.why_not_kept}"
+        text = f"fastexchange: compiling native code that is new on this machine; {kept} ({why})"
         if why and sys.stderr is not None:  # without `why` this process makes the code that is shipped
             with contextlib.suppress(Exception):  # a closed stderr
                 print(text, file=sys.stderr, flush=True)
@@ -206,7 +138,7 @@ class CodeCache:
         """
         wanted = getattr(config, "CACHE_DIR", "")
         found = []
-        for parent in filter(None, [Path(wanted) if wanted else None, _ROOT / "__pycache__", user_cache()]):
+        for parent in filter(None, [Path(wanted) if wanted else None, ROOT / "__pycache__", user_cache()]):
             found.append(CacheFolder(parent / FOLDER))
             if found[-1].is_writable:
                 break
@@ -220,7 +152,17 @@ class CodeCache:
     @property
     def is_kept(self) -> bool:
         """Whether later processes will find the machine code that this one makes."""
-        return __name__ in _files() and self.directory is not None
+        return not self.why_not_kept
+
+    @property
+    def why_not_kept(self) -> str:
+        """Why later processes will not find the machine code that this one makes; "" if they will."""
+        if not is_known(__name__):
+            return "this package is neither in a folder nor in a zip file, so nothing says which version code is of"
+        if self.directory is not None:
+            return ""
+        refused = [f"{folder.path} is not used: {folder.why_not_trusted}" for folder in self.folders if folder.why_not_trusted]
+        return "; ".join(refused) or "no folder for it can be written: set NUMBA_CACHE_DIR to one"
 
     @global_compiler_lock
     def get(self, key: tuple, build, module: str, persist: bool = True):
@@ -233,13 +175,34 @@ class CodeCache:
         """
         known = self._libraries.get(key)
         if known is None:
-            persist = persist and module in _files()  # else the key would not have its sources
+            persist = persist and is_known(module)  # else the key would not have its sources
             known = self._load_shipped(key) if persist else None
             if known is None:
                 full_key = self._full_key(key, module) if persist else ""
                 known = self._loaded_or_built(key, full_key, build) if persist else self._build(key, "", build)[0]
             self._libraries[key] = known
         return known[1:]
+
+    @global_compiler_lock
+    def bitcode(self, part: "Part") -> tuple[str, bytes]:
+        """The symbol and the LLVM bitcode of a part: shipped, from disk, or made here."""
+        module = part.key[0]
+        shipped = shipped_code().parts.get(part.key)
+        if shipped is not None:
+            return shipped
+        key = ("part", *part.key)
+        full_key = self._full_key(key, module) if is_known(module) else ""
+        stored = next(filter(None, (folder.load(_name_of(key), full_key) for folder in self.folders)), None) if full_key else None
+        if stored is not None:
+            self.hits += 1
+            return stored
+        name, library = part.compile()
+        self.misses += 1
+        symbol = f"fastexchange.part.{part.__name__}.{numba_code.unique()}"
+        made = symbol, numba_code.finish_part(library, name, symbol)
+        if full_key:
+            self.folders[-1].save(_name_of(key), full_key, made)
+        return made
 
     def proved(self, name: str, module: str, test) -> str:
         """Run `test` once per installation and version of `module`. Returns its message if native code is wrong, else ""."""
@@ -251,6 +214,7 @@ class CodeCache:
             try:
                 why = test()
             except Exception as error:  # a changed Numba may raise any exception
+                reraise_passing(error)
                 why = f"{type(error).__name__}: {error}"
             if why:
                 return why
@@ -302,13 +266,15 @@ class CodeCache:
             library, symbol, extra = build()
         self.misses += 1
         if full_key:  # code that cannot be saved still works in this process
-            is_kept = self.folders[-1].save(_name_of(key), full_key, (numba_code.serialized(library, symbol), symbol, extra))
+            with contextlib.suppress(RuntimeError):  # Ctrl-C in LLVM's callback: Numba has no copy of the code
+                state = numba_code.serialized(library, symbol), symbol, extra
+                is_kept = self.folders[-1].save(_name_of(key), full_key, state)
         return (library, library.get_pointer_to_function(symbol), extra), is_kept
 
 
 def _name_of(key: tuple) -> str:
     """A readable name for a key, for the name of its entry's file."""
-    return f"{key[1].rpartition('.')[2]}.{key[2]}" if key[0] == "function" else key[0]
+    return f"{key[1].rpartition('.')[2]}.{key[2]}" if key[0] in ("function", "part") else key[0]
 
 
 code_cache = CodeCache()
@@ -317,9 +283,11 @@ code_cache = CodeCache()
 class Part:
     """A native function that is inlined into functions generated at run time (``fast_entry.fast_entry``)."""
 
-    def __init__(self, python_function, signature):
+    def __init__(self, python_function, signature, is_kept: bool = True):
+        """`is_kept`: whether its bitcode is kept on disk."""
         self._python_function = python_function
         self._signature = signature
+        self._is_kept = is_kept
         self.key = python_function.__module__, python_function.__qualname__
         self.__name__ = python_function.__name__
         self.__doc__ = python_function.__doc__
@@ -327,9 +295,13 @@ class Part:
     @cached_property
     def compiled(self) -> tuple[str, Any]:
         """The function's symbol, and a library to link it from."""
-        shipped = shipped_code().parts.get(self.key)
-        if shipped is not None:
-            return shipped[0], numba_code.LinkableCode(shipped[1])
+        if not self._is_kept:
+            return self.compile()
+        symbol, bitcode = code_cache.bitcode(self)
+        return symbol, numba_code.LinkableCode(bitcode)
+
+    def compile(self) -> tuple[str, Any]:
+        """Compile the function. Returns its symbol, and the library that it is in."""
         with _jit_enabled(), _announced:
             body = native(self._python_function).dispatcher
             body.compile(self._signature)
@@ -393,7 +365,7 @@ class CFunction:
         c_result = ir.VoidType() if self._result == types.void else context.get_value_type(self._result)
         c_type = ir.FunctionType(c_result, [context.get_value_type(t) for t in self._arguments])
         unit = CodeUnit(context, f"function.{self.__name__}", c_type)
-        value = Part(self._python_function, self._result(*self._arguments)).call(unit, list(unit.function.args))
+        value = Part(self._python_function, self._result(*self._arguments), is_kept=False).call(unit, list(unit.function.args))
         if self._result == types.void:
             unit.builder.ret_void()
         else:

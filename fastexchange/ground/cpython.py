@@ -16,6 +16,7 @@ from .._abi import ffi
 from ..interpreter import NONE_IS_IMMORTAL, TUPLE_ITEMS, is_free_threaded
 from .native import address_of, external, global_address, load, native, store
 from .numba_internals import CPUDispatcher, DispatcherBase, note_failure
+from .passing import reraise_passing
 from .pythonapi import PyType_GetSlot, prototype
 from .readable import is_readable
 
@@ -321,6 +322,7 @@ try:
     NativeDispatcher, _kept_too = _make_callable_type("fastexchange.NativeDispatcher", DispatcherBase)
     type("Tried", (NativeDispatcher, CPUDispatcher), {})
 except Exception as error:  # this Numba's dispatchers cannot be extended: they make all calls
+    reraise_passing(error)
     NativeDispatcher = type("NativeDispatcher", (), {"_vectorcall": 0, "_context": 0})
     note_failure("a subclass of Numba's dispatcher", error)
 

@@ -108,6 +108,8 @@ class CacheFolder:
 
     def __init__(self, path: Path):
         self.path = path
+        self.why_not_saved: Exception | None = None
+        """Why :meth:`save` last returned False: OSError or NotBelieved for the folder, any other for the value."""
         self._is_pruned = False
 
     @property
@@ -165,13 +167,15 @@ class CacheFolder:
         """Keep an entry. Returns False after a failure, which leaves the folder's entries unchanged."""
         try:
             data = framed(key, value)
-        except Exception:  # pickling may raise anything: then nothing is kept
+        except Exception as error:  # pickling may raise anything: then nothing is kept
+            self.why_not_saved = error.with_traceback(None)
             return False
         try:
             self._make()
             with self._opened() as folder:
                 folder.write(_file_of(name, key), data)
-        except (OSError, NotBelieved):
+        except (OSError, NotBelieved) as error:
+            self.why_not_saved = error.with_traceback(None)
             return False
         if not self._is_pruned:
             self._is_pruned = True

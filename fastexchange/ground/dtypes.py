@@ -22,6 +22,7 @@ from . import dtype_registry
 from .dlpack import field_of_type, type_of_field
 from .half.formats import FORMAT_KEYS
 from .numba_internals import has_representation
+from .passing import reraise_passing
 
 __all__ = [
     "NoNumbaType",
@@ -102,7 +103,8 @@ def dtype_field(dtype: np.dtype) -> int | None:
 def _has_numba_type(dtype: np.dtype) -> bool:
     try:
         numba.from_dtype(dtype)
-    except Exception:  # Numba raises several exceptions for dtypes without a type
+    except Exception as error:  # Numba raises several exceptions for dtypes without a type
+        reraise_passing(error)
         return False
     return True
 
@@ -134,7 +136,8 @@ def field_to_numba(field: int):
         raise NoNumbaType(field)
     try:
         return numba.from_dtype(field_to_dtype(field))
-    except Exception:  # Numba raises several exceptions for dtypes without a type
+    except Exception as error:  # Numba raises several exceptions for dtypes without a type
+        reraise_passing(error)
         raise NoNumbaType(field) from None
 
 

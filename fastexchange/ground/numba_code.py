@@ -24,6 +24,7 @@ import numpy as np
 from numba.core import compiler, config
 
 from ..interpreter import NONE_IS_IMMORTAL, TUPLE_ITEMS
+from .passing import reraise_passing
 
 from .numba_internals import (  # isort: skip
     DispatcherBase, check, compiler_locks, cpu_target, expect, failures, global_compiler_lock, has_representation, imported,
@@ -478,7 +479,8 @@ def runs_python(library) -> int:
         return known
     try:
         called = list(_called_by(library))
-    except Exception:
+    except Exception as error:
+        reraise_passing(error)
         return RUNS_PYTHON
     if any(name is None or name.startswith(_RUN_PYTHON) for name in called):
         return RUNS_PYTHON
@@ -489,7 +491,8 @@ def can_be_linked(library) -> bool:
     """Whether a kernel can be linked into other code: it was not loaded from a cache, and runs no Python code."""
     try:
         library._get_module_for_linking()
-    except Exception:
+    except Exception as error:
+        reraise_passing(error)
         return False
     return not runs_python(library)
 

@@ -28,6 +28,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import compiler, config
 
+from .passing import reraise_passing
 from .pythonapi import prototype
 
 _missing: dict[str, str] = {}
@@ -118,6 +119,7 @@ def failures() -> dict[str, str]:
         try:
             each()
         except Exception as error:  # a changed Numba may raise any exception
+            reraise_passing(error)
             found[each.__name__.removeprefix("_check_")] = f"{type(error).__name__}: {error}"
     return found
 
@@ -492,6 +494,7 @@ def registered_for(value: Any) -> list[tuple[Callable | None, dict]]:
             typing_context._load_builtins()  # the part of refresh() with others' definitions: the rest imports cffi
             templates = getattr(typing_context.resolve_value_type(value), "templates", ())
     except Exception as error:  # typing may raise any exception for a value without a type
+        reraise_passing(error)
         raised: BaseException | None = error
         while raised is not None:  # typing stores it in a frame: a cycle with all frames
             raised.__traceback__, raised = None, raised.__cause__ or raised.__context__
@@ -524,7 +527,8 @@ def is_typed_by_extension(cls: type) -> bool:
     load_extensions()
     try:
         asked = module_of("numba.extending").typeof_impl.dispatch(cls)
-    except Exception:  # a metaclass may raise for a hash or for the bases
+    except Exception as error:  # a metaclass may raise for a hash or for the bases
+        reraise_passing(error)
         return False
     return not re.match(r"numba\.(?!tests\b)", getattr(asked, "__module__", None) or "")
 

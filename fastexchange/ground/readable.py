@@ -15,16 +15,16 @@ _END = 1 << 64
 
 
 def is_readable(address: int, size: int, alignment: int = _WORD) -> bool:
-    """Whether `size` bytes at an address can be read. False for more than pipes hold (4096 or more), and without free files."""
+    """Whether `size` bytes at an address can be read. False for more than pipes hold (4096 or more).
+
+    Raises OSError if the process has too many open files.
+    """
     if address <= 0 or address % alignment or address + size > _END:
         return False
     if sys.platform == "win32":
         copy, own = ctypes.create_string_buffer(size), ctypes.c_void_p(-1)  # GetCurrentProcess()
         return bool(ctypes.windll.kernel32.ReadProcessMemory(own, ctypes.c_void_p(address), copy, ctypes.c_size_t(size), None))
-    try:
-        reader, writer = os.pipe()
-    except OSError:
-        return False
+    reader, writer = os.pipe()
     try:
         os.set_blocking(writer, False)  # nobody reads the pipe
         return _write(writer, address, size) == size

@@ -6,18 +6,19 @@ source file on which it depends has changed since. Otherwise native code is comp
 """
 
 import functools
-import hashlib
 import sysconfig
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import sources
 from .disk_cache import NotBelieved, framed, unframed
 from .numba_code import native_code_depends_on
+from .passing import reraise_passing
+from .sources import ROOT
 
 __all__ = ["ShippedCode", "own_path", "path_of", "read", "shipped_code", "write"]
 
-_ROOT = Path(__file__).parents[1]
 _WHAT = (
     "the ABI of Python", "the version of Numba", "the version of llvmlite", "the size of Numba's dispatcher",
     "the size of a tuple without items", "whether None is immortal",
@@ -29,8 +30,8 @@ class ShippedCode(NamedTuple):
 
     depends_on: tuple
     """``numba_code.native_code_depends_on()`` when it was made."""
-    sources: dict[str, str]
-    """The digests of source files, by their paths in the package."""
+    sources: dict[str, tuple[str, str]]
+    """The digests of modules, by name: of the source file, and of the code that this Python makes of it."""
     functions: dict[tuple[str, str], Any]
     """The machine code of C functions, for ``numba_code.restored``."""
     parts: dict[tuple[str, str], tuple[str, bytes]]
@@ -43,7 +44,7 @@ class ShippedCode(NamedTuple):
 
 def path_of(soabi: str) -> Path:
     """The file for a Python's ABI, such as ``cpython-311-x86_64-linux-gnu``. The folder need not exist."""
-    return _ROOT / "_native" / f"{soabi}.code"
+    return ROOT / "_native" / f"{soabi}.code"
 
 
 def own_path() -> Path:
@@ -60,17 +61,19 @@ def write(path: Path, code: ShippedCode) -> None:
 def read(path: Path) -> ShippedCode:
     """Read a file and check that its code can be used here. Raises NotBelieved, with the reason, if not."""
     try:
-        _, value = unframed(zlib.decompress(path.read_bytes()), is_value_wanted=True)
-    except FileNotFoundError:
-        raise NotBelieved(f"none is installed for {path.stem}") from None
+        _, value = unframed(zlib.decompress(sources.read(path)), is_value_wanted=True)
     except (OSError, zlib.error) as error:
+        reraise_passing(error)
+        if isinstance(error, FileNotFoundError) or not ROOT.is_dir():  # a zip file's loader has one error for all
+            raise NotBelieved(f"none is installed for {path.stem}") from None
         raise NotBelieved(f"{path} cannot be read: {error}") from None
     except NotBelieved as error:
+        reraise_passing(error.__cause__ or error)
         raise NotBelieved(f"{path}: {error}") from None
     try:
         code = ShippedCode(*value)
         differences = list(zip(_WHAT, code.depends_on, native_code_depends_on(), strict=True))
-        sources = {name: (_ROOT / name, str(digest)) for name, digest in code.sources.items()}
+        made_of = [(str(name), str(source), str(own)) for name, (source, own) in code.sources.items()]
         if not (isinstance(code.functions, dict) and isinstance(code.parts, dict)):
             raise TypeError
     except (AttributeError, TypeError, ValueError):
@@ -78,18 +81,10 @@ def read(path: Path) -> ShippedCode:
     for what, made_for, found in differences:
         if made_for != found:
             raise NotBelieved(f"{path.name} was made for another installation: {what} is {found}, not {made_for}")
-    for name, (source, digest) in sources.items():
-        if digest_of(source) != digest:
+    for name, source, own in made_of:
+        if not sources.is_known(name) or sources.digest_of(name) not in ((source, True), (own, False)):
             raise NotBelieved(f"{name} has changed since {path.name} was made")
     return code
-
-
-def digest_of(file: Path) -> str:
-    """The digest of a source file; "" if it cannot be read."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 @functools.cache

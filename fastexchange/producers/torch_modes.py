@@ -17,6 +17,7 @@ from numba import types
 from .._abi import ffi
 from ..ground.native import address_of, atomic_add, call_int, call_word, global_address, load, native, struct_at
 from ..ground.once import for_ever, once
+from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address
 from .torch_offsets import alone, c_function, guard
 
@@ -102,6 +103,7 @@ def why_no_modes() -> str:
     try:
         found = alone(_find_functions)
     except Exception as error:  # a PyTorch with other private names
+        reraise_passing(error)
         found = f"{type(error).__name__}: {error}"
     if isinstance(found, str):
         _state.is_unknown = 1
@@ -177,6 +179,7 @@ def why_no_counts() -> str:
     try:
         found = alone(lambda: _find_counter(guard().native.object))
     except Exception as error:
+        reraise_passing(error)
         return f"{type(error).__name__}: {error}"
     if len(found) != 1:
         return f"they are found at {len(found)} places, not at one"

@@ -6,6 +6,7 @@ module finds the offsets and verifies them on tensors of every kind. If that fai
 """
 
 import ctypes
+import errno
 import functools
 import os
 import re
@@ -21,6 +22,7 @@ from ..ground.cpython import function_of
 from ..ground.dlpack import DLDeviceType
 from ..ground.native import address_of
 from ..ground.once import once
+from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address
 from . import torch_samples as samples
 from .torch_storage import forbid_resizing_of, without_modes
@@ -185,6 +187,7 @@ class Guard:
             if find():
                 return True
         except Exception as error:  # a PyTorch without these private functions
+            reraise_passing(error)
             self.why[what] = f"{type(error).__name__}: {error}"
         self.why.setdefault(what, "the values found in memory differ from PyTorch's answers")
         return False
@@ -577,7 +580,10 @@ def alone(find: Callable[[], Any]) -> Any:
     experiments = threading.Thread(target=act)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns about prototype features
-        experiments.start()
+        try:
+            experiments.start()
+        except RuntimeError as why:
+            raise OSError(errno.EAGAIN, "a thread in which PyTorch is looked at cannot be started") from why
         experiments.join()
     found, error = outcome
     if error is not None:
@@ -627,7 +633,8 @@ def _keys_of_cuda(plain: int) -> int:
 
     try:
         ours, theirs = named("CPU", "AutocastCPU"), named("CUDA", "AutocastCUDA")
-    except Exception:  # a PyTorch with other private functions
+    except Exception as error:  # a PyTorch with other private functions
+        reraise_passing(error)
         return 0
     return theirs if ours & plain == ours else 0
 
@@ -647,7 +654,8 @@ def dtypes_not_exported() -> frozenset:
             for tensor in samples.tensors_of(dtype)[:1]:
                 try:
                     tensor.__dlpack__()
-                except Exception:
+                except Exception as error:
+                    reraise_passing(error)
                     found.add(dtype)
 
     alone(find)

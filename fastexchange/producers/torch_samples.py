@@ -9,6 +9,7 @@ import numpy as np
 
 from .._abi import ffi
 from ..ground.dlpack import field_of_type
+from ..ground.passing import reraise_passing
 from ..ground.pythonapi import PyCapsule_GetPointer
 
 __all__ = [
@@ -27,7 +28,8 @@ def field_of(tensor) -> int:
     try:
         capsule = tensor.__dlpack__()
         dtype = ffi.cast("DLManagedTensor *", PyCapsule_GetPointer(capsule, b"dltensor")).dl_tensor.dtype
-    except Exception:  # a dtype that DLPack lacks
+    except Exception as error:  # a dtype that DLPack lacks
+        reraise_passing(error)
         return 0
     return field_with_lanes(dtype)
 
@@ -162,6 +164,6 @@ def made_by(*makers) -> list:
     for make in makers:
         try:
             made.append(make())
-        except Exception:
-            continue
+        except Exception as error:
+            reraise_passing(error)
     return made

@@ -1,0 +1,26 @@
+"""All native code of this package: what wheels carry, and what ``precompile`` without a target compiles."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from ..ground.cfunction import CFunction, Part
+
+__all__ = ["native_code"]
+
+_PACKAGE = __name__.partition(".")[0]
+PLACES = ("ground", "dispatch", "producers", "exchange", "measuring.exports", "cuda")
+"""Packages and modules with native code. Those of ``measuring`` that need an optional package have none, and are not imported."""
+
+
+def native_code() -> Iterator[CFunction | Part]:
+    """Yield all C functions and parts, in an order that depends on the sources only."""
+    seen = set()
+    for place in PLACES:
+        found = importlib.import_module(f"{_PACKAGE}.{place}")
+        modules = sorted(each.name for each in pkgutil.iter_modules(getattr(found, "__path__", ()), f"{found.__name__}."))
+        for module in modules or (found.__name__,):
+            for value in list(vars(importlib.import_module(module)).values()):
+                if isinstance(value, (CFunction, Part)) and value.key not in seen:
+                    seen.add(value.key)
+                    yield value

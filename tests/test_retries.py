@@ -1,0 +1,245 @@
+"""What fails now and may succeed later is tried again: the next call is right, and later ones are native."""
+
+import contextlib
+import errno
+import os
+import warnings
+
+import numpy as np
+import pytest
+from frameworks import torch
+from interpreter import lines_said, run_python
+from line_events import at_each_line
+
+from fastexchange import fast_args
+from fastexchange.dispatch import fast_entry
+from fastexchange.ground import dtypes, numba_internals, readable
+from fastexchange.ground.passing import Retries, may_pass
+
+NO_MORE = [RecursionError("deep"), MemoryError(), OSError(errno.EMFILE, "too many open files"), OSError(errno.EAGAIN, "threads")]
+
+
+def dot(x, y):
+    s = 0.0
+    for i in range(x.shape[0]):
+        s += x[i] * y[i]
+    return s
+
+
+def failing(function, error, times):
+    """`function`, which fails so many times first."""
+    left = [times]
+
+    def call(*args, **kwargs):
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return function(*args, **kwargs)
+
+    call.left = left
+    return call
+
+
+def native_calls(kernel, *args, count=10) -> int:
+    """How many of the next calls native code makes."""
+    before = kernel.counts().fast
+    for _ in range(count):
+        kernel(*args)
+    return kernel.counts().fast - before
+
+
+def has_fast_entry(kernel) -> bool:
+    return any(entry.compiled_for for filed in kernel._native._overloads.values() for entry in filed.cached)
+
+
+X = np.arange(3.0)
+
+
+NO_VERDICT = [*NO_MORE, RuntimeError("no compiled object yet"), PermissionError(errno.EACCES, "not yours")]
+
+
+@pytest.mark.parametrize("error", NO_VERDICT, ids=repr)
+def test_a_compilation_that_fails_now(error):
+    """Numba's dispatcher makes the call, explain says for how long, bind raises the error; then the kernel is native."""
+    kernel = fast_args(dot)
+    kernel.compile = failing(kernel.compile, error, 1)  # the second compilation, of Numba's own dispatcher, succeeds
+    assert kernel(X, X) == 5.0 and kernel.counts().compiled == 1
+    said = kernel.explain(X, X)
+    assert said.kind == "numba" and type(error).__name__ in str(said) and "tries again" in str(said)
+    assert native_calls(kernel, X, X) == 9, "all but the first, which tries again"
+    kernel = fast_args(dot)
+    kernel.compile = failing(kernel.compile, error, 1)
+    with pytest.raises(type(error)):
+        kernel.bind(X, X)
+    assert kernel.bind(X, X)() == 5.0
+
+
+def test_a_compilation_that_always_fails_costs_few_calls():
+    kernel, tries = fast_args(dot), []
+    kernel(X, X)
+    kernel._forget()
+    kernel._native.add = lambda *args: tries.append(1) or failing(None, MemoryError(), 1)()
+    for _ in range(1000):
+        assert kernel(X, X) == 5.0
+    assert len(tries) == 10
+
+
+@pytest.mark.parametrize("error", NO_MORE, ids=repr)
+def test_a_fast_entry_that_fails_now(error, monkeypatch):
+    kernel = fast_args(dot)
+    monkeypatch.setattr(fast_entry, "fast_entry", failing(fast_entry.fast_entry, error, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(120):
+            assert kernel(X, X) == 5.0
+    assert has_fast_entry(kernel)
+
+
+def test_a_fast_entry_that_is_interrupted(monkeypatch):
+    kernel = fast_args(dot)
+    monkeypatch.setattr(fast_entry, "fast_entry", failing(fast_entry.fast_entry, KeyboardInterrupt(), 1))
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(20):
+            kernel(X, X)
+    for _ in range(20):
+        kernel(X, X)
+    assert has_fast_entry(kernel)
+
+
+def test_a_call_that_has_been_made_is_not_lost_for_want_of_stack():
+    """The seventeenth call asks for a fast entry, after the kernel has run."""
+    kernel = fast_args(lambda x: x.sum())
+    kernel._cache_call = failing(kernel._cache_call, RecursionError(), -1)
+    assert [kernel(X) for _ in range(40)] == [3.0] * 40 and kernel._cache_call.left[0] < -2
+
+
+@pytest.mark.parametrize("error", NO_MORE, ids=repr)
+def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
+    """Numba's checks, PyTorch's, and whether a dtype has a Numba type: the error is raised, nothing is remembered."""
+
+    def fail(*args):
+        raise error
+
+    monkeypatch.setattr(numba_internals, "_checks", [fail])
+    with pytest.raises(type(error)):
+        numba_internals.failures.__wrapped__()
+    monkeypatch.setattr(dtypes.numba, "from_dtype", fail)
+    new = np.dtype([("once", "i4"), (type(error).__name__, "i4")])
+    with pytest.raises(type(error)):
+        dtypes.dtype_field(new)
+    monkeypatch.undo()
+    assert dtypes.dtype_field(new) is not None
+    monkeypatch.setattr(readable.os, "pipe", fail)
+    with pytest.raises(type(error)):
+        readable.checked_address(id(new), 8)
+    if torch is not None:
+        from fastexchange.producers import torch_abi, torch_modes, torch_offsets
+
+        monkeypatch.undo()
+        monkeypatch.setattr(torch_offsets.Guard, "_find_keys", fail)
+        with pytest.raises(type(error)):
+            torch_offsets.guard.__wrapped__()
+        for module, verified in ((torch_modes, "why_no_modes"), (torch_modes, "why_no_counts"), (torch_abi, "why_not")):
+            monkeypatch.setattr(module, "alone", fail)
+            with pytest.raises(type(error)):
+                getattr(module, verified).__wrapped__()
+
+
+def test_what_may_pass():
+    assert all(map(may_pass, NO_MORE))
+    assert not any(map(may_pass, [RuntimeError(), FileNotFoundError(errno.ENOENT, ""), TypeError(), KeyboardInterrupt()]))
+    retries, tries = Retries(), []
+    for occasion in range(40):
+        if retries.is_due("key"):
+            tries.append(occasion)
+            retries.failed("key", MemoryError("none left"))
+    assert tries == [0, 1, 3, 7, 15, 31] and retries.why("key") == "MemoryError: none left"
+    retries.succeeded("key")
+    assert retries.is_due("key") and retries.why("key") == "" and retries.is_due("another")
+
+
+@pytest.mark.slow
+def test_at_each_line_of_a_first_call():
+    """Whatever line of the package fails: the calls after it are right and native, with a fast entry, and nothing leaks."""
+    fast_args(dot)(X, X)
+
+    def scene():
+        kernel, x = fast_args(lambda x, y: x[0] + y[1]), np.arange(3.0)
+        return (lambda: kernel(x, x)), kernel, x
+
+    def fail():
+        raise error
+
+    met, errors = 0, [RecursionError("made"), MemoryError("made")]
+    for number, (name, work_with, (_, kernel, x)) in enumerate(at_each_line(scene)):
+        decides = name.startswith(("calls/resolve", "dispatch/overloads", "dispatch/signature", "calls/kernel"))
+        if number % (3 if decides else 27):
+            continue
+        error = errors[met % 2]
+        met += 1
+        with contextlib.suppress(type(error)):
+            work_with(fail)
+        assert [kernel(x, x) for _ in range(24)] == [1.0] * 24, name
+        assert native_calls(kernel, x, x) == 10 and has_fast_entry(kernel), name
+        assert kernel.bind(x, x)() == 1.0, name
+    assert met > 30
+
+
+CACHED = """
+from fastexchange import fast_args
+
+@fast_args(cache=True)
+def inner(x):
+    return x.sum()
+
+@fast_args(cache=True)
+def outer(x):
+    return inner(x) + 1.0
+
+@fast_args(cache=True)
+def first(x):
+    return x[0]
+"""
+CALLED = """
+    import os, sys, warnings
+    import numpy as np
+    sys.path.insert(0, folder := sys.argv[1])
+    warnings.simplefilter("always")
+    import program
+    x = np.arange(3.0)
+    loaded = program.fast_args(lambda x: x[0] + 1.0)  # another user may be unable to read the modules
+    assert [loaded(x) for _ in range(40)] == [1.0] * 40 and loaded.bind(x)() == 1.0
+    {change}
+    for kernel, wanted in ((program.outer, 4.0), (program.first, 0.0)):
+        assert [kernel(x) for _ in range(40)] == [wanted] * 40
+        assert kernel.counts().fast == 39, kernel.counts()
+        assert kernel.bind(x)() == wanted
+"""
+CHANGES = {
+    "rights are dropped": "os.setgroups([]); os.setgid(65534); os.setuid(65534)",
+    "out of inodes": "os.system(f'cd {folder}; i=0; while touch f$i 2>/dev/null; do i=$((i+1)); done')",
+    "a full disk": "os.system(f'cat /dev/zero > {folder}/zeros 2>/dev/null')",
+    "readonly": "assert os.system(f'mount -o remount,ro {folder}') == 0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs rights that can be dropped")
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
+    """After decoration: kernels work natively, and one warning tells for all of them."""
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents[:3]:
+        parent.chmod(0o755)
+    is_mounted = what != "rights are dropped"
+    options = "size=256k" if what == "a full disk" else "nr_inodes=24"
+    if is_mounted and os.system(f"mount -t tmpfs -o {options} none {tmp_path} 2>/dev/null"):
+        pytest.skip("needs the right to mount")
+    try:
+        (tmp_path / "program.py").write_text(CACHED)
+        done = run_python(CALLED.format(change=CHANGES[what]), str(tmp_path), NUMBA_CACHE_DIR="")
+    finally:
+        if is_mounted:
+            os.system(f"umount {tmp_path}")
+    told = [line for line in lines_said(done.stderr) if "Warning" in line]
+    assert len(told) == 1 and "can no longer be kept in" in told[0] and str(tmp_path) in told[0], done.stderr
