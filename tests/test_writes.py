@@ -5,7 +5,8 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from numba.experimental import jitclass
+from numba import types
+from numba.experimental import jitclass, structref
 
 from fastexchange import fast_args
 
@@ -91,6 +92,25 @@ class Holder:
         self.x = x
 
 
+@structref.register
+class Kept(types.StructRef):
+    pass
+
+
+class KeptProxy(structref.StructRefProxy):
+    pass
+
+
+structref.define_proxy(KeptProxy, Kept, ["x"])
+
+
+def test_a_structref_does_not_make_readonly_memory_writable():
+    kernel = fast_args(function("k = K(x.copy())\nk.x = x\nreturn k.x[0]", K=KeptProxy))
+    with pytest.raises(numba.TypingError, match="Cannot give the field 'x' of .* a readonly array"):
+        kernel(readonly(VECTOR))
+    assert kernel(VECTOR.copy()) == 1.0
+
+
 @jitclass([("total", numba.float64)])
 class Summed:
     def __init__(self, x):
@@ -100,7 +120,7 @@ class Summed:
 @pytest.mark.parametrize("body", ["return H(x).x[0]", "h = H(x.copy())\nh.x = x\nreturn h.x[0]"])
 def test_a_jitclass_does_not_make_readonly_memory_writable(body):
     kernel = fast_args(function(body, H=Holder))
-    with pytest.raises(numba.TypingError, match=r"Cannot give Holder\.x, .* a readonly array"):
+    with pytest.raises(numba.TypingError, match=r"Cannot give the field 'x' of .*Holder.* a readonly array"):
         kernel(readonly(VECTOR))
     assert kernel(VECTOR.copy()) == 1.0
     assert fast_args(function("return S(x).total", S=Summed))(readonly(VECTOR)) == 21.0

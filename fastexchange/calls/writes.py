@@ -269,8 +269,8 @@ class _Code:
                     yield value.args[0]
 
     def _refuse_readonly_field(self, statement) -> None:
-        """Raise TypingError for a readonly array that becomes a field of a jitclass whose type is that of a writable array."""
-        if isinstance(statement, ir.SetAttr) and isinstance(self._type(statement.target), types.ClassInstanceType):
+        """Raise TypingError for a readonly array that becomes a field, of a jitclass or a structref, typed as a writable one."""
+        if isinstance(statement, ir.SetAttr):
             self._refuse_field(self._type(statement.target), statement.attr, statement.value, statement.loc)
         elif isinstance(statement, ir.Assign) and isinstance(value := statement.value, ir.Expr) and value.op == "call":
             made = self._type(value.func)
@@ -279,11 +279,12 @@ class _Code:
                     self._refuse_field(made.instance_type, field, given, statement.loc)
 
     def _refuse_field(self, instance, field: str, given, loc) -> None:
-        declared = instance.struct.get(field)
+        fields = getattr(instance, "struct", None) or getattr(instance, "field_dict", {})
+        declared = fields.get(field) if isinstance(instance, (types.ClassInstanceType, types.StructRef)) else None
         if isinstance(declared, types.Array) and declared.mutable and _readonly_in(self._type(given), "it"):
             raise TypingError(
-                f"Cannot give {instance.class_type.class_name}.{field}, of type {declared}, a readonly array of type: "
-                f"{self._type(given)}; declare the field as readonly, or pass a copy",
+                f"Cannot give the field {field!r} of {instance} a readonly array of type: {self._type(given)}; pass a copy, or "
+                "declare the field as readonly",
                 loc=loc,
             )
 

@@ -18,7 +18,7 @@ from ..ground.numba_internals import global_compiler_lock, runtime_library, targ
 from . import structs
 from .bound_launch import with_outputs
 from .boxing import BOXES_ARRAYS, BOXES_NONE, box_or_raise
-from .frame import is_anything_kept
+from .frame import is_anything_kept, note_leaks
 from .python_calls import call_method
 from .trampoline import call_kernel, clear_excinfo, word_types_of
 from .watching import is_unmoved
@@ -85,6 +85,7 @@ def leave(bound_address, code, excinfo, boxing, may_keep, is_alone, has_outputs)
     else:
         value = box_or_raise(context, overload, code, frame.result, excinfo, boxing != BOXES_NONE)
     if may_keep != 0 and is_anything_kept(frame, frame.array_count):
+        note_leaks(frame, overload, code)
         call_word(runtime.let_kept_escape, (context.runtime, bound.frame))
     if has_outputs != 0:
         value = with_outputs(bound, value)

@@ -23,6 +23,7 @@ from .frame import (
     is_anything_kept,
     let_escape,
     release,
+    take_back,
     take_frame,
 )
 from .inline_cache import look_up
@@ -118,6 +119,7 @@ def let_kept_escape(runtime_address, frame_address):
     """:func:`let_escape` for every array that the kernel has kept, in the frame of a bound launch."""
     runtime = structs.runtime_at(runtime_address)
     frame = structs.frame_at(frame_address)
+    take_back(frame)
     for i in range(frame.array_count):
         array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
         if load(array.meminfo + MEMINFO_REFCOUNT) != array.held:

@@ -35,7 +35,9 @@ from .frame import (
     MEMINFO_REFCOUNT,
     give_frame,
     is_anything_kept,
+    note_leaks,
     release,
+    take_back,
     take_frame,
 )
 from .inline_cache import look_up
@@ -211,6 +213,7 @@ def call_kernel(context_address, frame_address, given, count):
     code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
     if thread != 0:
         c.PyEval_RestoreThread(thread)
+    note_leaks(frame, overload, code)
     result = box_or_raise(context, overload, code, frame.result, excinfo, False)
     if result == 0:
         return FAILED
@@ -279,6 +282,7 @@ def make_call(boxed, words):
     if outputs >= 0:
         outcome = call_kernel(context_address, frame_address, given, boxed.count + outputs)
         frame = structs.frame_at(frame_address)
+        take_back(frame)
         if is_anything_kept(frame, frame.array_count):
             own_kept(boxed, frame, words, made, stand_ins)
         release(runtime, frame)

@@ -19,7 +19,7 @@ from ..ground.cpython import PyErr_Occurred
 from ..ground.native import call_word
 from . import structs
 from .boxing import BOXES_ARRAYS, BOXES_NONE, box_or_raise
-from .frame import is_anything_kept, put_back, release_exports
+from .frame import is_anything_kept, note_leaks, put_back, release_exports
 
 _WORD = types.intp
 
@@ -89,6 +89,7 @@ def leave(context_address, overload_address, frame_address, args, code, result, 
         value = box_or_raise(context, overload, code, result, excinfo, boxing != BOXES_NONE)
     context.calls += 1
     if is_anything_kept(structs.frame_at(frame_address), array_count):
+        note_leaks(structs.frame_at(frame_address), overload, code)
         call_word(runtime.release_cached, (context.runtime, frame_address, args, overload_address))
     else:
         if export_count:

@@ -5,7 +5,8 @@ calls may nest (a kernel calls Python code that calls a kernel) and run in paral
 
 Each array of a call has one of the frame's memory blocks (``NRT_MemInfo``), on which Numba's reference counting works as for any
 array. After the call the block's count tells whether the kernel has kept the array. If so, the block gets an owner
-(:func:`let_escape`), and the frame a new block. An array that was not kept costs a load and a comparison.
+(:func:`let_escape`), and the frame a new block. An array that was not kept costs a load and a comparison. References that a kernel
+cannot have kept are leaked ones, and are taken back.
 """
 
 from numba import types
@@ -16,6 +17,7 @@ from ..ground.cpython import Py_TYPE
 from ..ground.dltensor import delete_managed
 from ..ground.native import call_int, external, global_address, larger, load, native, sizeof, stack, store
 from . import structs
+from .kept import KEEPS_NOTHING, KEEPS_RESULT
 from .torch_queries import storage_of
 from .type_table import find
 
@@ -63,6 +65,7 @@ def new_frame(keys):
     frame.list_count = 0
     frame.snapshot_count = 0
     frame.lists_changed = 0
+    frame.takes_back = 0
     frame.holder = 0
     frame.watched = 0
     frame.code = 0
@@ -288,6 +291,24 @@ def is_anything_kept(frame, count):
 
 
 @native
+def note_leaks(frame, overload, code):
+    """After a kernel that has returned `code`: note whether references that are left are leaked ones (``kept``)."""
+    has_raised = code != 0 and code != -2  # RETCODE_OK, RETCODE_NONE
+    if overload.keeps == KEEPS_NOTHING or (overload.keeps == KEEPS_RESULT and has_raised):
+        frame.takes_back = 1
+
+
+@native
+def take_back(frame):
+    """Take the references back that the kernel has leaked, if :func:`note_leaks` has found that they are."""
+    if frame.takes_back != 0:
+        frame.takes_back = 0
+        for i in range(frame.array_count):
+            array = structs.array_at(frame.arrays + ARRAY_BYTES * i)
+            store(array.meminfo + MEMINFO_REFCOUNT, array.held)
+
+
+@native
 def drop(ob):
     """Drop a storage or a snapshot. Python code that this may run does not see the pending exception."""
     if load(ob) > 1:  # nearly always for a storage, because the tensor holds it too
@@ -329,6 +350,7 @@ def release(runtime, frame):
     """Release everything that the call holds: escaped arrays get owners, and all deleters are called."""
     if frame.list_count != 0:
         drop_lists(frame)
+    take_back(frame)
     for i in range(frame.array_count):
         if load(structs.array_at(frame.arrays + ARRAY_BYTES * i).meminfo + MEMINFO_REFCOUNT) != 1:
             let_escape(runtime, frame, i)

@@ -176,13 +176,27 @@ def empty_lists(frame):
 @native
 def drop_unchanged(frame):
     """Drop the lists after a call if none has changed. A bound launch keeps its lists."""
-    if frame.holder == 0:
+    if frame.holder == 0 or frame.takes_back != 0:
         changed = False
         for i in range(frame.list_count):
             changed |= is_changed(frame, i)
-        if not changed:
+        if changed:
+            frame.takes_back = 0  # a list may have got an array
+        elif frame.takes_back != 0:
+            take_back_lists(frame)
+        if not changed and frame.holder == 0:
             empty_lists(frame)
             drop_lists(frame)
+
+
+@native
+def take_back_lists(frame):
+    """Take the references to the lists back that the kernel has leaked (``frame.take_back``). Each has those of its arguments."""
+    for i in range(frame.list_count):
+        store(structs.list_at(frame.lists + LIST_BYTES * i).meminfo + MEMINFO_REFCOUNT, 0)
+    for i in range(frame.list_count):
+        count = structs.list_at(frame.lists + LIST_BYTES * i).meminfo + MEMINFO_REFCOUNT
+        store(count, load(count) + 1)
 
 
 @native

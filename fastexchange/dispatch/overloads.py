@@ -20,6 +20,7 @@ from .boxing import BOXES_ARRAYS, BOXES_NONE, BOXES_SCALARS
 from .entry_builder import Node, with_items
 from .fast_readers import READERS
 from .frame import DEFAULT_KEYS
+from .kept import what_is_kept
 from .pack import misaligned_bits
 from .readers import SCALAR_INT64
 from .runtime import runtime
@@ -49,6 +50,7 @@ class _Code(NamedTuple):
     given: tuple = ()
     taken: tuple = ()
     compiled: Any = None
+    keeps: int = 0
 
 
 class _CacheEntry(NamedTuple):
@@ -204,7 +206,8 @@ class KernelContext:
             if boxing.holds_array(compiled.signature.return_type):
                 boxes = BOXES_ARRAYS
                 self.runtime.add(*results.BOXING)
-        self._file(keys, _Code(address, kernel, box, constants, boxes, given, taken, compiled), generation)
+        kept = what_is_kept(taken, compiled)
+        self._file(keys, _Code(address, kernel, box, constants, boxes, given, taken, compiled, kept), generation)
 
     def _file(self, keys: tuple[int, ...], code: "_Code", generation: object) -> None:
         with self._lock:
@@ -222,7 +225,7 @@ class KernelContext:
         overload = ffi.new("fx_overload *")
         overload.hash, overload.key_count, overload.keys = _hash(keys), len(keys), address_of(key_words)
         overload.trampoline, overload.kernel = code.trampoline, code.kernel
-        overload.box, overload.box_constants = code.box, address_of(constants)
+        overload.box, overload.box_constants, overload.keeps = code.box, address_of(constants), code.keeps
         lists = lists_in(code.given)
         overload.lists = id(lists)
         if code.boxes == BOXES_ARRAYS:

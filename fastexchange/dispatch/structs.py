@@ -108,6 +108,7 @@ typedef struct {
     int64_t fast_entry;         /* vectorcallfunc with two more arguments, fx_context *, fx_overload * */
     int64_t given_count;        /* how many positional arguments a call by `fast_entry` has */
     int64_t launchable;         /* of a kernel for CUDA: fx_launchable *, how it is launched; else 0 */
+    int64_t keeps;              /* `kept.what_is_kept` */
 } fx_overload;
 
 /* One per kernel. */
@@ -181,6 +182,7 @@ struct fx_frame {
     int64_t words, words_limit;         /* the kernel's arguments, 8 bytes a leaf; where array arguments have to end */
     int64_t keys, key_capacity, key_count;
     int64_t arrays, array_count;        /* fx_array[key_capacity] */
+    int64_t takes_back;                 /* references to arrays that are left are leaked ones: take_back() */
     int64_t exports, export_capacity, export_count;
     int64_t lists, list_count, snapshot_count;      /* fx_list[key_capacity]; how many have `meminfo`, and `snapshot` */
     int64_t lists_changed;              /* of a bound launch: the kernel has changed a list, not only its items */

@@ -25,7 +25,9 @@ from ..ground.native import call_int, call_word, global_address, load, native, s
 from . import structs
 from .binding import bind_into
 from .boxing import box_or_raise
-from .frame import drop_lists, give_frame, grow_frame, note_origins, release, take_frame
+from .frame import (
+    drop_lists, give_frame, grow_frame, is_anything_kept, note_leaks, note_origins, release, take_frame,
+)  # fmt: skip
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
 from .python_calls import (
@@ -62,6 +64,8 @@ def launch(context_address, frame_address, overload_address, args):
         c.PyEval_RestoreThread(thread)
     else:
         code = call_int(overload.trampoline, (overload.kernel, frame.result, excinfo, frame.words))
+    if overload.keeps != 0 and is_anything_kept(frame, frame.array_count):
+        note_leaks(frame, overload, code)
     if frame.list_count != 0:
         drop_unchanged(frame)
     if code == 0 and overload.boxes_arrays != 0:

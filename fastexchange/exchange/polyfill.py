@@ -14,7 +14,7 @@ from ..ground.pythonapi import PyCapsule_New, PyType_Modified
 from ..ground.safe_repr import shown, type_name
 from ..producers import dunder, numpy_table
 from .discovery import PATH_NDARRAY, discover
-from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, own_table
+from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, lent, own_table
 
 __all__ = ["exchange_api", "polyfill", "unpolyfill"]
 
@@ -28,15 +28,21 @@ def _capsule_of(table):
     return PyCapsule_New(int(ffi.cast("intptr_t", table)), int(ffi.cast("intptr_t", _capsule_name)), None)
 
 
+def _lent(table):
+    """Make a capsule of a table of this package."""
+    lent.add(int(ffi.cast("intptr_t", table)))
+    return _capsule_of(table)
+
+
 @once
 def _numpy_capsule():
     table = numpy_table.exchange_table()
-    return None if table is None else _capsule_of(table)
+    return None if table is None else _lent(table)
 
 
 @once
 def _dunder_capsule():
-    return _capsule_of(dunder.exchange_table())
+    return _lent(dunder.exchange_table())
 
 
 def exchange_api(cls: type, /):

@@ -12,7 +12,7 @@ from ..ground.pythonapi import PyCapsule_GetPointer, PyCapsule_IsValid
 from ..ground.safe_repr import shown
 from ..producers import paddle, torch
 
-__all__ = ["CAPSULE_NAME", "EXCHANGE_ATTRIBUTE", "OwnTable", "is_wrapper", "is_wrapper_type", "own_table"]
+__all__ = ["CAPSULE_NAME", "EXCHANGE_ATTRIBUTE", "OwnTable", "is_wrapper", "is_wrapper_type", "lent", "own_table"]
 
 EXCHANGE_ATTRIBUTE = "__dlpack_c_exchange_api__"
 OLDER_ATTRIBUTE = "__c_dlpack_exchange_api__"
@@ -80,6 +80,10 @@ def is_wrapper(thing) -> bool:
     return found is not None and type(found) is not CapsuleType
 
 
+lent: set[int] = set()
+"""The addresses of this package's tables that programs have got. A type that has one of these is treated as one without a table."""
+
+
 class OwnTable(NamedTuple):
     """A type's own exchange table and its capsule."""
 
@@ -105,6 +109,9 @@ def own_table(cls: type, notes: list[str]) -> OwnTable | None:
         notes.append(f"{cls.__mro__[dunder_at].__qualname__} overrides __dlpack__ but inherits its exchange table")
         return None
     table = _table_in(capsule, notes, attribute)
+    if table is not None and int(ffi.cast("intptr_t", table)) in lent:
+        notes.append("its exchange table is this package's, as given out by exchange_api()")
+        return None
     if table is not None and paddle.is_tensor_type(cls) and not paddle.stands_before(table):
         notes.append("its exchange table does not check tensors, and this package cannot check them: each call calls __dlpack__")
         return None

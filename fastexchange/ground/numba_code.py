@@ -286,8 +286,8 @@ def reduced(compiled) -> tuple:
     # Numba would import the module of each function that is linked in: for a sum of an array half of Numba, and SciPy.
     text = str(module)
     used = tuple(each for each in environments if text.count(each.env_name) != 1)  # once: the definition of its variable
+    _called(compiled.library)
     known = {name: value for name in _KNOWN_OF_CODE if (value := getattr(compiled.library, name, None)) is not None}
-    known["fastexchange_runs"] = runs_python(compiled.library)
     return _not_defined_in(module), known, (*result, used)
 
 
@@ -309,7 +309,7 @@ def rebuilt(context, state: tuple) -> Any:
     return made
 
 
-_KNOWN_OF_CODE = ("fastexchange_runs", "fastexchange_never_written")
+_KNOWN_OF_CODE = ("fastexchange_called", "fastexchange_never_written")
 """Attributes of a library by which what is known of a kernel's code goes with it."""
 
 
@@ -452,6 +452,7 @@ def _check_units() -> None:
 RUNS_THREADS, RUNS_PYTHON = 1, 2
 _RUN_THREADS = "PyEval_SaveThread"
 _RUN_PYTHON = ("PyObject_Call", "PySys_FormatStdout")
+_BOX = ("NRT_adapt", "NRT_MemInfo_acquire", "numba_unpickle")
 _KEEP = ("NRT_incref", "NRT_adapt", "NRT_MemInfo_acquire", "Py")
 
 
@@ -474,17 +475,28 @@ def runs_python(library) -> int:
     that cannot be read, or calls a function by a pointer (ctypes, cffi, first-class functions). RUNS_THREADS: it lets other
     threads run; a parallel loop releases the GIL.
     """
-    known = getattr(library, "fastexchange_runs", None)  # of code that was loaded: reading it takes as long
-    if known is not None:
-        return known
-    try:
-        called = list(_called_by(library))
-    except Exception as error:
-        reraise_passing(error)
-        return RUNS_PYTHON
-    if any(name is None or name.startswith(_RUN_PYTHON) for name in called):
-        return RUNS_PYTHON
-    return RUNS_THREADS * (_RUN_THREADS in called)
+    return _called(library)[0]
+
+
+def boxes_arrays(library) -> bool:
+    """Whether a kernel may make Python objects of arrays, as for the arguments of an exception. Assumed of unreadable code."""
+    return _called(library)[1]
+
+
+def _called(library) -> tuple[int, bool]:
+    """What :func:`runs_python` and :func:`boxes_arrays` say. It is kept with the code: reading that takes as long as loading it."""
+    known = getattr(library, "fastexchange_called", None)
+    if known is None:
+        try:
+            names = set(_called_by(library))
+        except Exception as error:
+            reraise_passing(error)
+            return RUNS_PYTHON, True
+        runs = RUNS_THREADS * (_RUN_THREADS in names)
+        if any(name is None or name.startswith(_RUN_PYTHON) for name in names):
+            runs = RUNS_PYTHON
+        known = library.fastexchange_called = runs, any(name is None or name.startswith(_BOX) for name in names)
+    return known
 
 
 def can_be_linked(library) -> bool:

@@ -1,0 +1,301 @@
+"""Kernels that call a function which raises: Numba's code leaks a reference to what the kernel uses afterwards (numba#10783).
+
+What the kernel cannot have kept is given back; what it may have kept stays valid.
+"""
+
+import gc
+import weakref
+
+import numba
+import numpy as np
+import pytest
+from frameworks import torch
+from made_producers import Dunder, Ledger
+from numba.experimental import jitclass
+
+from fastexchange import fast_args
+
+CALLS = 40
+
+
+@numba.njit
+def refuse(x):
+    if x[0] >= 0:
+        raise ValueError("refused")
+
+
+def outer(x):
+    refuse(x)
+    x[0] = 1.0
+
+
+def caught(x):
+    try:
+        refuse(x)
+    except Exception:
+        x[0] = 1.0
+
+
+def in_a_list(x):
+    found = [x]
+    refuse(found[0])
+    return len(found)
+
+
+def in_parallel(x):
+    for i in numba.prange(x.shape[0]):
+        x[i] = i
+    refuse(x)
+    x[0] = 1.0
+
+
+def of_a_result(x):
+    refuse(x)
+    return x[1:]
+
+
+KERNELS = {
+    "default": fast_args(outer),
+    "nogil": fast_args(outer, nogil=True),
+    "caught": fast_args(caught),
+    "a list inside": fast_args(in_a_list),
+    "parallel": fast_args(in_parallel, parallel=True),
+    "returns a view": fast_args(of_a_result),
+}
+
+
+def call(kernel, *args):
+    try:
+        return kernel(*args)
+    except ValueError as error:
+        assert str(error) == "refused"
+
+
+def sources():
+    yield "numpy", lambda array: array
+    yield "memoryview", memoryview
+    yield "__dlpack__", Dunder
+    if torch is not None:
+        yield "torch", torch.from_numpy
+        yield "parameter", lambda array: torch.nn.Parameter(torch.from_numpy(array), requires_grad=False)
+
+
+SOURCES = dict(sources())
+
+
+def check_memory_is_given_back(run, tensor_of, count=1):
+    """`run` gets `count` tensors, whose memory has to be free when they are gone."""
+    arrays = [np.arange(4.0) for _ in range(count)]
+    alive = [weakref.ref(array) for array in arrays]
+    tensors = [tensor_of(array) for array in arrays]
+    run(*tensors)
+    del arrays, tensors
+    gc.collect()
+    assert all(each() is None for each in alive)
+
+
+VIEWS = [source for source in SOURCES if source != "memoryview"]
+"""Numba's type of a memoryview has few operations."""
+
+
+@pytest.mark.parametrize(
+    ("source", "kernel"),
+    [(source, kernel) for source in SOURCES for kernel in KERNELS if source in VIEWS or kernel in ("default", "nogil", "caught")],
+)
+def test_an_argument_is_given_back(source, kernel):
+    def run(x):
+        for _ in range(CALLS):  # by Python, natively, and by a fast entry
+            call(KERNELS[kernel], x)
+
+    check_memory_is_given_back(run, SOURCES[source])
+    check_memory_is_given_back(lambda x: call(KERNELS[kernel], x), SOURCES[source])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_bound_launch_gives_its_arguments_back(source):
+    def run(x):
+        launch = KERNELS["default"].bind(x)
+        for _ in range(CALLS):
+            call(launch)
+        nogil = KERNELS["nogil"].bind(x)
+        call(nogil), call(nogil)
+
+    check_memory_is_given_back(run, SOURCES[source])
+
+
+@fast_args
+def of_list(tensors, y):
+    y[0] = len(tensors)
+    refuse(tensors[1])
+    tensors[1][0] = 1.0
+
+
+@fast_args
+def of_tuple(pair, name, y=None):
+    refuse(pair[1][0])
+    pair[1][0][0] = len(name)
+
+
+@pytest.mark.parametrize("source", VIEWS)
+def test_lists_and_tuples(source):
+    def run(x, y, z):
+        for _ in range(CALLS):
+            call(of_list, [x, y], z)
+            call(of_list, [x, x], x)
+            call(of_tuple, (x, (y, 1)), "ä" + str(gc.isenabled()), z)
+        launch = of_list.bind([x, y], z)
+        for _ in range(3):
+            call(launch)
+
+    check_memory_is_given_back(run, SOURCES[source], 3)
+
+
+@fast_args(out="x[n] -> y[n]")
+def declared(x, y):
+    y[:] = x
+    refuse(y)
+    y[0] = x[0]
+
+
+@pytest.mark.parametrize("source", VIEWS)
+def test_outputs(source):
+    y = np.zeros(4)
+    alive = weakref.ref(y)
+
+    def run(x):
+        for _ in range(CALLS):
+            call(declared, x), call(declared, x, y)
+
+    check_memory_is_given_back(run, SOURCES[source])
+    del y, run
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+def test_operators():
+    op = KERNELS["default"].as_torch_op("fx_test_leaks::outer", mutates=("x",))
+    made = declared.as_torch_op("fx_test_leaks::declared")
+
+    def run(x):
+        for _ in range(CALLS):
+            for each in (op, torch.ops.fx_test_leaks.outer, made, torch.ops.fx_test_leaks.declared):
+                with pytest.raises((ValueError, RuntimeError), match="refused"):
+                    each(x)
+
+    check_memory_is_given_back(run, torch.from_numpy)
+
+
+def test_exports_are_deleted():
+    for kernel in KERNELS.values():
+        ledger = Ledger()
+        x = Dunder(np.arange(4.0), ledger)
+        for _ in range(CALLS):
+            call(kernel, x)
+        assert ledger.made >= CALLS
+        ledger.check(ledger.made)
+
+
+def test_code_that_is_loaded(tmp_path):
+    path = tmp_path / "leaking.py"
+    path.write_text(
+        "import numba\n\n@numba.njit\ndef refuse(x):\n    if x[0] >= 0:\n        raise ValueError('refused')\n\n"
+        "def outer(x):\n    refuse(x)\n    x[0] = 1.0\n"
+    )
+    for _ in range(2):
+        namespace = {"__name__": "leaking"}
+        exec(compile(path.read_text(), str(path), "exec"), namespace)
+        kernel = fast_args(namespace["outer"], cache=True)
+        check_memory_is_given_back(lambda x: call(kernel, x), np.asarray)  # noqa: B023
+    assert sum(kernel.stats.cache_hits.values()) == 1
+
+
+# ---- what is kept ----------------------------------------------------------------------------------------------------
+
+
+@jitclass([("x", numba.float64[::1])])
+class Holder:
+    def __init__(self, x):
+        self.x = x
+
+
+@fast_args
+def into_a_class(holder, x):
+    holder.x = x
+    refuse(x)
+    x[0] = 1.0
+
+
+@fast_args
+def into_a_typed_list(found, x):
+    found.append(x)
+    refuse(x)
+    x[0] = 1.0
+
+
+@fast_args
+def into_a_list(found, x):
+    found.append(x)
+    refuse(x)
+    x[0] = 1.0
+
+
+@fast_args
+def into_an_exception(x):
+    raise IndexError("with", x)
+
+
+kept_by_python: list = []
+
+
+@fast_args
+def into_python(x):
+    with numba.objmode():
+        kept_by_python.append(x)
+    refuse(x)
+    x[0] = 1.0
+
+
+def keep_in_an_exception(x):
+    try:
+        into_an_exception(x)
+    except IndexError as error:
+        return error.args[1]
+
+
+def keep_in_a_class(x):
+    holder = Holder(np.zeros(4))
+    call(into_a_class, holder, x)
+    return holder.x
+
+
+def keep_in_a_typed_list(x):
+    found = numba.typed.List.empty_list(numba.float64[::1])
+    call(into_a_typed_list, found, x)
+    return found[0]
+
+
+def keep_in_a_list(x):
+    found = [np.zeros(4)]
+    call(into_a_list, found, x)
+    return found[1]
+
+
+def keep_in_python(x):
+    call(into_python, x)
+    return kept_by_python.pop()
+
+
+@pytest.mark.parametrize(
+    "keep", [keep_in_an_exception, keep_in_a_class, keep_in_a_typed_list, keep_in_a_list, keep_in_python]
+)  # fmt: skip
+def test_what_a_kernel_that_raises_has_kept_is_valid(keep):
+    for _ in range(CALLS):
+        array = np.arange(4.0) + 7
+        kept = keep(array)
+        address = array.ctypes.data
+        del array
+        gc.collect()
+        others = [np.full(4, -1.0) for _ in range(8)]
+        assert all(each.ctypes.data != address for each in others)
+        assert np.asarray(kept).tolist() == [7, 8, 9, 10]
