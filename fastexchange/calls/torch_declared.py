@@ -1,10 +1,11 @@
 """What code that PyTorch has compiled of an operator depends on, in words that PyTorch's caches see.
 
 The keys of PyTorch's compile caches, exported programs and generated code have of an operator its name, and nothing else: not
-its schema, not the dtypes of its results, not its backward pass. So an operator's name has a digest of what it declares. The names
-that kernels choose themselves contain it. Of a name that a program has chosen, PyTorch's objects show it: the ``OpOverload``'s
-``__name__`` is ``name.default__<digest>`` instead of ``name.default``, that of the ``OpOverloadPacket`` ``name__<digest>``, and
-attributes of these names lead to them. With another declaration these are missing: what was saved is compiled again, or refused.
+its schema, not the dtypes of its results, not its backward pass. So an operator's name has a digest of what it declares. The
+names that kernels choose themselves contain it. Of a name that a program has chosen, PyTorch's objects show it: the
+``__name__`` of the ``OpOverload`` is ``name.default__<digest>`` instead of ``name.default``, that of the ``OpOverloadPacket``
+``name__<digest>``, and attributes of these names lead to them. With another declaration these are missing: what was saved is
+compiled again, or refused.
 
 Python functions that PyTorch traces (a backward pass, a rule for vmap) are no part of the operator: a program that was exported
 stays right when they change. A digest of these goes into ``torch.compiler.config.cache_key_tag`` before PyTorch makes the key of
@@ -144,7 +145,7 @@ def code_of(name: str, functions: Iterable) -> str:
 
 
 def telling(fake: Callable, code: str) -> Callable:
-    """An operator's fake implementation, by which PyTorch traces. It tells PyTorch's caches the digest of its Python functions."""
+    """An operator's fake implementation, by which PyTorch traces. It tells the caches the digest of its Python functions."""
 
     def tell(*args, **kwargs):
         _told.add(code)

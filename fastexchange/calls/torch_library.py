@@ -20,7 +20,7 @@ from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_declared import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
 from .torch_schema import Schema, fake_of
 
-__all__ = ["Registered", "has_operators", "is_registered", "register"]
+__all__ = ["Registered", "has_operators", "is_registered", "register", "registered_as"]
 
 _lock = forkable_lock()
 _registered: dict[str, "Registered"] = {}
@@ -69,6 +69,11 @@ class Registered:
 def has_operators(torch) -> bool:
     """Whether this PyTorch has what operators need."""
     return hasattr(torch.library, "register_vmap")  # the newest of it: PyTorch 2.6 has it, 2.4 has not
+
+
+def registered_as(name: str) -> Registered | None:
+    """The operator of this qualified name, if it is registered here."""
+    return _registered.get(name)
 
 
 def is_registered(name: str) -> bool:
