@@ -1,10 +1,11 @@
 """What code that PyTorch has compiled of an operator depends on, in words that PyTorch's caches see.
 
 The keys of PyTorch's compile caches, exported programs and generated code have of an operator its name, and nothing else: not
-its schema, not the dtypes of its results, not its backward pass. So an operator's name has a digest of what it declares. The names
-that kernels choose themselves contain it. Of a name that a program has chosen, PyTorch's ``OpOverload`` shows it: its
-``__name__`` is ``name.default__<digest>`` instead of ``name.default``, and an attribute of that name leads to it. With another
-declaration that attribute is missing: what was saved is compiled again, or refused.
+its schema, not the dtypes of its results, not its backward pass. So an operator's name has a digest of what it declares. The
+names that kernels choose themselves contain it. Of a name that a program has chosen, PyTorch's objects show it: the
+``__name__`` of the ``OpOverload`` is ``name.default__<digest>`` instead of ``name.default``, that of the ``OpOverloadPacket``
+``name__<digest>``, and attributes of these names lead to them. With another declaration these are missing: what was saved is
+compiled again, or refused.
 
 Python functions that PyTorch traces (a backward pass, a rule for vmap) are no part of the operator: a program that was exported
 stays right when they change. A digest of these goes into ``torch.compiler.config.cache_key_tag`` before PyTorch makes the key of
@@ -25,7 +26,7 @@ from . import dependencies
 from .kernel import Kernel
 from .torch_schema import Schema
 
-__all__ = ["code_of", "declaration_of", "forget_compiled", "show_in_name", "telling"]
+__all__ = ["code_of", "declaration_of", "forget_compiled", "forget_name", "show_in_name", "telling"]
 
 _RULES = 1
 """To be another number if a later version of this package makes results of other shapes or dtypes for the same declaration."""
@@ -81,9 +82,19 @@ def _digest(described) -> str:
 
 def show_in_name(overload, declared: str) -> None:
     """Let an operator's name show its declaration wherever PyTorch writes it down."""
-    packet, shown = overload.overloadpacket, f"default__{declared}"
-    setattr(packet, shown, overload)
-    overload.__name__ = packet.__name__ = f"{overload._schema.name.partition('::')[2]}.{shown}"
+    packet, (namespace, _, name) = overload.overloadpacket, overload._schema.name.partition("::")
+    shown = f"{name}__{declared}"  # Inductor makes names of it
+    packet.__name__, overload.__name__ = shown, f"{name}.default__{declared}"
+    setattr(packet, f"default__{declared}", overload)
+    setattr(getattr(sys.modules["torch"].ops, namespace), shown, packet)
+
+
+def forget_name(qualified: str) -> None:
+    """Undo :func:`show_in_name`, for an operator that is removed: code with that name does not find another one."""
+    namespace = vars(getattr(sys.modules["torch"].ops, qualified.partition("::")[0]))
+    for name, packet in list(namespace.items()):
+        if getattr(packet, "_qualified_op_name", None) == qualified and packet.__name__ == name:
+            del namespace[name]
 
 
 # ---- Python functions ------------------------------------------------------------------------------------------------
@@ -134,7 +145,7 @@ def code_of(name: str, functions: Iterable) -> str:
 
 
 def telling(fake: Callable, code: str) -> Callable:
-    """An operator's fake implementation, by which PyTorch traces. It tells PyTorch's caches the digest of its Python functions."""
+    """An operator's fake implementation, by which PyTorch traces. It tells the caches the digest of its Python functions."""
 
     def tell(*args, **kwargs):
         _told.add(code)

@@ -17,10 +17,10 @@ from ..producers.torch_table import Table
 from .filled import is_debugging
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
-from .torch_declared import code_of, declaration_of, forget_compiled, show_in_name, telling
+from .torch_declared import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
 from .torch_schema import Schema, fake_of
 
-__all__ = ["Registered", "has_operators", "is_registered", "register"]
+__all__ = ["Registered", "has_operators", "is_registered", "register", "registered_as"]
 
 _lock = forkable_lock()
 _registered: dict[str, "Registered"] = {}
@@ -41,6 +41,8 @@ class Registered:
         self.depends: tuple[str, str] = "", ""
         """Digests of what compiled code depends on: its declaration, and its Python functions."""
         self._fragment, self._boxed = fragment, boxed
+        self.former: list = []
+        """The ``OpOverload`` objects of operators that it has replaced."""
         self.operators: weakref.WeakSet = weakref.WeakSet()
         """The ``TorchOp`` objects of it."""
         self.function = function
@@ -48,16 +50,30 @@ class Registered:
         self.is_checked = _is_checked()
         """Whether PyTorch's dispatcher has to make all calls: its implementation checks what the kernel writes to."""
 
+    def take_over(self, replaced: "Registered") -> None:
+        """Let all that has the replaced operator's objects find this operator."""
+        self.former = [*replaced.former, replaced.overload]
+        for overload in self.former:  # PyTorch's dispatcher gives Python the first OpOverload that it has met
+            vars(overload).update(vars(self.overload))
+        for operator in list(replaced.operators):
+            operator._be_replaced(self)
+
     def remove(self) -> None:
         """Take the operator back from PyTorch."""
         if self._boxed is not None:
             self._boxed.remove()
         self._fragment._destroy()
+        forget_name(self.overload._schema.name)
 
 
 def has_operators(torch) -> bool:
     """Whether this PyTorch has what operators need."""
     return hasattr(torch.library, "register_vmap")  # the newest of it: PyTorch 2.6 has it, 2.4 has not
+
+
+def registered_as(name: str) -> Registered | None:
+    """The operator of this qualified name, if it is registered here."""
+    return _registered.get(name)
 
 
 def is_registered(name: str) -> bool:
@@ -96,11 +112,9 @@ def register(torch, kernel, name: str, schema: Schema, options: tuple, replace: 
             made = _made(torch, kernel, name, schema, options, what)
         except BaseException:
             again = _registered[name] = for_ever(_made(torch, known.kernel, name, known.schema, known.options, what))
-            for operator in list(known.operators):
-                operator._be_replaced(again)
+            again.take_over(known)
             raise
-        for operator in list(known.operators):
-            operator._be_replaced(made)
+        made.take_over(known)
         if made.depends != known.depends:
             forget_compiled()
         _registered[name] = for_ever(made)
@@ -144,6 +158,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         if boxed is not None:
             boxed.remove()
         fragment._destroy()
+        forget_name(name)
         raise
     made = Registered(kernel, schema, options, overload, function, table.words(), fragment, boxed)
     made.depends = depends

@@ -14,7 +14,8 @@ from ..producers.torch_kinds import is_differentiated, private
 from ..producers.torch_modes import why_no_counts, why_no_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
-from .torch_library import Registered, has_operators, register
+from .torch_declared import declaration_of
+from .torch_library import Registered, has_operators, register, registered_as
 from .torch_schema import Argument, Schema, schema_of
 from .torch_tracing import find_by_name
 from .traced import asks_is_traced, is_traced
@@ -38,7 +39,7 @@ class TorchOp(NativeCallable):
 
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
-        self._function, self._schema = registered.function, schema
+        self._function, self._schema, self._options = registered.function, schema, registered.options
         self._is_replaced, self._is_checked, self._rows = False, registered.is_checked, registered.rows
         registered.operators.add(self)
 
@@ -105,7 +106,9 @@ class TorchOp(NativeCallable):
         return self  # as functions are, and PyTorch's overloads: a module that has one can be copied
 
     def __reduce__(self):
-        raise TypeError("an operator is registered in its process: it cannot be pickled; pickle the kernel")
+        _, backward, setup_context, vmap = self._options
+        mutates = tuple(self._schema.arguments[position].name for position in self._schema.mutated)
+        return _unpickled, (self.kernel, self.name, mutates, backward, setup_context, vmap)
 
 
 enable_vectorcall(TorchOp, TorchOp.__call__)
@@ -143,6 +146,23 @@ def as_torch_op(kernel, name: str, *, backward, setup_context, mutates, vmap, re
     schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
     registered = register(torch, kernel, name, schema, (str(schema), backward, setup_context, vmap), replace, what)
     return TorchOp(kernel, name, schema, registered)
+
+
+def _unpickled(kernel, name: str, mutates: tuple, backward, setup_context, vmap) -> TorchOp:
+    """Return the operator of a pickle: the one of this name, or one of the pickled kernel.
+
+    Raises ValueError if the name is registered with another declaration.
+    """
+    known = registered_as(name)
+    if known is None:
+        return as_torch_op(
+            kernel, name, backward=backward, setup_context=setup_context, mutates=mutates, vmap=vmap, replace=False
+        )
+    what = f"{kernel.__qualname__}, an operator that was pickled"
+    schema = schema_of(kernel.py_func, kernel._pattern, mutates, what)
+    if known.depends[0] != declaration_of(kernel, schema, backward):
+        raise ValueError(f"{what}: {name!r} is registered, by {known.kernel!r}, with another declaration")
+    return TorchOp(known.kernel, name, known.schema, known)
 
 
 def _torch(what: str):

@@ -1,0 +1,268 @@
+"""PyTorch's compile caches: what was compiled with another declaration, or another backward pass, of an operator is not used."""
+
+import json
+
+import pytest
+from frameworks import torch
+from interpreter import run_python
+
+from fastexchange import fast_args
+from fastexchange.calls.torch_declared import code_of
+
+pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
+
+PROGRAM = """
+import json, sys
+import torch
+from fastexchange import fast_args
+new = int(sys.argv[1])
+which = sys.argv[2:]
+different = []
+
+def check(name, function, *shapes):
+    '''Note if a function gives something else compiled than as it is.'''
+    if name not in which:
+        return
+    results = []
+    for call in function, torch.compile(function, fullgraph=True):
+        given = [torch.ones(shape, requires_grad=name.startswith("grad")) for shape in shapes]
+        made = call(*given)
+        if name.startswith("grad"):
+            made.sum().backward()
+            given = [each.grad for each in given]
+        made = made if isinstance(made, tuple) else (made,)
+        results.append([(each.tolist(), str(each.dtype)) for each in (*made, *given) if each is not None])
+    if results[0] != results[1]:
+        different.append((name, results))
+
+@fast_args(out=("x[n] -> y[n]", "x[n] -> y[n]: float64")[new])
+def dtype(x, y):
+    for i in range(y.shape[0]):
+        y[i] = x[i] + 0.1
+
+dtype_op = dtype.as_torch_op("fx_caches::dtype")
+check("dtype of the kernel", lambda x: dtype(x) * 2, 4)
+check("dtype by name", lambda x: torch.ops.fx_caches.dtype(x) * 2, 4)
+check("dtype of the overload", lambda x: torch.ops.fx_caches.dtype.default(x) * 2, 4)
+
+if new:
+    @fast_args(mutates=("y",))
+    def writes(x: torch.Tensor, y: torch.Tensor):
+        y[:] = 7
+else:
+    @fast_args(mutates=("x",))
+    def writes(x: torch.Tensor, y: torch.Tensor):
+        x[:] = 7
+
+writes_op = writes.as_torch_op("fx_caches::writes")
+
+def writing(function):
+    def call(x, y):
+        function(x, y)
+        return x.clone(), y.clone()
+    return call
+
+check("mutates of the kernel", writing(writes), 4, 4)
+check("mutates by name", writing(lambda x, y: torch.ops.fx_caches.writes(x, y)), 4, 4)
+
+if new:
+    @fast_args(out="x[n] -> y[n], z[n]")
+    def count(x, y, z):
+        for i in range(y.shape[0]):
+            y[i] = x[i] + 1
+            z[i] = x[i] + 2
+else:
+    @fast_args(out="x[n] -> y[n]")
+    def count(x, y):
+        for i in range(y.shape[0]):
+            y[i] = x[i] + 1
+
+count_op = count.as_torch_op("fx_caches::count")
+check("outputs of the kernel", lambda x: count(x)[0], 4)
+check("outputs by name", lambda x: torch.ops.fx_caches.count(x)[0], 4)
+
+@fast_args(out="x[n] -> y[n]")
+def body(x, y):
+    for i in range(y.shape[0]):
+        y[i] = x[i] + new
+
+check("the kernel's code", lambda x: body(x), 4)
+
+factor = 2.0 + new
+
+def helped(grad):
+    return grad * factor
+
+def backward(ctx, grad):
+    return helped(grad)
+
+@fast_args(out="grad_y[n] -> grad_x[n]")
+def by_kernel(grad_y, grad_x):
+    for i in range(grad_y.shape[0]):
+        grad_x[i] = grad_y[i] * (2 + new)
+
+if new:
+    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
+    def declared(grad_y, x, grad_x):
+        for i in range(grad_y.shape[0]):
+            grad_x[i] = x[i] * 5
+else:
+    @fast_args(out="grad_y[n] -> grad_x[n]")
+    def declared(grad_y, grad_x):
+        for i in range(grad_y.shape[0]):
+            grad_x[i] = grad_y[i]
+
+class Unknown:
+    factor = 2.0 + new
+
+unknown = Unknown()
+by_op = by_kernel.as_torch_op("fx_caches::by_kernel", backward=backward)
+for name, each in [("function", backward), ("kernel", by_kernel), ("declared", declared), ("operator", by_op),
+                   ("calls", lambda ctx, grad: torch.ops.fx_caches.dtype(grad).float()),
+                   ("unknown", lambda ctx, grad: grad * unknown.factor)]:
+    if f"grad {name}" in which:
+        body.as_torch_op(f"fx_caches::grad_{name}", backward=each)
+        check(f"grad {name}", lambda x: getattr(torch.ops.fx_caches, f"grad_{name}")(x), 4)
+
+from torch._dynamo.utils import counters
+print(json.dumps([different, counters["aot_autograd"].get("autograd_cache_miss", 0), counters["inductor"]["fxgraph_cache_miss"]]))
+"""
+CASES = {
+    "dtypes": ["dtype of the kernel", "dtype by name", "dtype of the overload"],
+    "declarations": [
+        "mutates of the kernel", "mutates by name", "outputs of the kernel", "outputs by name", "the kernel's code",
+    ],
+    "gradients of kernels": ["grad kernel", "grad declared", "grad operator"],
+    "gradients of functions": ["grad function", "grad calls"],
+    "a value that cannot be described": ["grad unknown"],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", CASES)
+def test_caches_of_an_older_program(cases, tmp_path):
+    def run(new: int):
+        done = run_python(PROGRAM, str(new), *CASES[cases], TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONWARNINGS="ignore")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    assert run(0)[0] == []
+    assert run(1)[0] == []
+    different, joint_misses, misses = run(1)
+    assert different == [] and (joint_misses > 0) == (cases == "a value that cannot be described") and misses == 0
+
+
+@fast_args(out="x[n] -> y[n]")
+def copied(x, y):
+    y[:] = x
+
+
+def made(factor):
+    return lambda ctx, grad: grad * factor
+
+
+def test_digests_of_python_functions():
+    digests = [code_of("fx::d", [each]) for each in (made(2.0), made(2.0), made(3.0), made(torch.ones(2)), made(torch.zeros(2)))]
+    assert digests[0] == digests[1] and len(set(digests)) == 4 and code_of("fx::d", [copied, None, "loop"]) == ""
+    assert code_of("fx::d", [made(object())]) != code_of("fx::d", [made(object())])
+
+
+# ---- within a process ------------------------------------------------------------------------------------------------
+
+
+@fast_args(out="x[n] -> y[n]: float64")
+def wide(x, y):
+    y[:] = 3 * x
+
+
+@fast_args(out="x[n] -> y[n], z[n]")
+def twice(x, y, z):
+    y[:] = 4 * x
+    z[:] = 5 * x
+
+
+@fast_args(mutates=("x",))
+def written(x: torch.Tensor):
+    x[:] = 6 * x
+
+
+@pytest.mark.parametrize("other", [wide, twice, written], ids=lambda kernel: kernel.py_func.__name__)
+def test_an_operator_is_replaced_by_one_of_another_declaration(other):
+    """Compiled functions are compiled again; a program that was exported raises."""
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.fx_caches.replaced(x)
+
+    op = copied.as_torch_op("fx_caches::replaced", replace=True)
+    calls = op, lambda x: torch.ops.fx_caches.replaced(x)
+    functions = [torch.compile(call, backend="aot_eager", fullgraph=True) for call in calls]
+    exported = torch.export.export(Module(), (torch.ones(3),)).module()
+    traced = torch.fx.experimental.proxy_tensor.make_fx(Module())(torch.ones(3))
+    for call in (*functions, exported, traced):
+        assert call(torch.ones(3)).tolist() == [1.0] * 3
+    new = other.as_torch_op("fx_caches::replaced", replace=True)
+    wanted_x, given = torch.ones(3), [torch.ones(3) for _ in functions]
+    wanted = new(wanted_x)
+    for call, x in zip(functions, given, strict=True):
+        torch.testing.assert_close(call(x), wanted, rtol=0, atol=0)
+        assert torch.equal(x, wanted_x)
+    for call in (exported, traced):
+        with pytest.raises(AttributeError, match="replaced"):
+            call(torch.ones(3))
+
+
+def test_an_operator_is_replaced_by_one_with_another_backward_pass():
+    compiled = torch.compile(lambda x: torch.ops.fx_caches.backward(x), backend="aot_eager", fullgraph=True)
+    for factor in (2.0, 3.0):
+        copied.as_torch_op("fx_caches::backward", backward=made(factor), replace=True)
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).sum().backward()
+        assert x.grad.tolist() == [factor] * 3
+
+
+def test_a_replaced_kernel_of_the_same_declaration_needs_no_compilation():
+    """And names that lead nowhere do not pile up."""
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: torch.ops.fx_caches.same(x), backend=backend, fullgraph=True)
+    for kernel in (copied, fast_args(out="x[n] -> y[n]")(wide.py_func)):
+        op, x = kernel.as_torch_op("fx_caches::same", replace=True), torch.ones(3)
+        assert torch.equal(compiled(x), op(x))
+    assert len([name for name in vars(torch.ops.fx_caches) if name.startswith("same")]) == 2
+
+
+# ---- programs that were exported -------------------------------------------------------------------------------------
+
+EXPORTED = """
+import sys
+import torch
+from fastexchange import fast_args
+@fast_args(out=sys.argv[2])
+def copied(x, y):
+    for i in range(y.shape[0]):
+        y[i] = x[i]
+op = copied.as_torch_op("fx_caches::exported")
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return {call}(x) + 1
+x = torch.ones(3)
+if sys.argv[3] == "save":
+    torch.export.save(torch.export.export(Module(), (x,)), sys.argv[1])
+print(torch.export.load(sys.argv[1]).module()(x).sum().item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["copied", "torch.ops.fx_caches.exported"])
+def test_an_exported_program_is_of_one_declaration(call, tmp_path):
+    def run(out: str, what: str):
+        return run_python(EXPORTED.format(call=call), path, out, what, check=False, PYTHONWARNINGS="ignore")
+
+    path = str(tmp_path / "program.pt2")
+    assert run("x[n] -> y[n]", "save").stdout == run("x[n] -> y[n]", "load").stdout == "6.0\n"
+    done = run("x[n] -> y[n]: float64", "load")
+    assert done.returncode == 1 and "error when deserializing" in done.stderr and done.stdout == ""
