@@ -17,6 +17,7 @@ from ..ground.once import for_ever, forkable_lock
 from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_schema import Schema, fake_of
+from .torch_transforms import refuse_gradients
 
 __all__ = ["Registered", "has_operators", "is_registered", "register"]
 
@@ -32,9 +33,9 @@ _pending: set[str] = set()
 class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, fragment, boxed: BoxedKernel | None):
+    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, libraries, boxed: BoxedKernel | None):
         self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
-        self._fragment, self._boxed = fragment, boxed
+        self._libraries, self._boxed = libraries, boxed
         self.operators: weakref.WeakSet = weakref.WeakSet()
         """The ``TorchOp`` objects of it."""
         self.function = function
@@ -46,7 +47,9 @@ class Registered:
         """Take the operator back from PyTorch."""
         if self._boxed is not None:
             self._boxed.remove()
-        self._fragment._destroy()
+        for each in self._libraries:
+            if each is not None:
+                each._destroy()
 
 
 def has_operators(torch) -> bool:
@@ -103,7 +106,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
     _, backward, setup_context, vmap = options
     namespace, _, short = name.partition("::")
     fragment = torch.library.Library(namespace, "FRAGMENT")
-    boxed = function = None
+    boxed = function = shadows = None
     try:
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
@@ -123,6 +126,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             _count_functional(torch, fragment, name, schema)
         if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
             fragment.impl(short, torch.library.fallthrough_kernel, "Autograd")
+        else:
+            shadows = refuse_gradients(torch, fragment, overload, kernel, schema, backward is not None)
         if backward is not None:
             function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
         if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):
@@ -131,8 +136,10 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         if boxed is not None:
             boxed.remove()
         fragment._destroy()
+        if shadows is not None:
+            shadows._destroy()
         raise
-    return Registered(kernel, schema, options, overload, function, fragment, boxed)
+    return Registered(kernel, schema, options, overload, function, [fragment, shadows], boxed)
 
 
 def _kernels_of(kernel) -> tuple:

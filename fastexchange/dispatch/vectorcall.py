@@ -202,6 +202,8 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         if launcher == 0 and kwnames == 0 and is_numbas(context, runtime, args, nargsf & c.NARGS_MASK):
             return call_numbas(context, runtime, callable_, args, nargsf & c.NARGS_MASK)
         method = context.numba_name
+    elif nargsf & c.MADE_OUTPUTS != 0:
+        return context.omitted
     return call_method(method, callable_, args, nargsf, kwnames)
 
 

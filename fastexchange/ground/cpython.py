@@ -92,7 +92,8 @@ PyType_IsSubtype = external("PyType_IsSubtype", INT, POINTER, POINTER)
 CapsuleType = type(datetime.datetime_CAPI)  # types.CapsuleType came with 3.13
 VECTORCALL_ARGUMENTS_OFFSET = -(2**63)  # PY_VECTORCALL_ARGUMENTS_OFFSET as a signed word
 TRIED_SITE = 2**62  # our own bit of nargsf, which no number of arguments reaches: see vectorcall.call_any
-NARGS_MASK = TRIED_SITE - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
+MADE_OUTPUTS = 2**61  # another one: see outputs.vectorcall_with_outputs
+NARGS_MASK = MADE_OUTPUTS - 1  # nargsf & NARGS_MASK is PyVectorcall_NARGS(nargsf)
 
 
 # ---- references ----------------------------------------------------------------------------------------------------
