@@ -110,3 +110,91 @@ def test_the_text_of_an_exception_is_whole(text):
         with pytest.raises((RuntimeError, ValueError)) as info:
             op.overload(x)
         assert str(info.value) in (said, text)  # the latter where PyTorch calls Python code
+
+
+# ---- backward passes -------------------------------------------------------------------------------------------------
+
+
+@fast_args(out="x[n], w[n] -> y[n]")
+def product(x, w, y):
+    for i in range(x.size):
+        y[i] = x[i] * w[i]
+
+
+@fast_args(out="grad_y[n], x[n], w[n] -> grad_x[n], grad_w[n]")
+def product_backward(grad_y, x, w, grad_x, grad_w):
+    for i in range(x.size):
+        grad_x[i] = grad_y[i] * w[i]
+        grad_w[i] = grad_y[i] * x[i]
+
+
+@fast_args(out="grad_y[n], w[n] -> grad_x[n]")
+def product_by_x(grad_y, w, grad_x):
+    for i in range(w.size):
+        grad_x[i] = grad_y[i] * w[i]
+
+
+BACKWARDS = {"one kernel": product_backward, "a part": [product_by_x]}
+
+
+def product_op(backward):
+    return product.as_torch_op(f"fx_tracing::product_{backward.replace(' ', '_')}", backward=BACKWARDS[backward])
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_backward_kernels_take_batched_gradients(backward):
+    op = product_op(backward)
+    x, w = torch.arange(3.0, requires_grad=True), torch.full((3,), 2.0)
+    for _ in range(3):
+        assert torch.equal(torch.autograd.functional.jacobian(lambda x: op(x, w), x, vectorize=True), torch.diag(w))
+        (made,) = torch.autograd.grad(op(x, w), x, torch.eye(3), is_grads_batched=True)
+        assert torch.equal(made, torch.diag(w))
+        op(x, w).sum().backward()  # native code makes this call from now on
+
+
+def test_backward_kernels_take_tensors_that_wrap_others():
+    class Wrapping(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner, requires_grad=False):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=requires_grad)
+
+        def __init__(self, inner, requires_grad=False):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            map_only = torch.utils._pytree.tree_map_only
+            args, kwargs = map_only(cls, lambda each: each.inner, (args, kwargs or {}))
+            return map_only(torch.Tensor, cls, function(*args, **kwargs))
+
+    for backward in BACKWARDS:
+        x = Wrapping(torch.arange(3.0), True)
+        product_op(backward)(x, Wrapping(torch.full((3,), 2.0))).sum().backward()
+        assert x.grad.inner.tolist() == [2, 2, 2]
+
+
+def test_an_exception_of_a_backward_kernel_is_raised_once():
+    """It is no refusal: the kernel is not called again, by its operator."""
+    calls = []
+
+    class Failing:
+        _parameters = None
+
+        def __call__(self, *args):
+            calls.append(args)
+            raise RuntimeError("mine")
+
+    from fastexchange.calls.torch_backward import _call
+
+    with pytest.raises(RuntimeError, match="mine"):
+        _call(Failing(), [torch.ones(2)])
+    assert len(calls) == 1
+
+
+def test_a_second_derivative_names_the_kernel_that_has_no_backward():
+    as_operator = product_backward.as_torch_op("fx_tracing::product_backward")
+    ops = [product_op("one kernel"), product.as_torch_op("fx_tracing::product_by_op", backward=as_operator)]
+    for op in ops:
+        x, w = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        with pytest.raises(BufferError, match=r"^product_backward\(\): a second derivative is asked for .* has no backward="):
+            torch.autograd.grad(op(x, w).sum(), x, create_graph=True)

@@ -39,6 +39,7 @@ class TorchOp(NativeCallable):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
         self._function, self._schema = registered.function, schema
         self._is_replaced, self._is_checked = False, registered.is_checked
+        self._has_backward = registered.options[1] is not None
         registered.operators.add(self)
 
     @asks_is_traced

@@ -320,7 +320,8 @@ def leave_failure():
 def call_boxed(boxed_address, words, message):
     """Make a call of PyTorch's dispatcher. `words`: its stack. `message`: gets the address of an error's text.
 
-    Returns: 0, or 1 after an error; the owner keeps its text until the thread's next one. GIL: any; taken here, because kernels' tables are read.
+    Returns: 0, or 1 after an error; the owner keeps its text until the thread's next one.
+    GIL: any; taken here, because kernels' tables are read.
     Owns: takes the tensors of the arguments; the caller owns those of the results.
     """
     boxed = structs.boxed_at(boxed_address)

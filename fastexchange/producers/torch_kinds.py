@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 __all__ = [
-    "has_tangent", "is_differentiated", "is_dispatch_mode_active", "is_symbolic", "private", "why_no_memory",
+    "has_tangent", "is_differentiated", "is_dispatch_mode_active", "is_symbolic", "is_wrapper", "private", "why_no_memory",
     "without_subclasses",
 ]  # fmt: skip
 
@@ -88,6 +88,15 @@ def is_symbolic(value) -> bool:
         return isinstance(value, functional) or _is_fake(value)
     with without_subclasses():
         return _asked(functorch, "is_functorch_wrapped_tensor", value) or _asked(torch, "_is_functional_tensor", value)
+
+
+def is_wrapper(value) -> bool:
+    """Whether `value` is a tensor that wraps others: by its class's ``__torch_dispatch__``, or for autograd's batched gradients."""
+    if not issubclass(type(value), sys.modules["torch"].Tensor):
+        return False
+    keys, key = private("_C._dispatch_keys"), private("_C.DispatchKey.Python")
+    is_by_class = None not in (keys, key) and keys(value).has(key)
+    return is_by_class or _asked(private("_C._functorch"), "is_legacy_batchedtensor", value)
 
 
 def why_no_memory(tensor) -> str | None:
