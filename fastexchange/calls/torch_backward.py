@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ground.safe_repr import shown
+from ..producers.torch_kinds import is_wrapper
 from .torch_schema import Schema
 
 __all__ = ["register_backward"]
@@ -171,11 +172,41 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
 
 
 def _call(kernel, values: list):
-    """Call a kernel of a backward pass. It refuses tensors that are lazily conjugated or negated: those are made plain then."""
+    """Call a kernel of a backward pass, or an operator in its place.
+
+    A kernel refuses tensors that are lazily conjugated or negated: those are made plain then. It refuses tensors that wrap others:
+    its own operator gets these, as PyTorch's operators do.
+    """
     try:
         return kernel(*values)
-    except BufferError:
+    except (BufferError, RuntimeError) as error:
+        if any(map(is_wrapper, values)) and (made := _by_operator(kernel, values)) is not NotImplemented:
+            return made
+        if not isinstance(error, BufferError):
+            raise
         plain = [value.resolve_conj().resolve_neg() if hasattr(value, "resolve_conj") else value for value in values]
         if all(made is value for made, value in zip(plain, values, strict=True)):
+            _refuse_second(kernel, values, error)
             raise
     return kernel(*plain)
+
+
+def _by_operator(kernel, values: list):
+    """Make a call by the operator that a kernel registers itself. Returns NotImplemented if it has none."""
+    from .torch_tracing import call_symbolic
+
+    parameters = getattr(kernel, "_parameters", None)  # an operator has none
+    return NotImplemented if parameters is None else call_symbolic(kernel, parameters.bind(*values))
+
+
+def _refuse_second(kernel, values: list, error: BufferError) -> None:
+    """Raise BufferError where a second derivative is asked for, and a kernel of the backward pass has no backward pass."""
+    import torch
+
+    is_asked = torch.is_grad_enabled() and _any_requires_grad(*values)  # by create_graph=True
+    if is_asked and not getattr(kernel, "_has_backward", False):
+        name = getattr(kernel, "kernel", kernel).__qualname__
+        raise BufferError(
+            f"{name}(): a second derivative is asked for (create_graph=True), and this kernel of a backward pass has no backward= "
+            f"of its own; pass {name}.as_torch_op(..., backward=...) in its place"
+        ) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from .._abi import ffi
 from ..dispatch import structs
-from ..dispatch.boxed_kernel import MAX_ARGUMENTS, MESSAGE_BYTES, TORCH_NUMBERS, boxed_function, release_kept
+from ..dispatch.boxed_kernel import MAX_ARGUMENTS, TORCH_NUMBERS, boxed_function, release_kept
 from ..dispatch.outputs import PROMOTED
 from ..ground.native import address_of
 from ..ground.once import for_ever, once
@@ -184,7 +184,7 @@ class BoxedKernel:
             return False
 
     def note(self, error: BaseException, message: int) -> None:
-        """Store the text of an exception that a call has raised at `message`, and keep it for :func:`call_overload`.
+        """Store the address of an exception's text at `message`, and keep the exception for :func:`call_overload`.
 
         Raises Ctrl-C if nothing waits for it: native code lets it come again.
         """
@@ -192,8 +192,9 @@ class BoxedKernel:
             _thread.error = error
         elif isinstance(error, KeyboardInterrupt):
             raise error
-        text = str(error).encode(errors="replace")[: MESSAGE_BYTES - 1] + b"\0"
-        ctypes.memmove(message, text, len(text))
+        text = str(error).replace("\0", "\\x00").encode(errors="backslashreplace")  # PyTorch reads a C string, and decodes it
+        _thread.text = ctypes.create_string_buffer(text)
+        ctypes.c_size_t.from_address(message).value = ctypes.addressof(_thread.text)
 
 
 def count_writes(schema: Schema, args: Sequence, kwargs: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from .torch_backward import register_backward
 from .torch_boxed import BoxedKernel, count_writes, result_refused
 from .torch_declared import code_of, declaration_of, forget_compiled, forget_name, show_in_name, telling
 from .torch_schema import Schema, fake_of
+from .torch_transforms import refuse_gradients
 
 __all__ = ["Registered", "has_operators", "is_registered", "register", "registered_as"]
 
@@ -34,13 +35,13 @@ _pending: set[str] = set()
 class Registered:
     """A registered operator: the kernel, its schema and options, PyTorch's overload, and what holds the registrations."""
 
-    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, rows: list[int], fragment, boxed):
+    def __init__(self, kernel, schema: Schema, options: tuple, overload, function, rows: list[int], libraries, boxed):
         self.kernel, self.schema, self.options, self.overload = kernel, schema, options, overload
         self.rows = rows
         """Words of its dispatch table, as ``producers.torch_table.Table`` gives them."""
         self.depends: tuple[str, str] = "", ""
         """Digests of what compiled code depends on: its declaration, and its Python functions."""
-        self._fragment, self._boxed = fragment, boxed
+        self._libraries, self._boxed = libraries, boxed
         self.former: list = []
         """The ``OpOverload`` objects of operators that it has replaced."""
         self.operators: weakref.WeakSet = weakref.WeakSet()
@@ -62,7 +63,9 @@ class Registered:
         """Take the operator back from PyTorch."""
         if self._boxed is not None:
             self._boxed.remove()
-        self._fragment._destroy()
+        for each in self._libraries:
+            if each is not None:
+                each._destroy()
         forget_name(self.overload._schema.name)
 
 
@@ -126,7 +129,7 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
     _, backward, setup_context, vmap = options
     namespace, _, short = name.partition("::")
     fragment = for_ever(torch.library.Library(namespace, "FRAGMENT"))  # one that is freed takes the name's OpOverload with it
-    boxed = function = None
+    boxed = function = shadows = None
     try:
         fragment.define(short + str(schema), tags=_tags(torch))
         _hold(torch, namespace, short)
@@ -150,6 +153,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
             _count_functional(torch, fragment, name, schema)
         if kernel.allows_grad:  # else PyTorch lets the results require grad, with a backward pass that warns
             fragment.impl(short, torch.library.fallthrough_kernel, "Autograd")
+        else:
+            shadows = refuse_gradients(torch, fragment, overload, kernel, schema, backward is not None)
         if backward is not None:
             function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
         if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):
@@ -158,9 +163,11 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         if boxed is not None:
             boxed.remove()
         fragment._destroy()
+        if shadows is not None:
+            shadows._destroy()
         forget_name(name)
         raise
-    made = Registered(kernel, schema, options, overload, function, table.words(), fragment, boxed)
+    made = Registered(kernel, schema, options, overload, function, table.words(), [fragment, shadows], boxed)
     made.depends = depends
     return made
 

@@ -10,7 +10,6 @@ from ..ground.cpython import NativeCallable, enable_vectorcall
 from ..ground.native import address_of
 from ..ground.once import for_ever
 from ..ground.safe_repr import shown, type_name
-from ..producers.torch_kinds import is_differentiated, private
 from ..producers.torch_modes import why_no_counts, why_no_modes
 from .options import checked_mutates
 from .torch_boxed import call_overload
@@ -40,6 +39,7 @@ class TorchOp(NativeCallable):
     def __init__(self, kernel, name: str, schema: Schema, registered: Registered):
         self.kernel, self.name, self.overload = kernel, name, registered.overload
         self._function, self._schema, self._options = registered.function, schema, registered.options
+        self._has_backward = registered.options[1] is not None
         self._is_replaced, self._is_checked, self._rows = False, registered.is_checked, registered.rows
         registered.operators.add(self)
 
@@ -81,20 +81,7 @@ class TorchOp(NativeCallable):
 
     def _dispatch(self, /, *args, **kwargs):
         """Make a call by PyTorch's dispatcher. Native code calls this."""
-        torch = sys.modules["torch"]
-        transform = private("_C._functorch.peek_interpreter_stack")
-        if (transform is None or transform() is not None) and torch.is_grad_enabled():
-            self._refuse_differentiated(args, kwargs)
         return call_overload(self.overload, args, kwargs)
-
-    def _refuse_differentiated(self, args: tuple, kwargs: dict) -> None:
-        """Raise BufferError for a tensor of a transform of ``torch.func`` that would get a gradient of zeros."""
-        for name, value in [*zip((each.name for each in self._schema.arguments), args, strict=False), *kwargs.items()]:
-            if any(map(is_differentiated, value if isinstance(value, (list, tuple)) else (value,))):
-                raise BufferError(
-                    f"{self.name}(): argument {name!r} is a tensor of a transform of torch.func (grad, vjp, jvp ...), which does "
-                    "not see the backward pass of an operator; use torch.autograd.grad, or call it outside of the transform"
-                )
 
     def __repr__(self) -> str:
         return f"<fast_args operator {self.overload._schema}>"

@@ -21,6 +21,7 @@ from ..ground.dlpack_types import DLDataType
 from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import Pattern
+from ..producers.torch_kinds import has_tangent
 
 __all__ = ["Argument", "Schema", "fake_of", "schema_of"]
 
@@ -174,11 +175,18 @@ def fake_of(kernel: Any, schema: Schema) -> Callable:
         given = kernel._parameters.bind(*args, **kwargs)
         for position, value in enumerate(given):
             for each in value if isinstance(value, (list, tuple)) else (value,):
-                is_watched = isinstance(each, torch.Tensor) and each.requires_grad and not kernel.allows_grad
-                if is_watched and torch.is_grad_enabled():
+                if not isinstance(each, torch.Tensor) or kernel.allows_grad:
+                    continue
+                if each.requires_grad and torch.is_grad_enabled():
                     raise BufferError(
                         f"{name}(): argument {kernel._parameters.names[position]!r} (position {position}) requires grad, and the "
                         "operator has no backward; give as_torch_op() one, or call it within torch.no_grad()"
+                    )
+                if has_tangent(each):
+                    raise BufferError(
+                        f"{name}(): argument {kernel._parameters.names[position]!r} (position {position}) carries a tangent of "
+                        "forward-mode differentiation, which the operator would lose; pass the primal that "
+                        "torch.autograd.forward_ad.unpack_dual() gives for it"
                     )
         if not schema.outputs:
             return None

@@ -19,6 +19,7 @@ from ..ground.numba_internals import overloads_of
 from ..ground.omitted import OMITTED
 from ..ground.once import once
 from . import results
+from .torch_boxed import call_overload
 from .torch_declared import declaration_of
 from .torch_library import has_operators, is_registered, register
 from .torch_schema import Schema, schema_of
@@ -91,7 +92,10 @@ def call_symbolic(kernel, bound: tuple):
     import torch
 
     name = operator_of(kernel, bound)
-    return _call(getattr(torch.ops.fastexchange, name).default, kernel, bound) if name else NotImplemented
+    if not name:
+        return NotImplemented
+    overload = getattr(torch.ops.fastexchange, name).default
+    return _call(lambda *args, **named: call_overload(overload, args, named), kernel, bound)
 
 
 def operator_of(kernel, bound: tuple) -> str:

@@ -50,7 +50,6 @@ from .type_table import find
 MAX_ARGUMENTS = 16  # with the outputs
 STAND_IN_WORDS = 8
 STAND_INS_WORDS = MAX_ARGUMENTS * STAND_IN_WORDS
-MESSAGE_BYTES = 4096
 TORCH_NUMBERS = 64
 """More than the numbers of PyTorch's dtypes."""
 MADE, FAILED, LEFT = 0, 1, 2
@@ -334,9 +333,10 @@ def leave_failure():
 
 @cfunction(types.intp, types.intp, types.intp, types.intp)
 def call_boxed(boxed_address, words, message):
-    """Make a call of PyTorch's dispatcher. `words`: its stack. `message`: MESSAGE_BYTES for an error's text.
+    """Make a call of PyTorch's dispatcher. `words`: its stack. `message`: gets the address of an error's text.
 
-    Returns: 0, or 1 after an error. GIL: any; taken here, because kernels' tables are read.
+    Returns: 0, or 1 after an error; the owner keeps its text until the thread's next one.
+    GIL: any; taken here, because kernels' tables are read.
     Owns: takes the tensors of the arguments; the caller owns those of the results.
     """
     boxed = structs.boxed_at(boxed_address)
@@ -366,7 +366,7 @@ def call_boxed(boxed_address, words, message):
 
 # ---- the function that PyTorch is given ------------------------------------------------------------------------------
 
-_WORD, _BYTE = ir.IntType(64), ir.IntType(8)
+_WORD = ir.IntType(64)
 
 
 @claiming
@@ -384,14 +384,16 @@ def _build(boxed: int, fail: int):
     unit = CodeUnit(target_context_with_references(), "boxed", ir.FunctionType(ir.VoidType(), [_WORD.as_pointer(), _WORD, _WORD]))
     unit.function.attributes.add("uwtable")  # C++ exceptions pass through it
     builder = unit.builder
-    message = builder.alloca(_BYTE, size=ir.Constant(ir.IntType(32), MESSAGE_BYTES))
-    builder.store(_BYTE(0), message)
+    message = builder.alloca(_WORD, size=ir.Constant(ir.IntType(32), 2))  # the address of a text, and an empty one
+    builder.store(_WORD(0), builder.gep(message, [ir.IntType(32)(1)]))
+    builder.store(builder.ptrtoint(builder.gep(message, [ir.IntType(32)(1)]), _WORD), message)
     make = ir.FunctionType(_WORD, [_WORD, _WORD, _WORD]).as_pointer()
-    text = builder.ptrtoint(message, _WORD)
+    at = builder.ptrtoint(message, _WORD)
     words = builder.ptrtoint(unit.function.args[0], _WORD)
-    failed = builder.call(builder.inttoptr(_WORD(call_boxed.address), make), [_WORD(boxed), words, text])
+    failed = builder.call(builder.inttoptr(_WORD(call_boxed.address), make), [_WORD(boxed), words, at])
     with builder.if_then(builder.icmp_signed("!=", failed, _WORD(0)), likely=False):
         throw = ir.FunctionType(ir.VoidType(), [_WORD, _WORD, ir.IntType(32), _WORD]).as_pointer()
+        text = builder.load(message)
         builder.call(builder.inttoptr(_WORD(fail), throw), [text, text, ir.IntType(32)(0), text])
     builder.ret_void()
     return unit.finish()

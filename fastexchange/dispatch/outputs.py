@@ -298,14 +298,15 @@ def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     if not is_ready:
         return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
     last = context.last
-    plain = (callable_, given, count | c.VECTORCALL_ARGUMENTS_OFFSET, 0, context_address, last)
-    result = call_word(structs.overload_at(last).fast_entry, plain)
+    bits = c.VECTORCALL_ARGUMENTS_OFFSET | (c.MADE_OUTPUTS if load(made) != 0 else 0)
+    result = call_word(structs.overload_at(last).fast_entry, (callable_, given, count | bits, 0, context_address, last))
     if result == global_address("_Py_NoneStruct"):
         c.Py_DecRef(result)
         return all_outputs(context, given)
-    if result != 0:
+    is_left = result == context.omitted  # the slow path makes it, which has to tell these outputs from those of the caller
+    if result != 0 and not is_left:
         c.Py_DecRef(result)
         refuse_result()
     for i in range(first, count):
         drop(load(given + 8 * i))
-    return 0
+    return call_method(context.outputs_name, callable_, args, nargsf, kwnames) if is_left else 0

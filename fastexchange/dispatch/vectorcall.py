@@ -26,7 +26,14 @@ from . import structs
 from .binding import bind_into
 from .boxing import box_or_raise
 from .frame import (
-    drop_lists, give_frame, grow_frame, is_anything_kept, note_leaks, note_origins, release, take_frame,
+    drop_lists,
+    give_frame,
+    grow_frame,
+    is_anything_kept,
+    note_leaks,
+    note_origins,
+    release,
+    take_frame,
 )  # fmt: skip
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
@@ -234,6 +241,8 @@ def call_any(launch, context_address, launcher, callable_, args, nargsf, kwnames
         if part != CANNOT:
             return call_numbas(context, runtime, callable_, args, nargs, kwnames)
         method = context.numba_name
+    elif nargsf & c.MADE_OUTPUTS != 0:
+        return context.omitted
     result = call_method(method, callable_, args, nargsf, kwnames)
     if result != 0 and result == context.again:
         # Native code makes the call that Python has learnt, so that the kernel's exceptions have no frames of ours.

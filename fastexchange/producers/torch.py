@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from ..ground.dlpack import VERSION
-from .torch_kinds import private, why_no_memory, without_subclasses
+from .torch_kinds import has_tangent, private, why_no_memory, without_subclasses
 from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
 
 __all__ = [
@@ -89,7 +89,7 @@ def _check(tensor, allows_grad: bool, allows_bits: bool) -> None:
     is_plain = found.knows_all and not keys_of(tensor) & found.native.odd_keys
     if is_plain or not found.knows_all:
         check_storage(tensor)
-        if not allows_grad and _has_tangent(tensor):
+        if not allows_grad and has_tangent(tensor):
             raise BufferError(
                 "it carries a tangent of forward-mode differentiation, which a kernel would lose; pass the primal that "
                 "torch.autograd.forward_ad.unpack_dual() gives for it"
@@ -167,18 +167,6 @@ def check_storage(tensor) -> None:
         raise BufferError(
             f"its storage has been freed or made smaller: it holds {size} bytes, and the tensor ends at byte {end}"
         )
-
-
-def _has_tangent(tensor) -> bool:
-    """Whether a tensor is a dual number of forward-mode differentiation at the current level."""
-    from torch.autograd import forward_ad
-
-    if getattr(forward_ad, "_current_level", 0) < 0:
-        return False
-    try:
-        return forward_ad.unpack_dual(tensor).tangent is not None
-    except Exception:  # fake, functorch's …: their own __dlpack__ decides
-        return False
 
 
 def as_dlpack_raises(tensor, error: Exception) -> Exception:

@@ -9,7 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["is_differentiated", "is_dispatch_mode_active", "is_symbolic", "private", "why_no_memory", "without_subclasses"]
+__all__ = [
+    "has_tangent", "is_differentiated", "is_dispatch_mode_active", "is_symbolic", "is_wrapper", "private", "why_no_memory",
+    "without_subclasses",
+]  # fmt: skip
 
 
 def private(name: str) -> Any:
@@ -42,13 +45,37 @@ _TELL_OF_KEYS = "_dispatch_tls_is_dispatch_key_included", "_dispatch_tls_is_disp
 
 
 def is_differentiated(value) -> bool:
-    """Whether `value` is a tensor by which a transform of ``torch.func`` differentiates (``grad``, ``vjp``, ``jvp`` …)."""
+    """Whether a transform of ``torch.func`` differentiates by the tensor `value` (``grad``, ``vjp``, ``jvp`` …)."""
     torch: Any = sys.modules["torch"]
-    return issubclass(type(value), torch.Tensor) and _asked(private("_C._functorch"), "is_gradtrackingtensor", value)
+    if not issubclass(type(value), torch.Tensor) or not _asked(private("_C._functorch"), "is_gradtrackingtensor", value):
+        return False
+    return (torch.is_grad_enabled() and value.requires_grad) or has_tangent(value)  # else it is a constant to the transform
+
+
+def has_tangent(tensor) -> bool:
+    """Whether a tensor is a dual number of forward-mode differentiation at the current level."""
+    from torch.autograd import forward_ad
+
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return False
+    try:
+        with _seen_by_autograd():
+            return forward_ad.unpack_dual(tensor).tangent is not None
+    except Exception:  # fake, functorch's …: their own __dlpack__ decides
+        return False
+
+
+def _seen_by_autograd():
+    """Context manager: autograd is asked also where it has been passed, as in the calls of a ``TorchDispatchMode``."""
+    names = "_ForceDispatchKeyGuard", "_dispatch_tls_local_include_set", "DispatchKeySet", "DispatchKey", _TELL_OF_KEYS[1]
+    guard, included, keys, key, is_excluded = found = [private(f"_C.{name}") for name in names]
+    if None in found or not is_excluded(key.AutogradFunctionality):
+        return contextlib.nullcontext()
+    return guard(included(), keys(key.Python).add(key.FuncTorchDynamicLayerFrontMode))
 
 
 def is_symbolic(value) -> bool:
-    """Whether `value` is a tensor by which PyTorch traces or transforms a function: fake, functional, or of ``torch.vmap``.
+    """Whether `value` is a tensor by which PyTorch traces or transforms a function: fake, functional, or of ``torch.func``.
 
     PyTorch has to make the calls with it, by an operator. Does not import PyTorch, and runs no code of the value's class.
     """
@@ -60,7 +87,16 @@ def is_symbolic(value) -> bool:
         functional = getattr(sys.modules.get("torch._subclasses.functional_tensor"), "FunctionalTensor", ())
         return isinstance(value, functional) or _is_fake(value)
     with without_subclasses():
-        return _asked(functorch, "is_batchedtensor", value) or _asked(torch, "_is_functional_tensor", value)
+        return _asked(functorch, "is_functorch_wrapped_tensor", value) or _asked(torch, "_is_functional_tensor", value)
+
+
+def is_wrapper(value) -> bool:
+    """Whether `value` is a tensor that wraps others: by its class's ``__torch_dispatch__``, or for autograd's batched gradients."""
+    if not issubclass(type(value), sys.modules["torch"].Tensor):
+        return False
+    keys, key = private("_C._dispatch_keys"), private("_C.DispatchKey.Python")
+    is_by_class = None not in (keys, key) and keys(value).has(key)
+    return is_by_class or _asked(private("_C._functorch"), "is_legacy_batchedtensor", value)
 
 
 def why_no_memory(tensor) -> str | None:

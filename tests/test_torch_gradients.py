@@ -1,0 +1,181 @@
+"""A gradient that is asked of a kernel, and that nobody has declared, is an error: in every mode of PyTorch, by every name."""
+
+import functools
+
+import pytest
+from frameworks import torch
+
+from fastexchange import fast_args
+
+pytestmark = [
+    pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch.compiler.reset()
+
+
+@fast_args(out="x[n] -> y[n]")
+def double(x, y):
+    for i in range(x.size):
+        y[i] = 2 * x[i]
+
+
+@fast_args(out="grad_y[n] -> grad_x[n]")
+def double_backward(grad_y, grad_x):
+    for i in range(grad_y.size):
+        grad_x[i] = 2 * grad_y[i]
+
+
+@fast_args(mutates="x")
+def redouble(x):
+    for i in range(x.size):
+        x[i] *= 2
+
+
+@fast_args(mutates="xs")
+def redouble_all(xs: "list[torch.Tensor]"):
+    for x in xs:
+        x *= 2
+
+
+@functools.cache
+def operator(kernel, backward=None):
+    name = kernel.__qualname__ + ("" if backward is None else "_with_backward")
+    return kernel.as_torch_op(f"fx_gradients::{name}", backward=backward)
+
+
+def writing(function, is_list=False):
+    def call(x):
+        made = x * 1
+        function([made] if is_list else made)
+        return made
+
+    return call
+
+
+def called_by(name):
+    """A function that doubles, and reaches a kernel by this name."""
+    return {
+        "kernel": lambda: double,
+        "operator": lambda: operator(double),
+        "torch.ops": lambda: operator(double).overload,
+        "backward": lambda: operator(double, double_backward),
+        "torch.ops backward": lambda: operator(double, double_backward).overload,
+        "mutates": lambda: writing(redouble),
+        "mutates operator": lambda: writing(operator(redouble)),
+        "mutates torch.ops": lambda: writing(operator(redouble).overload),
+        "list": lambda: writing(redouble_all, True),
+        "list torch.ops": lambda: writing(operator(redouble_all).overload, True),
+    }[name]()
+
+
+NAMES = [
+    "kernel", "operator", "torch.ops", "backward", "torch.ops backward", "mutates", "mutates operator", "mutates torch.ops",
+    "list", "list torch.ops",
+]  # fmt: skip
+
+
+def loss(function):
+    return lambda x: (function(x) * x).sum()
+
+
+def dual(function):
+    forward = torch.autograd.forward_ad
+
+    def call(x):
+        with forward.dual_level():
+            return forward.unpack_dual(function(forward.make_dual(x, torch.ones_like(x)))).tangent
+
+    return call
+
+
+def without_grad(function):
+    def call(x):
+        with torch.no_grad():
+            return function(x)
+
+    return call
+
+
+def traced(function):
+    return lambda x: torch.fx.experimental.proxy_tensor.make_fx(function)(x)(x)
+
+
+MODES = {
+    "grad": lambda f: torch.func.grad(loss(f)),
+    "vjp": lambda f: lambda x: torch.func.vjp(f, x)[1](x),
+    "jacrev": lambda f: torch.func.jacrev(f),
+    "jacfwd": lambda f: torch.func.jacfwd(f),
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,)),
+    "linearize": lambda f: lambda x: torch.func.linearize(f, x)[1](x),
+    "dual": dual,
+    "make_fx(grad)": lambda f: traced(torch.func.grad(loss(f))),
+    "make_fx(jvp)": lambda f: traced(lambda x: torch.func.jvp(f, (x,), (x,))[1]),
+    "vmap(grad)": lambda f: lambda x: torch.func.vmap(torch.func.grad(loss(f)))(x[None]),
+    "grad(vmap)": lambda f: torch.func.grad(lambda x: torch.func.vmap(f)(x[None]).sum()),
+    "jvp in no_grad": lambda f: lambda x: torch.func.jvp(without_grad(f), (x,), (x,)),
+}
+REFUSED = r"is differentiated by a transform of torch\.func|carries a tangent|jvp function for custom autograd"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_undeclared_gradient_is_an_error(name, mode):
+    function, x = called_by(name), torch.arange(3.0)
+    for _ in range(2):
+        with pytest.raises((BufferError, RuntimeError), match=REFUSED):
+            MODES[mode](function)(x)
+        assert function(x).tolist() == [0, 2, 4]  # native code makes this call from now on
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_undeclared_gradient_is_an_error_in_compiled_code(name, backend):
+    function, x = called_by(name), torch.arange(3.0)
+    compile_ = functools.partial(torch.compile, backend=backend)
+    for mode in MODES.values():
+        for compiled in (compile_(mode(function)), mode(compile_(function))):
+            torch.compiler.reset()
+            with pytest.raises(Exception, match=REFUSED + "|FX to symbolically trace a dynamo-optimized"):
+                compiled(x)
+
+
+CONSTANTS = {
+    "grad": lambda f: torch.func.grad(lambda w: (f(torch.arange(3.0)) * w).sum()),
+    "grad, wrapped": lambda f: torch.func.grad(lambda w: (f(w.detach() * 1) * w).sum()),
+    "grad, no_grad": lambda f: torch.func.grad(lambda w: (without_grad(f)(w) * w).sum()),
+    "vmap(grad)": lambda f: lambda x: torch.func.vmap(torch.func.grad(lambda w: (f(w.detach()) * w).sum()))(x[None])[0],
+    "jvp": lambda f: lambda x: torch.func.jvp(lambda w: f(w.detach()) * w, (x,), (torch.ones(3),))[1],
+    "make_fx(grad)": lambda f: traced(torch.func.grad(lambda w: (f(w.detach()) * w).sum())),
+    "vmap": lambda f: lambda x: torch.func.vmap(f)(x[None])[0],
+}
+
+
+@pytest.mark.parametrize("mode", CONSTANTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_needs_no_gradient_passes(name, mode):
+    function, x = called_by(name), torch.arange(3.0)
+    for _ in range(2):
+        assert CONSTANTS[mode](function)(x).tolist() == [0, 2, 4]
+        assert function(x).tolist() == [0, 2, 4]
+
+
+@pytest.mark.slow
+def test_what_needs_no_gradient_passes_in_compiled_code():
+    x = torch.arange(3.0)
+    for name in NAMES:
+        for mode in CONSTANTS:
+            torch.compiler.reset()
+            assert torch.compile(CONSTANTS[mode](called_by(name)), backend="aot_eager")(x).tolist() == [0, 2, 4]
+
+
+def test_a_kernel_that_hides_its_arguments_from_autograd_has_no_gradient():
+    kernel = fast_args(grad="allow", out="x[n] -> y[n]")(double.py_func)
+    op = kernel.as_torch_op("fx_gradients::hidden")
+    for function in (op, op.overload):
+        assert torch.func.grad(loss(function))(torch.arange(3.0)).tolist() == [0, 2, 4]

@@ -1,0 +1,200 @@
+"""Calls that PyTorch traces or transforms: what stays of earlier calls, backward passes, exceptions, and what is said."""
+
+import pytest
+from frameworks import torch
+
+from fastexchange import fast_args
+
+pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch.compiler.reset()
+
+
+def with_tensor():
+    @fast_args(out="a[n] -> y[n]")
+    def add(a, b, y):
+        for i in range(a.size):
+            y[i] = a[i] + b[i]
+
+    return add, lambda b: b
+
+
+def with_list():
+    @fast_args(out="a[n] -> y[n]")
+    def add_first(a, b: "list[torch.Tensor]", y):
+        for i in range(a.size):
+            y[i] = a[i] + b[0][i]
+
+    return add_first, lambda b: [b]
+
+
+def with_optional():
+    @fast_args(out="a[n] -> y[n]")
+    def add_if(a, b: "torch.Tensor | None", y):
+        for i in range(a.size):
+            y[i] = a[i]
+            if b is not None:
+                y[i] += b[i]
+
+    return add_if, lambda b: b
+
+
+def with_two_outputs():
+    @fast_args(out="a[n] -> y[n], z[n]")
+    def add_twice(a, b, y, z):
+        for i in range(a.size):
+            y[i] = z[i] = a[i] + b[i]
+
+    return lambda a, b, *given: add_twice(a, b, *given)[0], lambda b: b
+
+
+def faked(call, b):
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        shape = call(mode.from_tensor(b)).shape
+    return torch.ones(shape) * b + torch.arange(3.0)
+
+
+TRACED = {
+    "vmap": lambda call, b: torch.vmap(call)(b[None])[0],
+    "functionalize": lambda call, b: torch.func.functionalize(call)(b),
+    "fake": faked,
+    "make_fx": lambda call, b: torch.fx.experimental.proxy_tensor.make_fx(call)(b)(b),
+    "grad of a constant": lambda call, b: torch.func.grad(lambda w: (call(w.detach()) * w).sum())(b),
+}
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("mode", TRACED)
+@pytest.mark.parametrize("make", [with_tensor, with_list, with_optional, with_two_outputs])
+def test_an_output_that_native_code_allocates_is_no_given_one(make, mode, is_warm):
+    kernel, given = make()
+    a, b = torch.arange(3.0), torch.ones(3)
+    for _ in range(20 * is_warm):
+        kernel(a, given(b))
+    for _ in range(2):
+        assert TRACED[mode](lambda b: kernel(a, given(b)), b).tolist() == [1, 2, 3]
+        assert kernel(a, given(b)).tolist() == [1, 2, 3]
+
+
+def test_a_given_output_is_written_by_a_call_that_is_traced():
+    kernel, _ = with_tensor()
+    a, b, y = torch.arange(3.0), torch.ones(1, 3), torch.zeros(1, 3)
+    for _ in range(20):
+        kernel(a, b[0], torch.zeros(3))
+    assert torch.vmap(lambda b, y: kernel(a, b, y))(b, y).tolist() == [[1, 2, 3]] == y.tolist()
+    with pytest.raises(ValueError, match="'y' is written to, and vmap has not been given a batch of it"):
+        torch.vmap(lambda b: kernel(a, b, torch.zeros(3)))(b)
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+TEXTS = ["ä" * 3000, "x" + "€" * 5000, "e" * 100_000, "before\0after", "", "\ud800 alone"]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_the_text_of_an_exception_is_whole(text):
+    @fast_args(out="x[n] -> y[n]")
+    def failing(x, y):
+        raise ValueError(text)
+
+    op, x = failing.as_torch_op(f"fx_tracing::failing_{TEXTS.index(text)}"), torch.ones(2)
+    said = text.replace("\0", "\\x00").replace("\ud800", "\\ud800")
+    for _ in range(2):
+        for call in (lambda: op(x), lambda: torch.vmap(failing)(x[None]), lambda: torch.vmap(op)(x[None])):
+            with pytest.raises(ValueError) as info:
+                call()
+            assert str(info.value) == text
+        with pytest.raises((RuntimeError, ValueError)) as info:
+            op.overload(x)
+        assert str(info.value) in (said, text)  # the latter where PyTorch calls Python code
+
+
+# ---- backward passes -------------------------------------------------------------------------------------------------
+
+
+@fast_args(out="x[n], w[n] -> y[n]")
+def product(x, w, y):
+    for i in range(x.size):
+        y[i] = x[i] * w[i]
+
+
+@fast_args(out="grad_y[n], x[n], w[n] -> grad_x[n], grad_w[n]")
+def product_backward(grad_y, x, w, grad_x, grad_w):
+    for i in range(x.size):
+        grad_x[i] = grad_y[i] * w[i]
+        grad_w[i] = grad_y[i] * x[i]
+
+
+@fast_args(out="grad_y[n], w[n] -> grad_x[n]")
+def product_by_x(grad_y, w, grad_x):
+    for i in range(w.size):
+        grad_x[i] = grad_y[i] * w[i]
+
+
+BACKWARDS = {"one kernel": product_backward, "a part": [product_by_x]}
+
+
+def product_op(backward):
+    return product.as_torch_op(f"fx_tracing::product_{backward.replace(' ', '_')}", backward=BACKWARDS[backward])
+
+
+@pytest.mark.parametrize("backward", BACKWARDS)
+def test_backward_kernels_take_batched_gradients(backward):
+    op = product_op(backward)
+    x, w = torch.arange(3.0, requires_grad=True), torch.full((3,), 2.0)
+    for _ in range(3):
+        assert torch.equal(torch.autograd.functional.jacobian(lambda x: op(x, w), x, vectorize=True), torch.diag(w))
+        (made,) = torch.autograd.grad(op(x, w), x, torch.eye(3), is_grads_batched=True)
+        assert torch.equal(made, torch.diag(w))
+        op(x, w).sum().backward()  # native code makes this call from now on
+
+
+def test_backward_kernels_take_tensors_that_wrap_others():
+    class Wrapping(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner, requires_grad=False):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=requires_grad)
+
+        def __init__(self, inner, requires_grad=False):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            map_only = torch.utils._pytree.tree_map_only
+            args, kwargs = map_only(cls, lambda each: each.inner, (args, kwargs or {}))
+            return map_only(torch.Tensor, cls, function(*args, **kwargs))
+
+    for backward in BACKWARDS:
+        x = Wrapping(torch.arange(3.0), True)
+        product_op(backward)(x, Wrapping(torch.full((3,), 2.0))).sum().backward()
+        assert x.grad.inner.tolist() == [2, 2, 2]
+
+
+def test_an_exception_of_a_backward_kernel_is_raised_once():
+    """It is no refusal: the kernel is not called again, by its operator."""
+    calls = []
+
+    class Failing:
+        _parameters = None
+
+        def __call__(self, *args):
+            calls.append(args)
+            raise RuntimeError("mine")
+
+    from fastexchange.calls.torch_backward import _call
+
+    with pytest.raises(RuntimeError, match="mine"):
+        _call(Failing(), [torch.ones(2)])
+    assert len(calls) == 1
+
+
+def test_a_second_derivative_names_the_kernel_that_has_no_backward():
+    as_operator = product_backward.as_torch_op("fx_tracing::product_backward")
+    ops = [product_op("one kernel"), product.as_torch_op("fx_tracing::product_by_op", backward=as_operator)]
+    for op in ops:
+        x, w = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        with pytest.raises(BufferError, match=r"^product_backward\(\): a second derivative is asked for .* has no backward="):
+            torch.autograd.grad(op(x, w).sum(), x, create_graph=True)
