@@ -33,6 +33,7 @@ from .ground.numba_internals import (
     set_class_of_dispatchers,
 )  # fmt: skip
 from .ground.parameters import Parameters
+from .ground.passing import reraise_passing
 from .ground.safe_repr import shown
 
 __all__ = ["accelerate", "decelerate", "fast_args"]
@@ -279,4 +280,5 @@ def _keep_on_disk(kernel: FastKernel) -> None:
     try:
         kernel.enable_caching()
     except RuntimeError as error:
+        reraise_passing(error)
         warnings.warn(f"fast_args(cache=True): {error}; compiling without a disk cache", RuntimeWarning, stacklevel=4)

@@ -215,6 +215,14 @@ def test_a_child_process_is_not_recorded(folder):
     assert done.returncode == 0 and "0 signatures of 0 kernels" in done.stderr and "child processes" in done.stderr
 
 
+@pytest.mark.slow
+def test_the_packages_own_code():
+    """After it no process compiles native code of the package."""
+    said = [run_here("precompile") for _ in range(2)]
+    assert [(done.returncode, "kept in" in done.stdout) for done in said] == [(0, True)] * 2
+    assert "compiled 0: " in said[1].stdout, said[1].stdout
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (("record", "program.py"), "-o"),
     (("record", "-o", "x.json"), "PROGRAM"),
@@ -222,7 +230,6 @@ def test_a_child_process_is_not_recorded(folder):
     (("record", "-o", "none/x.json", "program.py"), "cannot be written"),
     (("record", "-o", "folder.json", "program.py"), "cannot be written"),
     (("record", "-o", "x.json", "none.py"), "is not a file"),
-    (("precompile",), "TARGET"),
 ])  # fmt: skip
 def test_wrong_arguments(folder, monkeypatch, arguments, said):
     monkeypatch.chdir(folder)
