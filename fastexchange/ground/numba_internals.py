@@ -546,7 +546,7 @@ def class_of_buffer(cls: type) -> Any:
 
 def reports_calls() -> bool:
     """Whether Numba's dispatchers report calls to ``sys.monitoring``, which they do on request, from CPython 3.12 on."""
-    return sys.version_info >= (3, 12) and bool(getattr(config, "ENABLE_SYS_MONITORING", False))
+    return hasattr(sys, "monitoring") and bool(getattr(config, "ENABLE_SYS_MONITORING", False))
 
 
 @check

@@ -128,7 +128,7 @@ def refuse_format(buffer):
         store(given + c.OB_ITEM, c.PyUnicode_FromString(buffer.format))
         store(given + c.OB_ITEM + 8, c.PyLong_FromSsize_t(buffer.itemsize))
         if load(given + c.OB_ITEM) != 0 and load(given + c.OB_ITEM + 8) != 0:
-            message = c.PyUnicode_Format(template, given)
+            message = c.PyNumber_Remainder(template, given)  # str % tuple
             if message != 0:
                 c.PyErr_SetObject(global_address("PyExc_BufferError"), message)
                 c.Py_DecRef(message)
