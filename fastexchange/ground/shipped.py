@@ -60,7 +60,7 @@ def write(path: Path, code: ShippedCode) -> None:
 def read(path: Path) -> ShippedCode:
     """Read a file and check that its code can be used here. Raises NotBelieved, with the reason, if not."""
     try:
-        _, value = unframed(zlib.decompress(path.read_bytes()), is_value_wanted=True)
+        value = unframed(zlib.decompress(path.read_bytes()), wanted=None)
     except FileNotFoundError:
         raise NotBelieved(f"none is installed for {path.stem}") from None
     except (OSError, zlib.error) as error:
