@@ -6,8 +6,10 @@ import shutil
 import sys
 import textwrap
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
@@ -15,7 +17,9 @@ import pytest
 from interpreter import run_python
 from numba import types
 
+from fastexchange.calls.carried_code import _InMemory
 from fastexchange.ground.cfunction import _Announced, cfunction, code_cache
+from fastexchange.ground.disk_cache import CacheFolder, digest
 from fastexchange.ground.native import native
 
 PROGRAM = """
@@ -113,6 +117,39 @@ def copied(warm, tmp_path) -> Path:
 def copied_functions(functions, tmp_path) -> Path:
     """The same of what :data:`FUNCTIONS` needs."""
     return Path(shutil.copytree(functions, tmp_path / "functions"))
+
+
+UNPICKLED: list[str] = []
+
+
+def note(what: str) -> None:
+    UNPICKLED.append(what)
+
+
+class Noted:
+    """What notes that it is unpickled."""
+
+    def __reduce__(self):
+        return note, ("value",)
+
+
+@pytest.mark.parametrize("kept_in", ["folder", "memory"])
+def test_nothing_is_unpickled_before_its_key_and_checksum_are_right(kept_in, tmp_path):
+    folder: Any = CacheFolder(tmp_path / "folder") if kept_in == "folder" else _InMemory()
+    assert folder.save("name", "one", Noted()) and folder.save("name", "other", Noted()) and folder.save("name", "third", Noted())
+    if kept_in == "folder":
+        one, other, third = (tmp_path / "folder" / f"name-{digest(key)}.entry" for key in ("one", "other", "third"))
+        one.replace(other)
+        third.write_bytes(third.read_bytes()[:-1] + b"!")
+        assert (folder.contents().entries, len(folder.contents().refused)) == (0, 2)
+    else:
+        folder.entries[digest("other")] = folder.entries[digest("one")]
+        third = zlib.decompress(folder.entries[digest("third")])
+        folder.entries[digest("third")] = zlib.compress(third[:-1] + b"!")
+        assert sorted(folder.keys().values()) == ["", "one", "one"]
+    UNPICKLED.clear()
+    assert folder.load("name", "other") is None and folder.load("name", "third") is None and not UNPICKLED
+    assert folder.save("name", "one", Noted()) and folder.load("name", "one") is None and UNPICKLED == ["value"]
 
 
 def files(directory: Path) -> list[Path]:

@@ -300,13 +300,25 @@ def test_members_whose_values_differ_in_bits(monkeypatch):
     assert len({*found[:2], *found[4:6]}) == 4 and len({*found[2:4], *found[6:]}) == 2
 
 
-def test_classes_as_arguments():
-    """Code that calls a class of named tuples, or reads a member of an enumeration, has its fields or values."""
+def test_classes_as_arguments(monkeypatch):
+    """Code that makes a named tuple, or reads a member of an enumeration, has its fields or values."""
     classes = [collections.namedtuple("Pair", fields) for fields in ("x y", "y x")]
     classes += [enum.IntEnum("Shade", members) for members in ("DARK LIGHT", "LIGHT DARK")]
-    found = [repr(meaning_of((numba.typeof(each),))) for each in classes]
-    assert len(set(found)) == 4
-    assert meaning_of((numba.typeof(enum.Enum("Odd", [("A", 1)])),)) is not None
+    found = []
+    for each in classes:
+        monkeypatch.setitem(globals(), each.__name__, each)
+        found.append(repr(meaning_of((numba.typeof(each),))))
+    assert len(set(found)) == 4 and "None" not in found
+
+
+@pytest.mark.parametrize("where", ["__main__", "nowhere_of_the_test", __name__])
+def test_classes_that_another_process_makes_anew(where):
+    """Their types are never equal to those of an entry: it would be written, and never loaded."""
+    point = collections.namedtuple("Nowhere", "x y", module=where)
+    level = enum.Enum("Nowhere", "LOW HIGH", module=where)
+    for value in (point(1, 2), (1, point(1, 2)), point(1, point(1, 2)), level.LOW, level):
+        assert meaning_of((numba.typeof(value),)) is None
+    assert meaning_of((numba.typeof((Point(1, 2), Colour.RED)),)) is not None
 
 
 def test_names_that_builtins_has(monkeypatch):

@@ -596,7 +596,7 @@ def test_a_kernel_that_names_what_cannot_be_told(module):
         constant = level.number
         return lambda level: constant
     for level in (1, 2):
-        namespace = {"LEVEL": Level(level)}
+        namespace = {"LEVEL": Level(level), "__name__": "__main__"}
         exec(compile("def used(x): return x[0] + LEVEL.number", module.__file__, "exec"), namespace)
         print(fast_args(cache=True)(namespace["used"])(x))
     """

@@ -20,7 +20,7 @@ from numba.core.serialize import dumps, loads
 from fastexchange import FastKernel, fast_args
 from fastexchange.calls import carried_code, pickled
 from fastexchange.calls.carried_code import Content
-from fastexchange.ground.disk_cache import framed, unframed
+from fastexchange.ground.disk_cache import framed, framed_key, unframed
 
 SENT = """
     import importlib, os, sys
@@ -189,6 +189,12 @@ def received(kernel, **changed) -> FastKernel:
     return FastKernel._rebuild(**loads(dumps(states)))
 
 
+def read(entry: bytes) -> tuple:
+    """The key and the value of an entry."""
+    data = zlib.decompress(entry)
+    return framed_key(data), unframed(data, None)
+
+
 def misses(kernel) -> int:
     return sum(kernel.stats.cache_misses.values())
 
@@ -299,7 +305,7 @@ def test_ctrl_c_while_code_is_packed(scaled, monkeypatch):
 
 def test_code_for_another_process_goes_no_further(scaled):
     (entry,) = states_of(scaled)["carried"].values()
-    key, value = unframed(zlib.decompress(entry), True)
+    key, value = read(entry)
     entry = zlib.compress(framed(key.replace("((", "(('another version', ", 1), value))
     other = received(scaled, carried={"0" * 64: entry})
     assert other(np.ones(2)) == 2.0 and misses(other) == 1
@@ -436,7 +442,7 @@ def test_a_moved_function_is_compiled(scaled):
 
 def spoilt(entries: dict, how: str) -> object:
     ((name, data),) = entries.items()
-    key, value = unframed(zlib.decompress(data), True)
+    key, value = read(data)
     return {
         "truncated": {name: data[:-9]},
         "empty": {name: b""},

@@ -188,7 +188,7 @@ def _of_another_platform(file: Path):
 def _of_another_numba(file: Path):
     from fastexchange.ground import shipped
 
-    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), is_value_wanted=True)[1])
+    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), wanted=None))
     shipped.write(file, code._replace(depends_on=(code.depends_on[0], "0.1", *code.depends_on[2:])))
 
 
@@ -206,7 +206,7 @@ def _of_another_format(file: Path):
 def _of_other_contents(file: Path):
     from fastexchange.ground import shipped
 
-    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), is_value_wanted=True)[1])
+    code = shipped.ShippedCode(*shipped.unframed(shipped.zlib.decompress(file.read_bytes()), wanted=None))
     shipped.write(file, code._replace(sources=7))
 
 

@@ -6,13 +6,14 @@ compiles. Entries are unpickled when a call needs them, not before.
 """
 
 import zlib
+from collections.abc import Callable
 from operator import is_
 from types import FunctionType
 from typing import Any, NamedTuple
 
 from numba.core import sigutils
 
-from ..ground.disk_cache import NotBelieved, digest, framed, unframed
+from ..ground.disk_cache import NotBelieved, digest, framed, framed_key, unframed
 from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
 from ..ground.numba_extensions import extensions
 from ..ground.numba_internals import failures, global_compiler_lock, overloads_of
@@ -74,8 +75,7 @@ class _InMemory:
 
     def load(self, name: str, key: str) -> Any:
         """Return the value of the entry with this key; None without a valid entry."""
-        stored, value = self._read(self.entries.get(digest(key)), is_value_wanted=True)
-        return value if stored == key else None
+        return self._read(self.entries.get(digest(key)), lambda data: unframed(data, key))
 
     def has(self, name: str, key: str) -> bool:
         """Whether :meth:`load` would find an entry."""
@@ -93,17 +93,17 @@ class _InMemory:
         """The key of each entry, by its name; "" for what is no entry."""
         known, none = self._read_keys, (None, "")
         self._read_keys = {
-            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, is_value_wanted=False)[0])
+            name: read if (read := known.get(name, none))[0] is data else (data, self._read(data, framed_key) or "")
             for name, data in list(self.entries.items())
         }
         return {name: key for name, (_, key) in self._read_keys.items()}
 
     @staticmethod
-    def _read(data: Any, is_value_wanted: bool) -> tuple[str, Any]:
+    def _read(data: Any, read: Callable[[bytes], Any]) -> Any:
         try:
-            return unframed(zlib.decompress(data), is_value_wanted)
+            return read(zlib.decompress(data))
         except (NotBelieved, zlib.error, TypeError):  # TypeError: not bytes, or None
-            return "", None
+            return None
 
     def claim(self, name: str, key: str) -> None:
         """Return None: nobody else makes these entries."""

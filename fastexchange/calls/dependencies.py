@@ -463,7 +463,7 @@ event.register("numba:compile", _Listener())
 def meaning_of(signature) -> list | None:
     """Describe the user-defined types in a signature, whose names may mean other types in another process.
 
-    Returns None if one cannot be described: a jitclass, a function, a type of a third package.
+    Returns None if one cannot be described: a jitclass, a function, a type of a third package, a class of ``__main__``.
     """
     if isinstance(signature, str):  # a string can only name Numba's own types
         return []
@@ -472,12 +472,14 @@ def meaning_of(signature) -> list | None:
         module = type(numba_type).__module__
         if (module.partition(".")[0] != "numba" and module != _HALF) or isinstance(numba_type, _NOT_DESCRIBABLE):
             return None
+        if not _is_found_again(getattr(numba_type, "instance_class", None)):
+            return None
         if isinstance(numba_type, types.BaseNamedTuple):
             found.append(cast(Any, numba_type).fields)
         if isinstance(numba_type, types.NamedTupleClass):
             found.append(cast(Any, numba_type.instance_class)._fields)
         if isinstance(numba_type, types.EnumMember | types.EnumClass):
-            members = cast(Any, numba_type.instance_class).__members__.items()
+            members = cast(Any, numba_type).instance_class.__members__.items()
             try:
                 found.append([(name, _Describer().describe(member.value, name)) for name, member in members])
             except NotDescribable:
@@ -489,6 +491,14 @@ def meaning_of(signature) -> list | None:
             return None
         found.append(inside)
     return found
+
+
+def _is_found_again(cls: type | None) -> bool:
+    """Whether another process finds a class by its name: one of the script itself is made anew there. True for None."""
+    found: Any = None if cls is None or cls.__module__ == "__main__" else sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split(".") if cls is not None else ():
+        found = getattr(found, part, None)
+    return found is cls
 
 
 _INNER_TYPES = "dtype", "type", "key_type", "value_type", "yield_type", "instance_type"

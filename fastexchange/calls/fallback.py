@@ -147,6 +147,13 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
 
     Raises the error of an argument that is to blame, with its name.
     """
+    if isinstance(error, (TypingError, ValueError)) and not kernel._is_interpreted:
+        try:
+            for position, value in enumerate(bound):
+                _refuse_large_ints(kernel, position, value)
+        except OverflowError as refused_int:
+            refused_int.__context__ = None  # Numba's, which says less
+            return refused_int.with_traceback(None)
     if isinstance(error, TypingError):
         own = copy_of(error)
         if own is not error:
@@ -205,8 +212,7 @@ def as_numba_takes_it(kernel, position: int, value, views: Views | None = None):
         refused(kernel, position, error)
     kind = fields["kind"]
     if kind == structs.KIND_INT:
-        if not -(2**63) <= value < 2**64:
-            raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
+        _require_64_bits(kernel, position, value)
     elif fields.get("key", 0) >> structs.CLASS_SHIFT and kind == structs.KIND_MANAGED:
         return value  # Numba reads objects with the buffer protocol itself
     elif kind in (structs.KIND_EXCHANGE, structs.KIND_MANAGED) or is_tensor_by_itself(value, kind):
@@ -288,6 +294,20 @@ def _list(kernel, position: int, value: list, views: Views | None) -> list:
         return [as_numba_takes_it(kernel, item_of(position, i), item, views) for i, item in enumerate(value)]
 
     return viewed() if views is None else views.add_list(value, viewed)
+
+
+def _refuse_large_ints(kernel, position, value) -> None:
+    """Raise OverflowError for an int beyond 64 bits in a list or set, which Numba refuses in other words, without a place."""
+    if type(value) in (list, tuple, set):
+        for i, item in enumerate(value):
+            _refuse_large_ints(kernel, item_of(position, i), item)
+    elif type(value) is int:
+        _require_64_bits(kernel, position, value)
+
+
+def _require_64_bits(kernel, position, value: int) -> None:
+    if not -(2**63) <= value < 2**64:
+        raise OverflowError(f"{argument(kernel, position)}: int {_shortened(value)} does not fit into 64 bits")
 
 
 def _is_tensor(value) -> bool:

@@ -71,6 +71,7 @@ class Entries:
         """Everything that the code of this signature depends on now; None if it cannot be described."""
         meaning = meaning_of(key[0])
         if meaning is None:
+            self._not_described[key] = "a type of its signature, or a class in one, is not found by its name in another process"
             return None
         try:
             return repr((self._depends_on(), key, meaning))
@@ -88,7 +89,7 @@ class Entries:
 
     def why_no_text(self, key) -> object:
         """Why :meth:`text` has returned None for this key."""
-        return self._not_described.pop(key, "a type of its signature is known by name only")
+        return self._not_described.pop(key, "it has no key")
 
     def warn(self, why: object) -> None:
         """Warn, with the function's place in the source, why its code is not cached."""

@@ -33,7 +33,7 @@ except ImportError:  # Windows: every process makes the entries that it misses
 
 from .numba_internals import dumps, global_compiler_lock
 
-__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "claiming", "digest", "framed", "unframed", "user_cache"]
+__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "claiming", "digest", "framed", "framed_key", "unframed", "user_cache"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -146,9 +146,7 @@ class CacheFolder:
         file = _file_of(name, key)
         try:
             with self._opened() as folder:
-                stored, value = folder.read(file)
-                if stored != key:
-                    raise NotBelieved("it is another entry")
+                value = folder.read(file, key)
                 with contextlib.suppress(OSError):  # for example in a folder that belongs to root
                     folder.touch(file, _TOUCH_AFTER)
                 return value
@@ -280,8 +278,7 @@ class CacheFolder:
                 if file.endswith(_TEMPORARY):
                     continue
                 try:
-                    key, _ = folder.read(file, is_value_wanted=False)
-                    if not file.endswith(digest(key) + _SUFFIX):
+                    if not file.endswith(digest(folder.key(file)) + _SUFFIX):
                         raise NotBelieved("it is another entry")
                     entries += 1
                 except (OSError, NotBelieved) as error:
@@ -416,8 +413,15 @@ class _OpenFolder:
                     status = os.stat(self._at(file), dir_fd=self._handle, follow_symlinks=False)
                     yield file, status
 
-    def read(self, file: str, is_value_wanted: bool = True) -> tuple[str, Any]:
-        """Return the key and the value in an entry's file. Raises OSError or NotBelieved."""
+    def read(self, file: str, key: str) -> Any:
+        """Return the value in the file of the entry with this key. Raises OSError or NotBelieved."""
+        return unframed(self._content(file), key)
+
+    def key(self, file: str) -> str:
+        """Return the key in an entry's file. Raises OSError or NotBelieved."""
+        return framed_key(self._content(file))
+
+    def _content(self, file: str) -> bytes:
         with open(os.open(self._at(file), _READ, dir_fd=self._handle), "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -426,7 +430,7 @@ class _OpenFolder:
                 raise NotBelieved(why)
             if status.st_size > MAX_BYTES:
                 raise NotBelieved(f"it has {status.st_size} bytes")
-            return unframed(stream.read(), is_value_wanted)
+            return stream.read()
 
     def write(self, file: str, data: bytes) -> None:
         """Write all of a file or, raising OSError, nothing."""
@@ -481,8 +485,27 @@ def framed(key: str, value: Any) -> bytes:
     return _MAGIC + hashlib.sha256(rest).digest() + rest
 
 
-def unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
-    """Return the key and the value in the bytes of an entry's file. Raises NotBelieved."""
+def framed_key(data: bytes) -> str:
+    """Return the key in the bytes of an entry's file, if their checksum is right. Raises NotBelieved."""
+    return _checked(data)[0]
+
+
+def unframed(data: bytes, wanted: str | None) -> Any:
+    """Return the value in the bytes of an entry's file, if their checksum is right and their key is `wanted` (None: any key).
+
+    Nothing of it is unpickled before. Raises NotBelieved.
+    """
+    key, value = _checked(data)
+    if wanted not in (None, key):
+        raise NotBelieved("it is another entry")
+    try:
+        return pickle.loads(value)
+    except Exception as error:  # unpickling may raise anything, for example for a class that was removed
+        raise NotBelieved(f"its value cannot be made again: {type(error).__name__}: {error}") from error
+
+
+def _checked(data: bytes) -> tuple[str, memoryview]:
+    """The key, and the value as it is pickled."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if data[: len(_MAGIC)] != _MAGIC:
         raise NotBelieved("it does not begin as an entry does")
@@ -490,10 +513,4 @@ def unframed(data: bytes, is_value_wanted: bool) -> tuple[str, Any]:
     if hashlib.sha256(rest).digest() != data[len(_MAGIC) : start]:
         raise NotBelieved("its checksum is wrong: it is damaged, or not whole")
     length = int.from_bytes(rest[:8], "little")
-    key = bytes(rest[8 : 8 + length]).decode("utf-8", "surrogatepass")
-    if not is_value_wanted:
-        return key, None
-    try:
-        return key, pickle.loads(rest[8 + length :])
-    except Exception as error:  # unpickling may raise anything, for example for a class that was removed
-        raise NotBelieved(f"its value cannot be made again: {type(error).__name__}: {error}") from error
+    return bytes(rest[8 : 8 + length]).decode("utf-8", "surrogatepass"), rest[8 + length :]

@@ -61,7 +61,7 @@ def write(path: Path, code: ShippedCode) -> None:
 def read(path: Path) -> ShippedCode:
     """Read a file and check that its code can be used here. Raises NotBelieved, with the reason, if not."""
     try:
-        _, value = unframed(zlib.decompress(sources.read(path)), is_value_wanted=True)
+        value = unframed(zlib.decompress(sources.read(path)), wanted=None)
     except (OSError, zlib.error) as error:
         reraise_passing(error)
         if isinstance(error, FileNotFoundError) or not ROOT.is_dir():  # a zip file's loader has one error for all
