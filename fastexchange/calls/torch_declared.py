@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import dependencies
-from .kernel import Kernel
 from .torch_schema import Schema
 
 __all__ = ["code_of", "declaration_of", "forget_compiled", "forget_name", "show_in_name", "telling"]
@@ -70,7 +69,7 @@ def _operator(overload) -> tuple:
 
 def _is_function(value) -> bool:
     """Whether a backward pass, or a rule for vmap, is a Python function, which PyTorch traces."""
-    return callable(value) and not isinstance(value, Kernel) and not hasattr(value, "overload")
+    return callable(value) and getattr(value, "py_func", None) is None and not hasattr(value, "overload")
 
 
 def _digest(described) -> str:
@@ -110,7 +109,7 @@ class _Describer(dependencies._Describer):
 
     def describe(self, value: Any, name: str) -> Any:
         torch = sys.modules["torch"]
-        if isinstance(value, Kernel) or hasattr(type(value), "_be_replaced"):
+        if hasattr(type(value), "_kernel_options") or hasattr(type(value), "_be_replaced"):  # a kernel, an operator object
             return _kernel(value)
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return _operator(value)
