@@ -26,7 +26,14 @@ from . import structs
 from .binding import bind_into
 from .boxing import box_or_raise
 from .frame import (
-    drop_lists, give_frame, grow_frame, is_anything_kept, note_leaks, note_origins, release, take_frame,
+    drop_lists,
+    give_frame,
+    grow_frame,
+    is_anything_kept,
+    note_leaks,
+    note_origins,
+    release,
+    take_frame,
 )  # fmt: skip
 from .inline_cache import call_entry, find_cached, look_up, site_of
 from .lists import drop_unchanged, reflect_changes
