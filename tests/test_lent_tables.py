@@ -25,7 +25,7 @@ def test_a_type_that_is_given_this_packages_table_is_one_without_a_table(is_set_
     x.ledger.check(x.ledger.made)
     assert exchange_api(Own) is Own.__dlpack_c_exchange_api__
     assert from_dlpack(Own(np.ones(3))).tolist() == [1.0] * 3
-    with pytest.raises(TypeError, match="returns is a type of tensors that can be made of memory, not .*Own"):
+    with pytest.raises(TypeError, match=r"returns is a type of tensors that can be made of memory, not .*Own"):
         fast_args(lambda x: x * 2, returns=Own)(np.ones(3))
 
 

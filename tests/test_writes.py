@@ -106,7 +106,7 @@ structref.define_proxy(KeptProxy, Kept, ["x"])
 
 def test_a_structref_does_not_make_readonly_memory_writable():
     kernel = fast_args(function("k = K(x.copy())\nk.x = x\nreturn k.x[0]", K=KeptProxy))
-    with pytest.raises(numba.TypingError, match="Cannot give the field 'x' of .* a readonly array"):
+    with pytest.raises(numba.TypingError, match=r"Cannot give the field 'x' of .* a readonly array"):
         kernel(readonly(VECTOR))
     assert kernel(VECTOR.copy()) == 1.0
 
@@ -123,7 +123,16 @@ def test_a_jitclass_does_not_make_readonly_memory_writable(body):
     with pytest.raises(numba.TypingError, match=r"Cannot give the field 'x' of .*Holder.* a readonly array"):
         kernel(readonly(VECTOR))
     assert kernel(VECTOR.copy()) == 1.0
-    assert fast_args(function("return S(x).total", S=Summed))(readonly(VECTOR)) == 21.0
+    for cls in (Summed, Copied):
+        assert fast_args(function("return S(x).total", S=cls))(readonly(VECTOR)) == 21.0
+
+
+@jitclass([("total", numba.float64), ("x", numba.float64[::1])])
+class Copied:
+    def __init__(self, x):
+        self.total = x.sum()
+        x = x.copy()
+        self.x = x
 
 
 # ---- outputs ---------------------------------------------------------------------------------------------------------

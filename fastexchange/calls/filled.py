@@ -46,14 +46,15 @@ def report(value, kernel: str, output: str) -> None:
         unless = "" if what == "NaN" and dtype.bits > 8 else f", unless {what} is what it writes"
         message = (
             f"{kernel}(): {left} of {len(words)} elements of its output {output!r} are still the {what} that "
-            f"FASTEXCHANGE_DEBUG=1 has filled it with: the kernel does not write them, or computes with what was there before{unless}"
+            f"FASTEXCHANGE_DEBUG=1 has filled it with: the kernel does not write them, or computes with what was there "
+            f"before{unless}"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @contextlib.contextmanager
 def _words_of(value) -> Iterator[tuple[Any, int, DLDataType]]:
-    """The memory of a tensor as an array with a row of words for each element, the bits of a filled word, and the element type.
+    """Yield a tensor's memory as an array with a row of words for each element, the bits of a filled word, and the element type.
 
     There are no rows for elements that are no whole words, and for memory that is not compact.
     """

@@ -340,12 +340,16 @@ def _fields_set(made, call) -> Iterator[tuple[str, Any]]:
     init = made.instance_type.jit_methods["__init__"].py_func
     code = compiler.run_frontend(init)
     bound = inspect.signature(init).bind_partial(None, *call.args).arguments  # it takes no keywords
+    statements = [each for block in code.blocks.values() for each in block.body]
+    assigned = [each.target.name for each in statements if isinstance(each, ir.Assign)]
     names: dict[str, str] = {}
-    for statement in (each for block in code.blocks.values() for each in block.body):
-        if isinstance(statement, ir.Assign):
+    for statement in statements:
+        if isinstance(statement, ir.Assign) and assigned.count(statement.target.name) == 1:  # it is never another value
             if isinstance(statement.value, ir.Arg):
                 names[statement.target.name] = statement.value.name
             elif isinstance(statement.value, ir.Var) and statement.value.name in names:
                 names[statement.target.name] = names[statement.value.name]
-        elif isinstance(statement, ir.SetAttr) and isinstance(given := bound.get(names.get(statement.value.name)), ir.Var):
-            yield statement.attr, given
+        elif isinstance(statement, ir.SetAttr) and names.get(statement.target.name) == code.arg_names[0]:
+            given = bound.get(names.get(statement.value.name, ""))
+            if isinstance(given, ir.Var):
+                yield statement.attr, given

@@ -5,8 +5,8 @@ calls may nest (a kernel calls Python code that calls a kernel) and run in paral
 
 Each array of a call has one of the frame's memory blocks (``NRT_MemInfo``), on which Numba's reference counting works as for any
 array. After the call the block's count tells whether the kernel has kept the array. If so, the block gets an owner
-(:func:`let_escape`), and the frame a new block. An array that was not kept costs a load and a comparison. References that a kernel
-cannot have kept are leaked ones, and are taken back.
+(:func:`let_escape`), and the frame a new block. An array that was not kept costs a load and a comparison. References that a
+kernel cannot have kept are leaked ones, and are taken back.
 """
 
 from numba import types

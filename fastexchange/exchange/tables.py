@@ -81,7 +81,7 @@ def is_wrapper(thing) -> bool:
 
 
 lent: set[int] = set()
-"""The addresses of this package's tables that programs have got. A type that has one of these is treated as one without a table."""
+"""The addresses of this package's tables that programs have got. A type that has one of these counts as one without a table."""
 
 
 class OwnTable(NamedTuple):

@@ -484,7 +484,7 @@ def boxes_arrays(library) -> bool:
 
 
 def _called(library) -> tuple[int, bool]:
-    """What :func:`runs_python` and :func:`boxes_arrays` say. It is kept with the code: reading that takes as long as loading it."""
+    """What :func:`runs_python` and :func:`boxes_arrays` say. It is kept with the code, as reading it takes as long as loading."""
     known = getattr(library, "fastexchange_called", None)
     if known is None:
         try:
