@@ -179,3 +179,18 @@ def test_a_kernel_that_hides_its_arguments_from_autograd_has_no_gradient():
     op = kernel.as_torch_op("fx_gradients::hidden")
     for function in (op, op.overload):
         assert torch.func.grad(loss(function))(torch.arange(3.0)).tolist() == [0, 2, 4]
+
+
+def test_an_operator_that_replaces_another_one_is_asked():
+    @fast_args(out="x[n] -> y[n], z[n]")
+    def double_twice(x, y, z):
+        y[:] = z[:] = 2 * x
+
+    x, calls = torch.arange(3.0), []
+    for kernel in (double, double_twice, double):
+        op = kernel.as_torch_op("fx_gradients::default", replace=True)
+        calls.append(op.overload)
+        made = torch.vmap(op)(x[None])
+        assert (made if kernel is double else made[1])[0].tolist() == [0, 2, 4]
+        with pytest.raises(BufferError, match=REFUSED):
+            torch.func.grad(lambda x, op=op: op(x)[0].sum())(x)

@@ -1,5 +1,6 @@
 """Calls that PyTorch traces or transforms: what stays of earlier calls, backward passes, exceptions, and what is said."""
 
+import numpy as np
 import pytest
 from frameworks import torch
 
@@ -198,3 +199,89 @@ def test_a_second_derivative_names_the_kernel_that_has_no_backward():
         x, w = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
         with pytest.raises(BufferError, match=r"^product_backward\(\): a second derivative is asked for .* has no backward="):
             torch.autograd.grad(op(x, w).sum(), x, create_graph=True)
+
+
+# ---- torch.compile(fullgraph=True), and what is said -----------------------------------------------------------------
+
+
+@fast_args(out="x[n, d], w[d], k -> y[n, d], z[k]: float64, s[]")
+def several(x, w, k, y, z, s):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * w[j]
+    for i in range(k):
+        z[i] += k  # what a given output holds counts
+    s[()] = 7
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("is_dynamic", [None, True])
+def test_some_of_the_outputs_are_given_in_a_graph(backend, is_dynamic):
+    def call(x, w, z):
+        y, same, s = several(x, w, 4, z=z)
+        return y + s, same
+
+    x, w, z = torch.ones(2, 3), torch.arange(3.0), torch.ones(4, dtype=torch.float64)
+    compiled = torch.compile(call, fullgraph=True, backend=backend, dynamic=is_dynamic)
+    wanted = call(x, w, z.clone())
+    for made in (compiled(x, w, z)[0], torch.vmap(call)(x[None], w[None], torch.zeros(1, 4))[0][0]):
+        assert torch.equal(made, wanted[0])
+    assert z.tolist() == wanted[1].tolist() == [5] * 4
+    with pytest.raises(Exception, match=r"several\(\).* shape"):
+        compiled(x, w, torch.zeros(3, dtype=torch.float64))
+
+
+@fast_args
+def total(x):
+    return x.sum()
+
+
+@fast_args(grad="allow")
+def step(parameters, gradients, rate):
+    for i in range(len(parameters)):
+        for j in range(parameters[i].shape[0]):
+            parameters[i][j] -= rate * gradients[i][j]
+
+
+@fast_args(out="x[n] -> y[n]")
+def scaled(x, factor, y):
+    for i in range(x.size):
+        y[i] = x[i] * factor
+
+
+@fast_args(mutates="x")
+def with_default(x, words="abc"):
+    x[0] = len(words)
+
+
+UNTRACED = {
+    "a value": (lambda x: total(x), r"declare what it returns as outputs, fast_args\(out=\.\.\.\), or .* fast_args\(mutates="),
+    "lists": (lambda x: step([x], [x], 0.1), r"declare .* the arguments that it writes to, fast_args\(mutates="),
+    "np.int64": (lambda x: scaled(x, np.int64(3)), r"make NumPy's numbers int\(\) or float\(\) outside"),
+    "np.float64": (lambda x: scaled(x, np.float64(3)), r"make NumPy's numbers int\(\) or float\(\) outside"),
+    "no schema": (lambda x: with_default(x), r"default has no place in an operator's schema"),
+}
+
+
+@pytest.mark.parametrize("name", UNTRACED)
+def test_a_call_that_no_operator_makes_is_said_to_be_one(name):
+    call, said = UNTRACED[name]
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=said):
+        torch.compile(call, fullgraph=True, backend="eager")(torch.ones(3))
+    torch.compiler.reset()
+    torch.compile(call, backend="eager")(torch.ones(3))  # Python makes the call
+
+
+@pytest.mark.parametrize("layout", ["strided", "jagged"])
+def test_nested_tensors_are_refused_by_kernels_with_outputs(layout):
+    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=getattr(torch, layout))
+    for _ in range(3):
+        with pytest.raises(BufferError, match=r"scaled\(\): argument 'x' \(position 0\).* it is a nested tensor"):
+            scaled(nested, 2)
+        assert scaled(torch.ones(1), 2).tolist() == [2]
+
+
+def test_a_proxy_of_fx_is_said_to_be_one():
+    for call in (lambda x: total(x), lambda x: scaled(x, 2)):
+        with pytest.raises(TypeError, match=r"it is a Proxy, by which torch\.fx\.symbolic_trace records operators"):
+            torch.fx.symbolic_trace(call)

@@ -580,8 +580,10 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _call_symbolic(self, bound: tuple):
         """Make a call by the kernel's operator if PyTorch traces it. NotImplemented for any other call."""
-        if not _is_operators(self, bound):
-            return NotImplemented
+        return self._call_by_operator(bound) if _is_operators(self, bound) else NotImplemented
+
+    def _call_by_operator(self, bound: tuple):
+        """Make a call by the operator that the kernel registers itself. NotImplemented if there is none for these arguments."""
         from .torch_tracing import call_symbolic
 
         return call_symbolic(self, bound)

@@ -24,6 +24,7 @@ from ..ground.parameters import Parameters
 from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
 from ..producers import torch
+from ..producers.torch_kinds import why_no_memory
 from ..producers.torch_modes import why_no_modes
 from .filled import fill, is_debugging, report
 from .results import as_target, tensor_type
@@ -192,12 +193,22 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
         learn(value)
         elements = export_of(sys.modules["torch"].empty(0, dtype=value.dtype), what)
         with elements as export:
-            return tuple(map(int, value.shape)), _dtype_of(export)
+            return _shape_of(value, what), _dtype_of(export)
     if isinstance(value, np.ndarray):
         learn(value)
         return value.shape, DLDataType.from_dtype(value.dtype) if dtype_registry.key_of(value.dtype) is not None else None
     with export_of(value, what) as export:
         return tuple(export.tensor.shape[i] for i in range(export.tensor.ndim)), _dtype_of(export)
+
+
+def _shape_of(tensor, what: str) -> tuple[int, ...]:
+    """The shape of a PyTorch tensor. Raises BufferError for kinds that have none, as nested ones."""
+    try:
+        return tuple(map(int, tensor.shape))
+    except Exception as error:
+        if (why := why_no_memory(tensor)) is None:
+            raise
+        raise BufferError(f"{what}: a {type_name(type(tensor))} cannot be exported: {why}") from error
 
 
 def _dtype_of(export) -> DLDataType:

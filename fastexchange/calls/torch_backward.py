@@ -174,8 +174,8 @@ def _backward_of(steps: list[_Step], schema: Schema, kernel, what: str) -> tuple
 def _call(kernel, values: list):
     """Call a kernel of a backward pass, or an operator in its place.
 
-    A kernel refuses tensors that are lazily conjugated or negated: those are made plain then. It refuses tensors that wrap others:
-    its own operator gets these, as PyTorch's operators do.
+    A kernel refuses tensors that are lazily conjugated or negated: those are made plain then. It refuses tensors that wrap
+    others: its own operator gets these, as PyTorch's operators do.
     """
     try:
         return kernel(*values)
@@ -193,10 +193,8 @@ def _call(kernel, values: list):
 
 def _by_operator(kernel, values: list):
     """Make a call by the operator that a kernel registers itself. Returns NotImplemented if it has none."""
-    from .torch_tracing import call_symbolic
-
-    parameters = getattr(kernel, "_parameters", None)  # an operator has none
-    return NotImplemented if parameters is None else call_symbolic(kernel, parameters.bind(*values))
+    call = getattr(kernel, "_call_by_operator", None)  # an operator has none
+    return NotImplemented if call is None else call(kernel._parameters.bind(*values))
 
 
 def _refuse_second(kernel, values: list, error: BufferError) -> None:
@@ -207,6 +205,6 @@ def _refuse_second(kernel, values: list, error: BufferError) -> None:
     if is_asked and not getattr(kernel, "_has_backward", False):
         name = getattr(kernel, "kernel", kernel).__qualname__
         raise BufferError(
-            f"{name}(): a second derivative is asked for (create_graph=True), and this kernel of a backward pass has no backward= "
-            f"of its own; pass {name}.as_torch_op(..., backward=...) in its place"
+            f"{name}(): a second derivative is asked for (create_graph=True), and this kernel of a backward pass has no "
+            f"backward= of its own; pass {name}.as_torch_op(..., backward=...) in its place"
         ) from error

@@ -23,7 +23,7 @@ from ..ground.safe_repr import shown
 from ..ground.shape_notation import Pattern
 from ..producers.torch_kinds import has_tangent
 
-__all__ = ["Argument", "Schema", "fake_of", "schema_of"]
+__all__ = ["Argument", "Schema", "fake_of", "schema_of", "with_outputs"]
 
 TENSOR, LIST = "Tensor", "Tensor[]"
 _SCALARS: dict[Any, str] = {float: "float", int: "SymInt", bool: "bool"}
@@ -197,7 +197,24 @@ def fake_of(kernel: Any, schema: Schema) -> Callable:
     return fake
 
 
-def _extents(pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str) -> tuple[dict[str, Any], tuple]:
+def with_outputs(kernel: Any, given: tuple) -> tuple:
+    """`given`, the arguments of a call, with an uninitialised tensor for each output that is omitted or None.
+
+    Dynamo traces this, and takes no message of a check that names more than constants: the kernel checks the extents.
+    """
+    pattern = kernel._pattern
+    extents, rest = _extents(pattern, given, kernel._parameters.defaults, kernel.__qualname__, is_checked=False)
+    made = [
+        _empty(pattern, output, given, extents, rest) if given[output.position] is None or given[output.position] is OMITTED
+        else given[output.position]
+        for output in pattern.outputs
+    ]  # fmt: skip
+    return (*given[: len(given) - len(made)], *made)
+
+
+def _extents(
+    pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str, is_checked: bool = True
+) -> tuple[dict[str, Any], tuple]:
     """Return the extents of the names in a notation, and those that ``...`` stands for. Raises ValueError."""
     import torch
 
@@ -220,7 +237,8 @@ def _extents(pattern: Pattern, given: tuple, defaults: dict[int, Any], name: str
             raise ValueError(f"{where} has {len(shape)} dimensions, {shape}; {str(pattern)!r} says {len(dims)}")
         for dim, extent in zip(dims, shape, strict=True):
             wanted = extents.setdefault(dim, extent) if isinstance(dim, str) else dim
-            torch._check_value(extent == wanted, lambda: f"{where}: dimension {dim} of its shape differs ({pattern})")  # noqa: B023
+            if is_checked:
+                torch._check_value(extent == wanted, lambda: f"{where}: dimension {dim} of its shape differs ({pattern})")  # noqa: B023
     return extents, rest or ()
 
 

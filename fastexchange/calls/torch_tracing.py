@@ -22,7 +22,7 @@ from . import results
 from .torch_boxed import call_overload
 from .torch_declared import declaration_of
 from .torch_library import has_operators, is_registered, register
-from .torch_schema import Schema, schema_of
+from .torch_schema import Schema, schema_of, with_outputs
 from .traced import decorated, mark_constant
 
 __all__ = ["call_symbolic", "call_traced", "find_by_name"]
@@ -41,9 +41,10 @@ def call_traced(kernel, /, *args, **kwargs):
     address = id(kernel)
     prepare_tracing(address)
     given = kernel._parameters.bind(*args, **kwargs)
-    name = traced_name(address, tuple([_kind(torch, value) for value in given]))
+    kinds = tuple([_kind(torch, value) for value in given])
+    name = traced_name(address, kinds)
     if not name:
-        return kernel._call_first(*args, **kwargs)
+        return _breaks[why_untraced(address, kinds)](kernel, args, kwargs)
     return _call(getattr(torch.ops.fastexchange, name).default, kernel, given)
 
 
@@ -52,6 +53,7 @@ def prepare_tracing(address: int) -> None:
     find_by_name()
     kernel = _kernel_at(address)
     kernel._parameters  # noqa: B018
+    _breaks.update(_untraced_calls())
     _disable_tracing(type(kernel), ("_call_first", *METHODS))
     _disable_tracing(results, results.CALLED)
 
@@ -59,6 +61,41 @@ def prepare_tracing(address: int) -> None:
 def traced_name(address: int, kinds: tuple) -> str:
     """Return what :func:`operator_name` does, for the kernel of this ``id``."""
     return operator_name(_kernel_at(address), kinds)
+
+
+def why_untraced(address: int, kinds: tuple) -> str:
+    """Why no operator makes a call with arguments of these kinds of the kernel of this ``id``: a key of `UNTRACED`."""
+    kernel = _kernel_at(address)
+    if any(kind[0] == "?" for kind in kinds):
+        return "argument"
+    return "undeclared" if kernel._pattern is None and kernel.mutates is None else "schema"
+
+
+UNTRACED = {
+    "argument": "an argument is neither a tensor, a list of tensors, a number nor None; make NumPy's numbers int() or float() "
+    "outside of the compiled function",
+    "undeclared": "a kernel returns a value, or nobody knows what it writes to; declare what it returns as outputs, "
+    "fast_args(out=...), or the arguments that it writes to, fast_args(mutates=(...))",
+    "schema": "a parameter's annotation or default has no place in an operator's schema, kernel.as_torch_op() says which",
+}
+"""What PyTorch says of a call that it cannot trace."""
+
+
+@once
+def _untraced_calls() -> dict[str, Any]:
+    """By key of `UNTRACED`, the function by which Python makes such a call: it breaks Dynamo's graph."""
+    import torch
+
+    def made(why: str):
+        def call_untraced(kernel, args: tuple, kwargs: dict[str, Any]):
+            return kernel._call_first(*args, **kwargs)
+
+        try:
+            return torch.compiler.disable(call_untraced, reason=f"fastexchange: {why}")
+        except TypeError:  # before PyTorch 2.7
+            return torch.compiler.disable(call_untraced)
+
+    return {key: made(why) for key, why in UNTRACED.items()}
 
 
 def _kernel_at(address: int):
@@ -81,10 +118,13 @@ def _disable_tracing(owner, names: tuple[str, ...]) -> None:
         _untraced.add(owner)
 
 
+_breaks: dict[str, Any] = {}
+"""What :func:`_untraced_calls` has made, for Dynamo, which looks it up."""
 _untraced: set[Any] = set()
 """The classes and modules for which this is done."""
 mark_constant(prepare_tracing)
 mark_constant(traced_name)
+mark_constant(why_untraced)
 
 
 def call_symbolic(kernel, bound: tuple):
@@ -111,6 +151,9 @@ def _call(operator, kernel, bound: tuple):
     named: dict[str, Any] = {}
     outputs = 0 if kernel._pattern is None else len(kernel._pattern.outputs)
     first = len(bound) - outputs
+    are_given = [value is not OMITTED and value is not None for value in bound[first:]]
+    if any(are_given) and not all(are_given):
+        bound = with_outputs(kernel, bound)
     for position, (name, value) in enumerate(zip(kernel._parameters.names, bound, strict=True)):
         if value is OMITTED or (position >= first and value is None):
             continue
@@ -119,7 +162,7 @@ def _call(operator, kernel, bound: tuple):
         else:
             named[name] = value
     result = operator(*positional, **named)
-    if outputs and bound[first] is not OMITTED and bound[first] is not None:
+    if any(are_given):
         return bound[first] if outputs == 1 else tuple(bound[first:])
     return result
 
@@ -145,21 +188,23 @@ def operator_name(kernel, kinds: tuple) -> str:
     if not has_operators(torch):
         return ""
     known = kernel.__dict__.setdefault("_operators", {})
-    pattern = kernel._pattern
-    outputs = 0 if pattern is None else len(pattern.outputs)
-    first = len(kinds) - outputs
-    are_given = [kind[0] not in ("", "None") for kind in kinds[first:]]
-    if any(kind[0] == "?" for kind in kinds) or (any(are_given) and not all(are_given)):
+    if any(kind[0] == "?" for kind in kinds):
         return ""
-    if pattern is None and kernel.mutates is None and not _returns_none(kernel, kinds):
+    if kernel._pattern is None and kernel.mutates is None and not _returns_none(kernel, kinds):
         return ""
-    letters = "".join(
-        _LETTERS[kind[0]] for kind, name in zip(kinds, kernel._parameters.names, strict=True) if name in _untyped(kernel)
-    )
-    key = letters, any(are_given)
+    key = _key(kernel, kinds)
     if key not in known:
-        known[key] = _implicit(torch, kernel, letters, any(are_given))
+        known[key] = _implicit(torch, kernel, *key)
     return known[key]
+
+
+def _key(kernel, kinds: tuple) -> tuple[str, bool]:
+    """What tells a kernel's operators apart: the types of parameters that nothing else says, and whether outputs are given."""
+    outputs = 0 if kernel._pattern is None else len(kernel._pattern.outputs)
+    are_given = any(kind[0] not in ("", "None") for kind in kinds[len(kinds) - outputs :])
+    untyped = _untyped(kernel)
+    named = zip(kinds, kernel._parameters.names, strict=True)
+    return "".join(_LETTERS[kind[0]] for kind, name in named if name in untyped), are_given
 
 
 _LETTERS = {"Tensor": "t", "Tensor[]": "l", "float": "f", "SymInt": "i", "bool": "b", "None": "n", "": "d"}

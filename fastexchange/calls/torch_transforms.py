@@ -9,12 +9,15 @@ operator itself.
 Source: ``aten/src/ATen/functorch/DynamicLayer.cpp``.
 """
 
+import itertools
+
 from ..producers.torch_kinds import is_differentiated
 from .torch_schema import Schema
 
 __all__ = ["refuse_gradients"]
 
 SHADOWS = "fastexchange_shadows"
+_numbers = itertools.count()
 
 
 def refuse_gradients(torch, library, overload, kernel, schema: Schema, has_backward: bool):
@@ -22,11 +25,11 @@ def refuse_gradients(torch, library, overload, kernel, schema: Schema, has_backw
 
     `library`: of the operator's registrations. Returns the library of the shadow, which has to live as long.
     """
-    namespace, _, short = overload._schema.name.partition("::")
+    short = overload._schema.name.partition("::")[2]
     shadows = torch.library.Library(SHADOWS, "FRAGMENT")
-    name = f"{namespace}.{short}"  # the overload `short` of the operator `namespace`
+    name = f"shadow_{next(_numbers)}"  # never that of another one: PyTorch keeps what it has found by a name
     shadows.define(f"{name}{schema}")
-    shadow = getattr(getattr(getattr(torch.ops, SHADOWS), namespace), short)
+    shadow = getattr(getattr(torch.ops, SHADOWS), name).default
 
     def go_on(*args, **kwargs):
         return overload(*args, **kwargs)

@@ -14,7 +14,7 @@ from .torch_kinds import has_tangent, private, why_no_memory, without_subclasses
 from .torch_offsets import dtypes_not_exported, guard, is_narrow, keys_of
 
 __all__ = [
-    "as_dlpack_raises", "check", "check_kind", "check_storage", "is_tensor", "is_tensor_type", "narrow_elements",
+    "as_dlpack_raises", "check", "check_kind", "check_storage", "is_fx_proxy", "is_tensor", "is_tensor_type", "narrow_elements",
     "overrides_functions", "with_elements_of",
 ]  # fmt: skip
 
@@ -29,6 +29,11 @@ def is_tensor_type(cls: type) -> bool:
 def is_tensor(value) -> bool:
     """Whether `value` is a PyTorch tensor. Does not import PyTorch, and runs no code of the value's class."""
     return is_tensor_type(type(value))
+
+
+def is_fx_proxy(value) -> bool:
+    """Whether `value` stands for a tensor where ``torch.fx`` traces. Does not import it."""
+    return isinstance(value, getattr(sys.modules.get("torch.fx"), "Proxy", ()))
 
 
 def overrides_functions(cls: type) -> bool:

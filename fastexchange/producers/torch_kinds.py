@@ -91,7 +91,7 @@ def is_symbolic(value) -> bool:
 
 
 def is_wrapper(value) -> bool:
-    """Whether `value` is a tensor that wraps others: by its class's ``__torch_dispatch__``, or for autograd's batched gradients."""
+    """Whether `value` is a tensor that wraps others: by its class's ``__torch_dispatch__``, or for gradients in a batch."""
     if not issubclass(type(value), sys.modules["torch"].Tensor):
         return False
     keys, key = private("_C._dispatch_keys"), private("_C.DispatchKey.Python")
