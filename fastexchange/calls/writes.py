@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numba.core import compiler, ir, types
-from numba.core.compiler_machinery import AnalysisPass, register_pass
+from numba.core import types
 from numba.core.errors import NumbaWarning, TypingError
-from numba.core.typed_passes import NopythonTypeInference
+
+from ..ground.numba_internals import AnalysisPass, NopythonTypeInference, register_pass, run_frontend
+from ..ground.numba_internals import numba_ir as ir
 
 __all__ = ["NEVER_WRITTEN", "add_pass", "check_outputs", "warn_of_lost_fractions"]
 
@@ -157,7 +158,7 @@ class _Code:
             return isinstance(self._type(statement.target), types.Array)  # a copy of its elements; a list would get the array
         return not _names_of(statement) & names
 
-    def _only_gives_values(self, value: ir.Expr, target, names: set[str]) -> bool:
+    def _only_gives_values(self, value, target, names: set[str]) -> bool:
         """Whether an expression with the array gives no other way to it."""
         if not isinstance(value, ir.Expr):
             return False
@@ -338,7 +339,7 @@ def _readonly_in(numba_type: Any, name: str) -> Any:
 def _fields_set(made, call) -> Iterator[tuple[str, Any]]:
     """The fields that a jitclass's ``__init__`` sets to its arguments as they are, with the variables of a call."""
     init = made.instance_type.jit_methods["__init__"].py_func
-    code = compiler.run_frontend(init)
+    code = run_frontend(init)
     bound = inspect.signature(init).bind_partial(None, *call.args).arguments  # it takes no keywords
     statements = [each for block in code.blocks.values() for each in block.body]
     assigned = [each.target.name for each in statements if isinstance(each, ir.Assign)]

@@ -100,6 +100,13 @@ supported_ufuncs: Any = imported("numba.core.typing.npydecl", "supported_ufuncs"
 Conversion: Any = imported("numba.core.typeconv", "Conversion")
 signature: Any = imported("numba.core.typing", "signature")
 _excinfo_ptr_t: Any = imported("numba.core.callconv", "excinfo_ptr_t")
+numba_ir: Any = imported("numba.core", "ir")
+"""Numba's intermediate representation of functions."""
+AnalysisPass: Any = imported("numba.core.compiler_machinery", "AnalysisPass", object)
+register_pass: Any = imported("numba.core.compiler_machinery", "register_pass", lambda **_: lambda cls: cls)
+NopythonTypeInference: Any = imported("numba.core.typed_passes", "NopythonTypeInference")
+run_frontend: Any = imported("numba.core.compiler", "run_frontend")
+"""Gives the intermediate representation of a Python function, without types."""
 
 
 _checks: list[Callable[[], None]] = []
