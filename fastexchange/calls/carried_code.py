@@ -79,7 +79,7 @@ class _InMemory:
 
     def has(self, name: str, key: str) -> bool:
         """Whether :meth:`load` would find an entry."""
-        return self._read(self.entries.get(digest(key)), is_value_wanted=False)[0] == key
+        return self._read(self.entries.get(digest(key)), framed_key) == key
 
     def save(self, name: str, key: str, value: Any) -> bool:
         """Keep an entry, if there is room. Raises what pickling raises."""

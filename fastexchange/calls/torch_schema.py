@@ -202,10 +202,10 @@ def with_outputs(kernel: Any, given: tuple) -> tuple:
 
     Dynamo traces this, and takes no message of a check that names more than constants: the kernel checks the extents.
     """
-    pattern = kernel._pattern
-    extents, rest = _extents(pattern, given, kernel._parameters.defaults, kernel.__qualname__, is_checked=False)
+    pattern, name = kernel._pattern, kernel.__qualname__
+    extents, rest = _extents(pattern, given, kernel._parameters.defaults, name, is_checked=False)
     made = [
-        _empty(pattern, output, given, extents, rest) if given[output.position] is None or given[output.position] is OMITTED
+        _empty(pattern, output, given, extents, rest, name) if given[output.position] is None or given[output.position] is OMITTED
         else given[output.position]
         for output in pattern.outputs
     ]  # fmt: skip

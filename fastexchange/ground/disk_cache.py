@@ -157,7 +157,7 @@ class CacheFolder:
         """Whether :meth:`load` would find an entry. Makes nothing of it, and does not mark it as used."""
         try:
             with self._opened() as folder:
-                return folder.read(_file_of(name, key), is_value_wanted=False)[0] == key
+                return folder.key(_file_of(name, key)) == key
         except (OSError, NotBelieved):
             return False
 
