@@ -22,7 +22,7 @@ PARAMETERS = "x, z, f, d, h, k, b, c, n, y, j"
 to 2; `y[j]`: where a program may store its result as an element."""
 NARROW, WIDE = ["2", "True", "b", "h"], ["f[1]", "d[2]", "k", "2.5"]
 """Numbers that beside an element are float32, and others."""
-OTHERS = ["z[2]", *NARROW, *WIDE, "c", "f[1] * 2", "x[1] * f[2]", "x.dtype.type(1)", "x.sum()"]
+OTHERS = ["z[2]", *NARROW, *WIDE, "c", "f[1] * 2", "x[1] * f[1]", "x.dtype.type(1)", "x.sum()"]
 OF_NUMBERS = (
     " t = {0}\n if n: t = {1}\n return t", " return {0} if n else {1}", " return {0} or {1}", " return {0} and {1}",
     " t = <{0}>\n for i in range(3): t += {1}\n return t", " t = <{0}>\n for i in range(3): t = {1} * t\n return t",
@@ -33,7 +33,7 @@ OF_NUMBERS = (
 OF_REALS = (
     " t = {0}\n for i in range(3): t = max(t, {1})\n return t", " t = {0}\n for i in range(3): t = min({1}, t)\n return t",
     " t = {0}\n if t > {1}: t = {1}\n return t",
-    " t = {0} + 1\n while t < 50: t = t * 3\n while t > {1}: t = t - 20.5\n return t",
+    " t = abs({0} + 1)\n while t < 50: t = t * 3\n while t > {1}: t = t - 20.5\n return t",
 )  # fmt: skip
 
 
