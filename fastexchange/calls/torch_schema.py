@@ -12,6 +12,7 @@ import itertools
 import math
 import typing
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +23,7 @@ from ..ground.omitted import OMITTED
 from ..ground.safe_repr import shown
 from ..ground.shape_notation import Pattern
 from ..producers.torch_kinds import has_tangent
+from .traced import decorated, mark_constant
 
 __all__ = ["Argument", "Schema", "fake_of", "schema_of", "with_outputs"]
 
@@ -191,7 +193,7 @@ def fake_of(kernel: Any, schema: Schema) -> Callable:
         if not schema.outputs:
             return None
         extents, rest = _extents(pattern, given, kernel._parameters.defaults, name)
-        made = [_empty(pattern, output, given, extents, rest, name) for output in pattern.outputs]
+        made = [_empty(pattern, output, given, extents, rest, partial(_dtype_of, kernel)) for output in pattern.outputs]
         return made[0] if len(made) == 1 else tuple(made)
 
     return fake
@@ -202,13 +204,17 @@ def with_outputs(kernel: Any, given: tuple) -> tuple:
 
     Dynamo traces this, and takes no message of a check that names more than constants: the kernel checks the extents.
     """
-    pattern, name = kernel._pattern, kernel.__qualname__
-    extents, rest = _extents(pattern, given, kernel._parameters.defaults, name, is_checked=False)
-    made = [
-        _empty(pattern, output, given, extents, rest, name) if given[output.position] is None or given[output.position] is OMITTED
-        else given[output.position]
-        for output in pattern.outputs
-    ]  # fmt: skip
+    pattern, address = kernel._pattern, id(kernel)
+    extents, rest = _extents(pattern, given, kernel._parameters.defaults, kernel.__qualname__, is_checked=False)
+
+    def dtype_of(position: int, dtypes: tuple):
+        return _constant_dtype_of(address, position, dtypes)
+
+    made = []
+    for output in pattern.outputs:
+        value = given[output.position]
+        is_new = value is None or value is OMITTED
+        made.append(_empty(pattern, output, given, extents, rest, dtype_of) if is_new else value)
     return (*given[: len(given) - len(made)], *made)
 
 
@@ -242,18 +248,37 @@ def _extents(
     return extents, rest or ()
 
 
-def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest: tuple, name: str):
-    """Return an output, uninitialised: a tensor like the one whose element type it has, or like the first."""
-    import torch
+def _empty(pattern: Pattern, output, given: tuple, extents: dict[str, Any], rest: tuple, dtype_of: Callable):
+    """Return an output, uninitialised: a tensor like the one whose element type it has, or like the first.
 
+    `dtype_of` is called with its position and the inputs' dtypes if it has another one.
+    """
     shape: list[Any] = []
     for dim in output.dims:
         shape += rest if dim is ... else [_value(dim, extents)]
-    inputs = {each.position: given[each.position].dtype for each in pattern.inputs}
-    if isinstance(output.dtype, int) or (output.dtype is None and len(set(inputs.values())) == 1):
-        return given[min(inputs) if output.dtype is None else output.dtype].new_empty(shape)
-    dtype = pattern.dtype_of(output, {position: _dl_dtype(each) for position, each in inputs.items()}, name)
-    return given[pattern.inputs[0].position].new_empty(shape, dtype=_torch_dtype(dtype, torch))
+    dtypes = tuple([given[each.position].dtype for each in pattern.inputs])
+    like = given[output.dtype if isinstance(output.dtype, int) else pattern.inputs[0].position]
+    if isinstance(output.dtype, int) or (output.dtype is None and len(set(dtypes)) == 1):
+        return like.new_empty(shape)
+    return like.new_empty(shape, dtype=dtype_of(output.position, dtypes))
+
+
+def _dtype_of(kernel: Any, position: int, dtypes: tuple):
+    """Return the dtype of the output at this position, declared or promoted from the inputs' dtypes. Raises TypeError."""
+    import torch
+
+    pattern = kernel._pattern
+    (output,) = [each for each in pattern.outputs if each.position == position]
+    known = {each.position: _dl_dtype(dtype) for each, dtype in zip(pattern.inputs, dtypes, strict=True)}
+    return getattr(torch, str(pattern.dtype_of(output, known, kernel.__qualname__)))
+
+
+def _constant_dtype_of(address: int, position: int, dtypes: tuple):
+    """:func:`_dtype_of` the kernel of this ``id``, which Dynamo calls rather than traces."""
+    return _dtype_of(decorated[address], position, dtypes)
+
+
+mark_constant(_constant_dtype_of)
 
 
 def _dl_dtype(dtype) -> DLDataType | None:
@@ -262,10 +287,6 @@ def _dl_dtype(dtype) -> DLDataType | None:
         return DLDataType.from_str(str(dtype).removeprefix("torch."))
     except ValueError:
         return None
-
-
-def _torch_dtype(dtype: DLDataType, torch):
-    return getattr(torch, str(dtype))
 
 
 def _value(tree: ast.expr, extents: dict[str, Any]):
