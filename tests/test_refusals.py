@@ -562,3 +562,34 @@ def test_lies(group, kind):
             if "no deleter" not in name:
                 assert eventually(lambda tensor=tensor: not tensor.ledger.out), (name, way, "not given back")
     assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ([2**70], r"item \[0\]"), ([1, 2**70], r"item \[1\]"), ([[2**70]], r"item \[0\]\[0\]"),
+        ([(1, 2**70)], r"item \[0\]\[1\]"), ({2**70}, r"item \[0\]"), ((1, [2**70]), r"item \[1\]\[0\]"), (2**70, ""),
+    ],
+)  # fmt: skip
+def test_ints_beyond_64_bits(value, place):
+    with pytest.raises(OverflowError, match=rf"argument 'x' \(position 0\).*{place}.* does not fit into 64 bits"):
+        fast_args(lambda x: 1)(value)
+
+
+def test_an_extent_beyond_64_bits():
+    @fast_args(out="x[n], m -> y[m]")
+    def kernel(x, m, y):
+        y[:] = 0
+
+    for extent in (2**70, -(2**70)):
+        with pytest.raises(OverflowError, match=r"argument 'm' \(position 1\) is an extent .* does not fit into 64 bits"):
+            kernel(np.ones(2), extent)
+
+
+def test_a_value_error_of_the_kernel_stays_one():
+    @fast_args
+    def kernel(x):
+        raise ValueError("of the kernel")
+
+    with pytest.raises(ValueError, match="of the kernel"):
+        kernel([1])

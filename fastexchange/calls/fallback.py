@@ -147,7 +147,7 @@ def _reworded(kernel, bound: tuple, positional: list, named: dict, error: Except
 
     Raises the error of an argument that is to blame, with its name.
     """
-    if isinstance(error, (TypingError, ValueError)) and not kernel._is_interpreted:
+    if isinstance(error, (TypingError, ValueError, OverflowError)) and not kernel._is_interpreted:
         try:
             for position, value in enumerate(bound):
                 _refuse_large_ints(kernel, position, value)

@@ -1,10 +1,11 @@
 """``fast_args`` under ``NUMBA_DISABLE_JIT=1``, where ``njit`` returns the Python function: the function gets NumPy views.
 
 Calls go by the fallback (``calls.fallback``), with the Python function in place of Numba's dispatcher. Errors are a kernel's.
-``precompile`` compiles nothing, and returns no signatures.
+``precompile`` compiles nothing, and returns no signatures; ``counts`` has slow calls only.
 """
 
 import functools
+from collections import Counter
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ def interpreted(func, kernel_options, parameters, outputs):
     """Return a function that calls `func` with NumPy views of its tensors, and returns results as a kernel with these options."""
     from .bound_launch import OrdinaryLaunch
     from .fallback import call_numba, check_arguments
-    from .kernel import FastKernel
+    from .kernel import FastKernel, KernelCounts
 
     def with_names(*args, **named):
         """Call `func`. `args` has the keyword-only arguments after the positional ones, as Numba's dispatcher takes them."""
@@ -44,7 +45,11 @@ def interpreted(func, kernel_options, parameters, outputs):
         _native=_Native(), _is_numbas=False, _is_interpreted=True,
     )  # fmt: skip
 
+    calls = 0
+
     def run(bound: tuple):
+        nonlocal calls
+        calls += 1
         check_arguments(kernel, bound)
         return call_numba(kernel, bound)
 
@@ -59,12 +64,27 @@ def interpreted(func, kernel_options, parameters, outputs):
         """``FastKernel.bind``."""
         return OrdinaryLaunch(call, complete(parameters.bind(*args, **kwargs)))
 
+    def explain(*args, **kwargs):
+        """``FastKernel.explain``."""
+        from .explain import Outcome, explained, refusal
+
+        bound = complete(parameters.bind(*args, **kwargs))
+        try:
+            check_arguments(kernel, bound)
+            outcome = Outcome("numba", "Python makes all calls, tensors as NumPy views: NUMBA_DISABLE_JIT is set")
+        except Exception as error:
+            outcome = refusal(error)
+        return explained(kernel, bound, outcome)
+
     def complete(bound: tuple) -> tuple:
         return bound if outputs is None else outputs.complete(bound, kernel_options.returns)
 
     of_call: Any = call
     of_call.py_func, of_call.bind, kernel._decorated = func, bind, call
     of_call.precompile = lambda *calls: []
+    of_call.explain, of_call.counts, of_call.recompile = explain, lambda: KernelCounts(0, calls, 0), lambda: None
+    of_call.signatures, of_call.stats = [], SimpleNamespace(cache_path=None, cache_hits=Counter(), cache_misses=Counter())
+    of_call.out = kernel_options.out
     of_call._parameters, of_call._call_bound, of_call._complete = parameters, call_bound, complete
     of_call.as_torch_op = MethodType(FastKernel.as_torch_op, call)
     of_call._pattern, of_call._device_kernel, of_call._vectorcall = outputs and outputs.pattern, None, 0

@@ -135,7 +135,7 @@ class Outputs:
                 given = type_name(type(value))
                 raise TypeError(f"{self._argument(position)} is an extent in {str(self.pattern)!r}: an int, not {given}")
             if not -(2**63) <= value < 2**63:
-                raise OverflowError(f"{self._argument(position)} is an extent in {str(self.pattern)!r}: it does not fit into 64 bits")
+                raise OverflowError(f"{self._argument(position)} is an extent that does not fit into 64 bits")
             numbers.append(int(value))
         positions = [each.position for each in self.pattern.inputs]
         read = [shape_and_dtype(arguments[position], self._argument(position)) for position in positions]

@@ -33,7 +33,9 @@ except ImportError:  # Windows: every process makes the entries that it misses
 
 from .numba_internals import dumps, global_compiler_lock
 
-__all__ = ["FOLDER", "CacheContents", "CacheFolder", "Claim", "claiming", "digest", "framed", "framed_key", "unframed", "user_cache"]
+__all__ = [
+    "FOLDER", "CacheContents", "CacheFolder", "Claim", "claiming", "digest", "framed", "framed_key", "unframed", "user_cache",
+]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")

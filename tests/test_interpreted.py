@@ -1,0 +1,31 @@
+"""Kernels under ``NUMBA_DISABLE_JIT=1`` have what compiled ones have, so that a program runs there, too."""
+
+import pytest
+from interpreter import run_python
+
+PROGRAM = """
+    import numpy as np
+    from fastexchange import fast_args
+
+    @fast_args(out="x[n] -> y[n]")
+    def kernel(x, y):
+        y[:] = 2 * x
+
+    for n in range(3):
+        kernel(np.ones(n + 1))
+    counts = kernel.counts()
+    print(counts.fast + counts.slow, len(kernel.signatures) == counts.compiled, sum(kernel.stats.cache_hits.values()), kernel.out)
+    kernel.recompile()
+    explained = kernel.explain(np.ones(2))
+    print([(name, how.path, numba_type) for name, how, numba_type in explained.arguments], "NUMBA_DISABLE_JIT" in str(explained))
+    try:
+        kernel.explain()
+    except TypeError:
+        print("TypeError")
+    """
+
+
+@pytest.mark.slow
+def test_what_kernels_have():
+    compiled, interpreted = (run_python(PROGRAM, NUMBA_DISABLE_JIT=value).stdout.splitlines() for value in "01")
+    assert [line.replace("False", "True") for line in compiled] == interpreted and len(compiled) == 3
