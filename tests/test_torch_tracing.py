@@ -285,3 +285,37 @@ def test_a_proxy_of_fx_is_said_to_be_one():
     for call in (lambda x: total(x), lambda x: scaled(x, 2)):
         with pytest.raises(TypeError, match=r"it is a Proxy, by which torch\.fx\.symbolic_trace records operators"):
             torch.fx.symbolic_trace(call)
+
+
+def real_graph(function):
+    return torch.fx.experimental.proxy_tensor.make_fx(lambda x: function(x) + 0, tracing_mode="real")(torch.ones(3))
+
+
+MET = {"nothing": lambda: None, "NumPy's arrays": lambda: np.ones(3, np.float32), "tensors": lambda: torch.ones(3)}
+
+
+@pytest.mark.parametrize("made", MET.values(), ids=MET)
+def test_make_fx_with_real_tensors_records_what_kernels_declare(made):
+    """Whatever a kernel was called with before; another kernel has met PyTorch's tensors."""
+    doubled = fast_args(lambda x, y: y.fill(2 * x[0]), out="x[n] -> y[n]")
+
+    @fast_args(mutates=("x",))
+    def fill(x):
+        x.fill(5.0)
+
+    def written(x):
+        copy = x.clone()
+        fill(copy)
+        return copy
+
+    fast_args(lambda x: 1)(torch.ones(3))
+    for function, kernel, expected in ((doubled, doubled, 8.0), (written, fill, 5.0)):
+        for _ in range(40 if made() is not None else 0):
+            kernel(made())
+        graph = real_graph(function)
+        assert graph(torch.full((3,), 4.0)).tolist() == [expected] * 3, graph.code
+        calls = kernel.counts()
+        for _ in range(3):
+            kernel(torch.ones(3))
+            kernel(np.ones(3, np.float32))
+        assert kernel.counts().fast - calls.fast >= 4  # no mode is active

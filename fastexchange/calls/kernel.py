@@ -32,6 +32,7 @@ from ..ground.once import cached_property, forkable_lock
 from ..ground.parameters import Parameters, flatten
 from ..producers.torch import is_tensor
 from ..producers.torch_kinds import is_dispatch_mode_active, is_symbolic
+from ..producers.torch_modes import are_expected, why_no_modes
 from .carried_code import CarriedCode, Content
 from .kernel_cache import KernelCache, with_unique_symbols
 from .options import KernelOptions, check_mutated, checked_returns, declared, outputs_of
@@ -375,7 +376,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 
     def _prepare(self):
         """Make the ``KernelContext``. Not under a lock: this may compile, and Numba's compiler has a lock of its own."""
-        from ..dispatch.outputs import vectorcall_with_outputs
+        from ..dispatch.outputs import vectorcall_heeding_modes, vectorcall_with_outputs
         from ..dispatch.overloads import KernelContext
         from ..dispatch.vectorcall import vectorcall
         from . import results
@@ -389,7 +390,8 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         if isinstance(self.returns, type):
             results.learn_target(self.returns)
         if memory.runtime.is_native and not is_object_mode(self):
-            memory.vectorcall = (vectorcall if self._outputs is None else vectorcall_with_outputs).address
+            declared = vectorcall if self.mutates is None else vectorcall_heeding_modes
+            memory.vectorcall = (declared if self._outputs is None else vectorcall_with_outputs).address
             results.prepare()
         if self._device_kernel is not None:
             memory.native.device_kernel = id(self._device_kernel.launcher)
@@ -555,7 +557,7 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
         return make_call(bound) if self._outputs is None else self._outputs.call(bound, self.returns, make_call)
 
     def _call_with_outputs(self, /, *args, **kwargs):
-        """Allocate the outputs and make the call. Native code calls this if it could not allocate them."""
+        """Allocate the outputs and make the call. Native code calls this if it could not, or if a mode of PyTorch is active."""
         return self._call_bound(self._parameters.bind(*args, **kwargs))
 
     def _call_slowly(self, /, *args, **kwargs):
@@ -624,12 +626,18 @@ class FastKernel(Kernel, NativeDispatcher, CPUDispatcher):
 def _is_operators(kernel: FastKernel, values: tuple) -> bool:
     """Whether PyTorch has to see a call: an argument, or an item of one, is a tensor by which it traces, or a mode is active.
 
-    A mode sees only the calls of kernels that declare their outputs.
+    A mode sees only the calls of kernels that declare their outputs, or what they write to.
     """
     if "torch" not in sys.modules:
         return False
-    is_seen = is_tensor if kernel.out is not None and is_dispatch_mode_active() else is_symbolic
-    return any(is_seen(value) for i, item in enumerate(values) for _, value in flatten(i, item))
+    leaves = [value for i, item in enumerate(values) for _, value in flatten(i, item)]
+    if kernel.out is not None or kernel.mutates is not None:
+        has_tensors = any(map(is_tensor, leaves))
+        if has_tensors or are_expected():
+            why_no_modes()  # asked now, as the next call may be native
+        if has_tensors and is_dispatch_mode_active():
+            return True
+    return any(map(is_symbolic, leaves))
 
 
 _publishing = forkable_lock()

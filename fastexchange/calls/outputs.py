@@ -25,7 +25,6 @@ from ..ground.safe_repr import type_name
 from ..ground.shape_notation import Output, Pattern
 from ..producers import torch
 from ..producers.torch_kinds import why_no_memory
-from ..producers.torch_modes import why_no_modes
 from .filled import fill, is_debugging, report
 from .results import as_target, tensor_type
 
@@ -189,7 +188,6 @@ def shape_and_dtype(value, what: str) -> tuple[tuple[int, ...], DLDataType | Non
     Raises TypeError if it is no tensor, and its framework's exceptions.
     """
     if torch.is_tensor_type(type(value)):
-        why_no_modes()  # asked now, as the next call may be native
         learn(value)
         elements = export_of(sys.modules["torch"].empty(0, dtype=value.dtype), what)
         with elements as export:

@@ -256,6 +256,17 @@ NO_MODE = 1 << 62
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
+def vectorcall_heeding_modes(callable_, args, nargsf, kwnames):
+    """``vectorcallfunc`` of a kernel that declares what it writes to, and no outputs: Python makes calls that a mode may see."""
+    context_address = load(callable_ + KERNEL_CONTEXT)
+    context = structs.context_at(context_address)
+    if is_mode_active(False):
+        return call_method(context.outputs_name, callable_, args, nargsf, kwnames)
+    last = context.last
+    return call_word(structs.overload_at(last).fast_entry, (callable_, args, nargsf, kwnames, context_address, last))
+
+
+@cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
 def vectorcall_with_outputs(callable_, args, nargsf, kwnames):
     """``vectorcallfunc`` of a kernel that declares outputs: allocate omitted outputs, make the call, and return all outputs.
 

@@ -22,7 +22,7 @@ from ..ground.dtypes import PLAIN_DTYPES, dtype_field, field_itemsize
 from ..ground.half.formats import FORMATS
 from ..ground.numba_internals import is_typed_by_extension
 from ..ground.omitted import Omitted
-from ..producers import buffer, dunder, forwarded, paddle, torch, torch_abi, torch_offsets
+from ..producers import buffer, dunder, forwarded, paddle, torch, torch_abi, torch_modes, torch_offsets
 from ..producers.ndarray import dtype_of
 from . import torch_capsule
 from .tables import CAPSULE_NAME, EXCHANGE_ATTRIBUTE, is_wrapper, is_wrapper_type, own_table
@@ -112,6 +112,7 @@ def _source_of_views(notes: list[str], has_table: bool = True) -> tuple[int, str
     The function is 0 if the exchange table is the better or the only way. Tensors that are read in memory need neither, but for
     the few that are not, copy-on-write ones for example.
     """
+    torch_modes.expect_modes()
     guard = torch_offsets.guard()
     if not guard.knows_all:
         return 0, ""
@@ -131,6 +132,7 @@ def _guard(cls: type, notes: list[str]) -> int:
     """The address of the ``fx_guard`` for tensors of this type; 0 if the framework's exports need no guard."""
     if not torch.is_tensor_type(cls):
         return 0
+    torch_modes.expect_modes()
     guard = torch_offsets.guard()
     if not guard.knows_all:
         notes.append("this PyTorch's tensors do not have the expected layout: PyTorch is asked about each, and each is exported")

@@ -21,7 +21,10 @@ from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address
 from .torch_offsets import alone, c_function, guard
 
-__all__ = ["count_write", "has_counter", "is_mode_active", "is_transform_active", "why_no_counts", "why_no_modes"]
+__all__ = [
+    "are_expected", "count_write", "expect_modes", "has_counter", "is_mode_active", "is_transform_active", "why_no_counts",
+    "why_no_modes",
+]  # fmt: skip
 
 CDEF = """
 /* Of PyTorch's modes and version counters. */
@@ -31,7 +34,7 @@ typedef struct {
     int64_t tracer_key;         /* the dispatch key of torch.jit.trace */
     int64_t transform_key;      /* the dispatch key of the transforms of torch.func */
     int64_t function_modes;     /* int64_t (*)(void): how many modes with __torch_function__ are active; 0: nothing is known */
-    int64_t is_unknown;         /* whether PyTorch has been met, and native code cannot ask it: Python does */
+    int64_t is_unknown;         /* with function_modes 0: whether PyTorch has been met, so Python has to ask it */
     int64_t object;             /* in a tensor's Python object: a pointer to the implementation */
     int64_t counter;            /* in that: a pointer to the version counter, NULL: the tensor has none; 0: it is unknown where */
     int64_t count;              /* in the version counter: the count, a uint32_t */
@@ -95,6 +98,16 @@ _KEY_FUNCTIONS = {
     "is_excluded": "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE",
 }
 _STACK_LENGTH = "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv"
+
+
+def expect_modes() -> None:
+    """Let native code take a mode for active until :func:`why_no_modes` has been asked: PyTorch's tensors are met."""
+    _state.is_unknown = 1
+
+
+def are_expected() -> bool:
+    """Whether native code takes a mode for active because nobody has asked, or because PyTorch cannot be asked natively."""
+    return _state.is_unknown != 0 and _state.function_modes == 0
 
 
 @once
