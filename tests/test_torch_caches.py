@@ -124,6 +124,9 @@ for name, each in [("function", backward), ("kernel", by_kernel), ("declared", d
         body.as_torch_op(f"fx_caches::grad_{name}", backward=each)
         check(f"grad {name}", lambda x: getattr(torch.ops.fx_caches, f"grad_{name}")(x), 4)
 
+body.as_torch_op("fx_caches::rule", vmap=lambda info, in_dims, x: (x * factor, in_dims[0]))
+check("rule for vmap", lambda x: torch.vmap(torch.ops.fx_caches.rule)(x), (2, 4))
+
 from torch._dynamo.utils import counters
 print(json.dumps([different, counters["aot_autograd"].get("autograd_cache_miss", 0), counters["inductor"]["fxgraph_cache_miss"]]))
 """
@@ -134,6 +137,7 @@ CASES = {
     ],
     "gradients of kernels": ["grad kernel", "grad declared", "grad operator"],
     "gradients of functions": ["grad function", "grad calls"],
+    "rules for vmap": ["rule for vmap"],
     "a value that cannot be described": ["grad unknown"],
 }  # fmt: skip
 

@@ -152,6 +152,9 @@ CONSTANTS = {
     "vmap(grad)": lambda f: lambda x: torch.func.vmap(torch.func.grad(lambda w: (f(w.detach()) * w).sum()))(x[None])[0],
     "jvp": lambda f: lambda x: torch.func.jvp(lambda w: f(w.detach()) * w, (x,), (torch.ones(3),))[1],
     "make_fx(grad)": lambda f: traced(torch.func.grad(lambda w: (f(w.detach()) * w).sum())),
+    "grad, from outside": lambda f: lambda x: torch.func.grad(lambda w: (f(x) * w).sum())(x),
+    "vmap(grad), from outside": lambda f: lambda x: torch.vmap(torch.func.grad(lambda w: (f(x) * w).sum()))(x[None])[0],
+    "jvp, from outside": lambda f: lambda x: torch.func.jvp(lambda w: f(x) * w, (x,), (torch.ones(3),))[1],
     "vmap": lambda f: lambda x: torch.func.vmap(f)(x[None])[0],
 }
 

@@ -143,8 +143,11 @@ def code_of(name: str, functions: Iterable) -> str:
     return code
 
 
-def telling(fake: Callable, code: str) -> Callable:
-    """An operator's fake implementation, by which PyTorch traces. It tells the caches the digest of its Python functions."""
+def telling(traced: Callable, code: str) -> Callable:
+    """A function by which PyTorch traces an operator: its fake implementation, or a rule for vmap, which takes the place of that.
+
+    It tells the caches the digest of the operator's Python functions.
+    """
 
     def tell(*args, **kwargs):
         _told.add(code)
@@ -155,9 +158,9 @@ def telling(fake: Callable, code: str) -> Callable:
                 config.cache_key_tag = config.cache_key_tag.partition(" fastexchange ")[0] + own
         else:  # before PyTorch 2.7
             sys.modules["torch"]._inductor.config.force_disable_caches = True
-        return fake(*args, **kwargs)
+        return traced(*args, **kwargs)
 
-    return tell if code else fake
+    return tell if code else traced
 
 
 # ---- within a process ------------------------------------------------------------------------------------------------

@@ -158,7 +158,8 @@ def _made(torch, kernel, name: str, schema: Schema, options: tuple, what: str) -
         if backward is not None:
             function = register_backward(torch, fragment, overload, kernel, schema, backward, setup_context, what)
         if vmap is not None and (vmap != "loop" or not _has_tensors_by_keyword(schema)):
-            torch.library.register_vmap(name, _looping(torch, overload, schema) if vmap == "loop" else vmap, lib=fragment)
+            rule = _looping(torch, overload, schema) if vmap == "loop" else telling(vmap, code)  # it may call no operator of ours
+            torch.library.register_vmap(name, rule, lib=fragment)
     except BaseException:
         if boxed is not None:
             boxed.remove()

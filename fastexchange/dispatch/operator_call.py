@@ -10,7 +10,7 @@ from ..ground import cpython as c
 from ..ground.cfunction import cfunction
 from ..ground.cpython import CALLABLE_CONTEXT, KERNEL_CONTEXT, OB_SIZE, Py_TYPE
 from ..ground.native import call_word, cstring, global_address, load, native, stack, store
-from ..producers.torch_modes import count_write, has_counter, is_mode_active, is_transform_active
+from ..producers.torch_modes import count_write, has_counter, is_mode_active
 from . import structs
 from .outputs import NO_MODE
 from .python_calls import call_method
@@ -131,7 +131,7 @@ def vectorcall_operator(callable_, args, nargsf, kwnames):
             makers &= makers_with_tensor(context, operator, find(runtime, Py_TYPE(ob)), ob) & KERNEL if position < nargs else 0
             makers = makers if makers != 0 and has_counter(ob) else 0
     is_whole = nargs == operator.count and kwnames == 0
-    if makers == FUNCTION and operator.function != 0 and is_whole and not is_transform_active():
+    if makers == FUNCTION and operator.function != 0 and is_whole:
         return call_function(operator.function, args, nargs)
     if makers & KERNEL == 0:
         return call_method(operator.slow_name, callable_, args, nargsf, kwnames)

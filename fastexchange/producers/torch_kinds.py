@@ -29,18 +29,22 @@ def without_subclasses():
 
 
 def is_dispatch_mode_active() -> bool:
-    """Whether a ``TorchDispatchMode`` or ``torch.jit.trace`` gets the operators of this thread. Does not import PyTorch."""
+    """Whether a ``TorchDispatchMode``, ``torch.jit.trace`` or a transform of ``torch.func`` gets this thread's operators.
+
+    Does not import PyTorch.
+    """
     traced = private("_C._get_tracing_state") or private("jit.is_tracing")
     if traced is not None and traced() not in (None, False):
         return True
-    told = [private(f"_C.{name}") for name in ("DispatchKey.Python", *_TELL_OF_KEYS)]
+    told = [private(f"_C.{name}") for name in ("DispatchKey.Python", _TRANSFORMS, *_TELL_OF_KEYS)]
     if None not in told:
-        key, is_included, is_excluded = told
-        return is_included(key) and not is_excluded(key)
+        key, transforms, is_included, is_excluded = told
+        return is_included(transforms) or (is_included(key) and not is_excluded(key))
     current = private("utils._python_dispatch._get_current_dispatch_mode")
     return current is not None and current() is not None
 
 
+_TRANSFORMS = "DispatchKey.FuncTorchDynamicLayerFrontMode"
 _TELL_OF_KEYS = "_dispatch_tls_is_dispatch_key_included", "_dispatch_tls_is_dispatch_key_excluded"
 
 

@@ -21,10 +21,7 @@ from ..ground.passing import reraise_passing
 from ..ground.readable import checked_address
 from .torch_offsets import alone, c_function, guard
 
-__all__ = [
-    "are_expected", "count_write", "expect_modes", "has_counter", "is_mode_active", "is_transform_active", "why_no_counts",
-    "why_no_modes",
-]  # fmt: skip
+__all__ = ["are_expected", "count_write", "expect_modes", "has_counter", "is_mode_active", "why_no_counts", "why_no_modes"]
 
 CDEF = """
 /* Of PyTorch's modes and version counters. */
@@ -54,7 +51,8 @@ def _modes():
 def is_mode_active(heeds_functions):
     """Whether a mode of PyTorch gets the operators of the calling thread, or may. False before PyTorch is met.
 
-    ``torch.jit.trace`` is one. `heeds_functions`: whether modes with ``__torch_function__`` count, too.
+    ``torch.jit.trace`` is one, and so are the transforms of ``torch.func``, which wrap what is allocated within them.
+    `heeds_functions`: whether modes with ``__torch_function__`` count, too.
     """
     modes = _modes()
     if modes.function_modes == 0:
@@ -64,14 +62,9 @@ def is_mode_active(heeds_functions):
         return True
     if call_int(modes.is_included, (modes.tracer_key,)) & 0xFF != 0:
         return True
+    if call_int(modes.is_included, (modes.transform_key,)) & 0xFF != 0:
+        return True
     return heeds_functions and call_word(modes.function_modes, ()) != 0
-
-
-@native
-def is_transform_active():
-    """Whether a transform of ``torch.func`` gets the operators of the calling thread. False before PyTorch is met."""
-    modes = _modes()
-    return modes.function_modes != 0 and call_int(modes.is_included, (modes.transform_key,)) & 0xFF != 0
 
 
 @native
