@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -72,6 +73,18 @@ def test_a_compilation_that_fails_now(error):
     with pytest.raises(type(error)):
         kernel.bind(X, X)
     assert kernel.bind(X, X)() == 5.0
+
+
+@pytest.mark.parametrize("error", NO_MORE[:2], ids=repr)
+def test_type_inference_of_half_precision_that_fails_now(error, monkeypatch):
+    """It is no TypingError, which Numba's dispatcher would remember."""
+    x, kernel = np.array([2.0], np.float16), fast_args(lambda x: x[0] + x[0])
+    assert fast_args(lambda x: x[0])(x) == 2.0  # Numba knows such types from then on
+    operations = sys.modules["fastexchange.ground.half.operations"]
+    monkeypatch.setattr(operations._AsFloat32, "generic", failing(operations._AsFloat32.generic, error, 2))
+    with pytest.raises(type(error)):
+        kernel(x)
+    assert [kernel(x) for _ in range(4)] == [4.0] * 4 and native_calls(kernel, x) == 10
 
 
 def test_a_compilation_that_always_fails_costs_few_calls():
