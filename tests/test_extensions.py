@@ -8,7 +8,7 @@ from interpreter import run_python
 from numba import types
 from numba.core.typeconv import Conversion
 from numba.core.typeconv.rules import default_casting_rules
-from numba.extending import make_attribute_wrapper, models, register_model
+from numba.extending import intrinsic, make_attribute_wrapper, models, overload_attribute, register_model
 from test_dependencies import digest
 
 from fastexchange.ground.numba_extensions import conversions, extensions
@@ -101,6 +101,28 @@ def test_jitclasses_are_no_extensions():
     before = digest(1)
     made = numba.experimental.jitclass([("x", types.int64)])(type("Made", (), {"__init__": lambda self: None}))
     assert isinstance(made, type) and digest(1) == before
+
+
+def test_what_numba_registers_while_it_compiles():
+    """What an intrinsic returns, and what calls an overloaded attribute: keys before and after are the same."""
+
+    class Kind(types.Type):
+        def __init__(self):
+            super().__init__("kind with an attribute of the test")
+
+    register_model(Kind)(models.OpaqueModel)
+
+    @overload_attribute(Kind, "zork")
+    def zork(x):
+        return lambda x: 40
+
+    @intrinsic
+    def new(_typing_context):
+        return Kind()(), lambda context, *_: context.get_dummy_value()
+
+    before = digest(1)
+    assert numba.njit(lambda: new().zork)() == 40
+    assert digest(1) == before
 
 
 @pytest.mark.slow

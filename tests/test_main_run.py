@@ -95,6 +95,7 @@ PROGRAMS = {
     "main thread": "import threading; print(threading.current_thread() is threading.main_thread(), [t.name for t in threading.enumerate()])",
     "import of itself": "import sys\nif __name__ == '__main__':\n    import program\nprint(__name__, sys.argv)",
     "import beside it": "import beside; print(beside.__file__)",
+    "its own numba": "import numba; print(numba.__file__)",
     "pickle": "import pickle\nclass C: pass\nprint(pickle.loads(pickle.dumps(C())).__class__.__module__)",
     "workers": "import multiprocessing as m\ndef f(x):\n    return x + 1, __name__\nif __name__ == '__main__':\n    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [1]))",
     "forked": "import os, sys\nsys.stdout.flush()\nif not os.fork():\n    sys.exit(7)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
@@ -141,6 +142,8 @@ def test_a_program_is_run_as_by_python(tmp_path):
         place = tmp_path / str(number)
         place.mkdir()
         (place / "beside.py").write_text("")
+        if name == "its own numba":
+            (place / "numba.py").write_text("")
         (place / "program.py").write_bytes(content if isinstance(content, bytes) else content.encode())
         calls[name] = [], [f"{number}/program.py", "a", "-m", "--", "-o", "x"]
     assert differing(tmp_path, calls) == []

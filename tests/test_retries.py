@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -72,6 +73,18 @@ def test_a_compilation_that_fails_now(error):
     with pytest.raises(type(error)):
         kernel.bind(X, X)
     assert kernel.bind(X, X)() == 5.0
+
+
+@pytest.mark.parametrize("error", NO_MORE[:2], ids=repr)
+def test_type_inference_of_half_precision_that_fails_now(error, monkeypatch):
+    """It is no TypingError, which Numba's dispatcher would remember."""
+    x, kernel = np.array([2.0], np.float16), fast_args(lambda x: x[0] + x[0])
+    assert fast_args(lambda x: x[0])(x) == 2.0  # Numba knows such types from then on
+    operations = sys.modules["fastexchange.ground.half.operations"]
+    monkeypatch.setattr(operations._AsFloat32, "generic", failing(operations._AsFloat32.generic, error, 2))
+    with pytest.raises(type(error)):
+        kernel(x)
+    assert [kernel(x) for _ in range(4)] == [4.0] * 4 and native_calls(kernel, x) == 10
 
 
 def test_a_compilation_that_always_fails_costs_few_calls():
@@ -243,3 +256,38 @@ def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
             os.system(f"umount {tmp_path}")
     told = [line for line in lines_said(done.stderr) if "Warning" in line]
     assert len(told) == 1 and "can no longer be kept in" in told[0] and str(tmp_path) in told[0], done.stderr
+
+
+CODE_LOST = """
+    import pickle, sys
+    import numpy as np
+    from numba.core.registry import cpu_target
+    engine = cpu_target.target_context.codegen()._engine._ee
+    hands_over, lost = engine._object_cache_getbuffer, []
+    def interrupted(module):
+        code = hands_over(module)
+        if code is not None and any(name in module.name for name in sys.argv[2:]):
+            lost.append(module.name)
+            raise KeyboardInterrupt  # in llvmlite's callback: ctypes ignores it
+        return code
+    engine._object_cache_getbuffer = interrupted
+    sys.path.insert(0, sys.argv[1])
+    import program
+    x, kernel = np.arange(3.0), program.first
+    if "of a pickle" in sys.argv:
+        kernel = pickle.loads(open(f"{sys.argv[1]}/kernel", "rb").read())
+    assert [kernel(x) for _ in range(40)] == [0.0] * 40
+    print(len(lost) > 0, kernel.stats.cache_hits.total(), kernel.counts().fast)
+    if len(sys.argv) == 2:
+        open(f"{sys.argv[1]}/kernel", "wb").write(pickle.dumps(kernel))
+"""
+
+
+@pytest.mark.slow
+def test_machine_code_that_llvm_has_not_got(tmp_path):
+    """A native function, and kernels of an entry and of a pickle, are compiled anew: their addresses would be 0."""
+    (tmp_path / "program.py").write_text(CACHED)
+    run_python(CODE_LOST, str(tmp_path))
+    assert run_python(CODE_LOST, str(tmp_path)).stdout == "False 1 39\n"
+    for names, loaded in ((["first"], 0), (["first", "of a pickle"], 0), (["function.vectorcall", "fast_entry"], 1)):
+        assert run_python(CODE_LOST, str(tmp_path), *names).stdout == f"True {loaded} 39\n"

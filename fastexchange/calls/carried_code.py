@@ -5,6 +5,7 @@ values, options and types, that was made with the same versions for the same pro
 compiles. Entries are unpickled when a call needs them, not before.
 """
 
+import contextlib
 import zlib
 from collections.abc import Callable
 from operator import is_
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from numba.core import sigutils
 
 from ..ground.disk_cache import NotBelieved, digest, framed, framed_key, unframed
-from ..ground.numba_code import code_depends_on, processor_of, rebuilt, reduced, why_not_kept
+from ..ground.numba_code import LostCode, code_depends_on, processor_of, rebuilt, reduced, why_not_kept
 from ..ground.numba_extensions import extensions
 from ..ground.numba_internals import failures, global_compiler_lock, overloads_of
 from .dependencies import dependencies, has_current_code, note_loaded
@@ -215,10 +216,11 @@ class CarriedCode:
         given, result = sigutils.normalize_signature(sig)
         stored = self._keys.load((tuple(given), processor_of(target_context.codegen())))
         if stored is not None and result in (None, stored[0].return_type):
-            made = rebuilt(target_context, stored[1])
-            self._packed[tuple(given)] = made
-            note_loaded(self._py_func)
-            return made
+            with contextlib.suppress(LostCode):
+                made = rebuilt(target_context, stored[1])
+                self._packed[tuple(given)] = made
+                note_loaded(self._py_func)
+                return made
         return self.behind.load_overload(sig, target_context)
 
     def has_code(self, signature: tuple, codegen) -> bool:

@@ -11,6 +11,7 @@ Three faults of Numba's own cache are mended:
 The directory, the content of an entry, and how code is made of it, are Numba's.
 """
 
+import contextlib
 import functools
 import types as python_types
 import uuid
@@ -23,6 +24,7 @@ from numba.core.errors import NumbaWarning
 
 from ..ground.disk_cache import FOLDER, CacheFolder, NotBelieved
 from ..ground.numba_code import (
+    LostCode,
     bind_globals,
     calls_itself_through_another,
     code_depends_on,
@@ -185,7 +187,8 @@ class KernelCache(FunctionCache):
         self._cache_file = Entries(folder, self._impl.filename_base, py_func, depends_on, warns)
 
     def load_overload(self, sig, target_context):
-        with self._guard_against_spurious_io_errors():
+        found = None
+        with self._guard_against_spurious_io_errors(), contextlib.suppress(LostCode):
             found = self._load_overload(sig, target_context)  # Numba's load_overload would first load all of its compiler
         if found is not None:
             note_loaded(self._py_func)

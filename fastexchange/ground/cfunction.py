@@ -230,7 +230,10 @@ class CodeCache:
         state = shipped_code().functions.get(key[1:]) if key[0] == "function" else None
         if state is None:
             return None
-        library = numba_code.restored(state)
+        try:
+            library = numba_code.restored(state)
+        except numba_code.LostCode:
+            return None
         self.shipped += 1
         return library, library.get_pointer_to_function(state[0]), None
 
@@ -254,7 +257,10 @@ class CodeCache:
             stored = folder.load(_name_of(key), full_key)
             if stored is not None:
                 state, symbol, extra = stored
-                library = numba_code.restored(state)
+                try:
+                    library = numba_code.restored(state)
+                except numba_code.LostCode:
+                    continue
                 self.hits += 1
                 return library, library.get_pointer_to_function(symbol), extra
         return None

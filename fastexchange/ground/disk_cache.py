@@ -515,4 +515,7 @@ def _checked(data: bytes) -> tuple[str, memoryview]:
     if hashlib.sha256(rest).digest() != data[len(_MAGIC) : start]:
         raise NotBelieved("its checksum is wrong: it is damaged, or not whole")
     length = int.from_bytes(rest[:8], "little")
-    return bytes(rest[8 : 8 + length]).decode("utf-8", "surrogatepass"), rest[8 + length :]
+    try:
+        return bytes(rest[8 : 8 + length]).decode("utf-8", "surrogatepass"), rest[8 + length :]
+    except UnicodeDecodeError:
+        raise NotBelieved("its key is no text") from None

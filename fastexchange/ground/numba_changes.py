@@ -15,6 +15,7 @@ from numba import types
 from numba.core.errors import ForceLiteralArg, NumbaError, TypingError
 
 from .numba_internals import cpu_target, module_of, overloads_of
+from .passing import reraise_passing
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
@@ -147,7 +148,8 @@ def convert_arguments(is_meant: Callable[[Any], bool], convert: Callable) -> Non
             found = numbas(self, cache_key, args, kws)
         except ForceLiteralArg:
             raise
-        except Exception:
+        except Exception as error:
+            reraise_passing(error)
             own = _converting(self, args, kws, is_meant, convert)
             if own is None:
                 raise
@@ -277,6 +279,7 @@ def name_operations(is_meant: Callable[[Any], bool]) -> None:
         except NumbaError:
             raise
         except Exception as error:
+            reraise_passing(error)  # Numba's dispatcher remembers a TypingError, and never tries again
             operation = _failed_operation(self, is_meant)
             if operation is None:
                 raise

@@ -292,7 +292,7 @@ def reduced(compiled) -> tuple:
 
 
 def rebuilt(context, state: tuple) -> Any:
-    """Make the compile result of :func:`reduced`, possibly in another process.
+    """Make the compile result of :func:`reduced`, possibly in another process. Raises LostCode.
 
     Numba's compiler is loaded only if it has a name that the code refers to (LLVM ends the process for an unknown one), or
     one of the signature's types.
@@ -304,7 +304,9 @@ def rebuilt(context, state: tuple) -> Any:
         load()
     if not (_are_known(names) and all(map(has_representation, (*signature.args, signature.return_type)))):
         load_representations()
-    made = compiler.CompileResult._rebuild(context, *result)
+    function = result[_FUNCTION]
+    loaded = _Loaded(context, _unserialized(result[_LIBRARY], function.llvm_cpython_wrapper_name))
+    made = compiler.CompileResult._rebuild(loaded, *result)._replace(target_context=context)
     vars(made.library).update(known)
     return made
 
@@ -322,7 +324,7 @@ def _are_known(names: tuple[str, ...]) -> bool:
     return _known_names.issuperset(names)
 
 
-_SIGNATURE, _RELOAD = 3, 7
+_LIBRARY, _FUNCTION, _SIGNATURE, _RELOAD = 0, 1, 3, 7
 """Positions in what a compile result is reduced to."""
 
 
@@ -383,8 +385,39 @@ class LinkableCode:
 
 
 def restored(state) -> Any:
-    """Make the library of :func:`serialized`, possibly in another process."""
-    return cpu_target.target_context.codegen().unserialize_library(state)
+    """Make the library of :func:`serialized`, possibly in another process. Raises LostCode."""
+    return _unserialized(state, state[0])
+
+
+def _unserialized(state, function: str) -> Any:
+    library = cpu_target.target_context.codegen().unserialize_library(state)
+    if not library.get_pointer_to_function(function):
+        raise LostCode(function)
+    return library
+
+
+class _Loaded:
+    """A target context of which :func:`rebuilt` has loaded the library that Numba is to load."""
+
+    def __init__(self, context, library):
+        self.real, self.loaded = context, library
+
+    def codegen(self):
+        return self
+
+    def unserialize_library(self, _state):
+        return self.loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+class LostCode(RuntimeError):
+    """LLVM has not taken machine code that was to be loaded, and there is no function at its name's address, 0.
+
+    llvmlite hands it over in a callback, whose exceptions ctypes prints and ignores: of Ctrl-C, or with no stack left. The next
+    try may succeed.
+    """
 
 
 def native_code_depends_on() -> tuple:
@@ -426,8 +459,8 @@ _SETTINGS = (
 @global_compiler_lock
 def _check_units() -> None:
     parameters = compiler.CompileResult._rebuild.__code__.co_varnames
-    found = parameters[2 + _SIGNATURE], parameters[2 + _RELOAD], parameters[2 + _RELOAD + 1]
-    expect("what a compile result is made of", found, ("signature", "reload_init", "referenced_envs"))
+    found = [parameters[2 + each] for each in (_LIBRARY, _FUNCTION, _SIGNATURE, _RELOAD, _RELOAD + 1)]
+    expect("what a compile result is made of", found, ["libdata", "fndesc", "signature", "reload_init", "referenced_envs"])
     expect("the number of the compiler's locks", len(compiler_locks()), 2)
     library, module = new_library(target_context(), "fastexchange.check")
     for thing, names in (

@@ -29,6 +29,7 @@ _BOXING = "_boxers", "_unboxers", "_reflectors"
 _boxing: Any = [imported("numba.core.pythonapi", name) for name in _BOXING]
 _LOWERED = "functions", "getattrs", "setattrs", "casts", "constants"
 _TYPED = "functions", "attributes", "globals"
+_METHODS = "numba.core.typing.templates"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _WRAPPERS: dict[type, tuple[str, ...]] = {
@@ -60,7 +61,7 @@ def _new() -> Iterator[tuple[str, list]]:
     for registries, names in (([_typing_registry, *typing], _TYPED), ([_lowering_registry, *target], _LOWERED)):
         for registry in registries:
             for name in names:
-                yield name, _new_of_list(getattr(registry, name))
+                yield name, [item for item in _new_of_list(getattr(registry, name)) if not _is_of_a_compilation(item)]
     for kind, rewrites in list(_rewrites.rewrites.items()):
         yield kind, _new_of_list(rewrites)
     yield "types of Python", _new_of_list(_python_types.functions)
@@ -70,6 +71,17 @@ def _new() -> Iterator[tuple[str, list]]:
     yield "models", _new_of_dict(_models._handlers)
     for name, registry in zip(_BOXING, _boxing, strict=True):
         yield name, _new_of_dict(registry.functions)
+
+
+def _is_of_a_compilation(item: Any) -> bool:
+    """Whether Numba itself has registered it, when it compiled a call: it follows from what was registered by others before.
+
+    Else a key would be another after the compilation, and nothing kept. What an intrinsic returns is filed under itself; what
+    calls an overloaded method of a type is Numba's own function.
+    """
+    if type(item) is not tuple or type(item[0]) is not FunctionType:
+        return False
+    return item[0] is item[1] or item[0].__module__ == _METHODS
 
 
 def _new_of_list(items: list) -> list:

@@ -91,10 +91,10 @@ def _find_rows() -> dict[str, tuple[int, Row]]:
     import torch
 
     names = "first", "second", "third"
-    library = torch.library.Library("fastexchange_experiment", "FRAGMENT")
+    registered = torch.library.Library("fastexchange_experiment", "FRAGMENT")
     try:
         for name in names:
-            library.define(f"{name}(Tensor x) -> Tensor")
+            registered.define(f"{name}(Tensor x) -> Tensor")
         starts = {name: _definition_of(_handle(f"fastexchange_experiment::{name}")) for name in names}
         counts = {name: _readable_from(start) for name, start in starts.items()}
         clean = {name: _words_from(start, counts[name]) for name, start in starts.items()}
@@ -104,7 +104,7 @@ def _find_rows() -> dict[str, tuple[int, Row]]:
             for name in names
         }
     finally:
-        library._destroy()
+        registered._destroy()
     # All rows get the same function, which calls a functor's Python function. Memory behind the operators changes, too.
     functions = set.intersection(*({function for _, function in found.values()} for found in changes.values()))
     found = {}
@@ -127,10 +127,10 @@ def _find_rows() -> dict[str, tuple[int, Row]]:
 def _changes(torch, name: str, key: str, start: int, count: int) -> dict[int, Row]:
     """The offsets where a registration puts a pointer and another word, until it is taken back; and these two."""
     before = _words_from(start, count)
-    library = torch.library.Library("fastexchange_experiment", "FRAGMENT")
-    library.impl(name, lambda x: x, key)
+    registered = torch.library.Library("fastexchange_experiment", "FRAGMENT")
+    registered.impl(name, lambda x: x, key)
     while_registered = _words_from(start, count)
-    library._destroy()
+    registered._destroy()
     after = _words_from(start, count)
     return {8 * at: row for at, row in _pointers(before, while_registered) if before[at : at + 2] == after[at : at + 2]}
 

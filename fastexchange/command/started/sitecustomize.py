@@ -39,6 +39,8 @@ class Accelerating:
         places = [os.path.dirname(_ROOT)] if name == _PACKAGE else path
         found = (finder.find_spec(name, places, target) for finder in sys.meta_path if finder is not self)
         spec = next((each for each in found if each is not None), None)
+        if name == "numba" and spec is not None and not spec.submodule_search_locations:  # the program's own numba.py
+            return spec
         if self._is_accelerating and spec is not None and spec.loader is not None:
             loader, exec_module = spec.loader, spec.loader.exec_module
             loader.exec_module = lambda module: self._load(loader, exec_module, module)
