@@ -180,6 +180,7 @@ class _Code:
             if isinstance(each, (ir.SetItem, ir.StaticSetItem)) and each.target.name in names:
                 array, stored = self._type(each.target), self._type(each.value)
                 stored = stored.dtype if isinstance(stored, types.Array) else stored
+                array = array.type if isinstance(array, types.Optional) else array
                 if isinstance(array.dtype, types.Integer) and isinstance(stored, types.Float):
                     return each.loc
         return None
