@@ -4,6 +4,8 @@ What the kernel cannot have kept is given back; what it may have kept stays vali
 """
 
 import gc
+import importlib
+import sys
 import weakref
 
 import numba
@@ -190,16 +192,16 @@ def test_exports_are_deleted():
         ledger.check(ledger.made)
 
 
-def test_code_that_is_loaded(tmp_path):
+def test_code_that_is_loaded(tmp_path, monkeypatch):
     path = tmp_path / "leaking.py"
+    monkeypatch.syspath_prepend(tmp_path)
     path.write_text(
         "import numba\n\n@numba.njit\ndef refuse(x):\n    if x[0] >= 0:\n        raise ValueError('refused')\n\n"
         "def outer(x):\n    refuse(x)\n    x[0] = 1.0\n"
     )
     for _ in range(2):
-        namespace = {"__name__": "leaking"}
-        exec(compile(path.read_text(), str(path), "exec"), namespace)
-        kernel = fast_args(namespace["outer"], cache=True)
+        monkeypatch.delitem(sys.modules, "leaking", raising=False)
+        kernel = fast_args(importlib.import_module("leaking").outer, cache=True)
         check_memory_is_given_back(lambda x: call(kernel, x), np.asarray)  # noqa: B023
     assert sum(kernel.stats.cache_hits.values()) == 1
 

@@ -1,5 +1,8 @@
 """What a kernel's code writes to: readonly memory, which is refused, and declared outputs, which have to be written."""
 
+import collections
+import importlib
+import sys
 import warnings
 
 import numba
@@ -10,6 +13,7 @@ from numba.experimental import jitclass, structref
 
 from fastexchange import fast_args
 
+Pair = collections.namedtuple("Pair", "first, second")
 RECORD = np.dtype([("a", "f8"), ("b", "f8"), ("v", "f8", (3,))])
 VECTOR, MATRIX, RECORDS = np.arange(1.0, 7.0), np.arange(1.0, 7.0).reshape(2, 3), np.zeros(3, RECORD)
 
@@ -49,13 +53,21 @@ WRITES = [
     ("for e, other in np.nditer((x, x.copy())):\n  e[()] = 9.0", VECTOR),
     ("np.ascontiguousarray(x)[0] = 9.0", VECTOR),
     ("np.fill_diagonal(x, 9.0)", MATRIX),
+    ("np.dot(np.ones((1, 2)), np.ones((2, 6)), x.reshape(1, 6))", VECTOR),
+    ("np.add(x[0].v, 1.0, x[0].v)", RECORDS),
+    ("np.asarray(x[0].v)[0] = 9.0", RECORDS),
+    ("np.expand_dims(np.flip(x[0].v), 0)[0] = 9.0", RECORDS),
+    ("np.ravel(x[0]['v'])[0] = 9.0", RECORDS),
+    ("for e in np.nditer(x):\n  np.asarray(e)[()] = 9.0", VECTOR),
+    ("Pair(1, x[0]).second.a = 9.0", RECORDS),
+    ("e = None\nif x.size:\n  e = x[0]\nif e is not None:\n  e.a = 9.0", RECORDS),
 ]
 """Which plain ``numba.njit`` compiles, and which write to readonly memory."""
 
 
 @pytest.mark.parametrize(("body", "array"), WRITES, ids=[body for body, _ in WRITES])
 def test_no_way_leads_to_readonly_memory(body, array):
-    kernel, given = fast_args(function(body)), readonly(array)
+    kernel, given = fast_args(function(body, Pair=Pair)), readonly(array)
     with pytest.raises(numba.TypingError, match="Cannot modify readonly array"):
         kernel(given)
     assert given.tobytes() == array.tobytes()
@@ -74,10 +86,15 @@ def test_no_way_leads_to_readonly_memory(body, array):
         ("y.flat[0] = x.flat[1]", VECTOR),
         ("for i, e in enumerate(x):\n  y[i].a = e.v.sum()", RECORDS),
         ("z = x[0].v.copy()\nz[0] = 5\ny[0].v[:] = z", RECORDS),
+        ("z = np.asarray(x[0].v, np.float32)\nz[0] = 5\ny[0].v[:] = z", RECORDS),
+        ("z = np.ravel(x.T)\nz[0] = 5\ny[0, :] = z[:3]", MATRIX),
+        ("p = Pair(x[0], y[0])\np.second.a = p.first.a + 1", RECORDS),
+        ("np.add(x, 1.0, y)\nnp.dot(np.ones((2, 2)), x, y)", MATRIX),
+        ("e = y[0]\nfor i in range(2):\n  np.multiply(x[i].v, 2.0, e.v)", RECORDS),
     ],
 )  # fmt: skip
 def test_what_only_reads_readonly_memory_compiles(body, array):
-    made = function(body, "x, y")
+    made = function(body, "x, y", Pair=Pair)
     results = []
     for make in (fast_args, numba.njit):
         y = array.copy()
@@ -183,6 +200,7 @@ WRITTEN = [
     "with numba.objmode():\n  y[:] = x",
     "l = [y]\nl[0][0] = 1.0",
     "for _ in range(2):\n  y[0] = x[0]\n  y = x + 1",
+    "z = None\nif x[0] > 0:\n  z = y\nif z is not None:\n  z[:] = x",
 ]
 
 
@@ -210,14 +228,14 @@ def test_the_output_that_is_meant_is_named():
         fast_args("(float64[:], float64[:], float64[:])", out="x[n] -> y[n], z[n]")(kernel.py_func)
 
 
-def test_code_that_is_loaded_has_been_looked_at(tmp_path):
-    path = tmp_path / "never_written.py"
-    path.write_text("def f(x, y):\n    y = x * 2\n")
+def test_code_that_is_loaded_has_been_looked_at(tmp_path, monkeypatch):
+    (tmp_path / "never_written.py").write_text("def f(x, y):\n    y = x * 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
     for _ in range(2):
-        namespace = {"__name__": "never_written"}
-        exec(compile(path.read_text(), str(path), "exec"), namespace)
-        fast_args(namespace["f"], cache=True)(np.ones(3), np.ones(3))  # not an output: its code is kept
-        kernel = fast_args(namespace["f"], cache=True, out="x[n] -> y[n]")
+        monkeypatch.delitem(sys.modules, "never_written", raising=False)
+        module = importlib.import_module("never_written")
+        fast_args(module.f, cache=True)(np.ones(3), np.ones(3))  # not an output: its code is kept
+        kernel = fast_args(module.f, cache=True, out="x[n] -> y[n]")
         with pytest.raises(ValueError, match="never writes"):
             kernel(np.ones(3))
         assert sum(kernel.stats.cache_hits.values()) > 0, kernel.stats

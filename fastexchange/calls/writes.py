@@ -42,9 +42,14 @@ _WAYS = types.Record, types.NumpyFlatType, types.IteratorType, types.Pair
 _NUMBERING = frozenset({enumerate, np.ndenumerate})
 _SHOW = frozenset({iter, next, np.nditer, *_NUMBERING})
 """Functions whose results show the memory of their first argument."""
-_SHOW_IF_CONTIGUOUS = frozenset({np.ascontiguousarray, np.asfortranarray})
+_SHOW_IF_CONTIGUOUS = frozenset({np.ascontiguousarray, np.asfortranarray, np.ravel})
+_VIEWS = frozenset({
+    np.asarray, np.atleast_1d, np.atleast_2d, np.atleast_3d, np.expand_dims, np.flip, np.fliplr, np.flipud, np.reshape, np.transpose,
+})  # fmt: skip
+"""Functions that return a view of their first argument, an array."""
 _SHOWING_METHODS = frozenset({"reshape", "transpose", "view"})
-_WRITERS = frozenset({np.fill_diagonal})
+_WRITERS = {np.fill_diagonal: 0, np.dot: 2}
+"""Functions with the position of the argument that they write to; also ufuncs do, to what follows their inputs."""
 _WRITING_METHODS = frozenset({"fill", "itemset", "sort"})
 
 
@@ -180,6 +185,7 @@ class _Code:
             if isinstance(each, (ir.SetItem, ir.StaticSetItem)) and each.target.name in names:
                 array, stored = self._type(each.target), self._type(each.value)
                 stored = stored.dtype if isinstance(stored, types.Array) else stored
+                array = array.type if isinstance(array, types.Optional) else array
                 if isinstance(array.dtype, types.Integer) and isinstance(stored, types.Float):
                     return each.loc
         return None
@@ -226,6 +232,8 @@ class _Code:
             return None
         if value.op in ("getattr", "getiter", "iternext", "pair_first", "exhaust_iter"):
             found = self._origin(value.value, shown)
+            if value.op == "getattr" and isinstance(of := self._type(value.value), types.BaseNamedTuple):
+                return found[of.fields.index(value.attr)] if isinstance(found, tuple) and value.attr in of.fields else None
             if value.op == "getiter" and isinstance(self._type(value.value), types.BaseTuple):
                 return found[0] if found is not None and None not in found else None
             return found
@@ -244,9 +252,11 @@ class _Code:
         key = _key_of(function)
         if isinstance(function, types.BoundFunction):
             return shown.get(value.func.name) if key in _SHOWING_METHODS else None
-        if key is zip:
+        if key is zip or (isinstance(function, types.NamedTupleClass) and not value.kws and value.vararg is None):
             return _unless_none(self._origin(each, shown) for each in value.args)
-        if key in _SHOW or (key in _SHOW_IF_CONTIGUOUS and self._is_same_layout(value, target)):
+        is_view = key in _VIEWS and isinstance(self._typemap[target], types.Array)
+        is_view = is_view and not value.kws and (len(value.args) == 1 or key is not np.asarray)  # with a dtype it may be a copy
+        if key in _SHOW or is_view or (key in _SHOW_IF_CONTIGUOUS and self._is_same_layout(value, target)):
             found = self._origin(value.args[0], shown) if value.args else None
             return _unless_none((None, found)) if key in _NUMBERING else found
         return None
@@ -266,8 +276,10 @@ class _Code:
             elif value.op == "call" and (key := _key_of(self._type(value.func))) is not None:
                 if key in _WRITING_METHODS and value.func.name in shown:
                     yield value.func
-                elif key in _WRITERS and value.args and isinstance(self._origin(value.args[0], shown), str):
-                    yield value.args[0]
+                else:
+                    first = key.nin if isinstance(key, np.ufunc) else _WRITERS.get(key, len(value.args))
+                    last = len(value.args) if isinstance(key, np.ufunc) else first + 1
+                    yield from (each for each in value.args[first:last] if isinstance(self._origin(each, shown), str))
 
     def _refuse_readonly_field(self, statement) -> None:
         """Raise TypingError for a readonly array that becomes a field, of a jitclass or a structref, typed as a writable one."""
@@ -326,6 +338,8 @@ def _is_way(numba_type: Any) -> bool:
     """Whether memory can be written to through values of a type, or is shown by them."""
     if isinstance(numba_type, types.BaseTuple):
         return any(map(_is_way, numba_type))  # type: ignore[call-overload]
+    if isinstance(numba_type, types.Optional):
+        return _is_way(numba_type.type)
     return isinstance(numba_type.this if isinstance(numba_type, types.BoundFunction) else numba_type, (types.Array, *_WAYS))
 
 
