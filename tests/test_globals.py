@@ -91,7 +91,7 @@ def test_what_has_no_module_works(name, tmp_path, monkeypatch):
     with pytest.warns(NumbaWarning, match="kernel is compiled by each process: 'kernel' belongs to no module"):
         assert kernel(np.ones(2)).tolist() == [2.0, 2.0]
     assert "belongs to no module" in str(kernel._pickled())
-    again = pickle.loads(pickle.dumps(kernel).replace(str(kernel._uuid).encode(), b"as elsewhere" * 3))
+    again = pickle.loads(pickle.dumps(kernel).replace(str(kernel._uuid).encode(), b"with globals" * 3))
     assert again is not kernel
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)

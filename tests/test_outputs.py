@@ -130,7 +130,7 @@ def test_declared_types(dtype):
 def test_the_type_of_another_input():
     kernel = fast_args(out="x[n], w[m] -> y[n]: w, z[m]")(lambda x, w, y, z: untouched(y, z))
     y, z = kernel(np.ones(2, np.int8), np.ones(3, np.float32))
-    assert (y.dtype, y.shape, z.dtype, z.shape) == (np.float32, (2,), np.int8, (3,))
+    assert (y.dtype, y.shape, z.dtype, z.shape) == (np.float32, (2,), np.float32, (3,))
 
 
 @needs_torch
@@ -360,9 +360,10 @@ def test_numbers_and_rests_that_do_not_fit():
     for tensor in [np.ones(3)] + ([torch.ones(3)] if torch is not None else []):
         with pytest.raises((BufferError, MemoryError), match=r"its output 'y'.* of shape \(281474976710656,\)"):
             huge(tensor, 2**12)
-        for k in (2**20, 2**70):
-            with pytest.raises(ValueError, match=r"its output 'y' cannot be made: dimension k \* k"):
-                huge(tensor, k)
+        with pytest.raises(ValueError, match=r"its output 'y' cannot be made: dimension k \* k"):
+            huge(tensor, 2**20)
+        with pytest.raises(OverflowError, match=r"argument 'k' .position 1. is an extent that does not fit into 64 bits"):
+            huge(tensor, 2**70)
 
 
 NAMES = [f"n{i}" for i in range(70)]

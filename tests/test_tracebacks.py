@@ -16,11 +16,15 @@ def raises(x, y=None):
 
 
 def names(kernel, *args, **kwargs) -> list[str]:
-    """The functions in the traceback of the exception that a call raises, without this one."""
+    """The functions in the traceback of the exception that a call raises, without this one and PyTorch's wrappers.
+
+    After Dynamo has traced a kernel, functions of this package stay wrapped.
+    """
     try:
         kernel(*args, **kwargs)
     except ValueError as error:
-        return [frame.name for frame in traceback.extract_tb(error.__traceback__)][1:]
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        return [frame.name for frame in frames if "_dynamo" not in frame.filename]
     raise AssertionError("nothing was raised")
 
 
@@ -33,8 +37,12 @@ def test_a_first_call_has_the_kernels_frame_only(make, options):
     if make is Dunder and "out" in options:
         pytest.skip("Python allocates the outputs in each call")
     kernel = fast_args(**options)(raises)
-    assert names(kernel, make(np.ones(2))) == ["__call__", "_call_first", "raises"]
-    assert names(kernel, make(np.ones(2))) == ["raises"]
+    found = [names(kernel, make(np.ones(2))) for _ in range(2)]
+    assert found[1] == ["raises"]
+    if "out" in options:  # Python makes the first call with each signature
+        assert found[0][-1] == "raises"
+        return
+    assert found[0] == ["__call__", "_call_first", "raises"]
     assert names(kernel, make(np.ones(2, np.float32))) == ["raises"]  # a new signature
     assert names(kernel, x=make(np.ones(2, np.int64))) == ["raises"]
     assert kernel.counts().slow == 3

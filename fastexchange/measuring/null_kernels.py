@@ -6,6 +6,7 @@ import keyword
 import math
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..calls.kernel import FastKernel
@@ -14,6 +15,11 @@ from ..exchange.convert import from_dlpack
 from ..ground.numba_internals import njit_as
 
 __all__ = ["empty_kernel", "null_kernel", "returning_null_kernel"]
+
+
+@numba.njit
+def take_output(output):
+    """Do nothing."""
 
 
 def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool = True, **names) -> FastKernel:
@@ -35,9 +41,14 @@ def null_kernel(kernel: FastKernel, body: str = "pass", declares_outputs: bool =
         listed.append(text)
         if parameter.kind is parameter.POSITIONAL_ONLY and parameter.POSITIONAL_ONLY not in kinds[index + 1 :]:
             listed.append("/")
-    made = _function(kernel.__name__, ", ".join(listed), body, namespace)
     options = kernel._kernel_options._replace(cuda=None, launch=None)
-    return _made(made, options if declares_outputs else options._replace(out=None), *_way_of(kernel))
+    if not declares_outputs:
+        options = options._replace(out=None)
+    elif kernel._pattern is not None:  # an output that is passed to no function is refused, as never written to
+        namespace["take_output"] = take_output
+        body = "; ".join([*(f"take_output({each.name})" for each in kernel._pattern.outputs), body])
+    made = _function(kernel.__name__, ", ".join(listed), body, namespace)
+    return _made(made, options, *_way_of(kernel))
 
 
 def returning_null_kernel(kernel: FastKernel, arguments: dict, result) -> FastKernel | None:
