@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import gc
+import importlib
 import os
 import sys
 import warnings
@@ -11,8 +13,10 @@ import pytest
 from frameworks import torch
 from interpreter import lines_said, run_python
 from line_events import at_each_line
+from numba.core.errors import TypingError
 
 from fastexchange import fast_args
+from fastexchange.calls import dependencies
 from fastexchange.dispatch import fast_entry
 from fastexchange.ground import dtypes, numba_internals, readable
 from fastexchange.ground.passing import Retries, may_pass
@@ -256,6 +260,23 @@ def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
             os.system(f"umount {tmp_path}")
     told = [line for line in lines_said(done.stderr) if "Warning" in line]
     assert len(told) == 1 and "can no longer be kept in" in told[0] and str(tmp_path) in told[0], done.stderr
+
+
+def test_what_cannot_be_described_now_keeps_no_arguments(tmp_path, monkeypatch):
+    """The reason is kept, for a warning when it is compiled, without the frames of the call."""
+    (tmp_path / "program_of_no_stack.py").write_text(CACHED.replace("x[0]", "x.nothing"))
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel, x = importlib.import_module("program_of_no_stack").first, np.arange(3.0)
+
+    def describe(*_):
+        raise RecursionError("deep")
+
+    monkeypatch.setattr(dependencies._Describer, "describe", describe)
+    before = sys.getrefcount(x)
+    with contextlib.suppress(TypingError):
+        kernel(x)
+    gc.collect()
+    assert sys.getrefcount(x) == before
 
 
 CODE_LOST = """

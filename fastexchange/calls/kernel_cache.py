@@ -78,7 +78,7 @@ class Entries:
         try:
             return repr((self._depends_on(), key, meaning))
         except NotDescribable as error:
-            self._not_described[key] = error.with_traceback(None)
+            self._not_described[key] = str(error)  # its cause has frames, and these a call's arguments
             return None
 
     def that_do_not_fit(self, texts: dict[str, str], processor: tuple) -> list[str]:

@@ -168,14 +168,14 @@ class CacheFolder:
         try:
             data = framed(key, value)
         except Exception as error:  # pickling may raise anything: then nothing is kept
-            self.why_not_saved = error.with_traceback(None)
+            self.why_not_saved = _without_frames(error)
             return False
         try:
             self._make()
             with self._opened() as folder:
                 folder.write(_file_of(name, key), data)
         except (OSError, NotBelieved) as error:
-            self.why_not_saved = error.with_traceback(None)
+            self.why_not_saved = _without_frames(error)
             return False
         if not self._is_pruned:
             self._is_pruned = True
@@ -293,6 +293,12 @@ class CacheFolder:
             for file, _ in folder.files():
                 if file[: -len(_SUFFIX) - 2 * _DIGEST_BYTES - 1] == _shown(name):
                     folder.remove(file)
+
+
+def _without_frames(error: Exception) -> Exception:
+    """`error`, to be kept: without what led to it, whose frames have a call's arguments."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _is_locked(handle: int) -> bool:
