@@ -44,7 +44,8 @@ _SHOW = frozenset({iter, next, np.nditer, *_NUMBERING})
 """Functions whose results show the memory of their first argument."""
 _SHOW_IF_CONTIGUOUS = frozenset({np.ascontiguousarray, np.asfortranarray, np.ravel})
 _VIEWS = frozenset({
-    np.asarray, np.atleast_1d, np.atleast_2d, np.atleast_3d, np.expand_dims, np.flip, np.fliplr, np.flipud, np.reshape, np.transpose,
+    np.asarray, np.atleast_1d, np.atleast_2d, np.atleast_3d, np.expand_dims, np.flip, np.fliplr, np.flipud, np.reshape,
+    np.transpose,
 })  # fmt: skip
 """Functions that return a view of their first argument, an array."""
 _SHOWING_METHODS = frozenset({"reshape", "transpose", "view"})
@@ -232,8 +233,8 @@ class _Code:
             return None
         if value.op in ("getattr", "getiter", "iternext", "pair_first", "exhaust_iter"):
             found = self._origin(value.value, shown)
-            if value.op == "getattr" and isinstance(of := self._type(value.value), types.BaseNamedTuple):
-                return found[of.fields.index(value.attr)] if isinstance(found, tuple) and value.attr in of.fields else None
+            if value.op == "getattr" and isinstance(found, tuple):  # of a named tuple
+                return dict(zip(self._type(value.value).fields, found, strict=True)).get(value.attr)
             if value.op == "getiter" and isinstance(self._type(value.value), types.BaseTuple):
                 return found[0] if found is not None and None not in found else None
             return found
