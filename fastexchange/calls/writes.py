@@ -233,9 +233,8 @@ class _Code:
             return None
         if value.op in ("getattr", "getiter", "iternext", "pair_first", "exhaust_iter"):
             found = self._origin(value.value, shown)
-            if value.op == "getattr" and isinstance(self._type(value.value), types.BaseNamedTuple):
-                fields = self._type(value.value).fields
-                return found[fields.index(value.attr)] if isinstance(found, tuple) and value.attr in fields else None
+            if value.op == "getattr" and isinstance(found, tuple):  # of a named tuple
+                return dict(zip(self._type(value.value).fields, found, strict=True)).get(value.attr)
             if value.op == "getiter" and isinstance(self._type(value.value), types.BaseTuple):
                 return found[0] if found is not None and None not in found else None
             return found
