@@ -221,7 +221,7 @@ def export_of(tensor, what: str) -> Export:
             raise
     if is_masked_array(cls):
         raise TypeError(f"{what}: DLPack has no masks, so a masked array cannot be exchanged; pass its filled(), or its data")
-    if advice := advice_for(tensor):
+    if advice := advice_for(tensor, is_one=True):
         raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor; {advice}")
     tried = "; ".join(["it has no exchange table, no __dlpack__ and no buffer", *discover(cls, tensor).notes[:-1]])
     raise TypeError(f"{what}: an object of type {type_name(cls)} is no tensor: {tried}")

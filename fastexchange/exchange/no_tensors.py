@@ -9,8 +9,6 @@ import types
 __all__ = ["advice_for"]
 
 _INSTEAD = {
-    ("torch", "Size"): "pass tuple(…) of it",
-    ("torch", "Module"): "pass its tensors, for example list(module.parameters())",
     ("pandas", "NDFrame"): "pass its .to_numpy()",
     ("pandas", "Index"): "pass its .to_numpy()",
     ("pandas", "ExtensionArray"): "pass its .to_numpy()",
@@ -25,6 +23,13 @@ _INSTEAD = {
 }
 """By package and name of a class: what to pass instead of its objects, and of those of derived classes."""
 
+_SEVERAL = {
+    ("torch", "Size"): "pass tuple(…) of it",
+    ("torch", "Module"): "pass its tensors, for example list(module.parameters())",
+}
+"""The same of what a kernel may take as a list or a tuple."""
+_ONE_BY_ONE = "pass its items one by one, or numpy.array(list(…)) of it"
+
 _ITERABLES = (types.GeneratorType, *map(type, ({}.keys(), {}.values(), {}.items())), range, collections.deque)
 
 
@@ -35,8 +40,26 @@ _TRACED = (
 )
 
 
-def advice_for(value) -> str:
-    """What `value` is and what to pass instead; "" if nothing is known of it. Runs no code of the object's class."""
+def advice_for(value, is_one: bool = False) -> str:
+    """What `value` is and what to pass instead; "" if nothing is known of it. Runs no code of the object's class.
+
+    `is_one`: only a tensor is taken in its place, no list of them.
+    """
+    several = _several(value)
+    return _ONE_BY_ONE if several and is_one else several or _instead(value)
+
+
+def _several(value) -> str:
+    cls = type(value)
+    for base in cls.__mro__:
+        if (known := _SEVERAL.get((str(base.__module__).partition(".")[0], base.__name__))) is not None:
+            return known
+    if issubclass(cls, _ITERABLES) or any("__next__" in vars(base) for base in cls.__mro__):
+        return "pass list(…) of it"
+    return "pass list(….values()) of it, or a numba.typed.Dict" if issubclass(cls, dict) else ""
+
+
+def _instead(value) -> str:
     cls = type(value)
     for base in cls.__mro__:
         package = str(base.__module__).partition(".")[0]
@@ -44,8 +67,4 @@ def advice_for(value) -> str:
             return _TRACED
         if (known := _INSTEAD.get((package, base.__name__))) is not None:
             return known
-    if issubclass(cls, _ITERABLES) or any("__next__" in vars(base) for base in cls.__mro__):
-        return "pass list(…) of it"
-    if issubclass(cls, dict):
-        return "pass list(….values()) of it, or a numba.typed.Dict"
     return ""
