@@ -99,8 +99,13 @@ def test_conversions_between_types():
 def test_jitclasses_are_no_extensions():
     """They register a type each; a key with one is refused, and others do not depend on it."""
     before = digest(1)
-    made = numba.experimental.jitclass([("x", types.int64)])(type("Made", (), {"__init__": lambda self: None}))
-    assert isinstance(made, type) and digest(1) == before
+
+    @numba.experimental.jitclass([("x", types.int64)])
+    class Made:
+        def __init__(self):
+            pass
+
+    assert isinstance(Made, type) and digest(1) == before
 
 
 def test_what_numba_registers_while_it_compiles():
