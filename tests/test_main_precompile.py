@@ -218,7 +218,7 @@ def test_a_child_process_is_not_recorded(folder):
 @pytest.mark.slow
 def test_the_packages_own_code():
     """After it no process compiles native code of the package."""
-    said = [run_here("precompile") for _ in range(2)]
+    said = [run("precompile") for _ in range(2)]
     assert [(done.returncode, "kept in" in done.stdout) for done in said] == [(0, True)] * 2
     assert "compiled 0: " in said[1].stdout, said[1].stdout
 
