@@ -252,7 +252,7 @@ def all_outputs(context, args):
     return made
 
 
-NO_MODE = 1 << 62
+NO_MODE = 1 << 62  # of vectorcall_with_outputs alone, which clears it: the same bit is c.TRIED_SITE in the calls that it makes
 
 
 @cfunction(types.intp, types.intp, types.intp, types.intp, types.intp)
