@@ -1,7 +1,5 @@
 """``kernel.explain(…)`` says where the code for a call's types comes from: compiled, on disk, in a pickle. It makes none."""
 
-import pickle
-
 import numba
 import numpy as np
 import pytest
@@ -47,10 +45,9 @@ def test_code_that_is_compiled():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_code_in_a_pickle(tmp_path, is_compiled):
-    kernel = fast_args(scaled)
-    if is_compiled:
-        kernel(*ARGUMENTS)
-    (tmp_path / "kernel").write_bytes(pickle.dumps(kernel))
+    code = "import pathlib, pickle, sys; from test_explain_code import *; kernel = fast_args(scaled); "
+    code += "kernel(*ARGUMENTS); " * is_compiled + "pathlib.Path(sys.argv[1]).write_bytes(pickle.dumps(kernel))"
+    run_python(code, str(tmp_path / "kernel"))  # in this process, tests may have registered extensions, which a pickle is for
     code = "import pathlib, pickle, sys; from test_explain_code import how; "
     code += "kernel = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes()); print(how(kernel), len(kernel.overloads))"
     printed = run_python(code, str(tmp_path / "kernel")).stdout.strip()

@@ -158,21 +158,22 @@ def test_a_new_combination_compiles_no_helper_again(tmp_path):
 @pytest.mark.parametrize("mode", [0o755, 0o775])
 def test_a_folder_that_root_has_filled(mode, tmp_path):
     """Another user loads from it, unless a group may write to it: then doctor and the line on stderr say what to run."""
-    kept = Path(str(cfunction.code_cache.directory))
-    shutil.copytree(kept, tmp_path / kept.name)
-    (tmp_path / kept.name).chmod(mode)
-    for parent in (tmp_path, *tmp_path.parents[:3]):
-        parent.chmod(0o755)
+    kernel = "[fast_args(lambda x: x[0])(np.ones(3)) for _ in range(2)]"
+    run_python(f"import numpy as np; from fastexchange import fast_args; {kernel}", NUMBA_CACHE_DIR=str(tmp_path))
+    (tmp_path / "fastexchange").chmod(mode)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o55 != 0o55:  # pytest's own
+            folder.chmod(0o755)
     code = f"""
         import os, sys
         import numpy as np
         from fastexchange import fast_args
         from fastexchange.command import probe
         from fastexchange.ground import cfunction
-        kernel = fast_args(lambda x: x[0])
         cfunction.ROOT, cfunction.user_cache = cfunction.Path("/dev/null"), lambda: None
         if {mode} == 0o755:
-            [kernel(np.ones(3)) for _ in range(2)]  # loads modules, which another user may not be able to read
+            {kernel}
+        list(probe._disk_cache())  # has imported what another user may not be able to read
         cfunction.code_cache.__dict__.pop("folders", None)
         os.setgroups([]), os.setgid(65534), os.setuid(65534)
         for finding in probe._disk_cache():

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from frameworks import torch
 from interpreter import run_python
 
 from fastexchange import fast_args
 from fastexchange.calls.torch_declared import code_of
 
-pytestmark = pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
 
 PROGRAM = """
 import json, sys

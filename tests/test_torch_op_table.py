@@ -3,11 +3,12 @@
 import gc
 
 import pytest
-from frameworks import torch
 from test_torch_op import native_calls
 
 from fastexchange import fast_args
 from fastexchange.producers import torch_table
+
+torch = pytest.importorskip("torch")
 
 
 @fast_args(out="x[n] -> y[n]")

@@ -68,7 +68,8 @@ CPUDispatcher: Any = imported("numba.core.registry", "CPUDispatcher", type(numba
 class HelperDispatcher(CPUDispatcher):
     """Numba's dispatcher of a function of this package's own: not compiled by what a program puts in the place of Numba's."""
 
-    compile = CPUDispatcher.compile
+    with contextlib.suppress(AttributeError):
+        compile = CPUDispatcher.compile
 
 
 DispatcherBase: Any = next(base for base in CPUDispatcher.__mro__ if not base.__flags__ & _HEAP_TYPE)
