@@ -612,7 +612,7 @@ class AClass:
     pass
 
 
-@pytest.mark.parametrize("thing", [AClass, len, 3, [1, 2], AClass(), np.sin, b""], ids=repr)
+@pytest.mark.parametrize("thing", [AClass, len, 3, [1, 2], AClass(), np.sin, b""], ids=lambda thing: type(thing).__name__)
 @pytest.mark.parametrize("options", [{}, {"fastmath": True}], ids=["", "options"])
 def test_what_cannot_be_decorated_is_a_type_error(thing, options):
     kind, message = type_and_message(fast_args, thing, **options)

@@ -370,7 +370,7 @@ def test_refusals_leave_classes_alone():
     assert own == [repr(getattr(cls, ATTRIBUTE, None)) for cls in OTHERS]
 
 
-@pytest.mark.parametrize("value", NO_OLDER, ids=repr)
+@pytest.mark.parametrize("value", NO_OLDER, ids=lambda value: type(value).__name__)
 def test_an_older_attribute_that_means_nothing_does_not_hide_the_methods(value):
     tensor = older_type(value, tabled_type_with_methods().__bases__)(np.arange(3.0))
     assert size(tensor) == size(tensor) == 3

@@ -231,7 +231,7 @@ def test_arguments_that_are_not_declared_name_kernel_types_and_signatures():
         ([], ValueError),
         *([(torch.ones(2, device="meta"), BufferError), (torch.ones(2).to(torch.float8_e8m0fnu), BufferError)] if torch else []),
     ],
-    ids=repr,
+    ids=lambda given: getattr(given, "__name__", type(given).__name__),
 )
 def test_items_are_named_with_their_place(value, error):
     kernel = fast_args(lambda x, t: None)
