@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import re
 import sys
 import threading
 import time
