@@ -1,6 +1,6 @@
 """``python perf/cuda_check.py``: run the tests of launches on a GPU, and write what they found into ``perf/results/``.
 
-All of ``tests/cuda`` and ``tests/test_kernels_gpu.py``: what is compared with the driver stub elsewhere, against the real
+All of ``tests/cuda`` and ``tests/programs/test_kernels_gpu.py``: what is compared with the driver stub elsewhere, against the real
 driver, and what needs a device. Each file in a process of its own, so that a kernel which breaks the context, or a crash,
 costs that file alone. ``--stub`` runs them where there is no GPU, against the tests' driver stub.
 """
@@ -27,7 +27,7 @@ sys.path.insert(1, str(ROOT))  # the checkout that this file stands in
 import cuda_launches  # noqa: E402
 import cuda_places  # noqa: E402
 
-FILES = [*sorted((ROOT / "tests" / "cuda").glob("test_*.py")), ROOT / "tests" / "test_kernels_gpu.py"]
+FILES = [*sorted((ROOT / "tests" / "cuda").glob("test_*.py")), ROOT / "tests" / "programs" / "test_kernels_gpu.py"]
 _LIMIT = 1800  # seconds for a file
 _NO_TESTS = 5  # pytest's exit code when none was selected
 

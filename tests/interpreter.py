@@ -8,11 +8,14 @@ from pathlib import Path
 
 import fastexchange
 
+HERE = Path(__file__).parent
+
 
 def run_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
     """Run `code` in a fresh interpreter that finds this package and these tests."""
-    paths = [str(Path(fastexchange.__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+    paths = [Path(fastexchange.__file__).parents[1], HERE, *(folder for folder in HERE.iterdir() if folder.is_dir())]
+    paths = os.pathsep.join(filter(None, [*map(str, paths), os.environ.get("PYTHONPATH", "")]))
+    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": paths, **environment}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments], capture_output=True, text=True, env=env, timeout=240
     )

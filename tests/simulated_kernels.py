@@ -1,4 +1,4 @@
-"""The kernels of ``kernels/gpu`` in numba-cuda's simulator, held against NumPy. Run by ``tests/test_kernels_gpu.py``.
+"""The kernels of ``kernels/gpu`` in numba-cuda's simulator, held against NumPy. Run by ``tests/programs/test_kernels_gpu.py``.
 
 The simulator takes the place of the compiler when ``numba.cuda`` is imported, so it needs a process of its own.
 """

@@ -2,7 +2,7 @@
 
 :data:`CDEF` is the only place in the project where a DLPack struct, enum or function type is typed in. Offsets,
 NumPy dtypes, Numba records and the Python enums below are all derived from it, so none of them can disagree with it.
-(`tests/test_dlpack.py` holds it against real ``dlpack.h`` files, compiled.)
+(`tests/exchange/test_dlpack.py` holds it against real ``dlpack.h`` files, compiled.)
 
 Parsing C takes 30 ms, so it is done ahead of time: ``_abi.py`` is cffi's out-of-line form of the text below, made by
 ``python -m fastexchange._abi_build`` and compared with it by a test.

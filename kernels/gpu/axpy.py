@@ -1,6 +1,6 @@
 """``out = a * x + y`` of vectors, a thread for each element.
 
-Source: see ``kernels.axpy``. Tested in ``tests/test_kernels_gpu.py``.
+Source: see ``kernels.axpy``. Tested in ``tests/programs/test_kernels_gpu.py``.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """One explicit time step of the heat equation on a 2-D grid, a thread for each point.
 
-Source: see ``kernels.heat``. Tested in ``tests/test_kernels_gpu.py``.
+Source: see ``kernels.heat``. Tested in ``tests/programs/test_kernels_gpu.py``.
 """
 
 from typing import Any

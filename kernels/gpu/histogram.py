@@ -1,6 +1,6 @@
 """Counts of a vector's values in bins of equal width: each block counts in its shared memory, then adds to the result.
 
-Source: see ``kernels.histogram``, whose bins these are. Tested in ``tests/test_kernels_gpu.py``.
+Source: see ``kernels.histogram``, whose bins these are. Tested in ``tests/programs/test_kernels_gpu.py``.
 """
 
 import math

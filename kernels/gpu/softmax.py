@@ -1,6 +1,6 @@
 """Softmax of each row of a matrix, a block of threads for each row.
 
-Source: see ``kernels.softmax``. Tested in ``tests/test_kernels_gpu.py``.
+Source: see ``kernels.softmax``. Tested in ``tests/programs/test_kernels_gpu.py``.
 """
 
 import math

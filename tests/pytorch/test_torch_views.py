@@ -6,7 +6,6 @@ import itertools
 import random
 import re
 import textwrap
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from frameworks import has_table  # noqa: E402
-from interpreter import run_python  # noqa: E402
+from interpreter import HERE, run_python  # noqa: E402
 from oracle import references_kept  # noqa: E402
 
 from fastexchange import fast_args  # noqa: E402
@@ -573,14 +572,15 @@ def test_many_tensors_of_one_kind(count, ndim):
 
 # ---- all of PyTorch's tests, by each source ------------------------------------------------------------------------
 
-FILES = ("test_torch.py", "test_torch_views.py", "test_storage.py", "test_lists.py", "test_tuples.py", "test_bound_memory.py",
-         "test_calls.py", "test_results.py", "test_outputs.py", "test_escape.py", "test_truth_table.py")  # fmt: skip
+FILES = ("pytorch/test_torch", "pytorch/test_torch_views", "pytorch/test_truth_table", "exchange/test_storage",
+         "exchange/test_escape", "calls/test_lists", "calls/test_tuples", "calls/test_bound_memory", "calls/test_calls",
+         "calls/test_results", "calls/test_outputs")  # fmt: skip
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("source", ["abi", "table"])
 def test_pytorchs_tests_by_the_other_sources(source):
-    files = [str(Path(__file__).with_name(name)) for name in FILES]
+    files = [str(HERE / f"{name}.py") for name in FILES]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not nightly", *files]
     done = run_python(f"import pytest; raise SystemExit(pytest.main({options!r}))", FASTEXCHANGE_TORCH=source)
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 1000, done.stdout

@@ -239,7 +239,7 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
             setattr(torch_offsets.Guard, name, lambda self: False)
         import pytest
         others = "without_compiling or layout" + (" or bound" if "queries" in {unknown!r} else "")
-        tests = ["tests/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
+        tests = ["tests/exchange/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
         raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", *tests]))
     """)
 

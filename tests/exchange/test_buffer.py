@@ -399,7 +399,7 @@ def test_an_array_of_a_buffer_that_a_kernel_returns_holds_it():
 
 @pytest.mark.parametrize("take", [name for name in {**CALLS, **CONVERSIONS, "legacy to_dlpack": None} if "copy" not in name])
 def test_a_result_holds_the_buffer_until_it_dies(take):
-    count = 1 if take == "to paddle.Tensor" else 2  # of two of the same memory it never releases one: tests/test_tables.py
+    count = 1 if take == "to paddle.Tensor" else 2  # of two of the same memory it never releases one, see test_tables.py
     take = {**CALLS, **CONVERSIONS, "legacy to_dlpack": to_dlpack}[take]
     thing = some_bytes()
     results = [take(thing) for _ in range(count)]

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import threading
 import time
-import warnings
 
 import numba
 import numpy as np
@@ -26,6 +25,7 @@ from frameworks import has_table, is_borrowed  # noqa: E402
 from interoperability import Wrapper  # noqa: E402
 from interpreter import run_python  # noqa: E402
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, tabled_type  # noqa: E402
+from odd_tensors import ODD  # noqa: E402
 
 import fastexchange  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
@@ -44,35 +44,6 @@ class Answer(enum.Enum):
 @fast_args
 def total(x):
     return x.sum()
-
-
-def odd_tensors():
-    z = torch.ones(3, dtype=torch.complex64) * 1j
-    yield "conjugated", z.conj()
-    yield "negated", z.conj().imag
-    yield "sparse", torch.eye(2).to_sparse()
-    yield "csr", torch.eye(2).to_sparse_csr()
-    yield "meta", torch.ones(2, device="meta")
-    yield "zero", torch._efficientzerotensor((2,))
-    yield "requires grad", torch.ones(2, requires_grad=True)
-    yield "non-leaf", torch.ones(2, requires_grad=True) * 2
-    yield "view of one that requires grad", torch.ones(2, 2, requires_grad=True).t()
-    yield "quantised", torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    freed = torch.ones(4)
-    freed.untyped_storage().resize_(0)
-    yield "freed storage", freed
-    viewed = torch.ones(1024)
-    view = viewed[512:]
-    viewed.untyped_storage().resize_(0)
-    yield "view of a freed storage", view
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    yield "fake", FakeTensorMode().from_tensor(torch.ones(3))
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    ODD = dict(odd_tensors())
 
 
 def test_the_layout_of_tensors_is_found():
@@ -299,7 +270,8 @@ def test_the_slow_check_gives_the_same_answers(unknown):
     others = "layout or slow_check or from_many_threads or without_the_compiler"  # the last are processes of their own
     if not guard.native.asks:  # nor can PyTorch be asked natively, not even for a storage
         others += " or native or is_read or borrowed or without_the_gil or box_hold or owner or modes"
-    raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/test_torch.py", "-k", f"not ({{others}})"]))
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-k", f"not ({{others}})"]
+    raise SystemExit(pytest.main([*options, "tests/pytorch/test_torch.py"]))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -396,7 +368,7 @@ def test_without_an_exchange_table_the_answers_are_the_same(unknown):
     others = "layout or slow_check or from_many_threads or without_the_compiler or exchange_table"
     if {unknown!r}:  # then each call is one for Python
         others += " or native or is_read or borrowed or without_the_gil or box_hold or owner or modes"
-    raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/test_torch.py", "-k", f"not ({{others}})"]))
+    raise SystemExit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/pytorch/test_torch.py", "-k", f"not ({{others}})"]))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

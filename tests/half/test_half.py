@@ -516,7 +516,7 @@ def test_a_processor_without_f16c():
         from numba.core.registry import cpu_target
         assert not converts_float16(cpu_target.target_context)
         tests = "read_as_its_number or a_store_rounds or float64_is or (a_million and scalar) or products_that or once_are"
-        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/test_half.py", "-k", tests]))
+        raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "tests/half/test_half.py", "-k", tests]))
         """,
         NUMBA_CPU_NAME="generic",
         NUMBA_CPU_FEATURES="",

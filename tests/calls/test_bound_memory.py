@@ -447,7 +447,7 @@ def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):
             from fastexchange.producers import torch_offsets
             setattr(torch_offsets.Guard, {unknown!r}, lambda self: False)
             others = "native_again or ctypes or words_do_not_tell or million or leaves_the_launch or ndarray or array or view"
-            arguments = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", "tests/test_bound_memory.py"]
+            arguments = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", "tests/calls/test_bound_memory.py"]
             arguments += ["-k", f"not ({{others}})"]
             raise SystemExit(pytest.main(arguments))
         """)],

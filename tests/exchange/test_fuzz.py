@@ -1,7 +1,7 @@
 """Random tensors of every framework on every path, against plain ``@njit``; random bytes, against a model in Python.
 
-    python -m pytest -m slow tests/test_fuzz.py                                 # a few hundred examples, always the same
-    python -m pytest -m slow tests/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
+    python -m pytest -m slow tests/exchange/test_fuzz.py                                 # a few hundred examples, always the same
+    python -m pytest -m slow tests/exchange/test_fuzz.py --hypothesis-profile=nightly    # more than 50,000
 
 What fails is printed as a case, for example ``OneTensor(...)``, which ``check_one_tensor`` checks by itself: that is
 to become a test with a name. Should the process crash, the case that it died of is in the directory for temporary files,

@@ -27,6 +27,7 @@ from exchanges import (  # isort: skip
 from frameworks import has_table, torch
 from hostile_producers import CONTENTS, EXPORTED, FUNCTIONS, RETURNS, Gives, GivesLegacy
 from interoperability import jax, pyarrow
+from odd_tensors import ODD
 
 from made_producers import (  # isort: skip
     Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, tabled_type,
@@ -41,10 +42,6 @@ try:
     import _testbuffer  # CPython's own tests come with it: buffers of any format and layout
 except ImportError:
     _testbuffer = None
-
-ODD = {}
-if torch is not None:
-    from test_torch import ODD
 
 
 @fast_args
