@@ -1,7 +1,7 @@
 """``python perf/cuda_check.py``: run the tests of launches on a GPU, and write what they found into ``perf/results/``.
 
-All of ``tests/cuda`` and ``tests/programs/test_kernels_gpu.py``: what is compared with the driver stub elsewhere, against the real
-driver, and what needs a device. Each file in a process of its own, so that a kernel which breaks the context, or a crash,
+All of ``tests/cuda`` and ``tests/programs/test_kernels_gpu.py``: what is compared with the driver stub elsewhere, against the
+real driver, and what needs a device. Each file in a process of its own, so that a kernel which breaks the context, or a crash,
 costs that file alone. ``--stub`` runs them where there is no GPU, against the tests' driver stub.
 """
 

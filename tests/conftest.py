@@ -1,6 +1,7 @@
 """Fixtures that the whole suite shares."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -17,7 +18,25 @@ settings.register_profile("ci", _common, max_examples=30, derandomize=True)
 settings.register_profile("nightly", _common, max_examples=3500, derandomize=False, print_blob=True)
 settings.load_profile("ci")
 
+EXPECTED = "all tests take six minutes on two cores of 2024, three times that on a slow machine; without native code on disk, one more"
+
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with Ctrl-C ignored
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """Folders of tests run on all cores, a worker a file; named files and tests in this process, unless ``-n`` says how many."""
+    option = config.option
+    if hasattr(config, "workerinput"):
+        return
+    if getattr(option, "numprocesses", 0) is None and all(map(os.path.isdir, config.args)) and not option.collectonly:
+        option.numprocesses, option.dist = "auto", "loadfile"
+
+
+def pytest_report_header(config):
+    if getattr(config.option, "numprocesses", 0):
+        return EXPECTED
+    return None
 
 
 def pytest_sessionstart(session):
@@ -28,18 +47,8 @@ from fastexchange._native_build import native_code
 for each in native_code():
     getattr(each, "address", 0)
 """
-    if not session.config.option.collectonly:
+    if not session.config.option.collectonly and not hasattr(session.config, "workerinput"):
         subprocess.run([sys.executable, "-c", program], check=True)
-
-
-def pytest_report_collectionfinish(items):
-    """At the start of all tests, say how many they are and how long they take."""
-    if len(items) > 3000:
-        return (
-            f"{len(items)} tests: {len(items) / 1600:.0f} minutes on a slow machine, a third of that on a fast one; "
-            "the first time a minute more, for compiling the package's native code"
-        )
-    return None
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=str)
