@@ -1,24 +1,30 @@
-"""Scenes that each have an interpreter of their own, forked from one that has imported and compiled what they share.
+"""Interpreters that are forked from one that has imported what they share: milliseconds where an import of all takes seconds.
 
-A fork costs milliseconds where an import of everything costs seconds. A scene runs in ``__main__`` and leaves it as a program
-does, at the end of its code: so its exit is an interpreter's exit, too.
+Each runs its code in ``__main__``; those of ``run_forked`` leave it as a program does, with an interpreter's exit. For tests of a
+start there is ``interpreter.run_python``.
 """
 
+import atexit
+import functools
 import json
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
 from typing import NamedTuple
 
 import pytest
-from interpreter import lines_said, run_python
+from interpreter import environment_of, lines_said, run_python
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-SECONDS = 60
-"""After which a scene counts as stuck and is ended. Only a failure takes that long."""
+SECONDS = 120
+"""After which an interpreter counts as stuck and is ended. Only a failure takes that long."""
 
 
 class Ended(NamedTuple):
-    """How a scene ended."""
+    """How an interpreter ended."""
 
     code: int
     """Its exit code; minus a signal's number if that ended it."""
@@ -27,38 +33,119 @@ class Ended(NamedTuple):
 
     def check(self) -> None:
         """It ended well, and wrote nothing but to stdout, and that native code is compiled: the first to need it says so."""
-        how = f"stuck for {SECONDS} s" if self.code == -signal.SIGALRM else f"exit code {self.code}"
+        how = "stuck" if self.code == -signal.SIGALRM else f"exit code {self.code}"
         assert self.code == 0 and not lines_said(self.stderr), f"{how}\n{self.stdout}\n{self.stderr}"
 
 
-_STAGE = """
+_SERVER = """
 import json as _json, os as _os, signal as _signal, sys as _sys, tempfile as _tempfile
 
-with open(_sys.argv[1]) as _file:
-    _scenes, _seconds, _ends = _json.load(_file), int(_sys.argv[2]), {}
-for _name, _code in _scenes.items():
+print("ready", flush=True)
+for _line in iter(_sys.stdin.readline, ""):
+    _code, _arguments, _changes, _seconds, _exits = _json.loads(_line)
     _files = _tempfile.TemporaryFile(), _tempfile.TemporaryFile()
-    _sys.stdout.flush(), _sys.stderr.flush()
     _child = _os.fork()
     if not _child:
-        for _number, _file in enumerate(_files, 1):
+        for _number, _file in enumerate((open(_os.devnull), *_files)):
             _os.dup2(_file.fileno(), _number)
-        [_file.close() for _file in _files]
+            _file.close()
         _signal.alarm(_seconds)
-        exec(compile(_code, _name, "exec"), globals())
+        _sys.argv[1:] = _arguments
+        _os.environ.update(_changes)
+        if _changes and "numba" in _sys.modules:
+            _sys.modules["numba"].config.reload_config()
         break
     _status = _os.waitstatus_to_exitcode(_os.waitpid(_child, 0)[1])
-    _ends[_name] = _status, *(_os.pread(_file.fileno(), 20_000, 0).decode(errors="replace") for _file in _files)
+    _said = (_os.pread(_file.fileno(), 1_000_000, 0).decode(errors="replace") for _file in _files)
+    print(_json.dumps((_status, *_said)), flush=True)
     [_file.close() for _file in _files]
-else:
-    print(_json.dumps(_ends))
+
+if _line:
+    try:
+        exec(compile(_code, "<string>", "exec"), globals())
+    except BaseException as _error:
+        if _exits:
+            raise
+        _sys.excepthook(type(_error), _error, _error.__traceback__) if not isinstance(_error, SystemExit) else None
+        _status = _error.code or 0 if isinstance(_error, SystemExit) else 1
+    else:
+        _status = 0
+    if not _exits:
+        _sys.stdout.flush(), _sys.stderr.flush()
+        _os._exit(_status)
 """
 
 
-def run_forked(tmp_path, prelude: str, scenes: dict[str, str], seconds: int = SECONDS, **environment) -> dict[str, Ended]:
-    """Run `prelude` in a fresh interpreter and each of `scenes` in a fork of that. `tmp_path`: a folder to write to."""
-    path = tmp_path / "scenes.json"
-    path.write_text(json.dumps(scenes))
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process:DeprecationWarning", **environment}
-    done = run_python(prelude + _STAGE, str(path), str(seconds), **environment)
-    return {name: Ended(*end) for name, end in json.loads(done.stdout.splitlines()[-1]).items()}
+class Stage:
+    """A fresh interpreter that has run `prelude`, and is forked for what is to be run."""
+
+    def __init__(self, prelude: str, **environment: str):
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (close() closes it)
+        once = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore:This process:DeprecationWarning", **environment}
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", prelude + _SERVER], env=environment_of(**once), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
+        )  # fmt: skip
+        self._answer()
+
+    def _answer(self) -> str:
+        answer = self._server.stdout.readline()
+        if not answer:
+            self._said.seek(0)
+            raise AssertionError(f"the interpreter that is forked has ended: {self._server.wait()}\n{self._said.read()}")
+        return answer
+
+    def run(self, code: str, *arguments: str, seconds: int = SECONDS, exits: bool = True, **environment: str) -> Ended:
+        """Run `code` in a fork. `environment`: variables that are set there; Numba reads them anew.
+
+        Without `exits` nothing is torn down at its end, nor called that is registered for it: of PyTorch that takes a second.
+        """
+        self._server.stdin.write(json.dumps((code, arguments, environment, seconds, exits)) + "\n")
+        self._server.stdin.flush()
+        return Ended(*json.loads(self._answer()))
+
+    def close(self) -> None:
+        self._server.communicate()
+        self._said.close()
+
+
+def run_forked(prelude: str, scenes: dict[str, str], seconds: int = SECONDS, **environment) -> dict[str, Ended]:
+    """Run `prelude` in a fresh interpreter and each of `scenes` in a fork of that."""
+    stage = Stage(prelude, **environment)
+    ends = {name: stage.run(code, seconds=seconds) for name, code in scenes.items()}
+    stage.close()
+    return ends
+
+
+_IMPORTED = """
+import numpy, numba, fastexchange
+from fastexchange.dispatch.runtime import runtime as _runtime
+_runtime()
+numba.njit(lambda x: x.sum())(numpy.ones(3))  # Numba's definitions are loaded when it compiles first
+try:
+    import torch
+    del torch
+except ImportError:
+    pass
+del numpy, numba, fastexchange
+"""
+
+
+@functools.cache
+def _stage() -> Stage:
+    stage = Stage(_IMPORTED)
+    atexit.register(stage.close)
+    return stage
+
+
+def fork_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+    """As ``run_python``, in a fork of an interpreter that has imported NumPy, Numba, PyTorch if installed, and this package.
+
+    No kernel has been made there, but Numba has compiled. `environment`: what is read at import is as it is in this process.
+    """
+    if not hasattr(os, "fork"):
+        return run_python(code, *arguments, check=check, **environment)
+    ended = _stage().run(textwrap.dedent(code), *arguments, exits=False, **environment)
+    if check:
+        assert ended.code == 0, f"exit code {ended.code}\n{ended.stdout}\n{ended.stderr}"
+    return subprocess.CompletedProcess(code, ended.code, ended.stdout, ended.stderr)

@@ -1,4 +1,4 @@
-"""Fresh interpreters, for tests of what happens at start, at exit, or at a crash."""
+"""Fresh interpreters, for tests of what happens at start. ``forked.fork_python`` has those for all else."""
 
 import os
 import subprocess
@@ -11,14 +11,17 @@ import fastexchange
 HERE = Path(__file__).parent
 
 
-def run_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
-    """Run `code` in a fresh interpreter that finds this package and these tests."""
+def environment_of(**changes: str) -> dict[str, str]:
+    """The environment of an interpreter that finds this package and these tests."""
     paths = [Path(fastexchange.__file__).parents[1], HERE, *(folder for folder in HERE.iterdir() if folder.is_dir())]
     paths = os.pathsep.join(filter(None, [*map(str, paths), os.environ.get("PYTHONPATH", "")]))
-    env = {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": paths, **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments], capture_output=True, text=True, env=env, timeout=240
-    )
+    return {**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": paths, **changes}
+
+
+def run_python(code: str, *arguments: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
+    """Run `code` in a fresh interpreter that finds this package and these tests."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment_of(**environment), timeout=240)
     if check:
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -377,9 +377,9 @@ if tvm_ffi is not None:
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory):
+def ends():
     prelude = textwrap.dedent((TVM if tvm_ffi is not None else TABLE_PRELUDE) + PRELUDE)
-    return run_forked(tmp_path_factory.mktemp("polyfill"), prelude, {name: textwrap.dedent(SCENES[name]) for name in SCENES})
+    return run_forked(prelude, {name: textwrap.dedent(SCENES[name]) for name in SCENES})
 
 
 @pytest.mark.slow

@@ -715,10 +715,10 @@ COMPARISONS = {f"{seed}-{word}": (seed, word == "forwarded") for seed in range(6
 
 
 @pytest.fixture(scope="module")
-def comparisons(tmp_path_factory):
+def comparisons():
     """How they ended. Each registers in an interpreter of its own."""
     scenes = {name: f"seed, forwarded = {case}\n{DIFFERENTIAL}" for name, case in COMPARISONS.items()}
-    return run_forked(tmp_path_factory.mktemp("comparisons"), IMPORTS, scenes)
+    return run_forked(IMPORTS, scenes)
 
 
 @needs_fork

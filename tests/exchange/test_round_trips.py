@@ -875,10 +875,10 @@ for _ in range(10):
 
 
 @pytest.fixture(scope="module")
-def ends(tmp_path_factory):
+def ends():
     """How processes end, each a fork of one that has an export out."""
     scenes = {name: f"{act}\nprint('end of the script')" for name, (act, _) in ENDS.items()}
-    return run_forked(tmp_path_factory.mktemp("ends"), textwrap.dedent(AT_THE_END), scenes)
+    return run_forked(textwrap.dedent(AT_THE_END), scenes)
 
 
 @pytest.mark.slow

@@ -332,11 +332,11 @@ FORKS = [
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory):
+def forks():
     """How the scenes of forking ended, all started by an interpreter that has called nothing yet."""
     scenes = {name: f"test_processes.{name}()\nimport os\nos._exit(0)" for name in FORKS}
     prelude = "import gc, test_processes\ngc.collect(), gc.freeze()\n"  # else a collection in a child copies all that it looks at
-    return run_forked(tmp_path_factory.mktemp("forks"), prelude, scenes)
+    return run_forked(prelude, scenes)
 
 
 @pytest.mark.slow
@@ -545,11 +545,11 @@ EXITS = {
 
 
 @pytest.fixture(scope="module")
-def exits(tmp_path_factory):
+def exits():
     """How the programs of :data:`EXITS` ended. What they share has been compiled, and used once."""
     warm = "for tensor in tensors():\n    total(tensor), long_total(tensor)\ndel tensor\nkept_of_all_kinds()\n"
     scenes = {name: textwrap.dedent(code) for name, code in EXITS.items()}
-    return run_forked(tmp_path_factory.mktemp("exits"), PRELUDE + warm, scenes)
+    return run_forked(PRELUDE + warm, scenes)
 
 
 @pytest.mark.slow

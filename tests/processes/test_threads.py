@@ -562,7 +562,7 @@ TORCH_RESIZES = {
 
 
 @pytest.fixture(scope="module")
-def met(tmp_path_factory) -> dict[str, Ended]:
+def met() -> dict[str, Ended]:
     """How each of the processes ended in which something happened to the memory that a kernel was reading."""
     scenes = {name: f"meanwhile([memory({kind!r})], {act}, {word!r})" for name, (kind, act, word) in MEANWHILE.items()}
     kinds = sorted({kind for kind, _, _ in MEANWHILE.values()})
@@ -581,7 +581,7 @@ t.gc.collect(), t.gc.freeze()  # a collection in a child would copy all that it 
     scenes = {
         name: f"from test_threads import *\nimport os\n{code}\nos._exit(0)" for name, code in scenes.items()
     }
-    return run_forked(tmp_path_factory.mktemp("met"), prelude, scenes, **MAPPED)
+    return run_forked(prelude, scenes, **MAPPED)
 
 
 def meanwhile_torch(act, word: str) -> None:

@@ -607,10 +607,10 @@ def test_the_first_tensors_of_a_process_come_from_many_threads():
 
 @pytest.mark.slow
 @needs_fork
-def test_the_layout_is_found_whatever_the_default_dtype(tmp_path):
+def test_the_layout_is_found_whatever_the_default_dtype():
     prelude = "import torch\nfrom fastexchange.producers.torch_offsets import guard\n"
     scenes = {dtype: f"torch.set_default_dtype(torch.{dtype})\nassert guard().knows_all" for dtype in DEFAULTS}
-    for end in run_forked(tmp_path, prelude, scenes).values():
+    for end in run_forked(prelude, scenes).values():
         end.check()
 
 
