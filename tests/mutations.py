@@ -1,0 +1,146 @@
+"""How many faults the tests catch: ``python tests/mutations.py`` changes random lines of the package, one at a time.
+
+For each change it runs the tests, in a copy of the checkout, until one fails: those of the folder that is named in `FIRST` first.
+Prints two lines a change; at the end, how many were caught. ``--seed`` says which lines, so that two versions of the tests are
+compared over the same changes. It takes hours.
+"""
+
+import argparse
+import ast
+import concurrent.futures
+import copy
+import os
+import queue
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "fastexchange"
+FIRST = {
+    "calls": ("calls", "pytorch"),
+    "command": ("command",),
+    "cuda": ("cuda",),
+    "dispatch": ("calls", "exchange"),
+    "exchange": ("exchange", "calls"),
+    "ground": ("cache", "numbas", "calls"),
+    "half": ("half",),
+    "measuring": ("command",),
+    "producers": ("exchange", "pytorch"),
+}
+"""The folders of tests for each folder of the package."""
+SWAPPED = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Add, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """A node with one fault; None where none is made."""
+    new: ast.AST = copy.deepcopy(node)
+    match new:
+        case ast.Compare(ops=[op]) if type(op) in SWAPPED:
+            new.ops = [SWAPPED[type(op)]()]
+        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in SWAPPED:
+            new.op = SWAPPED[type(op)]()
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return operand
+        case ast.IfExp(test=test):
+            new.test = ast.UnaryOp(ast.Not(), test)
+        case ast.Constant(value=bool(value)):
+            new.value = not value
+        case ast.Constant(value=int(value)):
+            new.value = value + 1
+        case ast.Return(value=ast.AST()):
+            new.value = None
+        case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) | ast.Raise() | ast.Delete():
+            return ast.Pass()
+        case _:
+            return None
+    return new
+
+
+def changes(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, what stands there, what is put there) of each change of one line inside of the functions of a file."""
+    source = path.read_text()
+    lines = source.splitlines()
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for node in (each for statement in function.body for each in ast.walk(statement)):
+                if (line := getattr(node, "lineno", 0)) and line == node.end_lineno and (new := changed(node)) is not None:
+                    start, end = node.col_offset, node.end_col_offset
+                    text = f"({ast.unparse(new)})" if isinstance(new, ast.expr) else ast.unparse(new)
+                    given = lines[line - 1].encode()
+                    yield line, lines[line - 1], (given[:start] + text.encode() + given[end:]).decode()
+
+
+def chosen(count: int, seed: int) -> list[tuple[str, int, str, str]]:
+    """Random lines of the package, each with one random change that compiles."""
+    files = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "_abi.py"]
+    at: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    for path in files:
+        for line, old, new in changes(path):
+            at.setdefault((str(path.relative_to(ROOT)), line), set()).add((old, new))
+    pick = random.Random(seed)
+    return [(*place, *pick.choice(sorted(at[place]))) for place in pick.sample(sorted(at), count)]
+
+
+def is_caught(checkout: Path, name: str, line: int, new: str, seconds: int) -> str:
+    """How the tests end with a change: "" if all pass."""
+    path = checkout / name
+    source = path.read_text()
+    lines = source.splitlines()
+    lines[line - 1] = new
+    path.write_text("\n".join(lines) + "\n")
+    first = FIRST.get(Path(name).parts[1], ())
+    tests = [str(checkout / "tests" / folder) for folder in first] + [str(checkout / "tests")]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "NUMBA_CACHE_DIR": ""}
+    try:
+        for each in (tests[:1], tests[1:]):
+            command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *each]
+            done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=seconds)
+            if done.returncode not in (0, 5):
+                said = [text for text in done.stdout.splitlines() if text.startswith(("FAILED", "ERROR"))]
+                return said[0] if said else f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        return f"stuck for {seconds} s"
+    finally:
+        path.write_text(source)
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=int, default=1800, help="for the tests with one change")
+    given = parser.parse_args()
+    free: queue.Queue[Path] = queue.Queue()
+    caught = 0
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        for i in range(given.jobs):
+            shutil.copytree(ROOT, Path(folder, str(i)), ignore=shutil.ignore_patterns(".git", ".venv*"))
+            free.put(Path(folder, str(i)))
+
+        def try_one(place: tuple[str, int, str, str]) -> str:
+            name, line, old, new = place
+            checkout, began = free.get(), time.monotonic()
+            why = is_caught(checkout, name, line, new, given.seconds)
+            free.put(checkout)
+            end = f"{why or 'NOT CAUGHT'} ({time.monotonic() - began:.0f} s)"
+            print(f"{name}:{line}: {old.strip()}  ->  {new.strip()}\n    {end}", flush=True)
+            return why
+
+        caught = sum(map(bool, pool.map(try_one, chosen(given.count, given.seed))))
+    print(f"{caught} of {given.count} changes were caught")
+
+
+if __name__ == "__main__":
+    main()
