@@ -52,7 +52,6 @@ class Framework:
     readonly: bool = True
     """Whether a readonly array stays readonly."""
     negative_strides: bool = True
-    dtypes: tuple[str, ...] = NUMPY_DTYPES
     own_strides: bool = True
     """Whether the strides of dimensions of one element, which mean nothing, come through as the array has them."""
 
