@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from made_producers import Dunder, Ignorant, Legacy, Tabled
 
 from fastexchange import from_dlpack
@@ -133,3 +134,6 @@ if tvm_ffi is not None:
     FRAMEWORKS.append(
         Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)
     )
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+each_mutable_framework = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
+"""Those whose tensors a kernel may write to."""

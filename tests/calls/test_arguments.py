@@ -9,7 +9,7 @@ import sys
 import numba
 import numpy as np
 import pytest
-from frameworks import NUMPY_DTYPES, torch, with_strides_of
+from frameworks import NUMPY_DTYPES, needs_torch, torch, with_strides_of
 from made_producers import ONLY_NUMBA, Dunder
 from numba.core.errors import TypingError
 from numpy.lib.stride_tricks import as_strided
@@ -17,7 +17,6 @@ from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 
 from fastexchange import fast_args
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 DTYPES = [name for name in NUMPY_DTYPES if name != "f2"]
 
 

@@ -7,15 +7,13 @@ import weakref
 import numba
 import numpy as np
 import pytest
-from frameworks import FRAMEWORKS, torch
+from frameworks import FRAMEWORKS, each_mutable_framework, needs_torch, torch
 from made_producers import ONLY_NUMBA, Dunder, Ledger
 from oracle import blocks_in_use, check_same_as_njit, references_kept, type_and_message
 
 from fastexchange import explain, fast_args, from_dlpack
 from fastexchange.ground.parameters import flatten
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-WRITEABLE = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
 pytestmark = pytest.mark.usefixtures("numba_counts_blocks")
 
 
@@ -112,7 +110,7 @@ def test_mixed_layouts_have_the_type_that_all_of_them_are():
     assert [(t.layout, t.mutable, t.aligned) for t in types] == [("A", True, True), ("C", False, True), ("C", True, False)]
 
 
-@WRITEABLE
+@each_mutable_framework
 def test_items_are_written(framework):
     targets = arrays(3)
     fill(tensors_of(framework, targets), tensors_of(framework, [np.full_like(array, 7) for array in targets]))
@@ -272,7 +270,7 @@ def test_a_new_list_in_a_result():
 # ---- bound launches --------------------------------------------------------------------------------------------------
 
 
-@WRITEABLE
+@each_mutable_framework
 def test_bound(framework):
     targets, values = arrays(70), arrays(70)
     launch = fill.bind(tensors_of(framework, targets), tensors_of(framework, values))

@@ -6,7 +6,7 @@ import enum
 import numba
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import needs_torch, torch
 from numba import types
 from numba.experimental import jitclass
 from oracle import numbas, type_and_message
@@ -95,7 +95,7 @@ def test_native_calls_stay_native_in_turn_with_numbas():
     assert kernel.counts().fast >= 38
 
 
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@needs_torch
 def test_what_a_list_holds_is_seen_in_each_call():
     """After a list of floats come lists with tensors, and lists that Numba refuses."""
     kernel, tensor = fast_args(first), torch.ones(3)

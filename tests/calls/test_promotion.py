@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interoperability import jax
 
 from fastexchange import DLDataType, fast_args
@@ -20,7 +20,7 @@ def name_of(one: str, other: str) -> str | None:
     return None if found is None else str(found)
 
 
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@needs_torch
 def test_types_are_promoted_as_by_pytorch():
     for one, other in itertools.product(NAMES, repeat=2):
         wanted = torch.promote_types(getattr(torch, one), getattr(torch, other))

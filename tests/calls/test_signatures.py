@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 from forked import fork_python
-from frameworks import FRAMEWORKS, torch
+from frameworks import FRAMEWORKS, each_mutable_framework, torch
 from interpreter import run_python
 from made_producers import Dunder, Ledger, Tabled
 from numba import float32, float64, int64
@@ -20,7 +20,6 @@ from oracle import new_kernel, numbas, type_and_message
 from fastexchange import fast_args
 
 MAKERS = pytest.mark.parametrize("make", [np.asarray] + ([torch.from_numpy] if torch else []), ids=lambda make: make.__module__)
-WRITEABLE = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
 
 
 def add(x, y):
@@ -152,7 +151,7 @@ def check_refused(kernel, value, as_numba_gets_it):
     assert message.startswith(f"{kernel.__qualname__}(") and "not one of the declared signatures" in message
 
 
-@WRITEABLE
+@each_mutable_framework
 def test_arrays_to_layouts_that_take_them(framework):
     corner = fast_args(["float64(float64[:, :])", "float32(float32[:, ::1])"])(lambda x: x[-1, -1])
     for view in (np.ones((3, 4)), np.ones((3, 4)).T, np.ones((6, 8))[::2, ::2]):
@@ -254,7 +253,7 @@ def descend(x, n, fails):
     return below + 1
 
 
-@WRITEABLE
+@each_mutable_framework
 def test_a_kernel_that_calls_itself_through_python(framework):
     view = np.zeros(40)
     tensor = framework.tensor(view)
@@ -376,7 +375,7 @@ def scale(x, factor, out):
     return out.sum()
 
 
-@WRITEABLE
+@each_mutable_framework
 def test_parallel(framework):
     view, out = np.arange(1000.0), np.zeros(1000)
     before = scale.counts().fast

@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import needs_torch, torch
 from made_producers import Ledger, _object_at, borrow, ffi, tabled_type
 from oracle import references_kept
 
@@ -63,7 +63,7 @@ def test_lengths_named_tuples_and_lists():
     assert len(kernel.signatures) == 5 and cache_entries(fields) == 1
 
 
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@needs_torch
 def test_what_is_not_as_expected_is_refused():
     kernel, x = fast_args(sum_of_pair), torch.ones(2)
     for _ in range(WARM):

@@ -7,14 +7,13 @@ import types
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interoperability import jax
 from made_producers import Dunder
 from oracle import type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
 
 
