@@ -474,24 +474,20 @@ def test_layouts(array, framework):
     check_array(look, tensor, framework.view(tensor, array))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 def test_dtypes_are_read_and_written(dtype, framework):
-    view, swapped = np.arange(7).astype(dtype), np.arange(7).astype(dtype)
-    tensor = framework.tensor(view)
-    if not framework.mutable:
-        check_array(look, tensor, framework.view(tensor, view))
-        return
-    check_array(swap_ends, tensor, framework.view(tensor, view))  # three calls
+    """Numba has no arithmetic for float16 on a CPU; ``fastexchange.half`` lets it."""
+    view, before, swapped = (np.arange(7).astype(dtype) for _ in range(3))
     swapped[[0, -1]] = swapped[[-1, 0]]
-    assert np.array_equal(view, swapped)
-
-
-def test_float16(framework):
-    """Numba has no arithmetic for float16 on a CPU, nor an item size; ``fastexchange.half`` lets it."""
-    view = np.arange(7).astype("f2")
     tensor = framework.tensor(view)
-    check_array(look, tensor, framework.view(tensor, view))
-    check_same_as_njit(ignore, (tensor, 1), (view, 1))
+    if framework.mutable and dtype != "f2":
+        check_array(swap_ends, tensor, framework.view(tensor, view))  # three calls
+        assert np.array_equal(view, swapped)
+    else:
+        check_array(look, tensor, framework.view(tensor, view))
+        if dtype == "f4":
+            assert type_and_message(swap_ends, tensor)[0] is TypingError
+        assert np.array_equal(view, before)
 
 
 def test_readonly(framework, tmp_path):
@@ -513,22 +509,6 @@ def test_misaligned(dtype, offset, framework):
     check_array(look, framework.tensor(view), view)
     if dtype == "f8":
         assert total(framework.tensor(view)) == 6.0
-
-
-def test_kernels_write_through(framework):
-    @fast_args
-    def fill(x, value):
-        for i in range(x.shape[0]):
-            x[i] = value
-
-    view = np.zeros(9)
-    if not framework.mutable:
-        assert type_and_message(fill, framework.tensor(view), 5)[0] is TypingError
-        assert not view.any()
-        return
-    for value in (5, 7):
-        fill(framework.tensor(view[1::2]), value)
-        assert view.tolist() == [0, value] * 4 + [0]
 
 
 # ---- arrays that only NumPy has ------------------------------------------------------------------------------------

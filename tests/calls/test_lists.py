@@ -1,5 +1,6 @@
 """Lists of tensors as arguments: read natively, one type for all items, changed as under ``@njit``."""
 
+import functools
 import gc
 import itertools
 import weakref
@@ -247,17 +248,17 @@ def test_a_list_that_cannot_be_changed_as_the_kernel_did():
     assert total([torch.ones(2)], 1.0) == 2
 
 
-def test_items_in_results(framework):
+@pytest.mark.parametrize("is_bound", [False, True], ids=["called", "bound"])
+def test_items_in_results(framework, is_bound):
     tensors = tensors_of(framework, [np.arange(3.0), np.arange(4.0)])
-    for _ in range(20):
-        one, view, count = item_and_view(tensors)
-        assert one is tensors[1] and count == 2
-        assert from_dlpack(view).tolist() == [1.0, 2.0]
-    blocks = blocks_in_use()
-    del tensors, one
+    call = item_and_view.bind(tensors) if is_bound else functools.partial(item_and_view, tensors)
+    results = [call() for _ in range(20)]
+    assert all(one is tensors[1] and count == 2 for one, _, count in results)
+    del call, tensors
     gc.collect()
-    assert from_dlpack(view).tolist() == [1.0, 2.0]
-    del view
+    assert [from_dlpack(view).tolist() for _, view, _ in results] == [[1.0, 2.0]] * 20
+    blocks = blocks_in_use()
+    del results
     assert blocks_in_use() < blocks
 
 
@@ -286,19 +287,6 @@ def test_bound(framework):
     launch.rebind(values=[np.full_like(array, 2) for array in targets])
     launch()
     assert targets[5].tolist() == [2.0] * 6
-
-
-def test_bound_items_that_are_kept(framework):
-    tensors = tensors_of(framework, [np.arange(3.0), np.arange(4.0)])
-    launch = item_and_view.bind(tensors)
-    kept = [launch() for _ in range(5)]
-    assert all(one is tensors[1] for one, _, _ in kept)
-    del launch, tensors
-    gc.collect()
-    assert [from_dlpack(view).tolist() for _, view, _ in kept] == [[1.0, 2.0]] * 5
-    blocks = blocks_in_use()
-    del kept
-    assert blocks_in_use() < blocks
 
 
 def test_a_bound_list_that_the_kernel_changes():
