@@ -18,11 +18,11 @@ from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 from fastexchange import fast_args
 
 DTYPES = [name for name in NUMPY_DTYPES if name != "f2"]
-
-
-@fast_args
-def echo(x):
-    return x
+echo = fast_args(lambda x: x)
+ignore = fast_args(lambda x, y: y)
+between = fast_args(lambda n, x, m: (m, x, n))
+gather = fast_args(lambda *values: values)
+beside = fast_args(lambda thing, x: x.sum())
 
 
 @fast_args
@@ -31,21 +31,6 @@ def look(x):
     if x.size == 0:
         return x.shape, x.shape, 0, x.size, x.itemsize, x.ndim
     return x.shape, x.strides, x.ctypes.data, x.size, x.itemsize, x.ndim
-
-
-@fast_args
-def ignore(x, y):
-    return y
-
-
-@fast_args
-def between(n, x, m):
-    return m, x, n
-
-
-@fast_args
-def gather(*values):
-    return values
 
 
 @fast_args
@@ -62,11 +47,6 @@ def swap_ends(x):
     x[0] = x[-1]
     x[-1] = first
     return x.strides, x.ctypes.data, x.itemsize
-
-
-@fast_args
-def beside(thing, x):
-    return x.sum()
 
 
 # ---- scalars -------------------------------------------------------------------------------------------------------
@@ -317,24 +297,10 @@ def test_strings_that_have_to_be_constants():
 # ---- jitted functions ----------------------------------------------------------------------------------------------
 
 
-@fast_args
-def apply(function, x):
-    return function(x) * 2
-
-
-@fast_args
-def apply_both(functions, x):
-    return functions[0](x) + functions[1](x)
-
-
-@numba.njit
-def plus_one(x):
-    return x + 1
-
-
-@fast_args
-def plus_two(x):
-    return x + 2
+apply = fast_args(lambda function, x: function(x) * 2)
+apply_both = fast_args(lambda functions, x: functions[0](x) + functions[1](x))
+plus_one = numba.njit(lambda x: x + 1)
+plus_two = fast_args(lambda x: x + 2)
 
 
 @pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaExperimentalFeatureWarning")

@@ -44,14 +44,8 @@ def nothing():
 KERNELS = {function: fast_args(function) for function in (plain, positional_only, variadic, variadic_with_default, nothing)}
 
 
-@fast_args
-def sum_of(x):
-    return x.sum()
-
-
-@fast_args
-def one(x, y=1):
-    return 1
+sum_of = fast_args(lambda x: x.sum())
+one = fast_args(lambda x, y=1: 1)
 
 
 # ---- binding -------------------------------------------------------------------------------------------------------

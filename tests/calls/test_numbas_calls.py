@@ -27,14 +27,7 @@ class Box:
         self.v = v
 
 
-def first(x, k=0):
-    return x[0]
-
-
-def one(x, k=0):
-    return 1
-
-
+first, one = (lambda x, k=0: x[0]), (lambda x, k=0: 1)
 OF_ITEMS = {
     "floats": [1.0, 2.0], "bools": [True], "ints": [2, 3], "complex": [1j], "strings": ["a", "b"],
     "NumPy's scalars": [np.float32(1)], "tuples": [(1, 2.0)],

@@ -17,19 +17,9 @@ from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
 
 
-@fast_args
-def first(x):
-    return x[0]
-
-
-@fast_args
-def second_of_first(x):
-    return x[0][1]
-
-
-@fast_args
-def plain(x):
-    return 1
+first = fast_args(lambda x: x[0])
+second_of_first = fast_args(lambda x: x[0][1])
+plain = fast_args(lambda x: 1)
 
 
 @fast_args(out="x[n] -> y[n]")
