@@ -523,6 +523,7 @@ def test_with_numbas_compiler_off_functions_run_as_python():
 
         @fast_args
         def scale(x, by=2.0):
+            assert type(x) in {np.ndarray}, "which Numba does not compile"
             for i in range(x.shape[0]):
                 x[i] *= by
             return x.sum()
