@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from made_producers import Dunder, Ignorant, Legacy, Tabled
 
 from fastexchange import from_dlpack
@@ -52,7 +53,6 @@ class Framework:
     readonly: bool = True
     """Whether a readonly array stays readonly."""
     negative_strides: bool = True
-    dtypes: tuple[str, ...] = NUMPY_DTYPES
     own_strides: bool = True
     """Whether the strides of dimensions of one element, which mean nothing, come through as the array has them."""
 
@@ -134,3 +134,6 @@ if tvm_ffi is not None:
     FRAMEWORKS.append(
         Framework("tvm_ffi", tvm_ffi.from_dlpack, readonly=False, negative_strides=False, own_strides=False)
     )
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+each_mutable_framework = pytest.mark.parametrize("framework", [each for each in FRAMEWORKS if each.mutable], ids=str)
+"""Those whose tensors a kernel may write to."""

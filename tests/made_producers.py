@@ -18,6 +18,7 @@ _capsule_name = ctypes.pythonapi.PyCapsule_GetName
 _capsule_name.restype, _capsule_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
 
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+_NUMPY_KINDS = {code: kind for kind, code in _DLPACK_CODES.items()}
 _names: dict[bytes, ctypes.c_char_p] = {}  # a capsule keeps a pointer to its name
 
 
@@ -79,14 +80,8 @@ def _cross_out(managed) -> None:
         del ledger._out[address]
 
 
-@ffi.callback("void(DLManagedTensorVersioned *)")
-def delete_versioned(managed):
-    _cross_out(managed)
-
-
-@ffi.callback("void(DLManagedTensor *)")
-def delete_legacy(managed):
-    _cross_out(managed)
+delete_versioned = ffi.callback("void(DLManagedTensorVersioned *)", _cross_out)
+delete_legacy = ffi.callback("void(DLManagedTensor *)", _cross_out)
 
 
 def fill(tensor, array: np.ndarray, **lies):
@@ -195,11 +190,13 @@ ALLOCATED = Ledger()
 """What the allocator has made."""
 
 
+def _dtype_of(tensor) -> np.dtype:
+    return np.dtype(f"{_NUMPY_KINDS[tensor.dtype.code]}{tensor.dtype.bits // 8}")
+
+
 @ffi.callback("int(DLTensor *, DLManagedTensorVersioned **, void *, void(*)(void *, char *, char *))")
 def allocate(prototype, out, error_ctx, set_error):
-    letter = {code: kind for kind, code in _DLPACK_CODES.items()}[prototype.dtype.code]
-    shape = [prototype.shape[i] for i in range(prototype.ndim)]
-    out[0] = export_versioned(ALLOCATED, np.empty(shape, f"{letter}{prototype.dtype.bits // 8}"))
+    out[0] = export_versioned(ALLOCATED, np.empty([prototype.shape[i] for i in range(prototype.ndim)], _dtype_of(prototype)))
     return 0
 
 
@@ -232,14 +229,13 @@ class Owner:
 
 def array_over(tensor) -> np.ndarray:
     """The NumPy array over the memory of a sound ``DLTensor``; it owns nothing."""
-    letter = {code: kind for kind, code in _DLPACK_CODES.items()}[tensor.dtype.code]
-    dtype = np.dtype(f"{letter}{tensor.dtype.bits // 8}")
+    dtype = _dtype_of(tensor)
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)]
     reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)] if 0 not in shape else []
     before, behind = sum(min(0, far) for far in reach), sum(max(0, far) for far in reach)
-    start = address_of(tensor.data) + tensor.byte_offset + before
-    memory = ffi.buffer(ffi.cast("char *", start), behind - before + dtype.itemsize)
+    start = ffi.cast("char *", tensor.data) + tensor.byte_offset + before
+    memory = ffi.buffer(start, behind - before + dtype.itemsize)
     return np.ndarray(shape, dtype, memory, -before, strides)
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from frameworks import torch
+from frameworks import needs_torch, torch
 from interoperability import jax
 
 from fastexchange import DLDataType, fast_args
@@ -12,8 +12,7 @@ from fastexchange.ground.promotion import promoted
 
 NAMES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 NAMES += ["complex64", "complex128"]
-UNSIGNED = ["uint16", "uint32", "uint64"]
-PAIRS = list(itertools.product(NAMES + UNSIGNED, repeat=2))
+PAIRS = list(itertools.product([*NAMES, "uint16", "uint32", "uint64"], repeat=2))
 
 
 def name_of(one: str, other: str) -> str | None:
@@ -21,7 +20,7 @@ def name_of(one: str, other: str) -> str | None:
     return None if found is None else str(found)
 
 
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@needs_torch
 def test_types_are_promoted_as_by_pytorch():
     for one, other in itertools.product(NAMES, repeat=2):
         wanted = torch.promote_types(getattr(torch, one), getattr(torch, other))
@@ -48,13 +47,12 @@ def test_types_are_promoted_as_by_numpy_but_for_integers_with_floats():
             assert name_of(one, other) == max(one, other, key=lambda name: np.dtype(name).kind in "fc"), (one, other)
 
 
-@pytest.mark.parametrize("other", ["int64", "float8_e5m2", "float64", "float8_e4m3fnuz", "int4", "bool"])
-def test_types_with_none(other):
-    assert name_of("float8_e4m3fn", other) is None and name_of(other, "float8_e4m3fn") is None
+def test_types_with_none():
+    for other in ("int64", "float8_e5m2", "float64", "float8_e4m3fnuz", "int4", "bool"):
+        assert name_of("float8_e4m3fn", other) is None and name_of(other, "float8_e4m3fn") is None
     assert name_of("uint64", "int8") is None and name_of("complex32", "float32") is None
-    assert promoted([DLDataType.from_str("float32"), None]) is None
-    assert promoted([None, None]) is None
-    assert promoted([DLDataType.from_str("uint64"), DLDataType.from_str("int8"), DLDataType.from_str("float32")]) is None
+    assert promoted([DLDataType.from_str("float32"), None]) is promoted([None, None]) is None
+    assert promoted([*map(DLDataType.from_str, ("uint64", "int8", "float32"))]) is None
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -66,37 +64,31 @@ def added(x, w, flags, y):
         y[i] = x[i] + w[i]
 
 
-MIXED = [
-    ("int64", "float32", "bool", "float32"),
-    ("float32", "int64", "bool", "float32"),
-    ("float32", "float64", "int8", "float64"),
-    ("int64", "int32", "bool", "int64"),
-    ("uint8", "int8", "bool", "int16"),
-    ("int16", "float64", "complex64", "complex128"),
+MIXED = [  # x, w, flags, y
+    ("int64", "float32", "bool", "float32"), ("float32", "int64", "bool", "float32"), ("float32", "float64", "int8", "float64"),
+    ("int64", "int32", "bool", "int64"), ("uint8", "int8", "bool", "int16"), ("int16", "float64", "complex64", "complex128"),
     ("float64", "float64", "float64", "float64"),
-]
+]  # fmt: skip
 
 
-def paths():
-    """By name: how a tensor of a NumPy array is made, and how the kernel is called."""
-    yield "numpy", np.asarray, added
-    yield "memoryview", memoryview, added
-    if torch is not None:
-        yield "torch", torch.from_numpy, added
-        yield "operator", torch.from_numpy, OPERATOR
-        yield "torch.ops", torch.from_numpy, lambda *given: torch.ops.fx_test_promotion.added(*given)
-        yield "traced", torch.from_numpy, lambda *given: make_fx(lambda x, w, f: added(x, w, f))(*given)(*given)
-        yield "vmap", lambda array: torch.from_numpy(np.stack([array, array])), lambda *given: torch.vmap(added)(*given)[0]
-        yield "mixed", lambda array: array if array.dtype == "int64" else torch.from_numpy(array), added
-    if jax is not None:
-        yield "jax", lambda array: jax.numpy.asarray(array), added
-
-
+PATHS = {"numpy": (np.asarray, added), "memoryview": (memoryview, added)}
+"""How a tensor of a NumPy array is made, and how the kernel is called."""
 if torch is not None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    OPERATOR = added.as_torch_op("fx_test_promotion::added")
-PATHS = {name: path for name, *path in paths()}
+    def traced(*given):
+        return make_fx(lambda x, w, flags: added(x, w, flags))(*given)(*given)
+
+    PATHS |= {
+        "torch": (torch.from_numpy, added),
+        "operator": (torch.from_numpy, added.as_torch_op("fx_test_promotion::added")),
+        "torch.ops": (torch.from_numpy, torch.ops.fx_test_promotion.added),
+        "traced": (torch.from_numpy, traced),
+        "vmap": (lambda array: torch.from_numpy(np.stack([array, array])), lambda *given: torch.vmap(added)(*given)[0]),
+        "mixed": (lambda array: array if array.dtype == "int64" else torch.from_numpy(array), added),
+    }
+if jax is not None:
+    PATHS["jax"] = (lambda array: jax.numpy.asarray(array), added)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -1,13 +1,12 @@
 """Tuples in fast entries: each item is read by a part of its own, whatever its type is in this call."""
 
 import collections
-import gc
-import sys
 
 import numpy as np
 import pytest
-from frameworks import torch
-from made_producers import Ledger, tabled_type
+from frameworks import needs_torch, torch
+from made_producers import Ledger, _object_at, borrow, ffi, tabled_type
+from oracle import references_kept
 
 from fastexchange import fast_args, from_dlpack
 
@@ -20,14 +19,18 @@ def cache_entries(kernel) -> int:
     return sum(v.compiled_for is not None for filed in kernel._native._overloads.values() for v in filed.cached)
 
 
+def sum_of_pair(pair):
+    return pair[0][0] + pair[1][0]
+
+
 @fast_args
-def first_of(tree):
-    return tree[0][0] + tree[1][1][0]
+def parts(pair, x):
+    return pair[1][1:], x, pair[0]
 
 
 def test_a_nest_gets_a_fast_entry(framework):
     x, y = framework.tensor(np.array([1.0, 2.0])), framework.tensor(np.array([10.0, 20.0]))
-    kernel = fast_args(first_of.py_func)
+    kernel = fast_args(lambda tree: tree[0][0] + tree[1][1][0])
     for call in range(WARM):
         assert kernel((x, (2.5, y))) == 11.0, call
     assert cache_entries(kernel) == 1
@@ -36,10 +39,9 @@ def test_a_nest_gets_a_fast_entry(framework):
 
 
 def test_items_of_other_types_get_a_cache_entry_of_their_own():
-    cls = tabled_type("Other")
     kernel = fast_args(lambda pair: pair[0][0] - pair[1][0])
     x, y = np.array([1.0]), np.array([5.0])
-    of = [lambda array: array, cls] + ([torch.from_numpy] if torch is not None else [])
+    of = [lambda array: array, tabled_type("Other")] + ([torch.from_numpy] if torch is not None else [])
     for _ in range(WARM):
         for left in of:
             for right in of:
@@ -47,47 +49,39 @@ def test_items_of_other_types_get_a_cache_entry_of_their_own():
     assert len(kernel.signatures) == 1 and cache_entries(kernel) >= min(len(of) ** 2, 8) - 1
 
 
-def test_lengths_and_named_tuples():
+def test_lengths_named_tuples_and_lists():
     kernel = fast_args(lambda items: len(items))
-    x = np.ones(1)
-    for _ in range(WARM):
-        for length in (0, 1, 2, 5):
-            assert kernel((x,) * length) == length
-        assert kernel(Pair(x, x)) == 2
-    assert len(kernel.signatures) == 5
-
     fields = fast_args(lambda pair, by: (pair.right[0] + by, pair.left))
-    pair = Pair(np.array([1.0]), np.array([2.0]))
+    listed = fast_args(lambda pair, items: pair[0][0][0] + items[0][0])
+    x, pair = np.ones(1), Pair(np.array([1.0]), np.array([2.0]))
     for _ in range(WARM):
+        assert [kernel((x,) * length) for length in (0, 1, 2, 5)] == [0, 1, 2, 5]
+        assert kernel(pair) == 2
         value, same = fields(pair, 0.5)
         assert value == 2.5 and same is pair.left
-    assert cache_entries(fields) == 1
+        assert listed(([x],), [x]) == listed(([x], x), [x]) == 2.0
+    assert len(kernel.signatures) == 5 and cache_entries(fields) == 1
 
 
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
+@needs_torch
 def test_what_is_not_as_expected_is_refused():
-    kernel = fast_args(lambda pair: pair[0][0] + pair[1][0])
-    x = torch.ones(2)
+    kernel, x = fast_args(sum_of_pair), torch.ones(2)
     for _ in range(WARM):
         assert kernel((x, x)) == 2.0
     for bad in (torch.ones(2, requires_grad=True), torch.ones(2, device="meta")):
         with pytest.raises((BufferError, RuntimeError), match=r"argument 'pair' \(position 0\)"):
             kernel((x, bad))
-    assert kernel((x, torch.ones(2, dtype=torch.int8))) == 2.0
-    assert kernel((x, x)) == 2.0
+    assert kernel((x, torch.ones(2, dtype=torch.int8))) == kernel((x, x)) == 2.0
 
 
 def test_what_is_kept_of_a_tuple(framework):
-    kernel = fast_args(lambda pair, x: (pair[1][1:], x, pair[0]))
     tensors = [framework.tensor(np.arange(3.0) + i) for i in range(3)]
-    before = [sys.getrefcount(tensor) for tensor in tensors]
-    for _ in range(WARM):
-        view, x, one = kernel((tensors[0], tensors[1]), tensors[2])
-        assert x is tensors[2] and one is tensors[0]
-        assert from_dlpack(view).tolist() == [2.0, 3.0]
-    del view, x, one
-    gc.collect()
-    assert before == [sys.getrefcount(tensor) for tensor in tensors]
+    with references_kept(*tensors):
+        for _ in range(WARM):
+            view, x, one = parts((tensors[0], tensors[1]), tensors[2])
+            assert x is tensors[2] and one is tensors[0]
+            assert from_dlpack(view).tolist() == [2.0, 3.0]
+        del view, x, one
 
 
 def test_the_result_is_the_first_tensors_framework():
@@ -98,14 +92,13 @@ def test_the_result_is_the_first_tensors_framework():
         assert type(kernel((np.ones(2), 1.0), cls(np.ones(2), Ledger()))) is np.ndarray
 
 
+@ffi.callback("int(void *, DLTensor *)")
+def borrow_or_fail(py_object, out):
+    return -1 if _object_at(py_object).fails else borrow(py_object, out)
+
+
 def test_a_producer_that_fails_amid_a_tuple():
-    from made_producers import _object_at, borrow, ffi
-
-    @ffi.callback("int(void *, DLTensor *)")
-    def view(py_object, out):
-        return -1 if _object_at(py_object).fails else borrow(py_object, out)
-
-    cls = tabled_type("Failing", dltensor_from_py_object_no_sync=view)
+    cls = tabled_type("Failing", dltensor_from_py_object_no_sync=borrow_or_fail)
     kernel = fast_args(lambda x, pair: x[0] + pair[1][0])
     good, bad = cls(np.ones(1)), cls(np.ones(1))
     good.fails, bad.fails = False, True
@@ -116,11 +109,3 @@ def test_a_producer_that_fails_amid_a_tuple():
         with pytest.raises(BufferError, match=r"argument 'pair' \(position 1\)"):
             kernel(good, (1, bad))
     assert kernel(good, (1, good)) == 2.0
-
-
-def test_tuples_that_hold_lists_beside_lists():
-    kernel = fast_args(lambda pair, items: pair[0][0][0] + items[0][0])
-    x = np.ones(2)
-    for _ in range(WARM):
-        assert kernel(([x],), [x]) == 2.0
-        assert kernel(([x], x), [x]) == 2.0

@@ -1,25 +1,164 @@
-"""What counts as a tensor in conversions and kernels where the type alone does not say it, and the words where it is none."""
+"""What counts as a tensor where the type alone does not say it; for what is none, the words say what to pass instead."""
 
 import array
+import collections
 import ctypes
 import types
 
 import numpy as np
 import pytest
+from frameworks import needs_torch, torch
+from interoperability import jax
 from made_producers import Dunder
 from oracle import type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 
-
-@fast_args
-def first(x):
-    return x[0]
+needs_jax = pytest.mark.skipif(jax is None, reason="JAX is not installed")
 
 
-@fast_args
-def second_of_first(x):
-    return x[0][1]
+first = fast_args(lambda x: x[0])
+second_of_first = fast_args(lambda x: x[0][1])
+plain = fast_args(lambda x: 1)
+
+
+@fast_args(out="x[n] -> y[n]")
+def twice(x, y):
+    for i in range(x.shape[0]):
+        y[i] = 2 * x[i]
+
+
+# ---- none ------------------------------------------------------------------------------------------------------------
+
+FUNCTIONS = (plain, lambda x: plain((x, 1)), plain.bind)
+OF_ONE_TENSOR = (twice, from_dlpack, lambda x: convert(x, np.ndarray))
+
+
+def said_by_all(thing, advice: str) -> None:
+    is_several = "list(" in advice or "tuple(" in advice
+    for function in (*FUNCTIONS, *OF_ONE_TENSOR):
+        kind, message = type_and_message(function, thing)
+        assert issubclass(kind, TypeError)
+        assert ("pass its items one by one" if is_several and function in OF_ONE_TENSOR else advice) in message
+    assert advice in str(explain(thing)) and advice in str(plain.explain(thing))
+
+
+@needs_jax
+def test_tracers_of_jax():
+    x = jax.numpy.arange(3.0)
+    for traced in (jax.jit, jax.vmap, lambda f: jax.grad(lambda x: f(x).sum())):
+        traced(lambda x: (said_by_all(x, "kernel(numpy.asarray(x))"), x)[1])(x)
+
+
+@needs_jax
+def test_the_line_for_jax_works():
+    numpy, kernel = np, twice
+
+    @jax.jit
+    def function(x):
+        return jax.pure_callback(lambda x: kernel(numpy.asarray(x)), jax.ShapeDtypeStruct(x.shape, x.dtype), x) + 1
+
+    assert function(jax.numpy.arange(3.0)).tolist() == [1.0, 3.0, 5.0]
+
+
+@needs_torch
+def test_what_pytorch_gives():
+    model = torch.nn.Linear(2, 2)
+    for thing, advice in (
+        (model.parameters(), "pass list(…) of it"), (model.named_parameters(), "pass list(…) of it"),
+        (model.state_dict(), "list(….values())"), (model.state_dict().values(), "pass list(…) of it"),
+        (model, "list(module.parameters())"), (torch.ones(2, 3).shape, "pass tuple(…) of it"),
+    ):  # fmt: skip
+        said_by_all(thing, advice)
+    with torch.no_grad():
+        assert plain(list(model.parameters())[:1]) == plain(tuple(torch.ones(2, 3).shape)) == 1
+
+
+def test_what_pandas_gives():
+    pandas = pytest.importorskip("pandas")
+    for thing in (pandas.Series([1.0]), pandas.DataFrame({"a": [1.0]}), pandas.Index([1.0])):
+        said_by_all(thing, "pass its .to_numpy()")
+
+
+def test_iterables_and_what_xarray_gives():
+    for thing in (map(int, [1]), range(3), collections.deque([1.0]), iter([1.0])):
+        said_by_all(thing, "pass list(…) of it")
+    xarrays = type("DataArray", (), {"__module__": "xarray.core.dataarray"})  # by the names alone: it need not be installed
+    said_by_all(xarrays(), "pass its .data")
+
+
+def test_a_notation_without_out():
+    for wrong in ("x[n] -> y[n]", ["x -> y"]):
+        kind, message = type_and_message(fast_args, wrong)
+        assert kind is TypeError and f"out={(wrong if isinstance(wrong, str) else wrong[0])!r}" in message
+
+
+def test_a_type_is_explained_by_its_instances():
+    for cls, path in ((np.ndarray, "ndarray"), (float, "scalar"), (np.float32, "scalar"), (tuple, "tuple")):
+        found = explain(cls)
+        assert (found.type, found.path) == (explain(cls(1) if path != "tuple" else ()).type, path)
+        assert "its instances" in found.reasons[-1]
+    assert "float32" in str(plain.explain(np.float32))  # here the class itself is the argument
+    assert plain(np.float32) == 1
+
+
+# ---- buffers -------------------------------------------------------------------------------------------------------
+
+
+def test_whatever_has_the_buffer_protocol_is_a_tensor():
+    cffi, pyarrow = pytest.importorskip("cffi"), pytest.importorskip("pyarrow")
+    memory = cffi.FFI().new("char[3]", b"abc")
+    for each in (pyarrow.py_buffer(b"abc"), cffi.FFI().buffer(memory), memoryview(b"abc"), array.array("B", b"abc")):
+        array_ = from_dlpack(each)
+        assert array_.tolist() == [97, 98, 99] and np.shares_memory(array_, np.frombuffer(each, np.uint8))
+        assert first(each) == first(each) == 97
+        assert explain(each).path == "buffer"
+
+
+class Struct(ctypes.Structure):
+    _fields_ = (("a", ctypes.c_int32),)
+
+
+def test_a_format_that_is_refused_is_named():
+    letters = array.array("u", "ab")
+    formats = {f"'{memoryview(letters).format}', items of {letters.itemsize} bytes": letters}
+    formats |= {"'<c', items of 1 bytes": (ctypes.c_char * 3)(), "'T{<i:a:}', items of 4 bytes": Struct()}
+    subjects = {from_dlpack: "from_dlpack(): a ", to_dlpack: "to_dlpack(): a ", first: "'x' (position 0)"}
+    for text, thing in formats.items():
+        for function, subject in subjects.items():
+            kind, message = type_and_message(function, thing)
+            assert kind is BufferError and text in message and subject in message
+
+
+# ---- NumPy's own ---------------------------------------------------------------------------------------------------
+
+
+def test_numpys_scalars_are_converted_if_dlpack_has_a_type_for_them():
+    for scalar in (np.float64(1.5), np.int8(3), np.bool_(True), np.complex64(1j), np.float16(2)):
+        made = from_dlpack(scalar)
+        assert made.shape == () and made.dtype == scalar.dtype and made == scalar and not made.flags.writeable
+        assert from_dlpack(convert(scalar, np.ndarray)) == scalar
+        to_dlpack(scalar, max_version=(1, 0))
+    for scalar in (np.datetime64(1, "s"), np.str_("a"), np.longdouble(1)):
+        kind, message = type_and_message(from_dlpack, scalar)
+        assert kind is BufferError and repr(scalar.dtype) in message
+
+
+class Numbas(np.ndarray):
+    """An array for which Numba has rules of its own."""
+
+    __numba_array_subtype_dispatch__ = True
+
+
+def test_masked_arrays_are_refused_in_words_and_arrays_with_rules_of_numbas_are_not():
+    given = np.ones(3).view(Numbas)
+    assert np.shares_memory(from_dlpack(given), given) and convert(given, np.ndarray) is given
+    for function in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
+        kind, message = type_and_message(function, np.ma.ones(3))
+        assert kind is TypeError and "filled()" in message
+
+
+# ---- methods of the object itself ------------------------------------------------------------------------------------
 
 
 class Proxy:
@@ -32,83 +171,8 @@ class Proxy:
         return getattr(self.target, name)
 
 
-class Numbas(np.ndarray):
-    """An array for which Numba has rules of its own."""
-
-    __numba_array_subtype_dispatch__ = True
-
-
 def with_methods_of(tensor):
-    made = types.SimpleNamespace()
-    made.__dlpack__, made.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
-    return made
-
-
-# ---- buffers -------------------------------------------------------------------------------------------------------
-
-
-def buffers():
-    cffi, pyarrow = pytest.importorskip("cffi"), pytest.importorskip("pyarrow")
-    memory = cffi.FFI().new("char[3]", b"abc")
-    return [pyarrow.py_buffer(b"abc"), cffi.FFI().buffer(memory), memoryview(b"abc"), array.array("B", b"abc")]
-
-
-def test_whatever_has_the_buffer_protocol_is_a_tensor():
-    for each in buffers():
-        array_ = from_dlpack(each)
-        assert array_.tolist() == [97, 98, 99] and np.shares_memory(array_, np.frombuffer(each, np.uint8))
-        assert first(each) == first(each) == 97
-        assert explain(each).path == "buffer"
-
-
-class Struct(ctypes.Structure):
-    _fields_ = (("a", ctypes.c_int32),)
-
-
-@pytest.mark.parametrize(
-    "thing, text",
-    [
-        (array.array("u", "ab"), f"'{memoryview(array.array('u')).format}', items of {array.array('u').itemsize} bytes"),
-        ((ctypes.c_char * 3)(), "'<c', items of 1 bytes"),
-        (Struct(), "'T{<i:a:}', items of 4 bytes"),
-    ],
-)
-def test_a_format_that_is_refused_is_named(thing, text):
-    for function, subject in ((from_dlpack, "from_dlpack(): a "), (to_dlpack, "to_dlpack(): a "), (first, "'x' (position 0)")):
-        kind, message = type_and_message(function, thing)
-        assert kind is BufferError and text in message and subject in message
-
-
-# ---- NumPy's own ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scalar", [np.float64(1.5), np.int8(3), np.bool_(True), np.complex64(1j), np.float16(2)])
-def test_numpys_scalars_are_converted(scalar):
-    made = from_dlpack(scalar)
-    assert made.shape == () and made.dtype == scalar.dtype and made == scalar and not made.flags.writeable
-    assert from_dlpack(convert(scalar, np.ndarray)) == scalar
-    to_dlpack(scalar, max_version=(1, 0))
-
-
-@pytest.mark.parametrize("scalar", [np.datetime64(1, "s"), np.str_("a"), np.longdouble(1)])
-def test_scalars_that_dlpack_has_no_type_for(scalar):
-    kind, message = type_and_message(from_dlpack, scalar)
-    assert kind is BufferError and repr(scalar.dtype) in message
-
-
-def test_masked_arrays_are_refused_in_words():
-    for function in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
-        kind, message = type_and_message(function, np.ma.ones(3))
-        assert kind is TypeError and "filled()" in message
-
-
-def test_arrays_for_which_numba_has_rules_of_its_own():
-    given = np.ones(3).view(Numbas)
-    assert np.shares_memory(from_dlpack(given), given)
-    assert convert(given, np.ndarray) is given
-
-
-# ---- methods of the object itself ------------------------------------------------------------------------------------
+    return types.SimpleNamespace(__dlpack__=tensor.__dlpack__, __dlpack_device__=tensor.__dlpack_device__)
 
 
 @pytest.mark.parametrize("make", [with_methods_of, Proxy])
@@ -139,11 +203,8 @@ def test_a_type_error_of_the_producer_is_not_taken_for_an_older_method():
     assert all("max_version" in keywords for keywords in asked) and len(asked) == 2
 
 
-# ---- dtype= ----------------------------------------------------------------------------------------------------------
-
-
+@needs_torch
 def test_a_dtype_of_another_framework():
-    torch = pytest.importorskip("torch")
     kind, message = type_and_message(from_dlpack, torch.ones(2), dtype=torch.float32)
     assert kind is TypeError and message.endswith("torch.dtype; pass 'float32'")
     kind, message = type_and_message(from_dlpack, np.ones(2), dtype="nothing")
