@@ -58,7 +58,10 @@ def weighted_sum(count):
     return numba.njit(namespace["kernel"])
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 70])
+COUNTS = [(each, count) for each in FRAMEWORKS for count in (0, 1, 3)] + [(FRAMEWORKS[0], 70)]
+
+
+@pytest.mark.parametrize(("framework", "count"), COUNTS, ids=str)
 def test_any_number_of_tensors(framework, count):
     tensors = [framework.tensor(np.full(2, float(i))) for i in range(count)]
     kernel = fast_args(weighted_sum(count))
@@ -262,7 +265,7 @@ def test_types_that_the_signatures_lack_have_the_error_of_the_call(is_declared):
         kernel.disable_compile()
     for call in (lambda: kernel(ints), lambda: kernel.bind(ints), lambda: launch.rebind(x=ints)):
         kind, message = type_and_message(call)
-        assert kind is TypeError and "they take (array(float64, 1d, C))" in message and "(array(int64, 1d, C))" in message
+        assert kind is TypeError and "they take (array(float64, 1d, C))" in message and "array(int64, 1d, C)" in message
     assert launch() == 3.0
 
 

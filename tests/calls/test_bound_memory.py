@@ -15,7 +15,6 @@ import warnings
 import numba
 import numpy as np
 import pytest
-from forked import fork_python
 from frameworks import has_table, torch
 
 from fastexchange import fast_args
@@ -67,18 +66,6 @@ KERNELS = {
 }
 
 
-def share_by_queue(tensor):
-    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    queue.put(tensor)
-    queue.get()
-
-
-def share_in_model(tensor):
-    model = torch.nn.Module()
-    model.register_buffer("tensor", tensor)
-    model.share_memory()
-
-
 def share_twice(tensor):
     strategy = torch.multiprocessing.get_sharing_strategy()
     try:
@@ -89,27 +76,20 @@ def share_twice(tensor):
         torch.multiprocessing.set_sharing_strategy(strategy)
 
 
-SHARING = {
-    "share_memory_": lambda tensor: tensor.share_memory_(),
-    "of a view": lambda tensor: tensor[1:].share_memory_(),
-    "queue": share_by_queue,
-    "model": share_in_model,
-    "twice": share_twice,
-}
+def share_part(tensor):
+    tensor[1:].share_memory_()
 
 
 @needs_torch
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize(
-    ("name", "share"), [(name, "share_memory_") for name in KERNELS] + [("alone", share) for share in list(SHARING)[1:]]
-)
-def test_a_tensor_that_moves_into_shared_memory(name, share, count):
-    kernel, wrapped = KERNELS[name]
+@pytest.mark.parametrize("share", [torch and torch.Tensor.share_memory_, share_part, share_twice], ids=["all", "a part", "twice"])
+@pytest.mark.parametrize(("kernel", "wrapped"), KERNELS.values(), ids=KERNELS)
+def test_a_tensor_that_moves_into_shared_memory(kernel, wrapped, share, count):
     tensor = torch.zeros(count)
     launch = kernel.bind(wrapped(tensor))
     launch()
     before = tensor.data_ptr()
-    SHARING[share](tensor)
+    share(tensor)
     assert tensor.data_ptr() != before and tensor.is_shared()
     junk = [torch.full((count,), 7.0) for _ in range(20)]  # has the memory that was the tensor's, or some of it
     for _ in range(3):
@@ -128,27 +108,6 @@ def test_it_is_native_again_once_it_has_followed():
         launch()
     assert increment.counts().fast == native.fast + 10 and launch._pinned.bound[0] is tensor
     assert tensor.tolist() == [11.0] * 5
-
-
-@needs_torch
-def test_two_million_elements_that_move():
-    fork_python(
-        """
-        import torch
-        from fastexchange import fast_args
-        @fast_args
-        def increment(x):
-            for i in range(x.shape[0]):
-                x[i] += 1
-        tensors = [torch.zeros(2_000_000) for _ in range(3)]
-        launches = [increment.bind(tensor) for tensor in tensors]
-        for tensor in tensors:
-            tensor.share_memory_()
-        for launch in launches:
-            launch()
-        assert all(bool((tensor == 1).all()) for tensor in tensors)
-        """
-    )
 
 
 @needs_torch
@@ -302,8 +261,7 @@ def test_the_owner_of_a_bound_view_is_not_resized():
     launch = increment.bind(array[1:])
     with pytest.raises(ValueError, match="resize"):
         array.resize(2, refcheck=False)
-    launch()
-    assert array.sum() == 999
+    assert launch() is None and array.sum() == 999
 
 
 SHAPES = [(4,), (100,), (124,), (125,), (900,), (1000,), (3000,), (10, 10), (5, 4, 5), ()]
@@ -424,10 +382,10 @@ def test_where_words_do_not_tell_each_launch_is_an_ordinary_call(unknown):
         import pytest
         from fastexchange.producers import torch_offsets
         setattr(torch_offsets.Guard, {unknown!r}, lambda self: False)
-        others = "native_again or ctypes or words_do_not_tell or million or leaves_the_launch or array or view"
+        others = "native_again or ctypes or words_do_not_tell or leaves_the_launch or array or view or 1000 or 300000"
         arguments = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", "tests/calls/test_bound_memory.py"]
         raise SystemExit(pytest.main(arguments + ["-k", f"not ({{others}})"]))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 40
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20

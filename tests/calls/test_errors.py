@@ -1,7 +1,6 @@
 """Bad input and exceptions: the right exception, a message that names the argument, nothing leaked, the next call works."""
 
 import contextlib
-import ctypes
 import functools
 import gc
 import sys
@@ -13,14 +12,13 @@ import pytest
 from failing_kernels import fails
 from forked import fork_python
 from frameworks import is_borrowed, torch
-from numba import types
 from oracle import numbas, references_kept, type_and_message
 
 from fastexchange import explain, fast_args
 
 from made_producers import (  # isort: skip
-    ONLY_NUMBA, TABLE_CAPSULE, Dunder, Ledger, Legacy, Tabled, WithMethods, capsule, exchange_table, export_versioned, ffi,
-    tabled_type, tabled_type_with_methods,
+    ONLY_NUMBA, TABLE_CAPSULE, Dunder, Legacy, Tabled, WithMethods, capsule, exchange_table, tabled_type,
+    tabled_type_with_methods,
 )
 
 needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -117,66 +115,45 @@ def checked(tensor):
 REFUSED = {
     "CUDA": ({"device_type": 2}, "kDLCUDA:0", "CPU"),
     "second CUDA device": ({"device_type": 2, "device_id": 1}, "kDLCUDA:1"),
-    "Metal": ({"device_type": 8}, "kDLMetal"),
-    "ROCm": ({"device_type": 10}, "kDLROCM"),
-    "external device": ({"device_type": 12}, "kDLExtDev"),
     "unknown device": ({"device_type": 77}, "77"),
-    "device type 0": ({"device_type": 0}, "0"),
-    "negative device": ({"device_type": -1}, "device"),
     "NULL data": ({"data": 0}, "NULL"),
     "two lanes": ({"lanes": 2}, "2 lanes"),
-    "no lanes": ({"lanes": 0}, "0 lanes"),
     "65 dimensions": ({"ndim": 65, "shape": (1,) * 65, "strides": (1,) * 65}, "65", "64"),
-    "too many dimensions to read": ({"ndim": 2**31 - 1}, "2147483647"),
-    "negative ndim": ({"ndim": -1}, "-1"),
-    "no shape": ({"shape": None}, "shape"),
     "negative extent": ({"shape": (-1,)}, "shape"),
-    "most negative extent": ({"shape": (-(2**63),)}, "shape"),
     "too many elements": ({"shape": (2**62,)}, "64 bits"),
-    "product overflows": ({"ndim": 2, "shape": (2**32, 2**32), "strides": (0, 0)}, "64 bits"),
-    "product wraps to 4": ({"ndim": 2, "shape": (2**62 + 1, 4), "strides": (0, 0)}, "64 bits"),
     "no elements, extents that do not fit NumPy": ({"ndim": 3, "shape": (2**40, 0, 2**40), "strides": (0,) * 3}, "64 bits"),
-    "stride overflows": ({"strides": (2**62,), "shape": (2,)}, "64 bits"),
-    "most negative stride": ({"strides": (-(2**63),), "shape": (2,)}, "64 bits"),
     "bfloat32": ({"code": 4, "bits": 32}, "kDLBfloat of 32 bits"),
     "float4": ({"code": 17, "bits": 4}, "kDLFloat4_e2m1fn of 4 bits"),
     "opaque handle": ({"code": 3, "bits": 64}, "kDLOpaqueHandle"),
     "unknown code": ({"code": 200, "bits": 64}, "200"),
-    "int of 0 bits": ({"code": 0, "bits": 0}, "kDLInt of 0 bits"),
-    "int of 4 bits": ({"code": 0, "bits": 4}, "kDLInt of 4 bits"),
     "int of 12 bits": ({"code": 0, "bits": 12}, "kDLInt of 12 bits"),
-    "int of 128 bits": ({"code": 0, "bits": 128}, "kDLInt of 128 bits"),
     "float of 128 bits": ({"code": 2, "bits": 128}, "kDLFloat of 128 bits"),
     "bool of 1 bit": ({"code": 6, "bits": 1}, "kDLBool of 1 bits"),
     "complex of 16 bits": ({"code": 5, "bits": 16}, "kDLComplex of 16 bits"),
+    "another major version": ({"version": (2, 0)}, "version"),
 }
+"""What is said of lies; the hostile producers of ``tests/exchange`` have more of them."""
 
 
 @pytest.mark.parametrize("lie", REFUSED)
 def test_tensors_refused(lie):
     lies, *words = REFUSED[lie]
-    for tensor in producers(**lies):
+    for tensor in producers(**lies) if "version" not in lies else (ExportOnly(np.ones(4), **lies), Dunder(np.ones(4), **lies)):
         with checked(tensor):
             check_refused(tensor, *words)
 
 
-ACCEPTED = {
-    "pinned": ({"device_type": 3}, 6.0),
-    "managed": ({"device_type": 13}, 6.0),
-    "pinned ROCm": ({"device_type": 11}, 6.0),
-    "device id": ({"device_id": 5}, 6.0),
-    "NULL strides": ({"strides": None}, 6.0),
-    "NULL data without elements": ({"data": 0, "shape": (0,)}, 0.0),
-    "byte offset": ({"byte_offset": 8, "shape": (3,)}, 6.0),
-    "any stride of one element": ({"shape": (1,), "strides": (2**40,)}, 0.0),
-    "no dimensions, no shape": ({"ndim": 0, "shape": None, "strides": None}, 0.0),
-    "negative stride": ({"byte_offset": 24, "strides": (-1,)}, 6.0),
-    "minor version": ({"version": (1, 99)}, 6.0),
-    "unknown flags": ({"flags": 1 << 40}, 6.0),
-}
-
-
-@pytest.mark.parametrize(("lies", "total_of_it"), ACCEPTED.values(), ids=ACCEPTED)
+@pytest.mark.parametrize(
+    ("lies", "total_of_it"),
+    [
+        ({"device_id": 5}, 6.0),
+        ({"data": 0, "shape": (0,)}, 0.0),
+        ({"shape": (1,), "strides": (2**40,)}, 0.0),  # any stride of one element
+        ({"byte_offset": 24, "strides": (-1,)}, 6.0),
+        ({"flags": 1 << 40}, 6.0),
+    ],
+    ids=str,
+)
 def test_unusual_tensors_accepted(lies, total_of_it):
     for tensor in producers(**lies):
         with checked(tensor):
@@ -270,39 +247,9 @@ class Returns:
         return self.result
 
 
-@pytest.mark.parametrize("result", [None, 1, "text", np.ones(3), (1, 2)], ids=repr)
+@pytest.mark.parametrize("result", [None, np.ones(3)], ids=repr)
 def test_dlpack_that_returns_no_capsule(result):
     check_refused(Returns(result), "__dlpack__", type(result).__name__)
-
-
-@pytest.mark.parametrize(
-    "name", [b"dltensor_v2", b"used_dltensor", b"used_dltensor_versioned", b"dlpack_exchange_api", b"", None]
-)
-def test_dlpack_that_returns_a_capsule_of_another_name(name):
-    ledger = Ledger()
-    check_refused(Returns(capsule(export_versioned(ledger, np.ones(3)), name)), "__dlpack__")
-    assert ledger.deleted == 0
-
-
-def test_a_capsule_consumed_already():
-    total(1, Dunder(np.ones(3)))  # the first call of its shape asks more than once
-    ledger = Ledger()
-    producer = Returns(capsule(export_versioned(ledger, np.ones(3)), b"dltensor_versioned"))
-    assert total(1, producer) == 3.0
-    assert type_and_message(total, 1, producer)[0] is BufferError
-    ledger.check(1)
-
-
-@pytest.mark.parametrize("version", [(2, 0), (0, 8), (99, 1)])
-def test_managed_tensors_of_another_major_version_are_given_back(version):
-    for tensor in (Dunder(np.ones(3), version=version), ExportOnly(np.ones(3), version=version)):
-        with checked(tensor):
-            check_refused(tensor, "version")
-
-
-def test_managed_tensors_without_a_deleter():
-    for tensor in (Dunder(np.ones(3), deleter=ffi.NULL), Legacy(np.ones(3), deleter=ffi.NULL)):
-        assert [total(1, tensor), total(1, tensor), total(ONLY_NUMBA, tensor)] == [3.0] * 3
 
 
 class Told(TypeError):
@@ -311,10 +258,6 @@ class Told(TypeError):
     def __init__(self, message, code):
         super().__init__(message)
         self.code = code
-
-
-class OutOfLuck(BaseException):
-    pass
 
 
 Plain = type("Plain", (ValueError,), {})
@@ -332,12 +275,8 @@ def test_exceptions_of_a_producer_that_are_but_words_name_the_argument(error):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        Told(1, 2), with_state, Plain("no", 2), Plain(3), KeyError("key"), OutOfLuck("no"), KeyboardInterrupt(), SystemExit(3),
-    ],
-    ids=repr,
-)  # fmt: skip
+    "error", [Told(1, 2), with_state, Plain("no", 2), Plain(3), KeyError("key"), KeyboardInterrupt()], ids=repr
+)
 def test_other_exceptions_of_a_producer_arrive_as_they_are(error):
     for first in (1, 1, ONLY_NUMBA, ONLY_NUMBA):
         with pytest.raises(type(error)) as caught:
@@ -371,22 +310,15 @@ def in_capsule(**changes):
     return capsule(exchange_table(**changes), TABLE_CAPSULE)
 
 
-looped = exchange_table(version=(2, 0))
-looped.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", looped)
 UNUSABLE = {
     "capsule of another name": (capsule(exchange_table(), b"dltensor"), "dlpack_exchange_api"),
-    "capsule without a name": (capsule(exchange_table(), None), "dlpack_exchange_api"),
     "an int": (3, "dlpack_exchange_api"),
-    "a property": (property(lambda self: 1), "dlpack_exchange_api"),
     "version 2": (in_capsule(version=(2, 0)), "2.0"),
-    "version 0": (in_capsule(version=(0, 9)), "0.9"),
     "version 3 over 2": (in_capsule(version=(3, 1), prev=exchange_table(version=(2, 5))), "3.1"),
     "no allocator": (in_capsule(managed_tensor_allocator=None), "managed_tensor_allocator"),
     "no export": (in_capsule(**{EXPORT: None}), EXPORT),
-    "no import": (in_capsule(managed_tensor_to_py_object_no_sync=None), "managed_tensor_to_py_object_no_sync"),
-    "no stream": (in_capsule(current_work_stream=None), "current_work_stream"),
-    "a loop of tables": (capsule(looped, TABLE_CAPSULE), "2.0"),
 }
+"""And what is said of it; the hostile producers of ``tests/exchange`` have more."""
 
 
 @pytest.mark.parametrize(("value", "word"), UNUSABLE.values(), ids=UNUSABLE)
@@ -400,69 +332,14 @@ def test_a_table_that_cannot_be_used_falls_back_to_dlpack_or_is_a_type_error_tha
     check_refused(type("Broken", (), {TABLE: value})(), "Broken", word, kind=TypeError)
 
 
-def test_an_older_table_behind_a_newer_one_is_used():
-    between = exchange_table(version=(2, 0), prev=exchange_table(version=(1, 1)))
-    newest = in_capsule(version=(3, 0), prev=between, managed_tensor_allocator=None)
-    methods = {TABLE: newest, "__dlpack__": WithMethods.__dlpack__}
-    tensor = type("Newer", (tabled_type_with_methods(),), methods)(np.ones(3))
-    assert total(1, tensor) == total(1, tensor) == 3.0
-    assert tensor.dunder_calls == 0 and tensor.borrows >= 2
+def test_a_table_without_borrowed_views_is_said_to_export():
+    assert BORROW in str(explain(ExportOnly(np.ones(3))))
 
 
-def test_a_minor_version_of_the_future_is_used():
-    tensor = tabled_type(version=(1, 99))(np.ones(3))
-    assert total(1, tensor) == total(1, tensor) == 3.0
-
-
-def test_a_table_without_borrowed_views_exports_each_time():
-    tensor = ExportOnly(np.ones(3))
-    with checked(tensor):
-        assert [total(first, tensor) for first in (1, 1, ONLY_NUMBA)] == [3.0] * 3
-    assert tensor.borrows == 0
-    assert BORROW in str(explain(tensor))
-
-
-SetString = types.ExternalFunction("PyErr_SetString", types.void(types.intp, types.intp))
-
-
-def failing_function(return_code: int, error: type[BaseException] | None):
-    """A C function ``int (void *, void *)`` that returns `return_code`, with `error` set if given."""
-    if error is None:
-        return numba.cfunc("int32(intp, intp)")(lambda py_object, out: return_code)
-    message = ctypes.create_string_buffer(b"the producer is sorry")
-    where, what = id(error), ctypes.addressof(message)
-
-    @numba.cfunc("int32(intp, intp)")
-    def function(py_object, out):
-        SetString(where, what)
-        return return_code
-
-    function.message = message
-    return function
-
-
-@pytest.mark.parametrize(
-    ("return_code", "error"),
-    [(-1, BufferError), (1, RuntimeError), (-1, OSError), (-1, KeyboardInterrupt), (0, BufferError), (0, KeyboardInterrupt)],
-)
-def test_functions_of_a_table_that_set_an_exception(error, return_code):
-    function = failing_function(return_code, error)
-    for name in (BORROW, EXPORT):
-        tensor = tabled_type(**{BORROW: None, name: function.address})(np.ones(3))
-        with references_kept(tensor):
-            for first in (1, 1, ONLY_NUMBA) if name == EXPORT else (1, 1):  # which only asks the export
-                kind, message = type_and_message(total, first, tensor)
-                assert kind is error and "the producer is sorry" in message
-                if error in (BufferError, RuntimeError):
-                    assert "'x'" in message and "position 1" in message
-    assert total(1, np.ones(3)) == 3.0
-
-
-def test_functions_of_a_table_that_fail_and_do_not_say_why():
-    fails, succeeds_with_null = failing_function(-1, None), failing_function(0, None)
-    for kind in (fails, succeeds_with_null):
-        check_refused(tabled_type(**{BORROW: None, EXPORT: kind.address})(np.ones(3)), "did not say why")
-    tensor = tabled_type(**{BORROW: fails.address})(np.ones(3))
+@pytest.mark.parametrize("name", [BORROW, EXPORT])
+def test_functions_of_a_table_that_fail_and_do_not_say_why(name):
+    function = numba.cfunc("int32(intp, intp)")(lambda py_object, out: -1)
+    tensor = tabled_type(**{BORROW: None, name: function.address})(np.ones(3))
     for _ in range(3):
         assert "did not say why" in type_and_message(total, 1, tensor)[1]
 
@@ -546,29 +423,6 @@ def test_compile_errors_arrive_as_from_njit(framework):
     ledger = getattr(tensor, "ledger", None)
     if ledger is not None:
         ledger.check(ledger.made)
-
-
-def test_a_kernel_that_compiles_for_some_types_only():
-    kernel = fast_args(lambda x: x + 1)
-    for _ in range(2):
-        assert issubclass(type_and_message(kernel, (1, 2))[0], numba.core.errors.TypingError)
-        assert kernel(1) == 2
-
-
-def test_a_kernel_that_writes_to_a_readonly_array_does_not_compile():
-    @fast_args
-    def write(x):
-        x[0] = 1
-
-    array = np.zeros(3)
-    write(array)
-    array.flags.writeable = False
-    for tensor in (array, Dunder(array)):
-        for _ in range(2):
-            assert behind_our_line(type_and_message(write, tensor)) == type_and_message(numbas(write), array)
-    assert array[0] == 1.0
-    array.flags.writeable = True
-    write(array)
 
 
 def test_refusals_leave_no_garbage():

@@ -1,12 +1,12 @@
 """``__dlpack__`` producers written in Python: what they are asked, what they may do meanwhile, what cached calls give back.
 
-That whatever is exported is given back once, however a call ends, is the subject of ``tests/exchange/test_ownership.py``.
+That whatever is exported is given back once, however a call ends, is the subject of ``tests/exchange/test_ownership.py``; what
+else producers may do, of ``tests/exchange/test_hostile.py``.
 """
 
 import array
 import functools
 import gc
-import itertools
 
 import numba
 import numpy as np
@@ -18,7 +18,7 @@ from oracle import references_kept, type_and_message
 from fastexchange import explain, fast_args
 
 from made_producers import (  # isort: skip
-    ONLY_NUMBA, Dunder, Ignorant, Ledger, Legacy, Tabled, capsule, capsule_name, export_versioned, ffi, tabled_type,
+    ONLY_NUMBA, Dunder, Ignorant, Ledger, Legacy, Tabled, capsule, capsule_name, export_versioned, ffi,
 )
 
 USED = b"used_dltensor"
@@ -340,53 +340,6 @@ def test_a_producer_that_resizes_another_argument():
         assert sizes(resizer, array) == array.size + 3
     before = array.size
     assert sizes(array, resizer) == array.size + 3 == 3 * before + 3
-
-
-def test_a_producer_that_calls_the_same_kernel():
-    def call(tensor):
-        assert total(np.ones(4)) == 4.0
-        if tensor.lies.get("deep"):
-            assert total(Acts(np.ones(5), call)) == 5.0
-
-    tensor = Acts(np.ones(3), call, deep=True)
-    for _ in range(5):
-        assert total(tensor) == 3.0
-    tensor.ledger.check(tensor.ledger.made)
-
-
-def end_of(tensor):
-    try:
-        return total(tensor)
-    except BufferError:
-        return BufferError
-
-
-def test_a_producer_whose_dtype_changes_with_every_look():
-    dtypes = itertools.cycle(["f4", "f8", "i4", "i8"])
-
-    def change(tensor):
-        tensor.array = tensor.array.astype(next(dtypes))
-
-    tensor = Acts(np.ones(3), change)
-    ends = [end_of(tensor) for _ in range(8)]
-    assert set(ends) <= {3.0, BufferError} and ends[-1] == 3.0
-    tensor.ledger.check(tensor.ledger.made)
-
-
-def test_a_producer_that_changes_its_type_in_the_middle():
-    other = tabled_type("Other")
-
-    class Changes(Dunder):
-        def __dlpack__(self, *, max_version=None):
-            self.borrows = 0
-            made = super().__dlpack__(max_version=max_version)
-            self.__class__ = other
-            return made
-
-    for _ in range(3):
-        tensor = Changes(np.ones(3))
-        assert end_of(tensor) in (3.0, BufferError)
-        tensor.ledger.check(tensor.ledger.made)
 
 
 def test_a_deleter_that_calls_python_keeps_the_kernels_exception():

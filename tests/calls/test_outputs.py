@@ -505,9 +505,6 @@ def test_bound(framework):
         launch.rebind(x=framework.tensor(np.ones((4, 3))))
     assert launch() is other
     assert from_dlpack(launch.rebind(x=framework.tensor(np.ones((4, 3))), y=None)()).shape == (4, 3)
-
-
-def test_two_outputs_of_a_bound_launch():
     one, two = shapes.bind(np.ones(4), 2)()
     assert (one.shape, two.dtype) == ((2,), np.int64)
 
