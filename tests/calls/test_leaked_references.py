@@ -73,56 +73,37 @@ def call(kernel, *args):
         assert str(error) == "refused"
 
 
-def sources():
-    yield "numpy", lambda array: array
-    yield "memoryview", memoryview
-    yield "__dlpack__", Dunder
-    if torch is not None:
-        yield "torch", torch.from_numpy
-        yield "parameter", lambda array: torch.nn.Parameter(torch.from_numpy(array), requires_grad=False)
+def repeat(kernel, *args):
+    """By Python, natively, and by a fast entry."""
+    for _ in range(CALLS):
+        call(kernel, *args)
 
 
-SOURCES = dict(sources())
-
-
-def check_memory_is_given_back(run, tensor_of, count=1):
-    """`run` gets `count` tensors, whose memory has to be free when they are gone."""
-    arrays = [np.arange(4.0) for _ in range(count)]
-    alive = [weakref.ref(array) for array in arrays]
-    tensors = [tensor_of(array) for array in arrays]
-    run(*tensors)
-    del arrays, tensors
-    gc.collect()
-    assert all(each() is None for each in alive)
-
-
+SOURCES = {"numpy": lambda array: array, "memoryview": memoryview, "__dlpack__": Dunder}
+if torch is not None:
+    SOURCES["torch"] = torch.from_numpy
+    SOURCES["parameter"] = lambda array: torch.nn.Parameter(torch.from_numpy(array), requires_grad=False)
 VIEWS = [source for source in SOURCES if source != "memoryview"]
 """Numba's type of a memoryview has few operations."""
 
 
-@pytest.mark.parametrize(
-    ("source", "kernel"),
-    [(source, kernel) for source in SOURCES for kernel in KERNELS if source in VIEWS or kernel in ("default", "nogil", "caught")],
-)
-def test_an_argument_is_given_back(source, kernel):
-    def run(x):
-        for _ in range(CALLS):  # by Python, natively, and by a fast entry
-            call(KERNELS[kernel], x)
-
-    check_memory_is_given_back(run, SOURCES[source])
-    check_memory_is_given_back(lambda x: call(KERNELS[kernel], x), SOURCES[source])
+def check_memory_is_given_back(run, source: str, count=1):
+    """`run` gets `count` tensors, whose memory has to be free when they are gone."""
+    arrays = [np.arange(4.0) for _ in range(count)]
+    alive = [weakref.ref(array) for array in arrays]
+    run(*map(SOURCES[source], arrays))
+    del arrays
+    gc.collect()
+    assert all(each() is None for each in alive)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_bound_launch_gives_its_arguments_back(source):
-    def run(x):
-        launch = KERNELS["default"].bind(x)
-        for _ in range(CALLS):
-            call(launch)
-        nogil = KERNELS["nogil"].bind(x)
-        call(nogil), call(nogil)
+PAIRS = [(source, kernel) for source in VIEWS for kernel in KERNELS] + [("memoryview", "default"), ("memoryview", "caught")]
 
-    check_memory_is_given_back(run, SOURCES[source])
+
+@pytest.mark.parametrize(("source", "kernel"), PAIRS)
+@pytest.mark.parametrize("run", [call, repeat])
+def test_an_argument_is_given_back(source, kernel, run):
+    check_memory_is_given_back(lambda x: run(KERNELS[kernel], x), source)
 
 
 @fast_args
@@ -138,20 +119,6 @@ def of_tuple(pair, name, y=None):
     pair[1][0][0] = len(name)
 
 
-@pytest.mark.parametrize("source", VIEWS)
-def test_lists_and_tuples(source):
-    def run(x, y, z):
-        for _ in range(CALLS):
-            call(of_list, [x, y], z)
-            call(of_list, [x, x], x)
-            call(of_tuple, (x, (y, 1)), "ä" + str(gc.isenabled()), z)
-        launch = of_list.bind([x, y], z)
-        for _ in range(3):
-            call(launch)
-
-    check_memory_is_given_back(run, SOURCES[source], 3)
-
-
 @fast_args(out="x[n] -> y[n]")
 def declared(x, y):
     y[:] = x
@@ -159,13 +126,25 @@ def declared(x, y):
     y[0] = x[0]
 
 
-@pytest.mark.parametrize("source", VIEWS)
-def test_outputs(source):
-    def run(x, y):
-        for _ in range(CALLS):
-            call(declared, x), call(declared, x, y)
+BOUND = {
+    "bound": lambda x, y: repeat(KERNELS["default"].bind(x)),
+    "bound without the GIL": lambda x, y: repeat(KERNELS["nogil"].bind(x)),
+}
+OTHERS = {
+    "bound with a list": lambda x, y: repeat(of_list.bind([x, y], y)),
+    "a list": lambda x, y: repeat(of_list, [x, y], x),
+    "a list of the same": lambda x, y: repeat(of_list, [x, x], x),
+    "a tuple": lambda x, y: repeat(of_tuple, (x, (y, 1)), "ä" + str(gc.isenabled()), x),
+    "an output": lambda x, y: repeat(declared, x),
+    "a given output": lambda x, y: repeat(declared, x, y),
+}
 
-    check_memory_is_given_back(run, SOURCES[source], 2)
+
+@pytest.mark.parametrize(
+    ("name", "source"), [(name, each) for name in BOUND for each in SOURCES] + [(name, each) for name in OTHERS for each in VIEWS]
+)
+def test_launches_and_other_arguments(name, source):
+    check_memory_is_given_back((BOUND | OTHERS)[name], source, 2)
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
@@ -179,30 +158,39 @@ def test_operators():
                 with pytest.raises((ValueError, RuntimeError), match="refused"):
                     each(x)
 
-    check_memory_is_given_back(run, torch.from_numpy)
+    check_memory_is_given_back(run, "torch")
 
 
-def test_exports_are_deleted():
-    for kernel in KERNELS.values():
-        ledger = Ledger()
-        x = Dunder(np.arange(4.0), ledger)
-        for _ in range(CALLS):
-            call(kernel, x)
-        assert ledger.made >= CALLS
-        ledger.check(ledger.made)
+@pytest.mark.parametrize("name", KERNELS)
+def test_exports_are_deleted(name):
+    ledger = Ledger()
+    x = Dunder(np.arange(4.0), ledger)
+    repeat(KERNELS[name], x)
+    assert ledger.made >= CALLS
+    ledger.check(ledger.made)
+
+
+LEAKING = """
+import numba
+
+@numba.njit
+def refuse(x):
+    if x[0] >= 0:
+        raise ValueError('refused')
+
+def outer(x):
+    refuse(x)
+    x[0] = 1.0
+"""
 
 
 def test_code_that_is_loaded(tmp_path, monkeypatch):
-    path = tmp_path / "leaking.py"
     monkeypatch.syspath_prepend(tmp_path)
-    path.write_text(
-        "import numba\n\n@numba.njit\ndef refuse(x):\n    if x[0] >= 0:\n        raise ValueError('refused')\n\n"
-        "def outer(x):\n    refuse(x)\n    x[0] = 1.0\n"
-    )
+    (tmp_path / "leaking.py").write_text(LEAKING)
     for _ in range(2):
         monkeypatch.delitem(sys.modules, "leaking", raising=False)
         kernel = fast_args(importlib.import_module("leaking").outer, cache=True)
-        check_memory_is_given_back(lambda x: call(kernel, x), np.asarray)  # noqa: B023
+        check_memory_is_given_back(lambda x: call(kernel, x), "numpy")  # noqa: B023
     assert sum(kernel.stats.cache_hits.values()) == 1
 
 
@@ -218,13 +206,6 @@ class Holder:
 @fast_args
 def into_a_class(holder, x):
     holder.x = x
-    refuse(x)
-    x[0] = 1.0
-
-
-@fast_args
-def into_a_typed_list(found, x):
-    found.append(x)
     refuse(x)
     x[0] = 1.0
 
@@ -267,7 +248,7 @@ def keep_in_a_class(x):
 
 def keep_in_a_typed_list(x):
     found = numba.typed.List.empty_list(numba.float64[::1])
-    call(into_a_typed_list, found, x)
+    call(into_a_list, found, x)
     return found[0]
 
 
@@ -282,9 +263,7 @@ def keep_in_python(x):
     return kept_by_python.pop()
 
 
-@pytest.mark.parametrize(
-    "keep", [keep_in_an_exception, keep_in_a_class, keep_in_a_typed_list, keep_in_a_list, keep_in_python]
-)  # fmt: skip
+@pytest.mark.parametrize("keep", [keep_in_an_exception, keep_in_a_class, keep_in_a_typed_list, keep_in_a_list, keep_in_python])
 def test_what_a_kernel_that_raises_has_kept_is_valid(keep):
     for _ in range(CALLS):
         array = np.arange(4.0) + 7

@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
+from forked import fork_python
 from frameworks import torch
 from interpreter import lines_said, run_python
 from line_events import at_each_line
@@ -107,8 +108,7 @@ def test_a_fast_entry_that_fails_now(error, monkeypatch):
     monkeypatch.setattr(fast_entry, "fast_entry", failing(fast_entry.fast_entry, error, 2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(120):
-            assert kernel(X, X) == 5.0
+        assert [kernel(X, X) for _ in range(120)] == [5.0] * 120
     assert has_fast_entry(kernel)
 
 
@@ -133,10 +133,7 @@ def test_a_call_that_has_been_made_is_not_lost_for_want_of_stack():
 @pytest.mark.parametrize("error", NO_MORE, ids=repr)
 def test_what_is_verified_is_not_decided_by_it(error, monkeypatch):
     """Numba's checks, PyTorch's, and whether a dtype has a Numba type: the error is raised, nothing is remembered."""
-
-    def fail(*args):
-        raise error
-
+    fail = failing(None, error, -1)
     monkeypatch.setattr(numba_internals, "_checks", [fail])
     with pytest.raises(type(error)):
         numba_internals.failures.__wrapped__()
@@ -184,18 +181,14 @@ def test_at_each_line_of_a_first_call():
         kernel, x = fast_args(lambda x, y: x[0] + y[1]), np.arange(3.0)
         return (lambda: kernel(x, x)), kernel, x
 
-    def fail():
-        raise error
-
-    met, errors = 0, [RecursionError("made"), MemoryError("made")]
+    met = 0
     for number, (name, work_with, (_, kernel, x)) in enumerate(at_each_line(scene)):
         decides = name.startswith(("calls/resolve", "dispatch/overloads", "dispatch/signature", "calls/kernel"))
         if number % (3 if decides else 27):
             continue
-        error = errors[met % 2]
         met += 1
-        with contextlib.suppress(type(error)):
-            work_with(fail)
+        with contextlib.suppress(RecursionError, MemoryError):
+            work_with(failing(None, (RecursionError, MemoryError)[met % 2]("made"), 1))
         assert [kernel(x, x) for _ in range(24)] == [1.0] * 24, name
         assert native_calls(kernel, x, x) == 10 and has_fast_entry(kernel), name
         assert kernel.bind(x, x)() == 1.0, name
@@ -240,7 +233,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs rights that can be dropped")
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
@@ -254,7 +246,7 @@ def test_a_folder_that_keeps_nothing_any_more(what, tmp_path):
         pytest.skip("needs the right to mount")
     try:
         (tmp_path / "program.py").write_text(CACHED)
-        done = run_python(CALLED.format(change=CHANGES[what]), str(tmp_path), NUMBA_CACHE_DIR="")
+        done = fork_python(CALLED.format(change=CHANGES[what]), str(tmp_path), NUMBA_CACHE_DIR="")
     finally:
         if is_mounted:
             os.system(f"umount {tmp_path}")
@@ -304,11 +296,21 @@ CODE_LOST = """
 """
 
 
-@pytest.mark.slow
-def test_machine_code_that_llvm_has_not_got(tmp_path):
-    """A native function, and kernels of an entry and of a pickle, are compiled anew: their addresses would be 0."""
+@pytest.fixture
+def folder(tmp_path):
+    """With a kernel in the cache, and in a pickle."""
     (tmp_path / "program.py").write_text(CACHED)
-    run_python(CODE_LOST, str(tmp_path))
-    assert run_python(CODE_LOST, str(tmp_path)).stdout == "False 1 39\n"
-    for names, loaded in ((["first"], 0), (["first", "of a pickle"], 0), (["function.vectorcall", "fast_entry"], 1)):
-        assert run_python(CODE_LOST, str(tmp_path), *names).stdout == f"True {loaded} 39\n"
+    fork_python(CODE_LOST, str(tmp_path))
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("names", [[], ["first"], ["first", "of a pickle"]])
+def test_machine_code_of_kernels_that_llvm_has_not_got(names, folder):
+    """It is compiled anew: its address would be 0."""
+    said = fork_python(CODE_LOST, folder, *names or ["nothing"]).stdout
+    assert said == ("True 0 39\n" if names else "False 1 39\n")
+
+
+@pytest.mark.slow
+def test_machine_code_of_native_functions_that_llvm_has_not_got(folder):
+    assert run_python(CODE_LOST, folder, "function.vectorcall", "fast_entry").stdout == "True 1 39\n"
