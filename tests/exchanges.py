@@ -20,7 +20,6 @@ import pytest
 from frameworks import StridedMemoryView, paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from interoperability import PRODUCERS, jax, ml_dtypes, pyarrow
-from interpreter import run_python
 from made_producers import TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name
 from oracle import ONE_REFERENCE
 
@@ -441,7 +440,3 @@ TVM = f"""
                                 "managed_tensor_allocator")
     echo, nop, apply = (tvm_ffi.get_global_func("testing." + name) for name in ("echo", "nop", "apply"))
 """
-
-
-def run_with_tvm_ffi(code: str) -> str:
-    return run_python(TVM + code).stdout
