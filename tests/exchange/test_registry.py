@@ -8,7 +8,7 @@ import textwrap
 import numba
 import numpy as np
 import pytest
-from exchanges import end_of, ml_dtypes, needs_ml_dtypes, together
+from exchanges import borrowed, end_of, exported, ml_dtypes, needs_ml_dtypes, together
 from forked import needs_fork, run_forked
 from interpreter import run_python
 from oracle import type_and_message
@@ -263,8 +263,8 @@ def test_less_than_a_byte_is_not_exchanged_and_a_kernel_gets_it_as_bytes(name):
     assert [summed(array) for _ in range(3)] == [array.view("u1").sum()] * 3
     assert summed.signatures == [(numba.uint8[::1],)]
     assert "uint8" in str(summed.explain(array))
-    for convert in (from_dlpack, to_dlpack):
-        assert type_and_message(convert, array)[0] is BufferError
+    for give in (from_dlpack, to_dlpack, exported, borrowed):  # the latter two as C calls them
+        assert type_and_message(give, array)[0] is BufferError
 
 
 # ---- NumPy's own registry ------------------------------------------------------------------------------------------
