@@ -497,18 +497,18 @@ def random_leaf(generator: random.Random, depth: int = 0):
 
 
 def random_signatures(count: int) -> list[tuple]:
-    """Of several arguments each; always the same, for each is compiled. In every eighth one argument is text."""
+    """Of several arguments each; always the same, for each is compiled. In every fourth one argument is text."""
     generator = random.Random(7)
     made = []
     for i in range(count):
         leaves = [random_leaf(generator) for _ in range(generator.randint(3, 4))]
-        if i % 8 == 7:
+        if i % 4 == 3:
             leaves[generator.randrange(len(leaves))] = "text"
         made.append(tuple(leaves))
     return made
 
 
-SIGNATURES = random_signatures(48 if IS_NIGHTLY else 8)
+SIGNATURES = random_signatures(48 if IS_NIGHTLY else 4)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,6 @@ def _narrow(name):
     return torch.tensor([0x83, 1, 2], dtype=torch.uint8).view(getattr(torch, name))
 
 
-@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("name", LESS_THAN_A_BYTE)
 def test_integers_of_less_than_a_byte(name):
@@ -220,7 +219,7 @@ def test_integers_of_less_than_a_byte_without_compiling():
 @needs_torch
 @pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
-    run_python(f"""
+    fork_python(f"""
         from fastexchange.producers import torch_offsets
         for name in {unknown!r}.split():
             setattr(torch_offsets.Guard, name, lambda self: False)
