@@ -288,7 +288,9 @@ def array_at(dtype: np.dtype, shape, strides, address: int, readonly: bool) -> n
     steps = [stride * dtype.itemsize if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
     typestr = dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
     described = {"version": 3, "typestr": typestr, "shape": tuple(shape), "strides": tuple(steps), "data": (address, readonly)}
-    return np.asarray(type("Described", (), {"__array_interface__": described})()).view(dtype)
+    array = np.asarray(type("Described", (), {"__array_interface__": described})()).view(dtype)
+    array.flags.writeable = array.flags.writeable and not readonly  # NULL becomes memory of NumPy's
+    return array
 
 
 def is_in(memory: np.ndarray, array: np.ndarray) -> bool:

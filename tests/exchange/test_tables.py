@@ -168,7 +168,8 @@ def test_paddle_never_releases_one_owner_of_two_for_the_same_memory(take):
     both = [take(tensor), take(tensor)]
     assert both[0].data_ptr() == both[1].data_ptr() == tensor.array.ctypes.data
     both.clear()
-    assert sys.getrefcount(tensor.array) == before + 1, "it releases both now: let the tests take two"
+    after = sys.getrefcount(tensor.array)
+    assert after == before + 1, "it releases both now: let the tests take two"
 
 
 @needs_paddle
