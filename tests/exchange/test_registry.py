@@ -271,19 +271,6 @@ def test_less_than_a_byte_is_not_exchanged_and_a_kernel_gets_it_as_bytes(name):
 
 
 @needs_numpy_registry
-def test_numpy_is_told_also_of_an_export_without_an_import(code):
-    first, second = fresh(4), fresh(4)
-    register_dlpack_dtype((code, 32), first)
-    array = np.zeros(3, first)
-    assert exported_key(first) == (code, 32) and np.from_dlpack(array).dtype is first
-    assert np.shares_memory(np.from_dlpack(array), array)
-    np.dtypes.register_dlpack_dtype((code, 32), first)
-    with pytest.raises(ValueError):
-        register_dlpack_dtype((code, 32), second)
-    assert exported_key(second) == (code, 32) and np.from_dlpack(np.zeros(3, second)).dtype is first
-
-
-@needs_numpy_registry
 def test_what_numpy_was_told_is_known(code):
     dtype, conflicting = fresh(4), fresh(4)
     np.dtypes.register_dlpack_dtype((code, 32), dtype)

@@ -196,25 +196,6 @@ def test_integers_of_less_than_a_byte_on_every_path(name, way):
     refused(lambda: call(allowing, tensor), "position 0", name)
 
 
-INTEGERS_WITHOUT_COMPILING = """
-    import torch
-    from fastexchange import fast_args
-    tensor = torch.tensor([0x83, 1], dtype=torch.uint8).view(torch.uint4)
-    assert fast_args(lambda x: x[0], storage=True)(tensor) == 0x83
-    try:
-        fast_args(lambda x: x[0])(tensor)
-    except BufferError as error:
-        assert "uint4" in str(error)
-    else:
-        raise AssertionError("not refused")
-"""
-
-
-@needs_torch
-def test_integers_of_less_than_a_byte_without_compiling():
-    run_python(INTEGERS_WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
-
-
 @pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
@@ -224,7 +205,7 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
         for name in {unknown!r}.split():
             setattr(torch_offsets.Guard, name, lambda self: False)
         import pytest
-        others = "without_compiling or layout" + (" or bound" if "queries" in {unknown!r} else "")
+        others = "layout" + (" or bound" if "queries" in {unknown!r} else "")
         tests = ["tests/exchange/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
         raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", *tests]))
     """)
@@ -335,34 +316,36 @@ WITHOUT_ML_DTYPES = """
 
 
 @needs_torch
-@pytest.mark.parametrize("changes", [{}, {"NUMBA_DISABLE_JIT": "1"}], ids=["compiled", "without compiling"])
-def test_without_ml_dtypes(changes):
-    fork_python(WITHOUT_ML_DTYPES) if not changes else run_python(WITHOUT_ML_DTYPES, **changes)
+def test_without_ml_dtypes():
+    fork_python(WITHOUT_ML_DTYPES)
 
 
+WITHOUT_COMPILING = """
+    import ml_dtypes, numpy as np, torch
+    from fastexchange import fast_args
+    from made_producers import Dunder
+
+    bits = np.array([127, 128], "u1")
+    elements = bits.view(ml_dtypes.float8_e8m0fnu), Dunder(bits, code=14), torch.tensor(bits).view(torch.uint4)
+    for tensor in elements:
+        assert fast_args(lambda x: x[0] + 0, storage=True)(tensor) == 127
+        for arguments in ((tensor,), ((tensor, 1),), ([tensor],)):
+            try:
+                fast_args(lambda x: 0)(*arguments)
+            except BufferError as error:
+                assert "fast_args(storage=True)" in str(error), error
+            else:
+                raise AssertionError("not refused")
+    same, tail = fast_args(lambda x: (x, x[1:]), storage=True)(elements[0])
+    assert same is elements[0] and tail.dtype == ml_dtypes.float8_e8m0fnu and tail.tolist() == [2.0]
+"""
+
+
+@needs_torch
 @needs_ml_dtypes
-def test_without_compiling():
-    run_python(
-        """
-        import ml_dtypes, numpy as np
-        from fastexchange import fast_args
-        from made_producers import Dunder
-
-        bits = np.array([127, 128], "u1")
-        for array in (bits.view(ml_dtypes.float8_e8m0fnu), Dunder(bits, code=14)):
-            assert fast_args(lambda x: int(x.sum()), storage=True)(array) == 255
-            for arguments in ((array,), ((array, 1),), ([array],)):
-                try:
-                    fast_args(lambda x: 0)(*arguments)
-                except BufferError as error:
-                    assert "fast_args(storage=True)" in str(error), error
-                else:
-                    raise AssertionError("not refused")
-        same, tail = fast_args(lambda x: (x, x[1:]), storage=True)(bits.view(ml_dtypes.float8_e8m0fnu))
-        assert tail.dtype == ml_dtypes.float8_e8m0fnu and tail.tolist() == [2.0]
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )
+@pytest.mark.parametrize("code", [WITHOUT_COMPILING, WITHOUT_ML_DTYPES], ids=["all", "and without ml_dtypes"])
+def test_without_compiling(code):
+    run_python(code, NUMBA_DISABLE_JIT="1")
 
 
 @needs_ml_dtypes
