@@ -351,18 +351,3 @@ def test_a_table_of_tvm_ffis_that_is_not_complete():
     assert explain(wrapped).path == "dunder" and from_dlpack(wrapped).ctypes.data == array.ctypes.data
     doubled = fast_args(lambda x: x * 2)(wrapped)
     assert from_dlpack(doubled).tolist() == [0, 2, 4, 6]
-
-
-@needs_tvm_ffi
-@pytest.mark.parametrize("options", [{"require_contiguous": True}, {"require_alignment": 64}, {"require_alignment": 8}], ids=str)
-def test_what_tvm_ffi_demands_of_a_tensor_it_demands_of_ours(options):
-    memory = np.zeros(128, np.uint8)
-    array = memory[-memory.ctypes.data % 64 :][:64].view("f4")
-    for part in (array.reshape(4, 4), array.reshape(4, 4).T, array[::2], array[2:], array[1:]):
-        ends = []
-        for tensor in (part, Exporter(part)):
-            try:
-                ends.append(tvm_ffi.from_dlpack(tensor, **options).strides)
-            except RuntimeError as error:
-                ends.append(str(error))
-        assert ends[0] == ends[1]
