@@ -200,7 +200,7 @@ def test_integers_of_less_than_a_byte_on_every_path(name, way):
 @needs_torch
 @pytest.mark.parametrize("unknown", ["_find_dtype", pytest.param("_find_keys _find_queries", marks=pytest.mark.nightly)])
 def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
-    fork_python(f"""
+    run_python(f"""
         from fastexchange.producers import torch_offsets
         for name in {unknown!r}.split():
             setattr(torch_offsets.Guard, name, lambda self: False)
