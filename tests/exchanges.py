@@ -20,7 +20,6 @@ import pytest
 from frameworks import StridedMemoryView, paddle, torch, tvm_ffi
 from interoperability import LAYOUTS as MATRIX_LAYOUTS
 from interoperability import PRODUCERS, jax, ml_dtypes, pyarrow
-from interpreter import run_python
 from made_producers import TABLE_CAPSULE, Dunder, Ignorant, Legacy, Tabled, address_of, capsule_name
 from oracle import ONE_REFERENCE
 
@@ -396,7 +395,7 @@ def is_held(thing: bytearray) -> bool:
     return False
 
 
-# ---- apache-tvm-ffi, in processes of its own, because it remembers what it found for a type ---------------------------
+# ---- processes of their own -------------------------------------------------------------------------------------------
 
 TABLE_PRELUDE = """
     import ctypes, gc, sys, threading
@@ -409,39 +408,3 @@ TABLE_PRELUDE = """
     at = lambda pointer: int(ffi.cast("intptr_t", pointer))
     call = lambda function, *words: ctypes.PYFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * len(words))(at(function))(*words)
 """
-TVM = f"""
-    import sys
-    sys.modules["torch"] = None  # which tvm-ffi would import, for seconds
-    {TABLE_PRELUDE}
-    import tvm_ffi
-
-    if hasattr(np.ndarray, {ATTRIBUTE!r}):
-        raise SystemExit
-    counts, kept = {{}}, []
-
-    def count(name, kind):
-        "Put a function that counts its calls before the one in our table."
-        words = [ctypes.c_int if type.kind == "enum" or type.cname == "int32_t" else ctypes.c_void_p for type in kind.args]
-        real = ctypes.PYFUNCTYPE(ctypes.c_int, *words)(address_of(getattr(table, name)))
-
-        @ffi.callback(kind, error=-1)
-        def counting(*given):
-            counts[name] = counts.get(name, 0) + 1
-            return real(*(address_of(word) if isinstance(word, ffi.CData) else word for word in given))
-
-        kept.append(counting)
-        setattr(table, name, counting)
-
-    def count_all():
-        for name, field in ffi.typeof("DLPackExchangeAPI").fields:
-            if name != "header":
-                count(name, field.type)
-
-    EXPORT, IMPORT, ALLOCATE = ("managed_tensor_from_py_object_no_sync", "managed_tensor_to_py_object_no_sync",
-                                "managed_tensor_allocator")
-    echo, nop, apply = (tvm_ffi.get_global_func("testing." + name) for name in ("echo", "nop", "apply"))
-"""
-
-
-def run_with_tvm_ffi(code: str) -> str:
-    return run_python(TVM + code).stdout

@@ -8,10 +8,8 @@ import collections
 import dataclasses
 import functools
 import gc
-import itertools
 import json
 import math
-import operator
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,25 +19,14 @@ import numba
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from made_producers import (
-    ONLY_NUMBA,
-    TABLE_CAPSULE,
-    Dunder,
-    Ledger,
-    Legacy,
-    Tabled,
-    address_of,
-    capsule,
-    exchange_table,
-    export_versioned,
-    ffi,
-    fill,
-    tabled_type,
-)
 from numba import types
 from numba.extending import overload
 from oracle import numbas
 
+from made_producers import (  # isort: skip
+    ONLY_NUMBA, TABLE_CAPSULE, Dunder, Ledger, Legacy, Tabled, address_of, capsule, exchange_table, export_versioned, ffi, fill,
+    tabled_type,
+)
 from fastexchange import exchange_api, fast_args, from_dlpack
 
 try:
@@ -94,13 +81,13 @@ def _report_array(x):
     return x.shape, x.strides, np.uintp(x.ctypes.data), x.size, x.itemsize, x.ndim
 
 
-_TUPLE_REPORTS = {
-    0: lambda x: (),
-    1: lambda x: (report(x[0]),),
-    2: lambda x: (report(x[0]), report(x[1])),
-    3: lambda x: (report(x[0]), report(x[1]), report(x[2])),
-    4: lambda x: (report(x[0]), report(x[1]), report(x[2]), report(x[3])),
-}
+_TUPLE_REPORTS = (
+    lambda x: (),
+    lambda x: (report(x[0]),),
+    lambda x: (report(x[0]), report(x[1])),
+    lambda x: (report(x[0]), report(x[1]), report(x[2])),
+    lambda x: (report(x[0]), report(x[1]), report(x[2]), report(x[3])),
+)
 
 
 def look(x):
@@ -154,17 +141,13 @@ class Spec:
     def build(self) -> tuple[np.ndarray, np.ndarray]:
         """The array, and all of the memory, as bytes."""
         dtype = np.dtype(self.dtype)
-        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
-        if 0 in self.shape:
-            spans = []
+        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if 0 not in self.shape]
         low, high = sum(min(span, 0) for span in spans), sum(max(span, 0) for span in spans) + dtype.itemsize
         size = GAP + self.offset + high - low + GAP
         memory = np.empty(size + GAP, np.uint8)
         memory = memory[-memory.ctypes.data % GAP :][:size]
         generator = np.random.default_rng(self.contents)
-        memory[:] = np.frombuffer(generator.bytes(size), np.uint8)
-        if dtype.kind == "b":
-            memory &= 1
+        memory[:] = np.frombuffer(generator.bytes(size), np.uint8) & (1 if dtype.kind == "b" else 255)
         array = np.ndarray(self.shape, dtype, memory, GAP + self.offset - low, self.strides)
         if self.contents % 2:  # else, among random bits, what is special would be rare
             array[...] = generator.choice(special_values(dtype), self.shape)
@@ -300,57 +283,24 @@ class Tensor:
         return (self.data + (memory.ctypes.data + memory.size // 2) * self.is_real) % 2**64
 
 
-@dataclass(frozen=True)
-class Sound:
-    """What a consumer has to make of a tensor that is sound. Strides in bytes, 0 where there is but one element."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    address: int
-    readonly: bool
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def order(self) -> str:
-        """C, F or A, by NumPy's rules: where there is but one element the stride does not count."""
-        dimensions = [pair for pair in zip(self.shape, self.strides, strict=True) if pair[0] != 1]
-        for order, inner_first in (("C", dimensions[::-1]), ("F", dimensions)):
-            steps = itertools.accumulate(
-                (extent for extent, _ in inner_first), operator.mul, initial=self.dtype.itemsize
-            )
-            if self.size == 0 or all(stride == step for (_, stride), step in zip(inner_first, steps, strict=False)):
-                return order
-        return "A"
-
-    @property
-    def is_aligned(self) -> bool:
-        strides = [stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent != 1]
-        return self.size == 0 or all(number % self.dtype.alignment == 0 for number in (self.address, *strides))
-
-    def numba_type(self, can_be_misaligned: bool = True):
-        aligned = self.is_aligned or not can_be_misaligned
-        return types.Array(numba.from_dtype(self.dtype), len(self.shape), self.order, self.readonly, aligned=aligned)
-
-    def view(self, memory: np.ndarray) -> np.ndarray | None:
-        """NumPy's array of it; None if not all of it lies in `memory`."""
-        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
-        at = self.address - memory.ctypes.data
-        first, end = at + sum(min(span, 0) for span in spans), at + sum(max(span, 0) for span in spans)
-        if not 0 < self.size <= 4096 or first < 0 or end + self.dtype.itemsize > memory.size:
-            return None
-        return np.ndarray(self.shape, self.dtype, memory, at, self.strides)
+def array_at(dtype: np.dtype, shape, strides, address: int, readonly: bool) -> np.ndarray:
+    """NumPy's array of any memory, of which nothing is read. Strides in elements; where they mean nothing, 0."""
+    steps = [stride * dtype.itemsize if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
+    typestr = dtype.str if dtype.isbuiltin == 1 else f"|V{dtype.itemsize}"
+    described = {"version": 3, "typestr": typestr, "shape": tuple(shape), "strides": tuple(steps), "data": (address, readonly)}
+    array = np.asarray(type("Described", (), {"__array_interface__": described})()).view(dtype)
+    array.flags.writeable = array.flags.writeable and not readonly  # NULL becomes memory of NumPy's
+    return array
 
 
-def led_to(shape, strides):
-    """The strides that lead to an element; of others, which mean nothing, 0."""
-    return [stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True)]
+def is_in(memory: np.ndarray, array: np.ndarray) -> bool:
+    """Whether all of an array, which is not large, lies in that memory."""
+    first, end = np.lib.array_utils.byte_bounds(array)
+    at = memory.ctypes.data
+    return 0 < array.size <= 4096 and at <= first and end <= at + memory.size
 
 
-def expected(tensor: Tensor, memory: np.ndarray, protocol: str) -> Sound | None:
+def expected(tensor: Tensor, memory: np.ndarray, protocol: str) -> np.ndarray | None:
     """What a tensor means by DLPack's header and within this package's limits, in Python's numbers. None: refused.
 
     `protocol`: how it is handed over, "borrowed", "versioned" or "legacy".
@@ -377,24 +327,15 @@ def expected(tensor: Tensor, memory: np.ndarray, protocol: str) -> Sound | None:
     if dtype is None or (0 not in shape and min(tensor.pointer(memory), address) < LOWEST_ADDRESS):
         return None
     readonly = {"borrowed": False, "versioned": tensor.flags % 2 == 1, "legacy": True}[protocol]
-    in_bytes = (stride * dtype.itemsize for stride in strides)
-    return Sound(dtype, shape, tuple(led_to(shape, in_bytes)), address, readonly)
+    return array_at(dtype, shape, strides, address, readonly)
 
 
-_LIMITS = [
-    sign * (2**n + more)
-    for n in (7, 16, 18, 31, 32, 40, 52, 54, 55, 56, *range(58, 63))
-    for more in (-1, 0, 1)
-    for sign in (1, -1)
-]
-WORDS = st.one_of(
-    st.integers(-3, 6), st.sampled_from([*_LIMITS, 2**63 - 1, -(2**63), -(2**63) + 1]), st.integers(-(2**63), 2**63 - 1)
-)
+_NEAR = [2**n + more for n in (7, 16, 18, 31, 32, 40, 52, 54, 55, 56, *range(58, 63)) for more in (-1, 0, 1)]
+_LIMITS = [*_NEAR, *(-word for word in _NEAR), 2**63 - 1, -(2**63), -(2**63) + 1]
+WORDS = st.one_of(st.integers(-3, 6), st.sampled_from(_LIMITS), st.integers(-(2**63), 2**63 - 1))
 """Extents and strides: small ones, those around limits, any."""
 UNSIGNED_WORDS = WORDS.map(lambda word: word % 2**64)
-INT32 = st.one_of(
-    st.integers(-2, 7), st.sampled_from([63, 64, 65, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1)
-)
+INT32 = st.one_of(st.integers(-2, 7), st.sampled_from([63, 64, 65, 2**31 - 1, -(2**31)]), st.integers(-(2**31), 2**31 - 1))
 UINT32 = st.one_of(st.integers(0, 20), st.integers(0, 2**32 - 1))
 DISTANCES = st.integers(-300, 300)
 DTYPES = st.one_of(
@@ -434,9 +375,8 @@ def tensors(draw) -> Tensor:
         raw = ffi.from_buffer("DLTensor *", draw(st.binary(min_size=size, max_size=size)))
         words = st.one_of(st.none(), st.lists(WORDS, max_size=MAX_NDIM).map(tuple))
         return Tensor(
-            raw.dtype.code, raw.dtype.bits, raw.dtype.lanes, int(raw.device.device_type), raw.device.device_id,
-            raw.ndim, draw(words), draw(words), draw(st.booleans()), int(ffi.cast("intptr_t", raw.data)),
-            raw.byte_offset,
+            raw.dtype.code, raw.dtype.bits, raw.dtype.lanes, int(raw.device.device_type), raw.device.device_id, raw.ndim,
+            draw(words), draw(words), draw(st.booleans()), address_of(raw.data), raw.byte_offset,
         )  # fmt: skip
     dtype, ndim = draw(st.sampled_from(sorted(KERNEL_KINDS)))
     spec = draw(specs(Kind(dtype, ndim, draw(st.sampled_from("CFA")))))
@@ -449,11 +389,8 @@ def tensors(draw) -> Tensor:
 
 
 PRODUCERS = {
-    "view": Tabled,
-    "export": tabled_type("Exported", **{VIEW: None}),
-    "__dlpack__": Dunder,
-    "legacy __dlpack__": Legacy,
-}
+    "view": Tabled, "export": tabled_type("Exported", **{VIEW: None}), "__dlpack__": Dunder, "legacy __dlpack__": Legacy,
+}  # fmt: skip
 CONSUMERS = (
     "kernel", "fast entry", "keyword", "kernel without the GIL", "kernel, in a tuple", "kernel, beside what only Numba reads",
     "from_dlpack", "from_dlpack, by Python",
@@ -522,27 +459,22 @@ def try_tensor(case: TensorCase) -> str:
     tensor = PRODUCERS[case.producer](memory, ledger, **case.tensor.lies(memory))
     want = expected(case.tensor, memory, case.protocol)
     is_kernel = not case.consumer.startswith("from_dlpack")
-    if want is not None and is_kernel and (want.dtype.char, len(want.shape)) not in _KERNEL_CHARS:
+    if want is not None and is_kernel and (want.dtype.char, want.ndim) not in _KERNEL_CHARS:
         return "not compiled"
     references = sys.getrefcount(tensor)
     try:
         got = consume(case, tensor)
     except BufferError as error:
-        assert want is None, f"refused, though it is {want}: {error}"
+        assert want is None, f"refused, though it is {want.__array_interface__}: {error}"
         assert not is_kernel or "(position " in str(error)
         outcome = "refused"
     else:
         assert want is not None, f"accepted: {got!r}" if is_kernel else f"accepted: {got.__array_interface__}"
-        (_check_report if is_kernel else _check_array)(case, got, want, memory)
+        (_check_report if is_kernel else _check_array)(got, want, memory)
         outcome = "accepted"
         del got
-    if (
-        outcome == "accepted"
-        and case.consumer == "kernel"
-        and want.dtype.char in "di"
-        and want.view(memory) is not None
-    ):
-        assert adds(tensor)[1] == numbas(adds)(want.view(memory))[1]
+        if case.consumer == "kernel" and want.dtype.char in "di" and is_in(memory, want):
+            assert adds(tensor)[1] == numbas(adds)(want)[1]
     if sys.getrefcount(tensor) != references:  # tracebacks and their frames may hold each other
         gc.collect()
         assert sys.getrefcount(tensor) == references
@@ -559,22 +491,25 @@ def try_tensor(case: TensorCase) -> str:
 _KERNEL_CHARS = {(np.dtype(dtype).char, ndim) for dtype, ndim in KERNEL_KINDS}
 
 
-def _check_report(case: TensorCase, got, want: Sound, memory: np.ndarray) -> None:
+def led_to(shape, strides):
+    """The strides that lead to an element; of others, which mean nothing, 0."""
+    return tuple(stride if extent > 1 else 0 for extent, stride in zip(shape, strides, strict=True))
+
+
+def _check_report(got, want: np.ndarray, memory: np.ndarray) -> None:
     number, seen = got
-    assert TYPES[number] == want.numba_type("string" not in case.consumer)
-    assert seen[0] == want.shape and seen[3:] == (want.size, want.dtype.itemsize, len(want.shape))
-    if want.size:
-        assert tuple(led_to(want.shape, seen[1])) == want.strides and seen[2] == want.address
+    assert TYPES[number] == type_of(want)
+    assert seen[0] == want.shape and seen[3:] == (want.size, want.itemsize, want.ndim)
+    assert not want.size or (led_to(want.shape, seen[1]), seen[2]) == (want.strides, want.ctypes.data)
 
 
-def _check_array(case: TensorCase, got: np.ndarray, want: Sound, memory: np.ndarray) -> None:
-    assert got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable is not want.readonly
+def _check_array(got: np.ndarray, want: np.ndarray, memory: np.ndarray) -> None:
+    assert got.dtype == want.dtype and got.shape == want.shape and got.flags.writeable == want.flags.writeable
     if want.size:
-        assert tuple(led_to(want.shape, got.strides)) == want.strides
-        assert got.ctypes.data == want.address and got.flags.aligned is want.is_aligned
-    view = want.view(memory)
-    if view is not None:
-        assert got.tobytes() == view.tobytes()
+        assert (led_to(want.shape, got.strides), got.ctypes.data) == (want.strides, want.ctypes.data)
+        assert got.flags.aligned == want.flags.aligned
+    if is_in(memory, want):
+        assert got.tobytes() == want.tobytes()
 
 
 # ---- random exchange tables ------------------------------------------------------------------------------------------
@@ -602,7 +537,7 @@ class TableCase:
 
 AUTHORS = 3
 BY_METHOD = 7.0
-ATTRIBUTE, OLDER_ATTRIBUTE = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
+ATTRIBUTE, OLDER = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
 HOLDERS = ("table", "absent", "None", "capsule of another name", "address", "0", "-1", "text")
 _arrays = [np.full(3, float(author)) for author in range(AUTHORS)]
 _ledger = Ledger()
@@ -656,7 +591,7 @@ def make_type(case: TableCase) -> type:
         "table": capsule(chain, TABLE_CAPSULE), "None": None, "capsule of another name": capsule(chain, b"dltensor"),
         "address": address_of(chain), "0": 0, "-1": -1, "text": "dlpack_exchange_api",
     }  # fmt: skip
-    held = {ATTRIBUTE: case.attribute, OLDER_ATTRIBUTE: case.older_attribute}
+    held = {ATTRIBUTE: case.attribute, OLDER: case.older_attribute}
     attributes = {name: values[holder] for name, holder in held.items() if holder != "absent"}
     cls = type("Fuzzed", (Methods,) if case.methods == "inherited" else (), attributes)
     return type("FuzzedMethods", (cls,), {**vars(Methods)}) if case.methods == "overridden" else cls
@@ -734,10 +669,7 @@ def try_tables(case: TableCase) -> str:
 # ---- running them ----------------------------------------------------------------------------------------------------
 
 FUZZERS = {
-    "tensors": (
-        try_tensor,
-        st.builds(TensorCase, tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(CONSUMERS)),
-    ),
+    "tensors": (try_tensor, st.builds(TensorCase, tensors(), st.sampled_from(sorted(PRODUCERS)), st.sampled_from(CONSUMERS))),
     "tables": (try_tables, table_cases()),
 }
 

@@ -10,15 +10,13 @@ import gc
 import mmap
 import pickle
 import sys
-from multiprocessing import shared_memory
 
 import numba
 import numpy as np
 import pytest
-from exchanges import CALLS, CONVERSIONS, SWAPPED, is_held, together, versioned
+from exchanges import CALLS, CONVERSIONS, SWAPPED, end_of, is_held, together, versioned
+from forked import fork_python
 from frameworks import torch
-from interpreter import run_python
-from made_producers import ONLY_NUMBA
 from oracle import check_same_as_njit, numbas, references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
@@ -35,8 +33,6 @@ needs_buffer_classes = pytest.mark.skipif(sys.version_info < (3, 12), reason="cl
 first = fast_args(lambda x: x[0])
 pick = fast_args(lambda x, i: x[i])
 length = fast_args(lambda x: len(x))
-corners = fast_args(lambda x: (len(x), x[0, 0], x[-1, -1]))
-cube_corners = fast_args(lambda x: (len(x), x[0, 0, 0], x[-1, -1, -1]))
 described = fast_args(
     lambda x: (x.nbytes, x.itemsize, x.ndim, x.shape, x.strides, x.contiguous, x.c_contiguous, x.f_contiguous, x.readonly)
 )
@@ -64,14 +60,6 @@ def some_bytes(count=48) -> bytearray:
     return bytearray(range(1, count + 1))
 
 
-class MyBytearray(bytearray):
-    pass
-
-
-class MyArray(array.array):
-    pass
-
-
 def as_mmap():
     made = mmap.mmap(-1, 48)
     made[:] = bytes(some_bytes())
@@ -82,7 +70,7 @@ BUFFERS = {
     "bytes": lambda: bytes(some_bytes()),
     "one byte": lambda: b"a",
     "bytearray": some_bytes,
-    "subclass of bytearray": lambda: MyBytearray(b"abc"),
+    "subclass of bytearray": lambda: type("Mine", (bytearray,), {})(b"abc"),
     "memoryview": lambda: memoryview(some_bytes()),
     "readonly memoryview": lambda: memoryview(bytes(some_bytes())),
     "memoryview.toreadonly": lambda: memoryview(some_bytes()).toreadonly(),
@@ -95,7 +83,7 @@ BUFFERS = {
     "every third of int32, backwards": lambda: memoryview(some_bytes()).cast("i")[::-3],
     "part": lambda: memoryview(some_bytes())[5:9],
     "one": lambda: memoryview(some_bytes())[5:6],
-    "subclass of array": lambda: MyArray("d", [1.0, 2.0]),
+    "subclass of array": lambda: type("Mine", (array.array,), {})("d", [1.0, 2.0]),
     **{f"array {code}": lambda code=code: array.array(code, range(1, 7)) for code in "bBhHiIlLqQfd"},
     **{f"memoryview {code}": lambda code=code: memoryview(some_bytes()).cast(code) for code in "bBhHiIlLqQnNfd?"},
     "complex64": lambda: memoryview(np.arange(3, dtype="c8") * 1j),
@@ -124,7 +112,11 @@ BUFFERS = {
 """By name: what makes one."""
 DESCRIBED = ("memoryview", "backwards")
 WRITTEN = ("bytearray", "memoryview", "array d", "mmap", "backwards")
-KERNELS = {0: fast_args(lambda x: x.ndim), 2: corners, 3: cube_corners}
+KERNELS = {
+    0: fast_args(lambda x: x.ndim),
+    2: fast_args(lambda x: (len(x), x[0, 0], x[-1, -1])),
+    3: fast_args(lambda x: (len(x), x[0, 0, 0], x[-1, -1, -1])),
+}
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -206,76 +198,57 @@ def test_arrays_of_ctypes(element):
         want = np.ctypeslib.as_array(thing)
         with references_kept(thing):
             if thing is vector:
-                assert size(thing) == size(thing) == 3
-                assert (numba.typeof(want),) in size.signatures
+                assert size(thing) == size(thing) == 3 and (numba.typeof(want),) in size.signatures
             view = from_dlpack(thing)
             assert (view.dtype, view.shape) == (want.dtype, want.shape) and np.array_equal(view, want)
             assert view.flags.writeable and (not want.size or view.ctypes.data == ctypes.addressof(thing))
             del view
 
 
-def test_kernels_write_to_what_is_of_ctypes():
+def test_kernels_write_to_what_is_of_ctypes_and_call_its_functions():
     vector, scalar = (ctypes.c_double * 3)(1, 2, 3), ctypes.c_double(2.5)
     add_one(vector)
     view = from_dlpack(scalar)  # without dimensions
     view[()] = 3.5
     assert list(vector) == [2, 3, 4] and type(fast_args(lambda x: x[1:])(vector)) is np.ndarray
     assert view.shape == () and scalar.value == fast_args(lambda x: x[()])(scalar) == 3.5
-
-
-def test_functions_of_ctypes_are_functions():
-    """They have a buffer, too: the pointer. Numba calls them."""
+    # functions have a buffer, too: the pointer; Numba calls them
     sine = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(("sin", ctypes.CDLL("libm.so.6")))
-
-    @fast_args
-    def apply(function, x):
-        return function(x)
-
+    apply = fast_args(lambda function, x: function(x))
     assert apply(sine, 1.0) == numbas(apply)(sine, 1.0) == np.sin(1.0)
 
 
-@needs_testbuffer
-@pytest.mark.parametrize(
-    ("text", "dtype"),
-    [("@i", "i4"), ("=i", "i4"), ("<i", "i4"), ("@l", "i8"), ("=l", "i4"), ("<L", "u4"), ("=q", "i8"), ("@N", "u8"), ("n", "i8"),
-     ("<h", "i2"), ("<d", "f8"), ("=f", "f4"), ("<e", "f2"), (">b", "i1"), ("!B", "u1"), ("@?", "?"), ("<?", "?")],
-)  # fmt: skip
-def test_native_formats_however_they_are_written(text, dtype):
-    thing = memoryview(_testbuffer.ndarray([1] * 3, shape=[3], format=text))
-    view = from_dlpack(thing)
-    assert view.dtype == np.dtype(dtype) and view.tolist() == [1, 1, 1]
-    assert not view.flags.writeable
-    if dtype not in ("f2",):
-        assert [pick(thing, i) for i in range(3)] == [1, 1, 1]
+FORMATS = {
+    "@i": "i4", "=i": "i4", "<i": "i4", "@l": "i8", "=l": "i4", "<L": "u4", "=q": "i8", "@N": "u8", "n": "i8", "<h": "i2",
+    "<d": "f8", "=f": "f4", "<e": "f2", ">b": "i1", "!B": "u1", "@?": "?", "<?": "?",
+}  # fmt: skip
 
 
 @needs_testbuffer
-@pytest.mark.parametrize("ndim", [8, 9, 64])
-def test_many_dimensions(ndim):
-    shape = (1,) * (ndim - 2) + (2, 3)
-    buffer = _testbuffer.ndarray(list(range(6)), shape=list(shape), format="i")
-    view = from_dlpack(memoryview(buffer))
-    assert view.shape == shape and view.ravel().tolist() == list(range(6))
-    assert view.strides == np.asarray(buffer).strides
+def test_native_formats_however_they_are_written_and_many_dimensions():
+    for text, dtype in FORMATS.items():
+        thing = memoryview(_testbuffer.ndarray([1] * 3, shape=[3], format=text))
+        view = from_dlpack(thing)
+        assert view.dtype == np.dtype(dtype) and view.tolist() == [1, 1, 1] and not view.flags.writeable, text
+        assert dtype == "f2" or [pick(thing, i) for i in range(3)] == [1, 1, 1], text
+    for ndim in (8, 9, 64):
+        shape = (1,) * (ndim - 2) + (2, 3)
+        buffer = _testbuffer.ndarray(list(range(6)), shape=list(shape), format="i")
+        view = from_dlpack(memoryview(buffer))
+        assert view.shape == shape and view.ravel().tolist() == list(range(6))
+        assert view.strides == np.asarray(buffer).strides
 
 
 # ---- released exactly once -----------------------------------------------------------------------------------------
 
 
-@fast_args
-def fails(x, y):
+def _fails(x, y):
     if x[0] >= 0:
         raise ValueError("as asked")
     return x[0]
 
 
-@fast_args(nogil=True)
-def fails_unlocked(x, y):
-    if x[0] >= 0:
-        raise ValueError("as asked")
-    return x[0]
-
-
+fails, fails_unlocked = fast_args(_fails), fast_args(_fails, nogil=True)
 does_not_compile = fast_args(lambda x, y: x[0] + y.no_such_attribute)
 works = fast_args(lambda x, y: x[0])
 works_unlocked = fast_args(lambda x, y: x[0], nogil=True)
@@ -283,19 +256,10 @@ returns_itself = fast_args(lambda x, y: x)
 returns_a_part = fast_args(lambda x, y: x[1:])
 returns_it_in_a_tuple = fast_args(lambda x, y: (1, x))
 SWAPPED_ARRAY = np.zeros(3, SWAPPED + "f8")
-EXITS = {
-    # name: (the kernel, its second argument, how a call ends)
-    "success": (works, 1.0, None),
-    "success, nogil": (works_unlocked, 1.0, None),
-    "exception": (fails, 1.0, ValueError),
-    "exception, nogil": (fails_unlocked, 1.0, ValueError),
-    "typing error": (does_not_compile, 1.0, numba.core.errors.TypingError),
-    "refused argument": (works, SWAPPED_ARRAY, BufferError),
-    "refused argument, nogil": (works_unlocked, SWAPPED_ARRAY, BufferError),
-    "refused buffer": (works, memoryview(np.zeros(2, "S3")), BufferError),
-    "an argument that only Numba knows": (works, ONLY_NUMBA, None),
-    "an int too large": (works, 2**70, OverflowError),
-}
+ENDS = [
+    (works, None), (works_unlocked, None), (fails, ValueError), (fails_unlocked, ValueError),
+    (does_not_compile, numba.core.errors.TypingError),
+]  # fmt: skip
 HOLDERS = {
     "bytearray": lambda thing: thing,
     "memoryview": memoryview,
@@ -304,37 +268,22 @@ HOLDERS = {
 }
 
 
-@pytest.mark.parametrize("name", EXITS)
-def test_a_buffer_is_released_however_a_call_ends(name):
-    kernel, other, error = EXITS[name]
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_buffer_is_released_however_a_call_ends(holder):
+    """The other holders, and where it stands among other arguments: test_ownership.py."""
     thing = some_bytes()
-    for holder in [*HOLDERS.values()] * 3:
-        argument = holder(thing)
-        for values in ((argument, other), (argument, other)):
-            if error is None:
-                assert kernel(*values) == 1
-            else:
-                assert issubclass(type_and_message(kernel, *values)[0], error)
+    for kernel, error in ENDS * 2:
+        argument = HOLDERS[holder](thing)
+        for other, wanted in ((1.0, error), (SWAPPED_ARRAY, BufferError), (memoryview(np.zeros(2, "S3")), BufferError)):
+            for _ in range(2):
+                end = end_of(kernel, argument, other)
+                assert end == 1 if wanted is None else isinstance(end, wanted), end
+                del end
+        assert isinstance(end_of(kernel, argument, 1, 2), TypeError)
         if isinstance(argument, (memoryview, pickle.PickleBuffer)):
             argument.release()
-        del argument, values
+        del argument
         assert not is_held(thing)
-    for wrong in ((), (1, 2, 3)):
-        assert type_and_message(kernel, thing, *wrong)[0] is TypeError
-        assert not is_held(thing)
-
-
-@pytest.mark.parametrize("position", range(4))
-def test_buffers_before_and_after_a_refused_argument_are_released(position):
-    kernel = fast_args(lambda a, b, c, d: a[0] + b[0] + c[0] + d[0])
-    things = [some_bytes() for _ in range(4)]
-    for _ in range(3):
-        assert kernel(*things) == 4
-        bad = list(things)
-        bad[position] = SWAPPED_ARRAY
-        assert type_and_message(kernel, *bad)[0] is BufferError
-        assert not any(map(is_held, things))
-    assert kernel(things[0], things[0], things[0], things[0]) == 4 and not is_held(things[0])
 
 
 @pytest.mark.filterwarnings("ignore:Code running in object mode")
@@ -356,14 +305,14 @@ def test_a_buffer_is_held_while_the_kernel_runs():
     assert seen == [True] * 4 and not is_held(thing)
 
 
-def end_of(kernel, *arguments):
-    """The result with its type, or the exception's type and text."""
-    try:
-        result = kernel(*arguments)
-    except (TypeError, SystemError, numba.core.errors.TypingError) as error:
-        ours, _, numbas = str(error).partition(" It says:\n")  # a line of ours stands in front of Numba's typing errors
-        return type(error), "" if isinstance(error, SystemError) else numbas or ours  # which names the function that was called
-    return type(result), result
+def ended(kernel, *arguments) -> tuple:
+    """The type of what it returns, and that, or the exception's type and text, but for a line of ours before Numba's words."""
+    end = end_of(kernel, *arguments)
+    if not isinstance(end, Exception):
+        return type(end), end
+    assert isinstance(end, (TypeError, SystemError, numba.core.errors.TypingError)), repr(end)
+    ours, _, numbas = str(end).partition(" It says:\n")
+    return type(end), "" if isinstance(end, SystemError) else numbas or ours  # which names the function that was called
 
 
 @pytest.mark.parametrize("kernel", [returns_itself, returns_a_part, returns_it_in_a_tuple], ids=["all", "a part", "a tuple"])
@@ -372,7 +321,7 @@ def test_a_kernel_that_returns_its_buffer_does_as_njit_does(kernel, name):
     """Numba has no way to return most of them, and its attempt costs a reference to the object, but not the buffer."""
     thing = BUFFERS[name]()
     for _ in range(3):
-        assert end_of(kernel, thing, 1) == end_of(numbas(kernel), thing, 1)
+        assert ended(kernel, thing, 1) == ended(numbas(kernel), thing, 1)
         gc.collect()
         if name == "bytearray":
             assert not is_held(thing)
@@ -397,11 +346,13 @@ def test_an_array_of_a_buffer_that_a_kernel_returns_holds_it():
     assert sys.getrefcount(thing) == before
 
 
-@pytest.mark.parametrize("take", [name for name in {**CALLS, **CONVERSIONS, "legacy to_dlpack": None} if "copy" not in name])
-def test_a_result_holds_the_buffer_until_it_dies(take):
-    count = 1 if take == "to paddle.Tensor" else 2  # of two of the same memory it never releases one, see test_tables.py
-    take = {**CALLS, **CONVERSIONS, "legacy to_dlpack": to_dlpack}[take]
-    thing = some_bytes()
+HOLDING = {name: take for name, take in {**CALLS, **CONVERSIONS, "legacy to_dlpack": to_dlpack}.items() if "copy" not in name}
+
+
+@pytest.mark.parametrize("name", HOLDING)
+def test_a_result_holds_the_buffer_until_it_dies(name):
+    count = 1 if name == "to paddle.Tensor" else 2  # of two of the same memory it never releases one, see test_tables.py
+    take, thing = HOLDING[name], some_bytes()
     results = [take(thing) for _ in range(count)]
     if not is_held(thing):
         pytest.skip("this framework has copied it")
@@ -420,7 +371,7 @@ def test_a_result_holds_the_buffer_until_it_dies(take):
     assert not is_held(thing)
 
 
-def test_views_of_a_result_hold_the_buffer():
+def test_views_of_a_result_hold_the_buffer_and_its_owner_is_locked():
     thing = some_bytes()
     part = from_dlpack(thing)[3:5][::-1]
     thing[4] = 99
@@ -429,9 +380,6 @@ def test_views_of_a_result_hold_the_buffer():
     assert not is_held(thing)
     from_dlpack(thing, copy=True)
     assert not is_held(thing)
-
-
-def test_other_kinds_of_owners_are_locked_while_held():
     vector, mapped = array.array("d", [1.0, 2.0]), mmap.mmap(-1, 16)
     for thing, change in ((vector, lambda: vector.append(3.0)), (mapped, mapped.close)):
         first(thing)
@@ -440,28 +388,6 @@ def test_other_kinds_of_owners_are_locked_while_held():
             change()
         del view
         change()
-
-
-def test_shared_memory():
-    shared = shared_memory.SharedMemory(create=True, size=64)
-    try:
-        floats = shared.buf[:32].cast("d")
-        floats[0] = 2.5
-        assert first(floats) == first(floats) == 2.5
-        check_same_as_njit(pick, (shared.buf[:8], 7))
-        add_one(floats)
-        view = from_dlpack(shared.buf)
-        assert view[:8].view("f8")[0] == 3.5
-        floats.release()
-        with pytest.raises(BufferError):
-            shared.close()
-        view[63] = 9
-        assert shared.buf[63] == 9
-        del view
-        gc.collect()
-    finally:
-        shared.close()
-        shared.unlink()
 
 
 def test_many_threads_share_a_buffer():
@@ -478,8 +404,7 @@ def test_many_threads_share_a_buffer():
 
 
 def test_memory_stays_flat():
-    run_python(
-        """
+    fork_python("""
         import resource
         from fastexchange import fast_args, from_dlpack
 
@@ -495,8 +420,7 @@ def test_memory_stays_flat():
 
         before = peak(1000)
         assert peak(15_000) - before < 4096, "KiB"
-        """
-    )
+    """)
 
 
 # ---- classes with __buffer__ ---------------------------------------------------------------------------------------

@@ -1,24 +1,23 @@
 """Elements that kernels cannot compute with: refused on every path, or passed as their bits to kernels that ask for those."""
 
 import functools
-import importlib.util
 import pickle
 
 import numba
 import numpy as np
 import pytest
+from exchanges import needs_ml_dtypes, needs_torch
+from forked import fork_python
 from frameworks import is_exported, torch, tvm_ffi
 from interoperability import jax, ml_dtypes
 from interpreter import run_python
 from made_producers import ONLY_NUMBA, Dunder, Tabled, tabled_type
+from oracle import new_kernel
 from ways import WAYS, total, total_beside
 
 from fastexchange import FastKernel, convert, explain, fast_args, from_dlpack, register_dlpack_dtype, to_dlpack
 from fastexchange.dispatch.runtime import runtime
 from fastexchange.ground.dtype_registry import ML_DTYPES, ML_DTYPES_PADDED
-
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-needs_ml_dtypes = pytest.mark.skipif(ml_dtypes is None, reason="ml_dtypes is not installed")
 
 CALLS = 40  # more than it takes for a fast entry
 BITS = [127, 128, 129]  # 1.0, 2.0, 4.0 in float8_e8m0fnu, which has exponents only
@@ -39,16 +38,25 @@ MAKERS = {
     "exchange table without views": lambda: Exporting(np.array(BITS, "u1"), code=14),
 }
 NEEDED = {"torch": torch, "jax": jax, "tvm_ffi": tvm_ffi}
-of_each = pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=name, marks=pytest.mark.skipif(NEEDED.get(name, name) is None, reason="not installed"))
-        for name, make in MAKERS.items()
-    ],
-)
-
-
+MAKERS = {name: make for name, make in MAKERS.items() if NEEDED.get(name, name) is not None}
+of_each = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 by_each_way = pytest.mark.parametrize("way", WAYS)
+UNLOCKED = ({}, {"nogil": True})
+
+
+@functools.cache
+def compiled(function, **options) -> FastKernel:
+    return fast_args(function, **options)
+
+
+def kernel_of(function, **options) -> FastKernel:
+    """A kernel that knows nothing yet, but has nothing to compile where another has been called so."""
+    kernel = compiled(function, **options)
+    return new_kernel(kernel, kernel._kernel_options)
+
+
+same_and_tail = fast_args(lambda x: (x, x[1:]), storage=True)
+same_and_tail_beside = fast_args(lambda x, text: (x, x[1:]), storage=True)
 
 
 def refused(call, *words: str) -> str:
@@ -60,36 +68,22 @@ def refused(call, *words: str) -> str:
     return message
 
 
-@pytest.mark.slow
 @needs_ml_dtypes
 @of_each
 @by_each_way
-def test_refused_on_every_path(make, way):
+def test_refused_on_every_path_but_by_a_kernel_that_asks_which_gets_the_bits(make, way):
     function, call = WAYS[way]
-    tensor = make()
-    plain = np.ones(3, np.uint8)
-    for options in ({}, {"nogil": True}):
-        kernel = fast_args(function, **options)
+    tensor, plain = make(), np.ones(3, np.uint8)
+    for options in UNLOCKED:
+        kernel, asking = kernel_of(function, **options), kernel_of(function, storage=True, **options)
         for _ in range(3):
             refused(functools.partial(call, kernel, tensor), "position 0", "float8_e8m0fnu", "float32", "uint8")
-        for _ in range(CALLS):
-            assert call(kernel, plain) == 3
+        assert [call(kernel, plain) for _ in range(CALLS)] == [3] * CALLS
         for _ in range(3):  # now that there are an overload for uint8 and a fast entry
             refused(functools.partial(call, kernel, tensor), "position 0")
         assert all("uint8" in str(signature) for signature in kernel.signatures) and len(kernel.signatures) == 1
-
-
-@pytest.mark.slow
-@needs_ml_dtypes
-@of_each
-@by_each_way
-def test_a_kernel_that_asks_gets_the_bits(make, way):
-    function, call = WAYS[way]
-    tensor = make()
-    for options in ({}, {"nogil": True}):
-        kernel = fast_args(function, storage=True, **options)
-        assert [call(kernel, tensor) for _ in range(CALLS)] == [sum(BITS)] * CALLS
-        assert call(kernel, np.array([1.5, 2.0])) == 3.5
+        assert [call(asking, tensor) for _ in range(CALLS)] == [sum(BITS)] * CALLS
+        assert call(asking, np.array([1.5, 2.0])) == 3.5
 
 
 @needs_ml_dtypes
@@ -100,13 +94,12 @@ def test_kernels_of_one_dispatcher_share_no_answer(make, first):
     kernels = {storage: fast_args(dispatcher, storage=storage) for storage in (False, True)}
     assert kernels[False] is not kernels[True] and fast_args(dispatcher, storage=True) is kernels[True]
     tensor = make()
-    for _ in range(3):
-        for storage in (first, not first):
-            for _ in range(CALLS):
-                if storage:
-                    assert kernels[True](tensor) == sum(BITS)
-                else:
-                    refused(lambda: kernels[False](tensor))
+    for storage in (first, not first) * 2:
+        for _ in range(CALLS):
+            if storage:
+                assert kernels[True](tensor) == sum(BITS)
+            else:
+                refused(lambda: kernels[False](tensor))
 
 
 COMPUTED = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
@@ -121,20 +114,20 @@ def test_every_type_of_ml_dtypes(name):
         pytest.skip("this ml_dtypes does not have it")
     array = np.array([1, 0, 1], np.float32).astype(getattr(ml_dtypes, name))
     bits = array.view(f"u{array.itemsize}")
-    for kernel in (fast_args(total), fast_args(total_beside)):
-        arguments = (array,) if kernel.py_func is total else (array, "")
+    for function, arguments in ((total, (array,)), (total_beside, (array, ""))):
+        kernel = kernel_of(function)
         if name in COMPUTED:
             assert [kernel(*arguments) for _ in range(CALLS)] == [2.0] * CALLS
         else:
             refused(lambda arguments=arguments, kernel=kernel: kernel(*arguments), name, bits.dtype.name)
-    asking, beside = fast_args(lambda x: (x, x[1:]), storage=True), fast_args(lambda x, text: (x, x[1:]), storage=True)
     for _ in range(CALLS):
-        for same, tail in (asking(array), beside(array, "")):
+        for same, tail in (same_and_tail(array), same_and_tail_beside(array, "")):
             assert same is array and tail.dtype == array.dtype and tail.view(bits.dtype).tolist() == bits[1:].tolist()
-    assert asking.signatures == [(numba.typeof(bits),)]
+    assert (numba.typeof(bits),) in same_and_tail.signatures
 
 
 NARROW = [*COMPUTED, "complex32", "float8_e8m0fnu"]
+same_tail_and_copy = fast_args(lambda x: (x, x[1:], x.copy()), storage=True)
 
 
 @needs_torch
@@ -147,22 +140,17 @@ def test_every_type_of_pytorch(name):
     if not is_exported(tensor.dtype):
         for options in ({}, {"storage": True}):
             with pytest.raises(BufferError, match=rf"'x'.* {name}, which this PyTorch cannot export.*view\(torch.uint8\)"):
-                fast_args(total, **options)(tensor)
+                kernel_of(total, **options)(tensor)
         return
     for _ in range(3):
         if name in COMPUTED:
-            assert fast_args(total)(tensor) == 3.5
+            assert kernel_of(total)(tensor) == 3.5
             continue
-        refused(lambda: fast_args(total)(tensor), name, advice, f"to(torch.{'complex64' if 'complex' in name else 'float32'})")
-    kernel = fast_args(lambda x: (x, x[1:], x.copy()), storage=True)
+        refused(lambda: kernel_of(total)(tensor), name, advice, f"to(torch.{'complex64' if 'complex' in name else 'float32'})")
     for _ in range(CALLS):
-        same, tail, copied = kernel(tensor)
+        same, tail, copied = same_tail_and_copy(tensor)
         assert same is tensor and tail.dtype == tensor.dtype and tail.data_ptr() == tensor[1:].data_ptr()
         assert copied.dtype == stored and copied.tolist() == tensor.view(stored).tolist()
-
-
-def _tail_beside(x, text):
-    return x, x[1:]
 
 
 LESS_THAN_A_BYTE = [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)]
@@ -174,14 +162,13 @@ def _narrow(name):
     return torch.tensor([0x83, 1, 2], dtype=torch.uint8).view(getattr(torch, name))
 
 
-@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("name", LESS_THAN_A_BYTE)
 def test_integers_of_less_than_a_byte(name):
     """Their exports say that they are bytes."""
     tensor, whole = _narrow(name), f"{name[:-1]}8"
-    refused(lambda: fast_args(total)(tensor), "position 0", f"elements, {name}", f".view(torch.{whole})", f"bits as {whole}")
-    assert fast_args(total)(tensor.view(getattr(torch, whole))) == fast_args(total, storage=True)(tensor)
+    refused(lambda: kernel_of(total)(tensor), "position 0", f"elements, {name}", f".view(torch.{whole})", f"bits as {whole}")
+    assert kernel_of(total)(tensor.view(getattr(torch, whole))) == kernel_of(total, storage=True)(tensor)
     assert f"elements, {name};" in explain(tensor).reasons[-1]
     for convert_it in (from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
         with pytest.raises(BufferError, match=rf"its elements are {name}, .*pass its view\(torch.{whole}\)"):
@@ -195,38 +182,18 @@ def test_integers_of_less_than_a_byte(name):
 def test_integers_of_less_than_a_byte_on_every_path(name, way):
     function, call = WAYS[way]
     tensor, plain = _narrow(name), torch.ones(3, dtype=getattr(torch, f"{name[:-1]}8"))
-    for options in ({}, {"nogil": True}):
-        refusing, asking = fast_args(function, **options), fast_args(function, storage=True, **options)
+    for options in UNLOCKED:
+        refusing, asking = kernel_of(function, **options), kernel_of(function, storage=True, **options)
         for _ in range(CALLS):
             assert call(refusing, plain) == call(asking, plain) == 3
         for _ in range(3):  # now that there are an overload for bytes and a fast entry
             refused(functools.partial(call, refusing, tensor), "position 0", name)
         for _ in range(CALLS):
             assert call(asking, tensor) == (0x83 + 3 if name == "uint4" else 0x83 - 256 + 3)
-    tails = [fast_args(lambda x: (x, x[1:]), storage=True)(tensor), fast_args(_tail_beside, storage=True)(tensor, "")]
-    assert all(same is tensor and tail.dtype == plain.dtype for same, tail in tails)
-    allowing = fast_args(function, grad="allow")
+    for same, tail in (same_and_tail(tensor), same_and_tail_beside(tensor, "")):
+        assert same is tensor and tail.dtype == plain.dtype
+    allowing = kernel_of(function, grad="allow")
     refused(lambda: call(allowing, tensor), "position 0", name)
-
-
-INTEGERS_WITHOUT_COMPILING = """
-    import torch
-    from fastexchange import fast_args
-    tensor = torch.tensor([0x83, 1], dtype=torch.uint8).view(torch.uint4)
-    assert fast_args(lambda x: x[0], storage=True)(tensor) == 0x83
-    try:
-        fast_args(lambda x: x[0])(tensor)
-    except BufferError as error:
-        assert "uint4" in str(error)
-    else:
-        raise AssertionError("not refused")
-"""
-
-
-@pytest.mark.slow
-@needs_torch
-def test_integers_of_less_than_a_byte_without_compiling():
-    run_python(INTEGERS_WITHOUT_COMPILING, NUMBA_DISABLE_JIT="1")
 
 
 @pytest.mark.slow
@@ -238,7 +205,7 @@ def test_integers_of_less_than_a_byte_where_the_layout_is_not_found(unknown):
         for name in {unknown!r}.split():
             setattr(torch_offsets.Guard, name, lambda self: False)
         import pytest
-        others = "without_compiling or layout" + (" or bound" if "queries" in {unknown!r} else "")
+        others = "layout" + (" or bound" if "queries" in {unknown!r} else "")
         tests = ["tests/exchange/test_storage.py", "-k", f"less_than_a_byte and not ({{others}})"]
         raise SystemExit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not nightly", *tests]))
     """)
@@ -249,8 +216,8 @@ def test_registered_dtypes_and_others_that_are_bits():
     of_four = np.array(BITS, "u4").view("V4")
     for array in (np.array(BITS, "u2").view("V2"), Dunder(np.array(BITS, "u2"), code=203), of_four):
         for _ in range(3):
-            refused(lambda array=array: fast_args(total)(array), "uint32" if array is of_four else "uint16")
-        kernel = fast_args(total, storage=True)
+            refused(lambda array=array: kernel_of(total)(array), "uint32" if array is of_four else "uint16")
+        kernel = kernel_of(total, storage=True)
         assert [kernel(array) for _ in range(CALLS)] == [sum(BITS)] * CALLS
 
 
@@ -259,7 +226,7 @@ def test_elements_without_an_integer_of_their_width(code, bits):
     tensor = Dunder(np.zeros(4), code=code, bits=bits)
     for storage in (False, True):
         with pytest.raises(BufferError, match="Numba cannot compute with its elements") as raised:
-            fast_args(total, storage=storage)(tensor)
+            kernel_of(total, storage=storage)(tensor)
         assert "storage" not in str(raised.value)
 
 
@@ -299,15 +266,14 @@ def _upper_half(x, y):
         y[i] = x[i] >> 16
 
 
+OWNERS = {"np.ndarray": np, "torch.Tensor": torch, "tvm_ffi.Tensor": tvm_ffi, "jax.Array": jax}
+TARGETS = {name: getattr(owner, name.partition(".")[2]) for name, owner in OWNERS.items() if owner is not None}
+
+
 @needs_ml_dtypes
-@pytest.mark.parametrize("target", [np.ndarray, "torch", "tvm_ffi", "jax"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_a_view_that_is_returned_has_the_arguments_type(target):
-    module = {"torch": torch, "tvm_ffi": tvm_ffi, "jax": jax, np.ndarray: np}[target]
-    if module is None:
-        pytest.skip("not installed")
-    cls = {"torch": "Tensor", "tvm_ffi": "Tensor", "jax": "Array", np.ndarray: "ndarray"}[target]
-    array = _array()
-    returns = getattr(module, cls)
+    array, returns = _array(), TARGETS[target]
     native = fast_args(lambda x: x[1:], storage=True, returns=returns)
     by_numba = fast_args(lambda x, text: x[1:], storage=True, returns=returns)
     for _ in range(CALLS):
@@ -349,41 +315,37 @@ WITHOUT_ML_DTYPES = """
 """
 
 
-@pytest.mark.slow
 @needs_torch
 def test_without_ml_dtypes():
-    run_python(WITHOUT_ML_DTYPES)
+    fork_python(WITHOUT_ML_DTYPES)
 
 
-@pytest.mark.slow
+WITHOUT_COMPILING = """
+    import ml_dtypes, numpy as np, torch
+    from fastexchange import fast_args
+    from made_producers import Dunder
+
+    bits = np.array([127, 128], "u1")
+    elements = bits.view(ml_dtypes.float8_e8m0fnu), Dunder(bits, code=14), torch.tensor(bits).view(torch.uint4)
+    for tensor in elements:
+        assert fast_args(lambda x: x[0] + 0, storage=True)(tensor) == 127
+        for arguments in ((tensor,), ((tensor, 1),), ([tensor],)):
+            try:
+                fast_args(lambda x: 0)(*arguments)
+            except BufferError as error:
+                assert "fast_args(storage=True)" in str(error), error
+            else:
+                raise AssertionError("not refused")
+    same, tail = fast_args(lambda x: (x, x[1:]), storage=True)(elements[0])
+    assert same is elements[0] and tail.dtype == ml_dtypes.float8_e8m0fnu and tail.tolist() == [2.0]
+"""
+
+
 @needs_torch
-def test_without_ml_dtypes_and_without_compiling():
-    run_python(WITHOUT_ML_DTYPES, NUMBA_DISABLE_JIT="1")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ml_dtypes") is None, reason="ml_dtypes is not installed")
-def test_without_compiling():
-    run_python(
-        """
-        import ml_dtypes, numpy as np
-        from fastexchange import fast_args
-        from made_producers import Dunder
-
-        bits = np.array([127, 128], "u1")
-        for array in (bits.view(ml_dtypes.float8_e8m0fnu), Dunder(bits, code=14)):
-            assert fast_args(lambda x: int(x.sum()), storage=True)(array) == 255
-            for arguments in ((array,), ((array, 1),), ([array],)):
-                try:
-                    fast_args(lambda x: 0)(*arguments)
-                except BufferError as error:
-                    assert "fast_args(storage=True)" in str(error), error
-                else:
-                    raise AssertionError("not refused")
-        same, tail = fast_args(lambda x: (x, x[1:]), storage=True)(bits.view(ml_dtypes.float8_e8m0fnu))
-        assert tail.dtype == ml_dtypes.float8_e8m0fnu and tail.tolist() == [2.0]
-        """,
-        NUMBA_DISABLE_JIT="1",
-    )
+@needs_ml_dtypes
+@pytest.mark.parametrize("code", [WITHOUT_COMPILING, WITHOUT_ML_DTYPES], ids=["all", "and without ml_dtypes"])
+def test_without_compiling(code):
+    run_python(code, NUMBA_DISABLE_JIT="1")
 
 
 @needs_ml_dtypes
@@ -410,27 +372,24 @@ def test_explained(make):
             "beside a string": (tensor, ""), "beside what only Numba reads": (tensor, ONLY_NUMBA),
             "in a tuple": ((tensor, 0),), "in a list": ([tensor],),
         }.get(name, (tensor,))  # fmt: skip
-        said = fast_args(function).explain(*arguments)
+        said = kernel_of(function).explain(*arguments)
         assert said.outcome.startswith("refused with BufferError") and "fast_args(storage=True)" in said.outcome, said
-        said = fast_args(function, storage=True).explain(*arguments)
+        said = kernel_of(function, storage=True).explain(*arguments)
         assert "refused" not in str(said) and "storage=True" not in str(said), said
-    assert "the bits of its elements, which are float8_e8m0fnu" in str(fast_args(total, storage=True).explain(tensor))
+    assert "the bits of its elements, which are float8_e8m0fnu" in str(kernel_of(total, storage=True).explain(tensor))
 
 
-@pytest.mark.parametrize("storage", [1, None, "allow"])
-def test_the_option_is_a_bool(storage):
-    with pytest.raises(TypeError, match="storage is True or False"):
-        fast_args(total, storage=storage)
-
-
-def kept(x):
+def _length(x):
     return x.shape[0]
 
 
-asking = fast_args(kept, storage=True)
+asking = fast_args(_length, storage=True)
 
 
-def test_a_kernel_knows_what_it_asks_for():
-    assert asking.storage is True and fast_args(kept).storage is False
+def test_the_option_is_a_bool_and_a_kernel_knows_it():
+    for storage in (1, None, "allow"):
+        with pytest.raises(TypeError, match="storage is True or False"):
+            fast_args(total, storage=storage)
+    assert asking.storage is True and fast_args(_length).storage is False
     assert isinstance(asking, FastKernel) and pickle.loads(pickle.dumps(asking)).storage is True
-    assert fast_args(fast_args(kept), storage=True).storage is True
+    assert fast_args(fast_args(_length), storage=True).storage is True

@@ -11,7 +11,7 @@ import pytest
 from frameworks import StridedMemoryView, paddle
 from interoperability import memory_view
 from made_producers import Tabled
-from oracle import type_and_message
+from oracle import references_kept, type_and_message
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack
 from fastexchange.exchange.discovery import discover
@@ -36,9 +36,8 @@ def total(x):
     return s
 
 
-@fast_args(nogil=True)
-def total_without_the_gil(x):
-    return x.sum()
+total_without_the_gil = fast_args(lambda x: x.sum(), nogil=True)
+bits_of_second = fast_args(lambda x: x[1], storage=True)
 
 
 @fast_args
@@ -62,40 +61,26 @@ def test_paddle_tensors_are_read_natively():
 
 
 @needs_paddle
-def test_paddle_strides_offsets_and_empty_tensors():
-    x = paddle.arange(12.0).reshape([3, 4])
-    views = [x, x.transpose([1, 0]), x[:, ::2], x[1:, 1:3], x[2], x[1, 1], x[:0], x.expand([2, 3, 4]), paddle.zeros([2, 0, 3])]
-    for view in views:
-        want = float(np.from_dlpack(view).sum())
-        assert total(view) == total(view) == want, view.shape
-
-
-def _refused_by_paddle() -> dict:
+def test_what_paddles_dlpack_refuses_is_refused():
+    """PaddlePaddle's table reads sparse tensors as if they were dense, and exports tensors that require grad."""
     watched = paddle.to_tensor([1.0, 2.0], stop_gradient=False)
     cleared, freed = paddle.arange(3.0), paddle.arange(3.0)
     cleared._clear()
     freed._clear_data()
-    return {
+    tensors = {
         "requires grad": watched, "result": watched * 2, "parameter": paddle.create_parameter([3], "float32"),
         "COO": paddle.sparse.sparse_coo_tensor([[0, 1], [1, 2]], [1.0, 2.0], [3, 3]),
         "CSR": paddle.sparse.sparse_csr_tensor([0, 1, 2], [0, 1], [1.0, 2.0], [2, 2]),
         "cleared": cleared, "without memory": freed,
     }  # fmt: skip
-
-
-@needs_paddle
-def test_what_paddles_dlpack_refuses_is_refused():
-    """PaddlePaddle's table reads sparse tensors as if they were dense, and exports tensors that require grad."""
     total(paddle.zeros([2]))
-    for what, tensor in _refused_by_paddle().items():
+    for what, tensor in tensors.items():
         expected = type_and_message(tensor.__dlpack__, max_version=(1, 0))[0]
-        before = sys.getrefcount(tensor)
-        for take in (total, total_without_the_gil, from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)):
-            for _ in range(2):
+        with references_kept(tensor):
+            for take in (total, total_without_the_gil, from_dlpack, to_dlpack, lambda x: convert(x, np.ndarray)) * 2:
                 assert type_and_message(take, tensor)[0] is expected, (what, take)
-        with paddle.no_grad():
-            assert type_and_message(total, tensor)[0] is expected, what
-        assert sys.getrefcount(tensor) == before, what
+            with paddle.no_grad():
+                assert type_and_message(total, tensor)[0] is expected, what
 
 
 @needs_paddle
@@ -110,10 +95,9 @@ def test_a_paddle_tensor_that_begins_to_require_grad():
 
 @needs_paddle
 def test_paddles_narrow_elements_and_their_bits():
-    bits = fast_args(lambda x: x[1], storage=True)
     for name, want in {"bfloat16": 0x3F80, "float16": 0x3C00, "float8_e4m3fn": 0x38, "float8_e5m2": 0x3C}.items():
         tensor = paddle.to_tensor([0.0, 1.0]).astype(name)
-        assert bits(tensor) == bits(tensor) == want, name
+        assert bits_of_second(tensor) == bits_of_second(tensor) == want, name
         assert total(tensor) == total(tensor) == 1.0 and not explain(tensor).reasons
 
 
@@ -142,14 +126,11 @@ def test_results_are_paddle_tensors():
 @needs_paddle
 def test_calls_with_paddle_tensors_keep_no_reference():
     x = paddle.arange(1000.0)
-    kernels = (total, total_without_the_gil, new_same_and_part, from_dlpack, lambda x: convert(x, np.ndarray))
-    for take in kernels:
+    for take in (total, total_without_the_gil, new_same_and_part, from_dlpack, lambda x: convert(x, np.ndarray)):
         take(x)
-    before = sys.getrefcount(x)
-    for take in kernels:
-        for _ in range(CALLS):
-            take(x)
-    assert sys.getrefcount(x) == before
+        with references_kept(x):
+            for _ in range(CALLS):
+                take(x)
 
 
 @needs_paddle
@@ -172,15 +153,14 @@ def test_paddle_gives_back_what_it_gets(to_paddle):
 def test_paddle_never_releases_one_owner_of_two_for_the_same_memory(take):
     """PaddlePaddle keeps owners by their address, whoever exports: tests of what is released take one tensor at a time."""
     tensor = Tabled(np.arange(4.0))
-    counts = [sys.getrefcount(tensor.array)]
-    one = take(tensor)
-    del one
-    counts.append(sys.getrefcount(tensor.array))
+    with references_kept(tensor.array):
+        take(tensor)
+    before = sys.getrefcount(tensor.array)
     both = [take(tensor), take(tensor)]
     assert both[0].data_ptr() == both[1].data_ptr() == tensor.array.ctypes.data
     both.clear()
-    counts.append(sys.getrefcount(tensor.array))
-    assert counts == [counts[0], counts[0], counts[0] + 1], "it releases both now: let the tests take two"
+    after = sys.getrefcount(tensor.array)
+    assert after == before + 1, "it releases both now: let the tests take two"
 
 
 @needs_paddle
@@ -213,7 +193,7 @@ def test_views_of_cuda_core():
         assert not seen.size or from_dlpack(view).ctypes.data == seen.ctypes.data
     assert explain(memory_view(array)).path == "c-exchange"
     assert total(memory_view(np.ones(2, "f2"))) == 2.0
-    assert fast_args(lambda x: x[1], storage=True)(memory_view(np.ones(2, "f2"))) == 0x3C00
+    assert bits_of_second(memory_view(np.ones(2, "f2"))) == 0x3C00
 
 
 @needs_views
