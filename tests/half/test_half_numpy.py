@@ -25,7 +25,7 @@ VALUES = [1.5, 0.5, 3.0, 2.0]
 @of_some
 def test_functions_for_which_numba_has_no_code(form, name):
     x, function = array(form, nearest(form, np.array(VALUES))), WITHOUT_CODE_OF_NUMBAS[name]
-    want = of_float32(function, x)
+    want = of_float32(function, x) if name == "random numbers" else function(x.astype(np.float32))
     assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(want), rtol=2 / (1 << form.fraction))
 
 

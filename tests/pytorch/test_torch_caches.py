@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from forked import fork_python
+from forked import Stage, fork_python
 from torch_operators import torch
 
 from fastexchange import fast_args
@@ -21,12 +21,22 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def stage():
+    made = Stage("import torch, fastexchange\n")
+    yield made
+    made.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", CASES)
-def test_caches_of_an_older_program(cases, tmp_path):
-    def run(new: int):
-        environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        return json.loads(fork_python("import cached_operators", str(new), *CASES[cases], **environment).stdout.splitlines()[-1])
+def test_caches_of_an_older_program(cases, tmp_path, stage):
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+    def run(new: int):  # what PyTorch compiles with a C++ compiler takes its time
+        ended = stage.run("import cached_operators", str(new), *CASES[cases], seconds=900, exits=False, **environment)
+        assert ended.code == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
 
     assert run(0)[0] == []
     assert run(1)[0] == []
@@ -122,23 +132,31 @@ def test_a_replaced_kernel_of_the_same_declaration_needs_no_compilation():
 # ---- programs that were exported -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", [copied, lambda x: torch.ops.fx_caches.exported(x)], ids=["kernel", "by name"])
-def test_an_exported_program_is_of_one_declaration(call, tmp_path):
+EXPORTED = """
+    import sys, torch
+    from fastexchange import fast_args
+
+    @fast_args(out=sys.argv[2])
+    def copied(x, y):
+        for i in range(y.shape[0]):
+            y[i] = x[i]
+
     class Module(torch.nn.Module):
         def forward(self, x):
-            return call(x) + 1
+            return {call}(x) + 1
 
-    copied.as_torch_op("fx_caches::exported", replace=True)
-    path, x = str(tmp_path / "program.pt2"), torch.ones(3)
-    torch.export.save(torch.export.export(Module(), (x,)), path)
-    load = """
-        import sys, torch
-        from fastexchange import fast_args
-        from test_torch_caches import copied
-        kernel = copied if sys.argv[2] == "same" else fast_args(out="x[n] -> y[n]: float64")(copied.py_func)
-        kernel.as_torch_op("fx_caches::exported", replace=True)
-        print(torch.export.load(sys.argv[1]).module()(torch.ones(3)).sum().item())
-    """
-    assert torch.export.load(path).module()(x).sum() == 6 and fork_python(load, path, "same").stdout == "6.0\n"
-    done = fork_python(load, path, "other", check=False)
+    op, x = copied.as_torch_op("fx_caches::exported"), torch.ones(3)
+    if sys.argv[3] == "save":
+        torch.export.save(torch.export.export(Module(), (x,)), sys.argv[1])
+    print(torch.export.load(sys.argv[1]).module()(x).sum().item())
+"""
+
+
+@pytest.mark.parametrize("call", ["copied", "torch.ops.fx_caches.exported"])
+def test_an_exported_program_is_of_one_declaration(call, tmp_path):
+    def run(out: str, what: str):
+        return fork_python(EXPORTED.format(call=call), str(tmp_path / "program.pt2"), out, what, check=False)
+
+    assert run("x[n] -> y[n]", "save").stdout == run("x[n] -> y[n]", "load").stdout == "6.0\n"
+    done = run("x[n] -> y[n]: float64", "load")
     assert done.returncode == 1 and "error when deserializing" in done.stderr and done.stdout == ""
