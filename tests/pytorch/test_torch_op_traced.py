@@ -59,7 +59,7 @@ def test_modes_and_tracers_see_operators_and_kernels_that_declare_their_outputs(
         assert torch.equal(recorded(2 * x, w), 2 * x * w + 1) and name in str(recorded.graph)
         for mode in ("real", "fake", "symbolic"):
             graph = graph_of(call, x, w, mode=mode)
-            assert re.search(rf"torch\.ops\.{name.replace('::', '.')}\w*\.default\(x_1, w_1\)", graph.code)
+            assert re.search(rf"torch\.ops\.{name.replace('::', '.')}\w*\.default\w*\(x_1, w_1\)", graph.code)
             assert torch.equal(graph(2 * x, w), 2 * x * w)
 
 
