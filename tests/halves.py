@@ -59,12 +59,15 @@ FORMS = [
     Form("float8_e5m2", 8, 5, 15, "IEEE", (12, 8)), Form("float8_e4m3fn", 8, 4, 7, "fn", (10, 8)),
     Form("float8_e5m2fnuz", 8, 5, 16, "fnuz", (13, 8)), Form("float8_e4m3fnuz", 8, 4, 8, "fnuz", (11, 8)),
 ]  # fmt: skip
-MOST_OF_ONE = [
+BY_NAME = {form.name: form for form in FORMS}
+BFLOAT16 = BY_NAME["bfloat16"]
+of_each = pytest.mark.parametrize("form", FORMS, ids=str)
+of_two = pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
+of_some = pytest.mark.parametrize("form", [
     FORMS[0], *(pytest.param(each, marks=pytest.mark.slow if each.name in ("float16", "float8_e4m3fn") else pytest.mark.nightly)
                 for each in FORMS[1:])
-]  # fmt: skip
-"""The formats for tests that compile much: what they have of their own, their conversions, other tests have of each."""
-BY_NAME = {form.name: form for form in FORMS}
+], ids=str)  # fmt: skip
+"""Marks tests that compile much: what the formats have of their own, their conversions, other tests have of each."""
 
 
 def codes(form: Form) -> np.ndarray:
@@ -166,6 +169,11 @@ def tensor(form: Form, code: np.ndarray):
     """Codes as a tensor of PyTorch's."""
     words = torch.from_numpy(np.array(code).astype(form.word))
     return words.view(form.torch)
+
+
+def tensor_of(form: Form, *values: float):
+    """Numbers as a tensor of PyTorch's."""
+    return tensor(form, nearest(form, np.array(values, float)))
 
 
 def code_of(values) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The truth table of PyTorch's tensors: every kind of tensor, every way to its memory, and what the consumer gets.
 
 ``python tests/truth_table.py`` prints the table that SECURITY.md has; ``--write`` puts it there. Many cells read what is not
-there, so all are filled by other processes: a server imports everything once, and forks for every row and after every crash.
+there, so all are filled by forks of a process that has imported everything: one for every row, and one after every crash.
 """
 
 import contextlib
@@ -10,16 +10,13 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
-import os
 import resource
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +26,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from forked import Stage
 from oracle import seen_type
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
@@ -139,41 +137,44 @@ def _x():
     return torch.arange(4.0)
 
 
-def _plain_rows() -> Iterator[Row]:
-    yield _row("plain", _x)
-    yield _row("view with an offset", lambda: torch.arange(8.0)[3:7])
-    yield _row("strided", lambda: torch.arange(8.0)[::2])
-    yield _row("F order", lambda: torch.arange(6.0).reshape(2, 3).t())
-    yield _row("overlapping (`unfold`)", lambda: torch.arange(5.0).unfold(0, 3, 1))
-    yield _row("expanded, stride 0", lambda: torch.arange(2.0)[:, None].expand(2, 3))
-    yield _row("one element in a dimension, odd stride", lambda: torch.arange(8.0).as_strided((1, 3), (5, 2)))
-    yield _row("0-d", lambda: torch.tensor(3.0))
-    yield _row("empty", lambda: torch.empty(0, 3))
-    yield _row("negative stride", lambda: torch.arange(4.0).as_strided((4,), (-1,), 3))
-    yield _row("negative stride, of NumPy", lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]))
+PLAIN = {
+    "plain": _x,
+    "view with an offset": lambda: torch.arange(8.0)[3:7],
+    "strided": lambda: torch.arange(8.0)[::2],
+    "F order": lambda: torch.arange(6.0).reshape(2, 3).t(),
+    "overlapping (`unfold`)": lambda: torch.arange(5.0).unfold(0, 3, 1),
+    "expanded, stride 0": lambda: torch.arange(2.0)[:, None].expand(2, 3),
+    "one element in a dimension, odd stride": lambda: torch.arange(8.0).as_strided((1, 3), (5, 2)),
+    "0-d": lambda: torch.tensor(3.0),
+    "empty": lambda: torch.empty(0, 3),
+    "negative stride": lambda: torch.arange(4.0).as_strided((4,), (-1,), 3),
+    "negative stride, of NumPy": lambda: torch.from_numpy(np.arange(4.0, dtype=np.float32)[::-1]),
+}
 
 
 def _leaf():
     return torch.arange(4.0).requires_grad_()
 
 
+AUTOGRAD = {
+    "leaf that requires grad": _leaf,
+    "result that requires grad": lambda: _leaf() * 2,
+    "view of a leaf": lambda: _leaf()[1:],
+    "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
+}
+
+
 def _autograd_rows() -> Iterator[Row]:
-    kinds = {
-        "leaf that requires grad": _leaf,
-        "result that requires grad": lambda: _leaf() * 2,
-        "view of a leaf": lambda: _leaf()[1:],
-        "`nn.Parameter`": lambda: torch.nn.Parameter(torch.arange(4.0)),
-    }
-    for name, make in kinds.items():
+    for name, make in AUTOGRAD.items():
         yield _row(name, make, is_watched=True)
     yield _row("written by autograd, after its view was made", _view_of_written, is_watched=True)
     # Made before the mode begins: a result of `no_grad()` would not require grad.
     for mode in ("no_grad", "inference_mode"):
-        for name, make in kinds.items():
+        for name, make in AUTOGRAD.items():
             yield Row(f"{name}, in `{mode}()`", functools.partial(_in_mode, mode, make), value_of)
     yield _row("`nn.Parameter`, frozen", lambda: torch.nn.Parameter(torch.arange(4.0), requires_grad=False))
     yield _row("detached", lambda: _leaf().detach())
-    yield _row("inference tensor", _inference_tensor)
+    yield _row("inference tensor", torch.inference_mode()(lambda: torch.arange(4.0)))
     yield _row("inference tensor, in `inference_mode()`", _x, mode=lambda: torch.inference_mode())
     yield _row("`nn.UninitializedParameter`", lambda: torch.nn.UninitializedParameter(), None)
     yield Row("dual tensor of forward mode", _dual, value_of, is_watched=True)
@@ -193,11 +194,6 @@ def _in_mode(mode: str, make, look: Look) -> None:
         look(tensor)
 
 
-def _inference_tensor():
-    with torch.inference_mode():
-        return torch.arange(4.0)
-
-
 def _dual(look: Look) -> None:
     from torch.autograd import forward_ad
 
@@ -211,29 +207,29 @@ def _dual_no_more():
     return made[0]
 
 
-def _lazy_rows() -> Iterator[Row]:
-    def z():
-        return torch.tensor([1 + 2j, 3 + 4j])
-
-    yield _row("conjugated, lazily (`z.conj()`)", lambda: z().conj())
-    yield _row("conjugated, in memory", lambda: z().conj().resolve_conj())
-    yield _row("negated, lazily (`z.conj().imag`)", lambda: z().conj().imag)
-    yield _row("negated, lazily (`_neg_view`)", lambda: torch._neg_view(_x()))
-    yield _row("real part of a conjugated one", lambda: z().conj().real)
-    yield _row("conjugated and negated", lambda: torch._neg_view(z().conj()))
+def _z():
+    return torch.tensor([1 + 2j, 3 + 4j])
 
 
-def _layout_rows() -> Iterator[Row]:
-    def eye():
-        return torch.eye(2)
-
-    yield _row("sparse COO", lambda: eye().to_sparse())
-    yield _row("sparse CSR", lambda: eye().to_sparse_csr())
-    yield _row("sparse CSC", lambda: eye().to_sparse_csc())
-    yield _row("sparse BSR", lambda: eye().to_sparse_bsr((1, 1)))
-    yield _row("mkldnn", lambda: _x().to_mkldnn())
-    yield _row("nested, strided", lambda: torch.nested.nested_tensor([_x(), _x()[:2]]), None)
-    yield _row("nested, jagged", lambda: torch.nested.nested_tensor([_x(), _x()[:2]], layout=torch.jagged), None)
+LAZY = {
+    "conjugated, lazily (`z.conj()`)": lambda: _z().conj(),
+    "conjugated, in memory": lambda: _z().conj().resolve_conj(),
+    "negated, lazily (`z.conj().imag`)": lambda: _z().conj().imag,
+    "negated, lazily (`_neg_view`)": lambda: torch._neg_view(_x()),
+    "real part of a conjugated one": lambda: _z().conj().real,
+    "conjugated and negated": lambda: torch._neg_view(_z().conj()),
+}
+LAYOUTS = {
+    "sparse COO": lambda: torch.eye(2).to_sparse(),
+    "sparse CSR": lambda: torch.eye(2).to_sparse_csr(),
+    "sparse CSC": lambda: torch.eye(2).to_sparse_csc(),
+    "sparse BSR": lambda: torch.eye(2).to_sparse_bsr((1, 1)),
+    "mkldnn": lambda: _x().to_mkldnn(),
+}
+NESTED = {
+    f"nested, {layout}": functools.partial(torch.nested.nested_tensor, [_x(), _x()[:2]], layout=getattr(torch, layout))
+    for layout in ("strided", "jagged")
+}
 
 
 def _rows_without_memory() -> Iterator[Row]:
@@ -241,12 +237,12 @@ def _rows_without_memory() -> Iterator[Row]:
     yield _row("`FakeTensor`", _fake, None)
     yield _row("`_efficientzerotensor`", lambda: torch._efficientzerotensor((4,)), None)
     yield _row("data pointer forbidden (`_set_throw_on_mutable_data_ptr`)", _forbidden, None)
-    yield _row("freed storage", lambda: _resized(_x(), 0), None)
-    yield _row("freed storage, view with an offset", _view_of_freed, None)
-    yield _row("freed storage, no elements", lambda: _resized(torch.arange(4.0)[:0], 0))
-    yield _row("storage smaller than the tensor", lambda: _resized(torch.arange(64.0), 16), None)
-    yield _row("storage smaller than the view", _view_of_shrunk, None)
-    yield _row("storage smaller, view that lies inside", _view_inside_shrunk, lambda tensor: [0.0, 1.0])
+    yield _row("freed storage", lambda: _cut(4, 0), None)
+    yield _row("freed storage, view with an offset", lambda: _cut(1024, 0, slice(512, 516)), None)
+    yield _row("freed storage, no elements", lambda: _cut(4, 0, slice(0)))
+    yield _row("storage smaller than the tensor", lambda: _cut(64, 16), None)
+    yield _row("storage smaller than the view", lambda: _cut(64, 16, slice(16, 20)), None)
+    yield _row("storage smaller, view that lies inside", lambda: _cut(64, 16, slice(2)), lambda tensor: [0.0, 1.0])
 
 
 def _fake():
@@ -261,27 +257,12 @@ def _forbidden():
     return tensor
 
 
-def _resized(tensor, size: int):
-    tensor.untyped_storage().resize_(size)
-    return tensor
-
-
-def _view_of_freed():
-    base = torch.arange(1024.0)
-    view = base[512:516]
-    return _keep(view, _resized(base, 0))
-
-
-def _view_of_shrunk():
-    base = torch.arange(64.0)
-    view = base[16:20]
-    return _keep(view, _resized(base, 16))
-
-
-def _view_inside_shrunk():
-    base = torch.arange(64.0)
-    view = base[:2]
-    return _keep(view, _resized(base, 16))
+def _cut(count: int, size: int, part: slice | None = None):
+    """A tensor, or a part of it, whose storage has then been resized to so many bytes."""
+    base = torch.arange(float(count))
+    view = base if part is None else base[part]
+    base.untyped_storage().resize_(size)
+    return _keep(view, base)
 
 
 def _subclass_rows() -> Iterator[Row]:
@@ -339,23 +320,11 @@ def _dtensor():
     return dtensor.DTensor.from_local(_x(), mesh, [dtensor.Replicate()])
 
 
-def _wrapped_rows() -> Iterator[Row]:
-    yield Row("inside `torch.vmap`", _in_vmap, None)
-    yield Row("inside `torch.func.grad`", _in_grad, None)
-    yield Row("inside `torch.func.jvp`", _in_jvp, None)
-    yield _row("functionalised", lambda: torch._to_functional_tensor(_x()), None)
-
-
-def _in_vmap(look: Look) -> None:
-    torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4))
-
-
-def _in_grad(look: Look) -> None:
-    torch.func.grad(lambda x: (look(x), x.sum())[1])(torch.arange(4.0))
-
-
-def _in_jvp(look: Look) -> None:
-    torch.func.jvp(lambda x: (look(x), x)[1], (torch.arange(4.0),), (torch.ones(4),))
+WRAPPED = {
+    "inside `torch.vmap`": lambda look: torch.vmap(lambda x: (look(x), x)[1])(torch.arange(8.0).reshape(2, 4)),
+    "inside `torch.func.grad`": lambda look: torch.func.grad(lambda x: (look(x), x.sum())[1])(_x()),
+    "inside `torch.func.jvp`": lambda look: torch.func.jvp(lambda x: (look(x), x)[1], (_x(),), (torch.ones(4),)),
+}
 
 
 def _dtype_rows() -> Iterator[Row]:
@@ -385,21 +354,8 @@ def _dtype_rows() -> Iterator[Row]:
     for name in ("bits8", "bits16", "bits1x8"):
         yield _row(name, lambda dtype=name: of_bytes(dtype), None)
     yield _row("qint8", lambda: torch.quantize_per_tensor(_x(), 0.5, 0, torch.qint8), None)
-    yield _row("quint4x2", _quint4x2, None)
-
-
-def _quint4x2():
-    return torch.quantize_per_channel(torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2)
-
-
-def _memory_rows() -> Iterator[Row]:
-    yield _row("shared memory", lambda: _x().share_memory_())
-    yield _row("pinned memory", lambda: _x().pin_memory())
-    yield _row("over a NumPy array", lambda: torch.from_numpy(np.arange(4.0)))
-    yield _row("over a readonly NumPy array", _over_readonly)
-    yield _row("over `bytes`", lambda: torch.frombuffer(bytes(16), dtype=torch.float32))
-    yield _row("copy-on-write (`_lazy_clone`)", _lazy_clone)
-    yield _row("copy-on-write, the original", lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)))
+    per_channel = torch.ones(2, 4), torch.ones(2), torch.zeros(2), 0, torch.quint4x2
+    yield _row("quint4x2", lambda: torch.quantize_per_channel(*per_channel), None)
 
 
 def _over_readonly():
@@ -408,14 +364,21 @@ def _over_readonly():
     return torch.from_numpy(array)
 
 
-def _lazy_clone():
-    original = _x()
-    return _keep(torch._lazy_clone(original), original)
-
-
+MEMORY = {
+    "shared memory": lambda: _x().share_memory_(),
+    "pinned memory": lambda: _x().pin_memory(),
+    "over a NumPy array": lambda: torch.from_numpy(np.arange(4.0)),
+    "over a readonly NumPy array": _over_readonly,
+    "over `bytes`": lambda: torch.frombuffer(bytes(16), dtype=torch.float32),
+    "copy-on-write (`_lazy_clone`)": lambda: _keep(torch._lazy_clone(original := _x()), original),
+    "copy-on-write, the original": lambda: _keep(tensor := _x(), torch._lazy_clone(tensor)),
+}
 ROWS = [
-    *_plain_rows(), *_autograd_rows(), *_lazy_rows(), *_layout_rows(), *_rows_without_memory(), *_subclass_rows(),
-    *_wrapped_rows(), *_dtype_rows(), *_memory_rows(),
+    *(_row(name, make) for name, make in PLAIN.items()), *_autograd_rows(),
+    *(_row(name, make) for name, make in (LAZY | LAYOUTS).items()), *(_row(name, make, None) for name, make in NESTED.items()),
+    *_rows_without_memory(), *_subclass_rows(), *(Row(name, give, None) for name, give in WRAPPED.items()),
+    _row("functionalised", lambda: torch._to_functional_tensor(_x()), None), *_dtype_rows(),
+    *(_row(name, make) for name, make in MEMORY.items()),
 ]  # fmt: skip
 
 
@@ -513,7 +476,7 @@ def _by_tvm_ffi(tensor) -> Iterator[Callable[[], Seen]]:
 
 
 def _by_nanobind(tensor) -> Iterator[Callable[[], Seen]]:
-    yield lambda: _nanobind().look(tensor, read)
+    yield lambda: importlib.import_module(_NANOBIND).look(tensor, read)
 
 
 def _address_and_elements(x):
@@ -586,11 +549,6 @@ def build_nanobind(folder: Path) -> None:
     )  # fmt: skip
 
 
-@functools.cache
-def _nanobind():
-    return importlib.import_module(_NANOBIND)
-
-
 COLUMNS = [
     Column("`np.from_dlpack`", _by_dlpack, "numpy"),
     Column("exchange table, bare", _by_table, "torch"),
@@ -653,90 +611,42 @@ def cell(row: Row, column: Column) -> str:
 # ---- processes of their own ----------------------------------------------------------------------------------------
 
 SECONDS = 60  # for one process
-AT_ONCE = 2  # processes
+_SAID = "outcome: "
 
 
-def serve() -> None:
-    """Fill every cell and print it, a line of JSON each."""
+def prepare() -> None:
+    """What the process does that is forked: making the first tensor of some kinds imports a great deal."""
     torch.set_num_threads(1)  # threads do not survive a fork
     warnings.simplefilter("ignore")
-    for row in ROWS:  # once here, as making the first of some kinds imports a great deal
+    for row in ROWS:
         with contextlib.suppress(Exception):
             row.give(lambda tensor: None)
     for kernel in _USED:
         for _ in range(40):
             kernel(_x())
     _njit_kernel(_x().numpy())
-    for filled in fill(ROWS, [column for column in COLUMNS if column.why_not is None]):
-        print(json.dumps(filled), flush=True)
 
 
-def fill(rows: list[Row], columns: list[Column]) -> Iterator[tuple[str, str, str]]:
-    """The outcome of every cell, with the titles of its row and its column, in no order."""
-    waiting, running = [(row, columns) for row in reversed(rows)], []
-    while waiting or running:
-        while waiting and len(running) < AT_ONCE:
-            running.append(_Filling(*waiting.pop()))
-        readable, _, _ = select.select(running, [], [], max(0.0, running[0].deadline - time.monotonic()))
-        for one in readable or running[:1]:
-            if not one.is_done(is_late=not readable):
-                continue
-            running.remove(one)
-            for column, outcome in one.filled.items():
-                yield one.row.title, column.title, outcome
-            if one.left:
-                waiting.append((one.row, one.left))
-
-
-class _Filling:
-    """A process that fills cells of a row, one after the other, until it dies.
-
-    The cell in which it died gets a process that begins with it, so a crash is never that of another cell.
-    """
-
-    def __init__(self, row: Row, columns: list[Column]):
-        self.row, self.left, self.filled, self.said = row, columns, {}, b""
-        self.deadline = time.monotonic() + SECONDS
-        self.pipe, writing = os.pipe()
-        self.process = os.fork()
-        if not self.process:
-            self._fill(writing)
-        os.close(writing)
-
-    def fileno(self) -> int:
-        return self.pipe
-
-    def _fill(self, writing: int) -> None:
+def fill(row: int, columns: list[int]) -> None:
+    """Print the outcomes of cells, in a process that may die of one."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # tvm-ffi's handler takes seconds to say where it was
+    for column in columns:
         try:
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # tvm-ffi's handler takes seconds to say where it was
-            for column in self.left:
-                try:
-                    outcome = cell(self.row, column)
-                except BaseException as error:
-                    outcome = f"**no outcome**: {type(error).__name__}: {error}; {error.__cause__!r}"
-                os.write(writing, json.dumps(outcome).encode() + b"\n")
-        finally:
-            os._exit(0)
+            outcome = cell(ROWS[row], COLUMNS[column])
+        except BaseException as error:
+            outcome = f"**no outcome**: {type(error).__name__}: {error}; {error.__cause__!r}"
+        print("\n" + _SAID + json.dumps(outcome), flush=True)
 
-    def is_done(self, is_late: bool) -> bool:
-        """Read what the process has written, or kill it. Once it is dead: the cells ``filled``, and those ``left``."""
-        if is_late:
-            os.kill(self.process, signal.SIGKILL)
-        elif more := os.read(self.pipe, 1 << 16):
-            self.said += more
-            return False
-        os.close(self.pipe)
-        os.waitpid(self.process, 0)
-        outcomes = [json.loads(line) for line in self.said.splitlines()]
-        if not outcomes:
-            outcomes = [HANGS if is_late else CRASH]
-        self.filled = dict(zip(self.left, outcomes, strict=False))
-        self.left = self.left[len(outcomes) :]
-        return True
+
+def filled(stage: Stage, row: int, columns: list[int]) -> list[str]:
+    """The outcomes of a row. The cell in which a process died gets one that begins with it: a crash is never that of another."""
+    found: list[str] = []
+    while len(found) < len(columns):
+        ended = stage.run(f"truth_table.fill({row}, {columns[len(found) :]})", seconds=SECONDS, exits=False)
+        said = [json.loads(line.removeprefix(_SAID)) for line in ended.stdout.splitlines() if line.startswith(_SAID)]
+        found += said or [HANGS if ended.code == -signal.SIGALRM else CRASH]
+    return found
 
 
 Outcomes = dict[str, dict[str, str]]
@@ -748,18 +658,15 @@ def outcomes() -> Outcomes:
     with tempfile.TemporaryDirectory() as folder:
         if _why_no_nanobind() is None:
             build_nanobind(Path(folder))
-        paths = filter(None, [folder, os.environ.get("PYTHONPATH")])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        server = subprocess.run([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, env=environment, check=True)
-    said = map(json.loads, server.stdout.splitlines())
-    found = {(row, column): outcome for row, column, outcome in said}
-    return {
-        row.title: {
-            column.title: found[row.title, column.title] if column.why_not is None else column.why_not
-            for column in COLUMNS
-        }
-        for row in ROWS
-    }
+        stage = Stage(f"import sys\nsys.path.insert(0, {folder!r})\nimport truth_table\ntruth_table.prepare()\n")
+        asked = [number for number, column in enumerate(COLUMNS) if column.why_not is None]
+        found = {column.title: column.why_not or "" for column in COLUMNS}
+        rows = {}
+        for number, row in enumerate(ROWS):
+            said = zip(asked, filled(stage, number, asked), strict=True)
+            rows[row.title] = found | {COLUMNS[column].title: outcome for column, outcome in said}
+        stage.close()
+    return rows
 
 
 # ---- Markdown ------------------------------------------------------------------------------------------------------
@@ -782,9 +689,6 @@ def committed() -> Outcomes:
 
 
 if __name__ == "__main__":
-    if "--serve" in sys.argv[1:]:
-        serve()
-        sys.exit()
     made = table(outcomes())
     print(made)
     if "--write" in sys.argv[1:]:

@@ -6,9 +6,8 @@ import numba
 import numpy as np
 import pytest
 from half_functions import CALLS, WITHOUT_CODE_OF_NUMBAS, arguments, called, numbers_in, of_float32
-from halves import BY_NAME, FORMS, array, nearest, tensor
+from halves import BFLOAT16, BY_NAME, array, nearest, of_each, of_some, tensor, tensor_of
 from interoperability import ml_dtypes
-from interpreter import run_python
 from numba import types
 from numba.core.errors import TypingError
 
@@ -19,60 +18,64 @@ if ml_dtypes is None:
 import fastexchange.half as half  # noqa: E402
 from fastexchange import fast_args  # noqa: E402
 
-BFLOAT16 = BY_NAME["bfloat16"]
+VALUES = [1.5, 0.5, 3.0, 2.0]
 
 
 @pytest.mark.parametrize("name", WITHOUT_CODE_OF_NUMBAS)
-@pytest.mark.parametrize(
-    "form", [each if each.name == "bfloat16" else pytest.param(each, marks=pytest.mark.nightly) for each in FORMS], ids=str
-)
+@of_some
 def test_functions_for_which_numba_has_no_code(form, name):
-    x = array(form, nearest(form, np.array([1.5, 0.5, 3.0, 2.0])))
-    function = WITHOUT_CODE_OF_NUMBAS[name]
-    want = of_float32(function, x)
+    x, function = array(form, nearest(form, np.array(VALUES))), WITHOUT_CODE_OF_NUMBAS[name]
+    want = of_float32(function, x) if name == "random numbers" else function(x.astype(np.float32))
     assert np.allclose(numbers_in(fast_args(function)(x)), numbers_in(want), rtol=2 / (1 << form.fraction))
 
 
-IN_PLACE = {
-    "np.random.shuffle": lambda x: np.random.shuffle(x), "np.fill_diagonal": lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]),
-    "random.shuffle": lambda x: random.shuffle(x), "x.sort": lambda x: x.sort(), "np.clip": lambda x: np.clip(x, 1, 2, out=x),
-}  # fmt: skip
+@numba.njit
+def seed(number):
+    np.random.seed(number)
+    random.seed(number)
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_functions_that_write_to_an_array_write_to_the_callers(name):
-    x = tensor(BFLOAT16, nearest(BFLOAT16, np.array([1.5, 0.5, 3.0, 2.0])))
-    for seed in range(9):
-        numba.njit(lambda seed: (np.random.seed(seed), random.seed(seed)))(seed)
-        fast_args(IN_PLACE[name])(x)
-        if x.tolist() != [1.5, 0.5, 3.0, 2.0]:
-            return
-    raise AssertionError("nothing was written")
+def in_place(x):
+    np.random.shuffle(x[0])
+    random.shuffle(x[1])
+    x[2].sort()
+    np.fill_diagonal(x[3].reshape(2, 2), x[3, 2])
+    np.clip(x[4], 1, 2, out=x[4])
 
 
-SUMS = {
-    "np.float64": (lambda x: np.sum(x, dtype=np.float64), 1000.0), "method": (lambda x: x.sum(dtype=np.float64), 1000.0),
-    "np.float32": (lambda x: x.sum(dtype=np.float32), 1000.0), "np.int64": (lambda x: x.sum(dtype=np.int64), 1000),
-    "a format": (lambda x: x.sum(dtype=half.bfloat16), 1000.0), "its own": (lambda x: np.sum(x, dtype=x.dtype), 1000.0),
-    "a format, of float32": (lambda x: np.sum(x.astype(np.float32), dtype=half.float16), 1000.0),
-    "None": (lambda x: x.sum(dtype=None), 1000.0),
-    "axis": (lambda x: x.reshape(2, 500).sum(axis=1, dtype=np.float64), [500, 500]),
-    "in order": (lambda x: x.reshape(2, 500).sum(1, np.float64), [500, 500]),
-    "dtype first": (lambda x: x.reshape(2, 500).sum(dtype=np.float64, axis=1), [500, 500]),
-    "axis and a format": (lambda x: np.sum(x.reshape(2, 500), 1, half.bfloat16), [500, 500]),
-    "cumsum": (lambda x: x.cumsum(dtype=np.float64)[::500], [1, 501]),
-    "cumsum of a format": (lambda x: x.cumsum(dtype=half.bfloat16)[::500], [1, 500]),
-}  # fmt: skip
-"""Sums of a thousand ones, each in the type that is asked for: bfloat16 would have lost count at 256."""
+def test_functions_that_write_to_an_array_write_to_the_callers():
+    kernel, x = fast_args(in_place), tensor_of(BFLOAT16, *VALUES * 5).view(5, 4)
+    for number in range(9):
+        seed(number)
+        kernel(x)
+        if all(row != VALUES for row in x[:2].tolist()):
+            break
+    assert [sorted(row) for row in x[:2].tolist()] == [sorted(VALUES)] * 2 and VALUES not in x[:2].tolist()
+    assert x[2:].tolist() == [[0.5, 1.5, 2.0, 3.0], [3.0, 0.5, 3.0, 3.0], [1.5, 1.0, 2.0, 2.0]]
 
 
-@pytest.mark.parametrize("name", SUMS)
-def test_sums_with_dtype(name):
-    function, want = SUMS[name]
-    for x in (array(BFLOAT16, [0x3F80] * 1000), tensor(BFLOAT16, [0x3F80] * 1000)):
-        got = fast_args(function)(x)
-        assert (got.tolist() if hasattr(got, "tolist") else got) == want
-        assert type(got) is type(want) or "float64" in str(got.dtype) or "format" in name
+def sums(x):
+    return (
+        np.sum(x, dtype=np.float64), x.sum(dtype=np.float64), x.sum(dtype=np.float32), x.sum(dtype=half.bfloat16),
+        np.sum(x, dtype=x.dtype), np.sum(x.astype(np.float32), dtype=half.float16), x.sum(dtype=None), x.sum(dtype=np.int64),
+    )  # fmt: skip
+
+
+def sums_of_an_axis(x):
+    rows = x.reshape(2, 500)
+    return (
+        rows.sum(axis=1, dtype=np.float64), rows.sum(1, np.float64), rows.sum(dtype=np.float64, axis=1),
+        x.cumsum(dtype=np.float64)[499:501], np.sum(rows, 1, half.bfloat16), x.cumsum(dtype=half.bfloat16)[499:501],
+    )  # fmt: skip
+
+
+def test_sums_with_dtype():
+    """Of a thousand ones, each in the type that is asked for: bfloat16 would have lost count at 256."""
+    x = tensor(BFLOAT16, [0x3F80] * 1000)
+    assert [(got, type(got)) for got in fast_args(sums)(x)] == [(1000.0, float)] * 7 + [(1000, int)]
+    found = fast_args(sums_of_an_axis)(x)
+    assert [each.tolist() for each in found] == [[500, 500]] * 3 + [[500, 501]] + [[500, 500]] * 2
+    assert [each.dtype for each in found] == [torch.float64] * 4 + [torch.bfloat16] * 2
 
 
 def test_methods_with_what_numba_has_not_are_refused():
@@ -83,63 +86,41 @@ def test_methods_with_what_numba_has_not_are_refused():
         fast_args(lambda x: x.sum(dtype=half.bfloat16))(np.ones(3))  # else LLVM's error
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+def ordered(x, edges):
+    return (
+        np.searchsorted(edges, x), np.searchsorted(edges, x, "right"), np.digitize(x, edges[:3]), np.searchsorted(edges, x[1]),
+        np.searchsorted(edges, [x[0], x[1]]), np.argsort(x),
+    )  # fmt: skip
+
+
+@of_some
 def test_nan_is_the_last_of_an_order(form):
     """Also in functions in which Numba asks NumPy whether a dtype has NaN."""
-    x, edges = (array(form, nearest(form, np.array(values))) for values in ([2.0, np.nan, -1.0, 0.5], [0.0, 1.0, 2.0, np.nan]))
-
-    def kernel(x, edges):
-        found = np.searchsorted(edges, x), np.searchsorted(edges, x, "right"), np.digitize(x, edges[:3])
-        return *found, np.searchsorted(edges, x[1]), np.searchsorted(edges, [x[0], x[1]]), np.argsort(x)
-
-    assert numbers_in(fast_args(kernel)(x, edges)) == numbers_in(of_float32(kernel, x, edges))
+    given = [array(form, nearest(form, np.array(values))) for values in ([2.0, np.nan, -1.0, 0.5], [0.0, 1.0, 2.0, np.nan])]
+    wanted = ordered(*(each.astype(np.float32) for each in given))
+    assert numbers_in(fast_args(ordered)(*given)) == numbers_in(wanted)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@of_each
 def test_limits(form):
+    """``nan_to_num`` gives of an array of the format one of the format; with ``copy=False`` in its place."""
     kind, dtype = getattr(half, form.name), form.dtype
-    kernel = fast_args(lambda x: (np.finfo(x.dtype), np.finfo(kind), np.finfo(x[0])))
+
+    def kernel(x):
+        made = np.nan_to_num(x, nan=0.5)
+        np.nan_to_num(x, copy=False, nan=0.5)
+        return np.finfo(x.dtype), np.finfo(kind), np.finfo(x[0]), made
+
+    with np.errstate(all="ignore"):
+        given = np.array([1, np.nan, np.inf, -np.inf]).astype(dtype)
     want = np.finfo(dtype) if form.name == "float16" else ml_dtypes.finfo(dtype)
-    for got in kernel(array(form, [0])):
+    limit = float(want.max)
+    numbers = np.nan_to_num(given.astype(float), nan=0.5, posinf=limit, neginf=-limit).tolist()
+    *limits, made = fast_args(kernel)(given)
+    for got in limits:
         for name in set(got._fields) - {"resolution"}:  # ml_dtypes rounds it, differently
             assert getattr(got, name) == float(getattr(want, name)), name
-
-
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_nan_to_num(form):
-    """Of an array of the format one of the format; with ``copy=False`` in its place."""
-    with np.errstate(all="ignore"):
-        given = np.array([1, np.nan, np.inf, -np.inf]).astype(form.dtype)
-    limit = float(ml_dtypes.finfo(form.dtype).max)
-    want = np.nan_to_num(given.astype(float), nan=0.5, posinf=limit, neginf=-limit)
-    got = fast_args(lambda x: np.nan_to_num(x, nan=0.5))(given)
-    assert got.dtype == form.dtype and got.astype(float).tolist() == want.tolist() and np.isnan(given.astype(float)[1])
-    fast_args(lambda x: np.nan_to_num(x, copy=False, nan=0.5))(given)
-    assert given.astype(float).tolist() == want.tolist()
-
-
-@pytest.mark.slow
-def test_functions_without_ml_dtypes():
-    run_python(
-        """
-        import sys
-        sys.modules["ml_dtypes"] = None  # whatever is installed
-        import numpy as np, torch
-        from half_functions import WITHOUT_CODE_OF_NUMBAS, numbers_in, of_float32
-        from fastexchange import fast_args
-        x = torch.tensor([1.5, 0.5, 3.0, 2.0])
-        for name, function in WITHOUT_CODE_OF_NUMBAS.items():
-            want = numbers_in(of_float32(function, x.numpy()))
-            for dtype in (torch.bfloat16, torch.float8_e5m2):
-                if name != "x.imag":  # readonly, which PyTorch's tensors cannot be
-                    got = numbers_in(fast_args(function)(x.to(dtype)))
-                    assert np.allclose(got, want, rtol=0.01 if dtype == torch.bfloat16 else 0.3), (name, dtype, got, want)
-        x = x.to(torch.bfloat16)
-        assert fast_args(lambda x: np.finfo(x.dtype).max)(x) == torch.finfo(torch.bfloat16).max
-        fast_args(lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]))(x)
-        assert x.tolist() == [3.0, 0.5, 3.0, 3.0]
-        """
-    )
+    assert made.dtype == dtype and made.astype(float).tolist() == given.astype(float).tolist() == numbers
 
 
 def functions_of_numba():
@@ -202,9 +183,13 @@ def test_functions_of_vectorize_get_float32(declared):
     function = numba.vectorize(VECTORISED[declared])(lambda a, b: a * b + 1)
     values = np.array([1.5, 2.0, 3.0], np.float32)
     x, single = array(BFLOAT16, nearest(BFLOAT16, values)), values.astype(np.float16)
-    for kernel in (lambda x: function(x, x), lambda x: function(x[0], x[1]), lambda x: function(x, x[0])):
-        want = numba.njit(kernel)(values)
-        for got in (fast_args(kernel)(x), numba.njit(kernel)(x), fast_args(kernel)(single)):
+
+    def kernel(x):
+        return function(x, x), function(x[0], x[1]), function(x, x[0])
+
+    wanted = numba.njit(kernel)(values)
+    for found in (fast_args(kernel)(x), numba.njit(kernel)(x), fast_args(kernel)(single)):
+        for got, want in zip(found, wanted, strict=True):
             assert np.array_equal(got, want) and np.asarray(got).dtype == np.asarray(want).dtype
     assert np.array_equal(function(single, single), values * values + 1) and np.array_equal(function(x, x), values * values + 1)
 
@@ -256,47 +241,3 @@ def test_functions_of_guvectorize_are_refused_by_name():
 
     with pytest.raises(TypingError, match=r"compile twice\(array\(bfloat16, 1d, C\), array\(float32, 1d, C\)\) for"):
         fast_args(kernel)(array(BFLOAT16, [0]))
-
-
-@pytest.mark.slow
-def test_what_needs_ml_dtypes_says_so():
-    """Results of plain Numba would be bytes, and so would what NumPy passes to a function of ``vectorize``."""
-    run_python(
-        """
-        import sys
-        sys.modules["ml_dtypes"] = None  # whatever is installed
-        import numba, numpy as np, torch
-        import fastexchange.half as half
-        from fastexchange import fast_args
-
-        def refused(kinds, words, function, *arguments, times=3):
-            for _ in range(times):
-                try:
-                    got = function(*arguments)
-                except kinds as error:
-                    assert words in str(error), error
-                else:
-                    raise AssertionError(got)
-
-        def made(n):
-            return np.full(n, 1.5, half.bfloat16)
-
-        dispatcher, calls = numba.njit(made), []
-        x = torch.ones(3, dtype=torch.bfloat16)
-        assert fast_args(lambda x: dispatcher(2)[1] + x[0])(x) == 2.5  # as part of a kernel it computes
-        for function in (made, lambda n: (made_(n), 1), lambda n: [made_(n)]):
-            made_ = dispatcher
-            refused(TypeError, "install ml_dtypes", numba.njit(function), 2)
-        refused(BufferError, "ml_dtypes", fast_args(lambda x, part: x[part]), x, slice(0, 2))  # by Numba's own dispatcher
-        refused(TypeError, "install ml_dtypes", fast_args(lambda part: dispatcher(2)[part]), slice(0, 2))
-        assert numba.njit(lambda n: np.full(n, 1.5, half.float16))(2).dtype == np.float16
-        assert numba.njit(lambda n: dispatcher(n)[0])(2) == 1.5
-
-        function = numba.vectorize(lambda a, b: a * b + 1)
-        assert fast_args(lambda x: function(x, x))(x).tolist() == [2.0, 2.0, 2.0]
-        assert function(np.ones(3, np.float16), np.ones(3, np.float16)).tolist() == [2.0, 2.0, 2.0]
-        rounding = numba.vectorize(lambda a: half.bfloat16(a))
-        refused(TypeError, "install ml_dtypes", rounding, np.ones(3), times=1)
-        refused(TypeError, "did not contain a loop", rounding, np.ones(3))  # says NumPy from then on
-        """
-    )

@@ -3,133 +3,12 @@
 import json
 
 import pytest
-from interpreter import run_python
+from forked import Stage, fork_python
+from torch_operators import torch
 
 from fastexchange import fast_args
 from fastexchange.calls.torch_declared import code_of
 
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
-
-PROGRAM = """
-import json, sys
-import torch
-from fastexchange import fast_args
-new = int(sys.argv[1])
-which = sys.argv[2:]
-different = []
-
-def check(name, function, *shapes):
-    '''Note if a function gives something else compiled than as it is.'''
-    if name not in which:
-        return
-    results = []
-    for call in function, torch.compile(function, fullgraph=True):
-        given = [torch.ones(shape, requires_grad=name.startswith("grad")) for shape in shapes]
-        made = call(*given)
-        if name.startswith("grad"):
-            made.sum().backward()
-            given = [each.grad for each in given]
-        made = made if isinstance(made, tuple) else (made,)
-        results.append([(each.tolist(), str(each.dtype)) for each in (*made, *given) if each is not None])
-    if results[0] != results[1]:
-        different.append((name, results))
-
-@fast_args(out=("x[n] -> y[n]", "x[n] -> y[n]: float64")[new])
-def dtype(x, y):
-    for i in range(y.shape[0]):
-        y[i] = x[i] + 0.1
-
-dtype_op = dtype.as_torch_op("fx_caches::dtype")
-check("dtype of the kernel", lambda x: dtype(x) * 2, 4)
-check("dtype by name", lambda x: torch.ops.fx_caches.dtype(x) * 2, 4)
-check("dtype of the overload", lambda x: torch.ops.fx_caches.dtype.default(x) * 2, 4)
-
-if new:
-    @fast_args(mutates=("y",))
-    def writes(x: torch.Tensor, y: torch.Tensor):
-        y[:] = 7
-else:
-    @fast_args(mutates=("x",))
-    def writes(x: torch.Tensor, y: torch.Tensor):
-        x[:] = 7
-
-writes_op = writes.as_torch_op("fx_caches::writes")
-
-def writing(function):
-    def call(x, y):
-        function(x, y)
-        return x.clone(), y.clone()
-    return call
-
-check("mutates of the kernel", writing(writes), 4, 4)
-check("mutates by name", writing(lambda x, y: torch.ops.fx_caches.writes(x, y)), 4, 4)
-
-if new:
-    @fast_args(out="x[n] -> y[n], z[n]")
-    def count(x, y, z):
-        for i in range(y.shape[0]):
-            y[i] = x[i] + 1
-            z[i] = x[i] + 2
-else:
-    @fast_args(out="x[n] -> y[n]")
-    def count(x, y):
-        for i in range(y.shape[0]):
-            y[i] = x[i] + 1
-
-count_op = count.as_torch_op("fx_caches::count")
-check("outputs of the kernel", lambda x: count(x)[0], 4)
-check("outputs by name", lambda x: torch.ops.fx_caches.count(x)[0], 4)
-
-@fast_args(out="x[n] -> y[n]")
-def body(x, y):
-    for i in range(y.shape[0]):
-        y[i] = x[i] + new
-
-check("the kernel's code", lambda x: body(x), 4)
-
-factor = 2.0 + new
-
-def helped(grad):
-    return grad * factor
-
-def backward(ctx, grad):
-    return helped(grad)
-
-@fast_args(out="grad_y[n] -> grad_x[n]")
-def by_kernel(grad_y, grad_x):
-    for i in range(grad_y.shape[0]):
-        grad_x[i] = grad_y[i] * (2 + new)
-
-if new:
-    @fast_args(out="grad_y[n], x[n] -> grad_x[n]")
-    def declared(grad_y, x, grad_x):
-        for i in range(grad_y.shape[0]):
-            grad_x[i] = x[i] * 5
-else:
-    @fast_args(out="grad_y[n] -> grad_x[n]")
-    def declared(grad_y, grad_x):
-        for i in range(grad_y.shape[0]):
-            grad_x[i] = grad_y[i]
-
-class Unknown:
-    factor = 2.0 + new
-
-unknown = Unknown()
-by_op = by_kernel.as_torch_op("fx_caches::by_kernel", backward=backward)
-for name, each in [("function", backward), ("kernel", by_kernel), ("declared", declared), ("operator", by_op),
-                   ("calls", lambda ctx, grad: torch.ops.fx_caches.dtype(grad).float()),
-                   ("unknown", lambda ctx, grad: grad * unknown.factor)]:
-    if f"grad {name}" in which:
-        body.as_torch_op(f"fx_caches::grad_{name}", backward=each)
-        check(f"grad {name}", lambda x: getattr(torch.ops.fx_caches, f"grad_{name}")(x), 4)
-
-body.as_torch_op("fx_caches::rule", vmap=lambda info, in_dims, x: (x * factor, in_dims[0]))
-check("rule for vmap", lambda x: torch.vmap(torch.ops.fx_caches.rule)(x), (2, 4))
-
-from torch._dynamo.utils import counters
-print(json.dumps([different, counters["aot_autograd"].get("autograd_cache_miss", 0), counters["inductor"]["fxgraph_cache_miss"]]))
-"""
 CASES = {
     "dtypes": ["dtype of the kernel", "dtype by name", "dtype of the overload"],
     "declarations": [
@@ -142,12 +21,22 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def stage():
+    made = Stage("import torch, fastexchange\n")
+    yield made
+    made.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", CASES)
-def test_caches_of_an_older_program(cases, tmp_path):
-    def run(new: int):
-        done = run_python(PROGRAM, str(new), *CASES[cases], TORCHINDUCTOR_CACHE_DIR=str(tmp_path), PYTHONWARNINGS="ignore")
-        return json.loads(done.stdout.splitlines()[-1])
+def test_caches_of_an_older_program(cases, tmp_path, stage):
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+    def run(new: int):  # what PyTorch compiles with a C++ compiler takes its time
+        ended = stage.run("import cached_operators", str(new), *CASES[cases], seconds=900, exits=False, **environment)
+        assert ended.code == 0, ended.stderr
+        return json.loads(ended.stdout.splitlines()[-1])
 
     assert run(0)[0] == []
     assert run(1)[0] == []
@@ -242,32 +131,32 @@ def test_a_replaced_kernel_of_the_same_declaration_needs_no_compilation():
 
 # ---- programs that were exported -------------------------------------------------------------------------------------
 
+
 EXPORTED = """
-import sys
-import torch
-from fastexchange import fast_args
-@fast_args(out=sys.argv[2])
-def copied(x, y):
-    for i in range(y.shape[0]):
-        y[i] = x[i]
-op = copied.as_torch_op("fx_caches::exported")
-class Module(torch.nn.Module):
-    def forward(self, x):
-        return {call}(x) + 1
-x = torch.ones(3)
-if sys.argv[3] == "save":
-    torch.export.save(torch.export.export(Module(), (x,)), sys.argv[1])
-print(torch.export.load(sys.argv[1]).module()(x).sum().item())
+    import sys, torch
+    from fastexchange import fast_args
+
+    @fast_args(out=sys.argv[2])
+    def copied(x, y):
+        for i in range(y.shape[0]):
+            y[i] = x[i]
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return {call}(x) + 1
+
+    op, x = copied.as_torch_op("fx_caches::exported"), torch.ones(3)
+    if sys.argv[3] == "save":
+        torch.export.save(torch.export.export(Module(), (x,)), sys.argv[1])
+    print(torch.export.load(sys.argv[1]).module()(x).sum().item())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("call", ["copied", "torch.ops.fx_caches.exported"])
 def test_an_exported_program_is_of_one_declaration(call, tmp_path):
     def run(out: str, what: str):
-        return run_python(EXPORTED.format(call=call), path, out, what, check=False, PYTHONWARNINGS="ignore")
+        return fork_python(EXPORTED.format(call=call), str(tmp_path / "program.pt2"), out, what, check=False)
 
-    path = str(tmp_path / "program.pt2")
     assert run("x[n] -> y[n]", "save").stdout == run("x[n] -> y[n]", "load").stdout == "6.0\n"
     done = run("x[n] -> y[n]: float64", "load")
     assert done.returncode == 1 and "error when deserializing" in done.stderr and done.stdout == ""

@@ -3,31 +3,13 @@
 import functools
 
 import pytest
-from frameworks import torch
+import torch_operators
+from torch_operators import doubled, doubled_backward, torch
 
 from fastexchange import fast_args
 
-pytestmark = [
-    pytest.mark.skipif(torch is None or not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old"),
-    pytest.mark.filterwarnings("ignore"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled():
-    torch.compiler.reset()
-
-
-@fast_args(out="x[n] -> y[n]")
-def double(x, y):
-    for i in range(x.size):
-        y[i] = 2 * x[i]
-
-
-@fast_args(out="grad_y[n] -> grad_x[n]")
-def double_backward(grad_y, grad_x):
-    for i in range(grad_y.size):
-        grad_x[i] = 2 * grad_y[i]
+pytestmark = pytest.mark.filterwarnings("ignore")
+nothing_compiled = torch_operators.nothing_compiled
 
 
 @fast_args(mutates="x")
@@ -57,26 +39,20 @@ def writing(function, is_list=False):
     return call
 
 
-def called_by(name):
-    """A function that doubles, and reaches a kernel by this name."""
-    return {
-        "kernel": lambda: double,
-        "operator": lambda: operator(double),
-        "torch.ops": lambda: operator(double).overload,
-        "backward": lambda: operator(double, double_backward),
-        "torch.ops backward": lambda: operator(double, double_backward).overload,
-        "mutates": lambda: writing(redouble),
-        "mutates operator": lambda: writing(operator(redouble)),
-        "mutates torch.ops": lambda: writing(operator(redouble).overload),
-        "list": lambda: writing(redouble_all, True),
-        "list torch.ops": lambda: writing(operator(redouble_all).overload, True),
-    }[name]()
-
-
-NAMES = [
-    "kernel", "operator", "torch.ops", "backward", "torch.ops backward", "mutates", "mutates operator", "mutates torch.ops",
-    "list", "list torch.ops",
-]  # fmt: skip
+CALLED_BY = {
+    "kernel": lambda: doubled,
+    "operator": lambda: operator(doubled),
+    "torch.ops": lambda: operator(doubled).overload,
+    "backward": lambda: operator(doubled, doubled_backward),
+    "torch.ops backward": lambda: operator(doubled, doubled_backward).overload,
+    "mutates": lambda: writing(redouble),
+    "mutates operator": lambda: writing(operator(redouble)),
+    "mutates torch.ops": lambda: writing(operator(redouble).overload),
+    "list": lambda: writing(redouble_all, True),
+    "list torch.ops": lambda: writing(operator(redouble_all).overload, True),
+}
+"""Functions that double, and reach a kernel by this name."""
+by_each_name = pytest.mark.parametrize("name", CALLED_BY)
 
 
 def loss(function):
@@ -123,9 +99,9 @@ REFUSED = r"is differentiated by a transform of torch\.func|carries a tangent|jv
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", NAMES)
+@by_each_name
 def test_an_undeclared_gradient_is_an_error(name, mode):
-    function, x = called_by(name), torch.arange(3.0)
+    function, x = CALLED_BY[name](), torch.arange(3.0)
     for _ in range(2):
         with pytest.raises((BufferError, RuntimeError), match=REFUSED):
             MODES[mode](function)(x)
@@ -133,16 +109,15 @@ def test_an_undeclared_gradient_is_an_error(name, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", NAMES)
-def test_an_undeclared_gradient_is_an_error_in_compiled_code(name, backend):
-    function, x = called_by(name), torch.arange(3.0)
-    compile_ = functools.partial(torch.compile, backend=backend)
-    for mode in MODES.values():
-        for compiled in (compile_(mode(function)), mode(compile_(function))):
+@by_each_name
+def test_an_undeclared_gradient_is_an_error_in_compiled_code(name):
+    function, x = CALLED_BY[name](), torch.arange(3.0)
+    for number, mode in enumerate(MODES.values()):
+        compiled = functools.partial(torch.compile, backend=["eager", "aot_eager"][number % 2])
+        for call in (compiled(mode(function)), mode(compiled(function))):
             torch.compiler.reset()
             with pytest.raises(Exception, match=REFUSED + "|FX to symbolically trace a dynamo-optimized"):
-                compiled(x)
+                call(x)
 
 
 CONSTANTS = {
@@ -160,25 +135,25 @@ CONSTANTS = {
 
 
 @pytest.mark.parametrize("mode", CONSTANTS)
-@pytest.mark.parametrize("name", NAMES)
+@by_each_name
 def test_what_needs_no_gradient_passes(name, mode):
-    function, x = called_by(name), torch.arange(3.0)
+    function, x = CALLED_BY[name](), torch.arange(3.0)
     for _ in range(2):
         assert CONSTANTS[mode](function)(x).tolist() == [0, 2, 4]
         assert function(x).tolist() == [0, 2, 4]
 
 
 @pytest.mark.slow
-def test_what_needs_no_gradient_passes_in_compiled_code():
-    x = torch.arange(3.0)
-    for name in NAMES:
-        for mode in CONSTANTS:
-            torch.compiler.reset()
-            assert torch.compile(CONSTANTS[mode](called_by(name)), backend="aot_eager")(x).tolist() == [0, 2, 4]
+@by_each_name
+def test_what_needs_no_gradient_passes_in_compiled_code(name):
+    x, function = torch.arange(3.0), CALLED_BY[name]()
+    calls = [mode(function) for mode in CONSTANTS.values()]
+    for call, compiled in zip(calls, map(functools.partial(torch.compile, backend="aot_eager"), calls), strict=True):
+        assert compiled(x).tolist() == call(x).tolist() == [0, 2, 4]
 
 
 def test_a_kernel_that_hides_its_arguments_from_autograd_has_no_gradient():
-    kernel = fast_args(grad="allow", out="x[n] -> y[n]")(double.py_func)
+    kernel = fast_args(grad="allow", out="x[n] -> y[n]")(doubled.py_func)
     op = kernel.as_torch_op("fx_gradients::hidden")
     for function in (op, op.overload):
         assert torch.func.grad(loss(function))(torch.arange(3.0)).tolist() == [0, 2, 4]
@@ -190,10 +165,10 @@ def test_an_operator_that_replaces_another_one_is_asked():
         y[:] = z[:] = 2 * x
 
     x, calls = torch.arange(3.0), []
-    for kernel in (double, double_twice, double):
+    for kernel in (doubled, double_twice, doubled):
         op = kernel.as_torch_op("fx_gradients::default", replace=True)
         calls.append(op.overload)
         made = torch.vmap(op)(x[None])
-        assert (made if kernel is double else made[1])[0].tolist() == [0, 2, 4]
+        assert (made if kernel is doubled else made[1])[0].tolist() == [0, 2, 4]
         with pytest.raises(BufferError, match=REFUSED):
             torch.func.grad(lambda x, op=op: op(x)[0].sum())(x)

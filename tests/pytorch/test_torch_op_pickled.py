@@ -3,22 +3,10 @@
 import pickle
 
 import pytest
-from interpreter import run_python
+from forked import fork_python
+from torch_operators import doubled, doubled_backward, torch
 
 from fastexchange import fast_args
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not hasattr(torch.library, "register_vmap"), reason="PyTorch is too old")
-
-
-@fast_args(out="grad_y[n] -> grad_x[n]")
-def doubled_backward(grad_y, grad_x):
-    grad_x[:] = 2 * grad_y
-
-
-@fast_args(out="x[n] -> y[n]")
-def doubled(x, y):
-    y[:] = 2 * x
 
 
 @fast_args
@@ -46,7 +34,7 @@ def test_a_name_that_has_another_declaration():
         pickle.loads(data)
 
 
-class Model(torch.nn.Module if torch else object):
+class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.operators = [
@@ -61,12 +49,11 @@ class Model(torch.nn.Module if torch else object):
         return sum(op(x) for op in self.operators) + y
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_module_first", [False, True])
 def test_a_module_is_saved_and_loaded_elsewhere(is_module_first, tmp_path):
     path = tmp_path / "model.pt"
     torch.save(Model(), path)
-    done = run_python(f"""
+    done = fork_python(f"""
         import torch, test_torch_op_pickled
         first = test_torch_op_pickled.Model() if {is_module_first} else None
         model = torch.load({str(path)!r}, weights_only=False)

@@ -3,24 +3,10 @@
 import gc
 
 import pytest
-from test_torch_op import native_calls
+from torch_operators import doubled, doubled_backward, native_calls, torch
 
 from fastexchange import fast_args
 from fastexchange.producers import torch_table
-
-torch = pytest.importorskip("torch")
-
-
-@fast_args(out="x[n] -> y[n]")
-def doubled(x, y):
-    for i in range(x.shape[0]):
-        y[i] = 2 * x[i]
-
-
-@fast_args(out="grad_y[n] -> grad_x[n]")
-def doubled_backward(grad_y, grad_x):
-    for i in range(grad_y.shape[0]):
-        grad_x[i] = 2 * grad_y[i]
 
 
 @fast_args

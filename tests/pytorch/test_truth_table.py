@@ -1,6 +1,5 @@
 """The truth table of PyTorch's tensors: it says what happens, and a kernel gets right elements or an exception."""
 
-import json
 import os
 import signal
 import time
@@ -9,23 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import truth_table  # noqa: E402
-from interpreter import run_python  # noqa: E402
-from truth_table import (  # noqa: E402
-    AS_BITS,
-    COLUMNS,
-    COPIES,
-    CRASH,
-    HANGS,
-    LOST,
-    NO_TENSOR,
-    RIGHT,
-    ROWS,
-    WRONG,
-    Column,
-    Row,
-    Seen,
-)
+import truth_table as table  # noqa: E402
+from forked import Stage  # noqa: E402
+from truth_table import COLUMNS, NO_TENSOR, ROWS, Column, Row, Seen  # noqa: E402
 
 pytestmark = pytest.mark.slow
 TITLES = [row.title for row in ROWS]
@@ -36,7 +21,7 @@ DLPACK, TABLE, *_, OURS = [column.title for column in COLUMNS]
 
 @pytest.fixture(scope="module")
 def found():
-    return truth_table.outcomes()
+    return table.outcomes()
 
 
 @pytest.mark.parametrize("row", TITLES)
@@ -55,7 +40,7 @@ def test_what_dlpack_refuses_is_refused_with_the_same_exception(found, row):
 
 
 def test_the_committed_table_is_the_one_that_is_made(found):
-    said = truth_table.committed()
+    said = table.committed()
     in_both = [
         column.title for column in COLUMNS if column.why_not is None and column.title in next(iter(said.values()))
     ]
@@ -76,60 +61,57 @@ def test_the_committed_table_is_the_one_that_is_made(found):
 @pytest.mark.parametrize(
     ("seen", "outcome"),
     [
-        (Seen(64, [1.0], False), RIGHT), (Seen(64, [7], True), AS_BITS), (Seen(128, [1.0], False), COPIES),
-        (Seen(64, [2.0], False), WRONG), (Seen(64, [7], False), WRONG), (Seen(128, [7], True), COPIES),
+        (Seen(64, [1.0], False), table.RIGHT), (Seen(64, [7], True), table.AS_BITS), (Seen(128, [1.0], False), table.COPIES),
+        (Seen(64, [2.0], False), table.WRONG), (Seen(64, [7], False), table.WRONG), (Seen(128, [7], True), table.COPIES),
     ],
 )  # fmt: skip
 def test_what_is_seen_is_judged(seen, outcome):
     plain = Row("", lambda look: None, None)
-    assert truth_table.judge(plain, lambda: seen, 64, [1.0], [7]) == outcome
-    assert truth_table.judge(plain, lambda: seen, 64, None, None) == WRONG
+    assert table.judge(plain, lambda: seen, 64, [1.0], [7]) == outcome
+    assert table.judge(plain, lambda: seen, 64, None, None) == table.WRONG
     watched = Row("", lambda look: None, None, is_watched=True)
-    assert truth_table.judge(watched, lambda: seen, 64, [1.0], [7]) == (WRONG if outcome == WRONG else LOST)
+    assert table.judge(watched, lambda: seen, 64, [1.0], [7]) == (table.WRONG if outcome == table.WRONG else table.LOST)
 
 
-def check_that_processes_that_die_or_hang_take_no_other_cell_along():
-    truth_table.SECONDS = 3
-
-    def raising(tensor):
-        yield lambda: {}["no"]
-
-    def dying(tensor):
-        yield lambda: os.kill(os.getpid(), signal.SIGSEGV)
-
-    def hanging(tensor):
-        yield lambda: time.sleep(600)
-
-    wanted = [
-        (raising, "refused (KeyError)"), (dying, CRASH), (dying, CRASH), (raising, "refused (KeyError)"), (hanging, HANGS),
-        (raising, "refused (KeyError)"),
-    ]  # fmt: skip
-    row = Row("one", lambda look: look(None), lambda tensor: [1.0])
-    columns = [Column(str(number), outcomes) for number, (outcomes, _) in enumerate(wanted)]
-    filled = truth_table.fill([row], columns)
-    assert sorted(filled) == [("one", str(number), outcome) for number, (_, outcome) in enumerate(wanted)]
+def raising(tensor):
+    yield lambda: {}["no"]
 
 
-def test_processes_that_die_or_hang_take_no_other_cell_along():
-    run_python("import test_truth_table as tests; tests.check_that_processes_that_die_or_hang_take_no_other_cell_along()")
+def dying(tensor):
+    yield lambda: os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def check_what_a_kernel_gets_without_an_exchange_table():
-    from fastexchange import explain
+def hanging(tensor):
+    yield lambda: time.sleep(600)
 
-    for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"):
-        if name in vars(torch.Tensor):
-            delattr(torch.Tensor, name)
-    assert "to_dlpack" in str(explain(torch.ones(3)))
-    for kernel in truth_table._USED:
-        for _ in range(40):
-            kernel(torch.arange(4.0))
-    column = next(column for column in COLUMNS if column.title == OURS)
-    print(json.dumps(list(truth_table.fill(ROWS, [column]))))
+
+def use_those_that_die_or_hang():
+    table.ROWS = [Row("one", lambda look: look(None), lambda tensor: [1.0])]
+    table.COLUMNS = [Column(each.__name__, each) for each in (raising, dying, dying, raising, hanging, raising)]
+
+
+def test_processes_that_die_or_hang_take_no_other_cell_along(monkeypatch):
+    monkeypatch.setattr(table, "SECONDS", 3)
+    stage = Stage("import truth_table, test_truth_table as tests\ntests.use_those_that_die_or_hang()\n")
+    no, dead, late = "refused (KeyError)", table.CRASH, table.HANGS
+    assert table.filled(stage, 0, [*range(6)]) == [no, dead, dead, no, late, no]
+    stage.close()
+
+
+WITHOUT_TABLE = """
+import torch, truth_table
+from fastexchange import explain
+for name in {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"} & {*vars(torch.Tensor)}:
+    delattr(torch.Tensor, name)
+assert "to_dlpack" in str(explain(torch.ones(3)))
+truth_table.prepare()
+"""
 
 
 def test_a_kernel_gets_the_same_without_an_exchange_table(found):
     """As on PyTorch before 2.10."""
-    done = run_python("import test_truth_table as tests; tests.check_what_a_kernel_gets_without_an_exchange_table()")
-    differing = {row: (outcome, found[row][OURS]) for row, _, outcome in json.loads(done.stdout) if outcome != found[row][OURS]}
-    assert not differing
+    stage = Stage(WITHOUT_TABLE)
+    ours = next(number for number, column in enumerate(COLUMNS) if column.title == OURS)
+    said = {row.title: table.filled(stage, number, [ours])[0] for number, row in enumerate(ROWS)}
+    stage.close()
+    assert said == {title: found[title][OURS] for title in TITLES}

@@ -1,0 +1,118 @@
+"""Half precision where ml_dtypes is not installed: PyTorch's tensors need none, and what needs it says so."""
+
+import numba
+import numpy as np
+import pytest
+from forked import fork_python
+
+torch = pytest.importorskip("torch")
+
+import fastexchange.half as half  # noqa: E402
+from fastexchange import fast_args  # noqa: E402
+
+
+def refused(kinds, words, function, *arguments, times=3):
+    for _ in range(times):
+        with pytest.raises(kinds, match=words):
+            function(*arguments)
+
+
+# ---- what is checked, by processes without ml_dtypes -------------------------------------------------------------------
+
+
+def fill(x, y):
+    for i in range(x.size):
+        y[i] = 3 * x[i]
+
+
+def twice(x, text):
+    return 2 * x[0], x, x[1:], x.copy(), np.full(2, 1.5, half.bfloat16), np.empty_like(x).size
+
+
+def alike(x):
+    y = np.empty(x.size, x.dtype)
+    for i in numba.prange(x.size):
+        y[i] = 2 * x[i]
+    return y
+
+
+def arguments_and_results():
+    twice_njit = numba.njit(twice)
+    alone, beside_text = fast_args(lambda x: twice_njit(x, 0)), fast_args(twice)
+    calls = {"bfloat16": lambda x: alone(x), "float16": lambda x: beside_text(x, ""), "float8_e5m2": lambda x: alone(x)}
+    asking = fast_args(lambda x: x[0], storage=True)
+    for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+        dtype = getattr(torch, name)
+        x = torch.tensor([1.0, 2.0, 3.0]).to(dtype)
+        for _ in range(40 if name in calls else 0):
+            number, same, tail, copied, made, size = calls[name](x)
+            assert number == 2.0 and same is x and size == 3
+            assert tail.dtype == dtype and tail.data_ptr() == x[1:].data_ptr() and tail.float().tolist() == [2.0, 3.0]
+            assert copied.dtype == dtype and copied.float().tolist() == [1.0, 2.0, 3.0]
+            assert made.dtype == torch.bfloat16 and made.float().tolist() == [1.5, 1.5]
+        out = fast_args(out=f"x[n] -> y[n]: {name}")(fill)(torch.ones(3))
+        assert out.dtype == dtype and out.float().tolist() == [3.0, 3.0, 3.0]
+        assert asking(x) > 50
+    x = torch.ones(3, dtype=torch.bfloat16)
+    assert torch.equal(fast_args(alike, parallel=True)(x), 2 * x)
+    refused(numba.TypingError, "^[^\n]*compile bfloat16 << int64 for", fast_args(lambda x: x[0] << 1), x, times=1)
+    nothing = r"^[^\n]*compile array\(bfloat16, 1d, C\)\.nothing for"
+    refused(numba.TypingError, nothing, fast_args(lambda x: x.nothing), x, times=1)
+    refused(numba.TypingError, nothing, fast_args(lambda pair: pair[0].nothing), (x, 1), times=1)
+    refused(BufferError, "ml_dtypes", fast_args(lambda x: np.ones(2, half.bfloat16)), np.ones(2))
+
+
+def functions_of_numpy():
+    from half_functions import WITHOUT_CODE_OF_NUMBAS, numbers_in
+
+    wide = np.array([1.5, 0.5, 3.0, 2.0], np.float32)
+    for name in ("ranges and histograms", "complex parts"):
+        function = WITHOUT_CODE_OF_NUMBAS[name]
+        got = fast_args(function)(torch.tensor(wide).to(torch.bfloat16))
+        assert np.allclose(numbers_in(got), numbers_in(function(wide)), rtol=0.01), name
+    x = torch.tensor(wide).to(torch.bfloat16)
+    assert fast_args(lambda x: np.finfo(x.dtype).max)(x) == torch.finfo(torch.bfloat16).max
+    fast_args(lambda x: np.fill_diagonal(x.reshape(2, 2), x[2]))(x)
+    assert x.tolist() == [3.0, 0.5, 3.0, 3.0]
+
+
+def variables():
+    from half_programs import LISTED, check
+    from halves import BFLOAT16
+
+    assert check(LISTED[:10], [BFLOAT16]) == 3 * 10
+
+
+def made(n):
+    return np.full(n, 1.5, half.bfloat16)
+
+
+def what_needs_ml_dtypes():
+    """Results of plain Numba would be bytes, and so would what NumPy passes to a function of ``vectorize``."""
+    made_, x = numba.njit(made), torch.ones(3, dtype=torch.bfloat16)
+    assert fast_args(lambda x: made_(2)[1] + x[0])(x) == 2.5  # as part of a kernel it computes
+    for function in (made, lambda n: (made_(n), 1), lambda n: [made_(n)]):
+        refused(TypeError, "install ml_dtypes", numba.njit(function), 2)
+    refused(BufferError, "ml_dtypes", fast_args(lambda x, part: x[part]), x, slice(0, 2))  # by Numba's own dispatcher
+    refused(TypeError, "install ml_dtypes", fast_args(lambda part: made_(2)[part]), slice(0, 2))
+    assert numba.njit(lambda n: np.full(n, 1.5, half.float16))(2).dtype == np.float16
+    assert numba.njit(lambda n: made_(n)[0])(2) == 1.5
+    function = numba.vectorize(lambda a, b: a * b + 1)
+    assert fast_args(lambda x: function(x, x))(x).tolist() == [2.0, 2.0, 2.0]
+    assert function(np.ones(3, np.float16), np.ones(3, np.float16)).tolist() == [2.0, 2.0, 2.0]
+    rounding = numba.vectorize(lambda a: half.bfloat16(a))
+    refused(TypeError, "install ml_dtypes", rounding, np.ones(3), times=1)
+    refused(TypeError, "did not contain a loop", rounding, np.ones(3))  # says NumPy from then on
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", ["arguments_and_results", "functions_of_numpy", "variables", "what_needs_ml_dtypes"])
+def test_without_ml_dtypes(check):
+    fork_python(f"""
+        import sys
+        sys.modules["ml_dtypes"] = None  # whatever is installed
+        import test_half_without_ml_dtypes as tests
+        tests.{check}()
+    """)

@@ -1,0 +1,255 @@
+"""Operators of PyTorch that cannot be made, that are replaced, or whose kernels raise, are interrupted, or cheat."""
+
+import functools
+import warnings
+
+import numpy as np
+import pytest
+import torch_operators
+from interpreter import run_python
+from torch_operators import doubled, needs_abi, refused, scale, scale_backward, scale_op, tensors, torch, transposed
+
+from fastexchange import fast_args
+from fastexchange.calls import torch_boxed, torch_library
+
+nothing_compiled = torch_operators.nothing_compiled
+
+
+@fast_args(out="x[n] -> y[n]")
+def unknown(x, alpha, y):
+    pass
+
+
+@fast_args(out="x[n] -> y[n]", grad="allow")
+def hiding(x, y):
+    pass
+
+
+@fast_args(out="x[n] -> y[n]", returns=np.ndarray)
+def arrays(x, y):
+    pass
+
+
+@fast_args
+def many(*xs):
+    pass
+
+
+@fast_args
+def text(x, name: str):
+    pass
+
+
+NO_OPERATORS = [
+    (TypeError, r"unknown.as_torch_op\(\): parameter 'alpha' \(position 1\) needs an annotation: torch.Tensor, ", unknown, {}),
+    (ValueError, "grad='allow' hides its arguments", hiding, {"backward": scale_backward}),
+    (TypeError, "returns=numpy.ndarray", arrays, {}),
+    (TypeError, "takes any number of arguments", many, {"mutates": "xs"}),
+    (TypeError, "'name' .* is annotated as .*str.*, which no operator takes", text, {"mutates": "x"}),
+    (TypeError, "declares neither outputs", torch_operators.total, {}),
+    (ValueError, "mutates= names 'z', which is no parameter", scale, {"mutates": "z"}),
+    (ValueError, "mutates= names 'y', which is an output", scale, {"mutates": "y"}),
+    (TypeError, "mutates is a tuple of parameters' names, not 3", scale, {"mutates": 3}),
+    (ValueError, "name is 'namespace::name', not 'scale'", scale, {"name": "scale"}),
+    (ValueError, "name is 'namespace::name', not 3", scale, {"name": 3}),
+    (ValueError, "setup_context= needs backward=", scale, {"setup_context": print}),
+    (ValueError, r"backward kernel transposed\(\) has the output 'y', which is none of grad_x, grad_w", scale,
+     {"backward": transposed}),
+    (TypeError, "backward= is a function, or kernels that declare outputs", scale, {"backward": torch_operators.total}),
+    (ValueError, "two backward kernels have the output 'grad_x'", scale, {"backward": [scale_backward, scale_backward]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "words", "kernel", "options"), NO_OPERATORS, ids=[row[1] for row in NO_OPERATORS])
+def test_what_cannot_be_an_operator_is_refused(kind, words, kernel, options):
+    refused(kind, words, kernel.as_torch_op, **{"name": "fx_bad::a", **options})
+    assert not hasattr(torch.ops.fx_bad, "a"), "nothing is left of a refused one"
+
+
+# ---- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_registered_once():
+    x, _w = tensors()
+    op = scale.as_torch_op("fx_test::once")
+    assert scale.as_torch_op("fx_test::once").overload is op.overload
+    refused(ValueError, "'fx_test::once' is registered, by <fast_args .*scale", transposed.as_torch_op, "fx_test::once")
+    refused(ValueError, "'aten::add' is registered, by another library", transposed.as_torch_op, "aten::add")
+    other = transposed.as_torch_op("fx_test::once", replace=True)
+    assert torch.equal(other(x), x.t()) and torch.equal(torch.ops.fx_test.once(x), x.t())
+
+
+def test_replaced_operators():
+    """Overloads that compiled graphs hold call the kernel that has their name, and no other operator's."""
+
+    def times(factor):
+        @fast_args(out="x[n] -> y[n]")
+        def multiplied(x, y):
+            for i in range(x.size):
+                y[i] = factor * x[i]
+
+        return multiplied
+
+    x = torch.ones(3)
+    first = times(2).as_torch_op("fx_test::replaced")
+    for _ in range(5):
+        first(x), first.overload(x)
+    compiled = torch.compile(lambda x: torch.ops.fx_test.replaced(x), backend="aot_eager")
+    calls = {"object": first, "overload": first.overload, "dispatch": first._dispatch, "compiled": compiled,
+             "packet": lambda x: torch.ops.fx_test.replaced(x)}  # fmt: skip
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [2.0] * 3)
+    with pytest.raises(ValueError, match="has the output 'y', which is none of grad_x"):
+        times(3).as_torch_op("fx_test::replaced", replace=True, backward=times(4))
+    times(5).as_torch_op("fx_test::made_after_replaced")
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [2.0] * 3)
+    calls["second"] = times(6).as_torch_op("fx_test::replaced", replace=True)
+    assert {name: call(x).tolist() for name, call in calls.items()} == dict.fromkeys(calls, [6.0] * 3)
+
+
+# ---- calls -------------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_that_do_not_fit():
+    x, w = tensors()
+    for call in (scale_op(), torch.compile(scale_op(), backend="eager")):
+        with pytest.raises(Exception, match=r"scale\(\): argument 'w' \(position 1\): dimension"):
+            call(x, x[0, :3])
+    assert torch.equal(scale_op()(x, w), x * w)
+
+
+@fast_args(out="x[n] -> y[n]")
+def raising_arrays(x, y):
+    y[:] = x
+    if x[0] > 0:
+        raise ValueError("with arrays", x, y)
+
+
+@functools.cache
+def raising_op():
+    op = raising_arrays.as_torch_op("fx_test::raising_arrays")
+    op.overload(torch.zeros(3))
+    return op
+
+
+def test_an_exception_of_the_kernel_reaches_the_caller():
+    op = raising_op()
+    for x in (torch.ones(3), torch.ones(2, 3)[:, 0], torch.ones(3, requires_grad=True)):
+        kind, words = (BufferError, "requires grad") if x.requires_grad else (ValueError, "with arrays")
+        for _ in range(3):
+            for call, kinds in ((op, kind), (op._dispatch, kind), (torch.ops.fx_test.raising_arrays, (kind, RuntimeError))):
+                with pytest.raises(kinds, match=words):
+                    call(x)
+    assert not vars(torch_boxed._thread).get("error")
+
+
+def test_arrays_in_an_exception_keep_their_memory():
+    x = torch.full((500,), 2.0)
+    for value in (2.0, 3.0, 4.0):
+        with pytest.raises(ValueError, match="with arrays") as info:
+            raising_op()._dispatch(x)
+        arrays = info.value.args[1:]
+        x.set_(torch.full((500,), value + 1))
+        others = [torch.full((500,), -1.0) for _ in range(20)]
+        assert [array[-1] for array in arrays] == [value] * 2 and others
+
+
+@needs_abi
+@torch_operators.needs_views
+def test_modes_see_no_stand_in():
+    """What native code reads as a tensor is no Python object: a mode that keeps it would read freed memory."""
+    from torch.overrides import TorchFunctionMode
+
+    op, seen = raising_op(), []
+
+    class See(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = torch.jit.trace(lambda x: torch.ops.fx_test.raising_arrays(x), torch.zeros(3))  # a mode does not see it call
+    x = torch.ones(3)
+    with See(), pytest.raises(RuntimeError, match="with arrays"):
+        call(x)
+    assert op.kernel.counts().fast and seen == []
+
+
+@needs_abi
+@pytest.mark.parametrize("method", ["make", "_kernel"])
+def test_ctrl_c_in_a_call_of_the_dispatcher(method, monkeypatch):
+    """PyTorch's dispatcher has a RuntimeError for everything; programs catch that."""
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    op = fast_args(out="x[n] -> y[n]")(doubled.py_func).as_torch_op(f"fx_test::interrupted_{method.strip('_')}")
+    boxed = torch_library._registered[op.name]._boxed
+    monkeypatch.setattr(torch_boxed.BoxedKernel if method == "make" else boxed, method, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            op.overload(torch.ones(3))
+        except RuntimeError:
+            for _ in range(1000):  # as after any signal, some statements may run before
+                pass
+    monkeypatch.undo()
+    assert op.overload(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_an_operator_without_outputs_returns_none():
+    @fast_args
+    def returning(x: "torch.Tensor"):
+        x[0] += 1
+        return x[0]
+
+    @fast_args
+    def returning_of_lists(x: "list[torch.Tensor]"):  # PyTorch's dispatcher calls Python code
+        x[0][0] += 1
+        return x[0][0]
+
+    for kernel, given in ((returning, torch.ones(3)), (returning_of_lists, [torch.ones(3)])):
+        op = kernel.as_torch_op(f"fx_test::{kernel.__name__}", mutates="x")
+        for _ in range(3):
+            for call in (op, op.overload):
+                with pytest.raises((TypeError, RuntimeError), match=r"declares no outputs, .* has to return None"):
+                    call(given)
+
+
+@pytest.mark.parametrize("is_debug", [False, True])
+def test_undeclared_writes_are_found_on_request(is_debug, monkeypatch):
+    """Native code calls an operator's kernel from the second call on, and the ``autograd.Function`` of it."""
+
+    @fast_args(out="x[n], scalar[] -> y[n]")
+    def cheating(x, scalar, y):
+        for i in range(x.size):
+            y[i] = x[i]
+            x[i] = 1
+
+    def backward(ctx, grad):
+        return grad, None
+
+    monkeypatch.setenv("FASTEXCHANGE_DEBUG", str(int(is_debug)))
+    op = cheating.as_torch_op(f"fx_test::cheating_{is_debug}", backward=backward)
+    for requires_grad in (False, True, False, True):
+        for call in (op, op.overload):
+            x = torch.zeros(3, requires_grad=requires_grad)
+            if is_debug:
+                said = r"cheating\(\): the kernel has written to argument 'x' \(position 0\), which mutates= does not name"
+                refused(RuntimeError, said, call, x, torch.zeros(()))
+            else:
+                assert call(x, torch.zeros(())).tolist() == [0, 0, 0] and x.tolist() == [1, 1, 1]
+            assert call(torch.ones(3), torch.zeros(())).tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_operators_without_compiling():
+    """Under NUMBA_DISABLE_JIT operators work, too, by the Python function."""
+    code = """
+    import torch
+    from torch_operators import scale, scale_backward
+    op = scale.as_torch_op("fx_test::interpreted", backward=scale_backward)
+    x, w = torch.ones(3, 4), torch.ones(4, requires_grad=True)
+    op(x, w).sum().backward()
+    print(w.grad.tolist(), torch.compile(op, backend="aot_eager", fullgraph=True)(x, w.detach()).sum().item())
+    """
+    assert run_python(code, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="ignore").stdout == "[3.0, 3.0, 3.0, 3.0] 12.0\n"

@@ -1,0 +1,317 @@
+"""Storages of PyTorch's tensors: what a kernel reads is held, whatever other threads, hooks and modes do meanwhile."""
+
+import collections
+import contextlib
+import ctypes
+import enum
+import gc
+import sys
+import threading
+import time
+
+import numba
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from frameworks import has_table, is_borrowed  # noqa: E402
+from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy  # noqa: E402
+from oracle import references_kept  # noqa: E402
+
+import fastexchange  # noqa: E402
+from fastexchange import fast_args  # noqa: E402
+from fastexchange.producers import torch_offsets as producer  # noqa: E402
+
+Pair = collections.namedtuple("Pair", "first second")
+total = fast_args(lambda x: x.sum())
+silent = fast_args(lambda x: x.sum(), nogil=True)
+size_of = fast_args(lambda x: x.size, nogil=True)
+
+
+class Answer(enum.Enum):
+    YES = 1
+
+
+def test_python_code_of_a_mode_runs_before_any_view_is_borrowed():
+    from torch.overrides import TorchFunctionMode
+
+    kernel = fast_args(lambda a, b: (b[0] + b[1], a.sum()))
+    a = torch.ones(1 << 16, dtype=torch.float64)
+    b = torch.ones(8, dtype=torch.float64)[2:]
+    for _ in range(30):
+        kernel(a, b)
+
+    class Frees(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            a.untyped_storage().resize_(0)
+            return function(*args, **(kwargs or {}))
+
+    if producer.guard().knows_all and is_borrowed():
+        with Frees():  # PyTorch is asked nothing, so nothing is freed
+            assert kernel(a, b) == (2.0, 1 << 16)
+    else:
+        with Frees(), pytest.raises(BufferError, match="'a'"):
+            kernel(a, b)
+    with Frees(), pytest.raises(BufferError, match=r"requires grad|NULL|freed|storage"):
+        kernel(a, b.clone().requires_grad_())
+
+
+def test_kernels_without_the_gil_forbid_resizing_as_numpy_does():
+    for tensor in (torch.ones(3), torch.ones(3, dtype=torch.bfloat16), torch.ones(6)[3:], torch.ones(3).t()):
+        kernel = fast_args(nogil=True, storage=True)(lambda x: x.size)
+        assert "new" in str(kernel.explain(tensor)) and tensor.untyped_storage().resizable()
+        assert [kernel(tensor) for _ in range(20)] == [3] * 20
+        assert kernel.counts().fast >= 19
+        with pytest.raises(RuntimeError, match="not resizable"):
+            tensor.untyped_storage().resize_(0)
+        assert kernel(tensor) == 3
+    literal = fast_args(nogil=True)(lambda x, name: x.size)  # text: Numba's own dispatcher makes the call
+    tensor = torch.ones(3)
+    assert "Numba's own" in str(literal.explain(tensor, ONLY_NUMBA)) and tensor.untyped_storage().resizable()  # it was no call
+    assert literal(tensor, ONLY_NUMBA) == 3 and not tensor.untyped_storage().resizable()
+
+
+@fast_args(nogil=True)
+def first_and_sum(x, y):
+    return x, x.sum()
+
+
+@fast_args(nogil=True)
+def first_of_a_tuple_and_sum(x, y):
+    return x[0], x[0].sum()
+
+
+@pytest.mark.parametrize(("kernel", "give"), [(first_and_sum, lambda x: x), (first_of_a_tuple_and_sum, lambda x: (x, 1.0))])
+def test_cached_calls_without_the_gil_hold_storages_and_give_them_back(kernel, give):
+    x, y = torch.ones(3), torch.ones(3, 2).t()
+    things = (x, y, *(tensor.untyped_storage() for tensor in (x, y)))
+    results = [kernel(give(x), y) for _ in range(100)]
+    assert all(back is x and total == 3.0 for back, total in results)
+    del results
+    with references_kept(*things):
+        for _ in range(100):
+            kernel(give(x), y)
+        with pytest.raises(TypeError):
+            kernel(give(x), y, 1)
+        assert kernel(give(y), y)[1] == 6.0 and kernel(give(x.double()), y)[1] == 3.0  # what differs is released, too
+
+
+def test_a_storage_that_changes_while_others_are_held_is_not_read():
+    from torch.overrides import TorchFunctionMode
+
+    @fast_args(nogil=True)
+    def total(a, b):
+        return a.sum() + b.sum()
+
+    a, b = torch.ones(1 << 16, dtype=torch.float64), torch.ones(8, dtype=torch.float64)
+    for _ in range(100):
+        assert total(a, b) == (1 << 16) + 8.0
+
+    class Sets(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if args and args[0] is b and a.numel() > 3:
+                a.set_(torch.full((3,), 2.0, dtype=torch.float64))
+            return function(*args, **(kwargs or {}))
+
+    with Sets():
+        assert total(a, b) == 6.0 + 8.0
+    assert total(a, b) == 6.0 + 8.0
+
+
+def test_without_the_byte_that_says_what_can_be_resized_pytorch_is_asked():
+    guard = producer.guard()
+    if not guard.native.storage_movable:
+        pytest.skip("the byte is not found")
+    for _ in range(100):
+        assert size_of(torch.ones(3)) == 3
+    kept = [guard._guards[number].storage_movable for number in range(producer.GUARDS)]
+    try:
+        for number in range(producer.GUARDS):
+            guard._guards[number].storage_movable = 0
+        tensor = torch.ones(3)
+        assert size_of(tensor) == 3 and not tensor.untyped_storage().resizable()
+        assert size_of(tensor) == 3
+    finally:
+        for number, at in enumerate(kept):
+            guard._guards[number].storage_movable = at
+
+
+hook = None  # what a kernel calls
+
+
+def call_hook():
+    with contextlib.suppress(RuntimeError):  # not resizable
+        hook()
+
+
+def total_after_hook(x):
+    with numba.objmode():
+        call_hook()
+    return x.sum()
+
+
+inner = numba.njit(total_after_hook)
+KERNELS = {"its own": fast_args(total_after_hook), "of a function that it calls": fast_args(lambda x: inner(x))}
+ACTS = {
+    "set_": lambda tensor: tensor.set_(torch.zeros(1)),
+    "data": lambda tensor: setattr(tensor, "data", torch.zeros(1)),
+    "resize_": lambda tensor: tensor.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_that_run_python_themselves_hold_what_they_read(act, kernel, monkeypatch):
+    tensor = torch.ones(1 << 20)
+    monkeypatch.setitem(globals(), "hook", lambda: ACTS[act](tensor))
+    assert KERNELS[kernel](tensor) == 1 << 20
+    assert total(torch.ones(3)) == 3.0 and not total._native.native.needs_owning_exports
+
+
+def test_more_tensors_in_a_tuple_than_looks():
+    silent = fast_args(nogil=True)(lambda items: items[0].sum() + len(items))
+    assert silent(tuple(torch.ones(1) for _ in range(80))) == 81.0
+
+
+def test_what_a_kernel_without_the_gil_returns_holds_the_storage():
+    identity = fast_args(nogil=True)(lambda x: x[1:])
+    tensor = torch.arange(1000.0)
+    kept = identity(tensor)
+    storage = tensor.untyped_storage()
+    tensor.set_(torch.zeros(3))
+    before = sys.getrefcount(storage)
+    assert kept[0] == 1.0 and kept[-1] == 999.0
+    del kept
+    assert sys.getrefcount(storage) == before - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=["", "nogil"])
+def test_an_exception_survives_the_end_of_a_storage_that_only_the_call_still_held(options, monkeypatch):
+    """The deleter of the storage's memory is Python, and must not see the kernel's exception."""
+
+    @fast_args(**options)
+    def fails(x):
+        with numba.objmode():
+            call_hook()
+        if x[0] == 5.0:
+            raise ValueError("from the kernel")
+        return x[0]
+
+    for _ in range(3):
+        ledger = Ledger()
+        tensor = torch.from_dlpack((Dunder if has_table() else Legacy)(np.full(3, 5.0), ledger))
+        monkeypatch.setitem(globals(), "hook", lambda tensor=tensor: tensor.set_(torch.zeros(1, dtype=torch.float64)))
+        with pytest.raises(ValueError, match="from the kernel"):
+            fails(tensor)
+        monkeypatch.undo()
+        del tensor
+        gc.collect()
+        ledger.check(1)
+
+
+@fast_args(parallel=True)
+def rounds(x, count):
+    s = 0.0
+    for _ in range(count):
+        for i in numba.prange(x.shape[0]):
+            s += x[i]
+    return s
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ["set_", "resize_"])
+def test_parallel_loops_hold_what_they_read(act):
+    """Numba gives up the GIL for as long as one takes."""
+    rounds(torch.ones(3), 1)
+    tensor, outcome = torch.ones(100_000), []
+    took = time.perf_counter()
+    rounds(tensor, 100)
+    count = 100 * max(1, int(0.3 / (time.perf_counter() - took)))
+
+    def meanwhile():
+        with contextlib.suppress(RuntimeError):  # not resizable
+            ACTS[act](tensor)
+        outcome.append([torch.full((100_000,), 7.0) for _ in range(20)])
+
+    other = threading.Timer(0.05, meanwhile)
+    other.start()
+    assert rounds(tensor, count) == 100_000.0 * count
+    other.join()
+    assert outcome
+
+
+def test_kernels_that_call_back_hold_what_they_read():
+    """A function behind a pointer may be Python: here one of ctypes."""
+    tensor = torch.ones(1000)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int)
+    def free():
+        with contextlib.suppress(RuntimeError):  # not resizable
+            tensor.untyped_storage().resize_(0)
+        tensor.set_(torch.zeros(1))
+        return len([torch.full((1000,), 7.0) for _ in range(20)])
+
+    @fast_args
+    def total_after(x):
+        free()
+        return x.sum()
+
+    for _ in range(3):
+        tensor = torch.ones(1000)
+        assert total_after(tensor) == 1000.0
+
+
+@pytest.mark.parametrize("function", [lambda x: Pair(1.0, 2.0), lambda x: Answer.YES, lambda x: [1.0, 2.0]],
+                         ids=["named tuple", "enum", "list"])  # fmt: skip
+def test_results_that_python_helps_to_box_hold_nothing(function):
+    """It is after the kernel has run: tensors stay resizable, and calls fast."""
+    kernel, tensors = fast_args(function), [torch.ones(3) for _ in range(30)]
+    for tensor in tensors:
+        kernel(tensor)
+    assert all(tensor.untyped_storage().resizable() for tensor in tensors)
+    assert kernel.counts().slow <= 2
+
+
+def test_an_argument_in_a_result_has_an_owner_before_python_runs():
+    """A named tuple's class is called for the result: here it lets the tensor go whose memory another part of that shows."""
+    tensor = None
+
+    def new(cls, *items):
+        tensor.set_(torch.zeros(1))
+        new.junk = [torch.full((1000,), 7.0) for _ in range(20)]
+        return tuple.__new__(cls, items)
+
+    Made = collections.namedtuple("Made", "a")
+    kernel = fast_args(lambda x: (Made(1.0), x[1:]))
+    assert kernel(torch.ones(3))[0] == (1.0,)
+    Made.__new__ = new
+    for _ in range(40):
+        tensor = torch.ones(1000)
+        assert kernel(tensor)[1].tolist() == [1.0] * 999
+
+
+def test_modes_of_the_caller_do_not_see_what_holds_a_storage():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Swallows(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return args[0] if "set_" in str(function) else function(*args, **(kwargs or {}))
+
+    # Without a table, __dlpack__ makes a view of the tensor, which this mode refuses.
+    fake = [FakeTensorMode] if has_table() else []
+    for mode in (*fake, Swallows, lambda: torch.device("meta")):
+        tensor = torch.ones(3)
+        with mode():
+            assert size_of(tensor) == 3
+        assert not tensor.untyped_storage().resizable()
+
+
+def test_a_freed_storage_is_refused_with_the_same_words_everywhere():
+    cut = torch.ones(8)
+    cut.untyped_storage().resize_(8)
+    for way in (total, silent, fastexchange.from_dlpack, fastexchange.to_dlpack):
+        for _ in range(3):
+            with pytest.raises(BufferError, match="storage has been freed or made smaller"):
+                way(cut)

@@ -1,0 +1,105 @@
+"""Kernels that are operators of PyTorch, for tests of these; and how many calls are made without PyTorch's dispatcher."""
+
+import functools
+import re
+
+import pytest
+from oracle import type_and_message
+
+torch = pytest.importorskip("torch")
+if not hasattr(torch.library, "register_vmap"):
+    pytest.skip("PyTorch is too old", allow_module_level=True)
+
+from fastexchange import TorchOp, fast_args  # noqa: E402
+from fastexchange.calls import torch_boxed  # noqa: E402
+from fastexchange.producers.torch_offsets import guard  # noqa: E402
+
+needs_views = pytest.mark.skipif(not guard().knows_views, reason="tensors are not read in memory here")
+needs_abi = pytest.mark.skipif(not torch_boxed._abi(), reason="PyTorch's C ABI lacks a function")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """PyTorch's compiler has compiled nothing."""
+    torch.compiler.reset()
+
+
+@fast_args(out="x[n, d], w[d] -> y[n, d]")
+def scale(x, w, y):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = x[i, j] * w[j]
+
+
+@fast_args(out="grad_y[n, d], x[n, d], w[d] -> grad_x[n, d], grad_w[d]")
+def scale_backward(grad_y, x, w, grad_x, grad_w):
+    grad_w[:] = 0
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            grad_x[i, j] = grad_y[i, j] * w[j]
+            grad_w[j] += grad_y[i, j] * x[i, j]
+
+
+@fast_args
+def axpy(a: float, x: torch.Tensor, y: torch.Tensor):
+    for i in range(x.size):
+        y[i] += a * x[i]
+
+
+@fast_args(out="x[n] -> y[n]")
+def doubled(x, y):
+    for i in range(x.size):
+        y[i] = 2 * x[i]
+
+
+@fast_args(out="grad_y[n] -> grad_x[n]")
+def doubled_backward(grad_y, grad_x):
+    for i in range(grad_y.size):
+        grad_x[i] = 2 * grad_y[i]
+
+
+@fast_args(out="x[n, m] -> y[m, n]")
+def transposed(x, y):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[j, i] = x[i, j]
+
+
+@fast_args
+def total(x):
+    return x.sum()
+
+
+@functools.cache
+def scale_op():
+    return scale.as_torch_op("fx_test::scale", backward=scale_backward)
+
+
+@functools.cache
+def axpy_op():
+    return axpy.as_torch_op("fx_test::axpy", mutates=("y",))
+
+
+@functools.cache
+def transposed_op():
+    return transposed.as_torch_op("fx_test::transposed")
+
+
+def tensors():
+    torch.manual_seed(0)
+    return torch.randn(3, 4), torch.randn(4)
+
+
+def native_calls(op, *args):
+    """How many calls an operator's kernel makes without PyTorch's dispatcher, of one."""
+    before = op.kernel.counts()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TorchOp, "_dispatch", lambda *args, **kwargs: None)
+        op(*args)
+    after = op.kernel.counts()
+    return after.fast + after.slow - before.fast - before.slow
+
+
+def refused(kind, words, call, *args, **kwargs):
+    given, message = type_and_message(call, *args, **kwargs)
+    assert given is kind and re.search(words, message), (given, message)
