@@ -272,7 +272,7 @@ for _name in (
     "no exception type at all",
 ):  # fmt: skip
     _act, _want = FUNCTIONS[_name]
-    _act = hostile._raise(_want) if _name.startswith("raises ") else _act  # a new one each time
+    _act = hostile.raising(_want) if _name.startswith("raises ") else _act  # a new one each time
     _kinds = _want if isinstance(_want, tuple) else (_want,)
     BAD[f"a view that {_name}"] = Bad(acting(Viewed, _act), _kinds, "exchange table")
     BAD[f"an export that {_name}"] = Bad(acting(Exported, _act), _kinds)
