@@ -26,36 +26,17 @@ assert no_violations  # a fixture
 # ---- what they do ----------------------------------------------------------------------------------------------------
 
 
-def call_the_kernel(tensor, kernel):
-    assert kernel(1.0, Turning(np.arange(3.0), behaves=True)) == 3.0
+def same(got, want):
+    assert got == want, got
 
 
-def call_the_kernel_with_itself(tensor, kernel):
-    assert kernel(1.0, tensor) == 6.0
-
-
-def call_the_kernel_with_other_types(tensor, kernel):
-    assert kernel(2, np.ones((2, 2), np.int32)) == 4.0
-    assert kernel(None, Dunder(np.ones(2))) == 2.0
-
-
-def call_the_kernel_through_numba(tensor, kernel):
-    assert kernel(ONLY_NUMBA, tensor) == 6.0
-
-
-def call_the_kernel_many_times(tensor, kernel):
-    assert {kernel(1.0, np.ones(3)) for _ in range(100)} == {3.0}
+part = fast_args(lambda first, x: x[1:], returns=np.ndarray)
 
 
 def call_other_kernels(tensor, kernel):
     assert ignore(*[tensor] * 5, *range(100)) == 105
     assert TOTALS.unlocked(1.0, tensor) == 6.0
     assert part(1.0, tensor).tolist() == [1.0, 2.0, 3.0]
-
-
-@fast_args(returns=np.ndarray)
-def part(first, x):
-    return x[1:]
 
 
 def be_refused_by_the_kernel(tensor, kernel):
@@ -82,13 +63,18 @@ def collect_garbage(tensor, kernel):
     gc.collect()
 
 
-def switch_threads(tensor, kernel):
-    ends = []
-    threads = [threading.Thread(target=lambda: ends.append(end_of(kernel, 1.0, Turning(behaves=True)))) for _ in range(3)]
+def together(count, work) -> None:
+    """Run ``work(number)`` in threads, for each number from 1 on."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, count + 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def switch_threads(tensor, kernel):
+    ends = []
+    together(3, lambda number: ends.append(end_of(kernel, 1.0, Turning(behaves=True))))
     assert ends == [6.0] * 3
 
 
@@ -99,10 +85,6 @@ def make_many_types(tensor, kernel):
         many = [hostile_type(f"Many{i}")(behaves=True) for i in range(200)]
         assert ignore(*many[:100]) == ignore(*many[100:]) == 100
         assert kernel(1.0, many[0]) == 6.0
-
-
-def make_and_drop_a_kernel(tensor, kernel):
-    assert fast_args(lambda x: x.size)(tensor) == 4
 
 
 def explain_itself(tensor, kernel):
@@ -118,19 +100,25 @@ def raise_and_catch(tensor, kernel):
             raise BufferError("caught")
 
 
-def look_what_is_handled(tensor, kernel):
-    assert sys.exc_info() == (None, None, None)
-
-
-def drop_what_it_made(tensor, kernel):
-    forget_notes(tensor)
-
-
-ACTIONS = (
-    call_the_kernel, call_the_kernel_with_itself, call_the_kernel_with_other_types, call_the_kernel_through_numba,
-    call_the_kernel_many_times, call_other_kernels, be_refused_by_the_kernel, call_20_deep, collect_garbage, switch_threads,
-    make_many_types, make_and_drop_a_kernel, explain_itself, raise_and_catch, look_what_is_handled, drop_what_it_made,
-)  # fmt: skip
+ACTIONS = {
+    "calls the kernel": lambda tensor, kernel: same(kernel(1.0, Turning(np.arange(3.0), behaves=True)), 3.0),
+    "calls the kernel with itself": lambda tensor, kernel: same(kernel(1.0, tensor), 6.0),
+    "calls the kernel with other types": lambda tensor, kernel: same(kernel(2, np.ones((2, 2), np.int32)), 4.0),
+    "calls the kernel with __dlpack__": lambda tensor, kernel: same(kernel(None, Dunder(np.ones(2))), 2.0),
+    "calls the kernel through Numba": lambda tensor, kernel: same(kernel(ONLY_NUMBA, tensor), 6.0),
+    "calls the kernel many times": lambda tensor, kernel: same({kernel(1.0, np.ones(3)) for _ in range(100)}, {3.0}),
+    "calls other kernels": call_other_kernels,
+    "is refused by the kernel": be_refused_by_the_kernel,
+    "calls 20 deep": call_20_deep,
+    "collects garbage": collect_garbage,
+    "switches threads": switch_threads,
+    "makes many types": make_many_types,
+    "makes and drops a kernel": lambda tensor, kernel: same(fast_args(lambda x: x.size)(tensor), 4),
+    "explains itself": explain_itself,
+    "raises and catches": raise_and_catch,
+    "looks what is handled": lambda tensor, kernel: same(sys.exc_info(), (None, None, None)),
+    "drops what it made": lambda tensor, kernel: forget_notes(tensor),
+}
 
 
 def delete_its_attributes(tensor, kernel):
@@ -143,10 +131,6 @@ def delete_its_attributes(tensor, kernel):
 def replace_its_table(tensor, kernel):
     setattr(type(tensor), ATTRIBUTE, Tabled.__dlpack_c_exchange_api__)
     gc.collect()
-
-
-def spoil_its_table(tensor, kernel):
-    setattr(type(tensor), ATTRIBUTE, 3)
 
 
 def change_its_class(tensor, kernel):
@@ -164,7 +148,13 @@ def recompile_the_kernel(tensor, kernel):
         kernel.recompile()
 
 
-CHANGES = (delete_its_attributes, replace_its_table, spoil_its_table, change_its_class, rebase_its_class)
+CHANGES = {
+    "deletes its attributes": delete_its_attributes,
+    "replaces its table": replace_its_table,
+    "spoils its table": lambda tensor, kernel: setattr(type(tensor), ATTRIBUTE, 3),
+    "changes its class": change_its_class,
+    "rebases its class": rebase_its_class,
+}
 
 
 # ---- when they do it -------------------------------------------------------------------------------------------------
@@ -274,22 +264,22 @@ def perform(action, time, ends, kernel=None, times=3) -> None:
 
 
 @pytest.mark.parametrize("time", TIMES)
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+@pytest.mark.parametrize("action", ACTIONS)
 def test_producers_that_do_something_else_first(action, time):
-    perform(action, time, 6.0)
+    perform(ACTIONS[action], time, 6.0)
 
 
 @pytest.mark.parametrize("time", [time for time in TIMES if time != FAST])
-@pytest.mark.parametrize("action", CHANGES, ids=lambda action: action.__name__)
+@pytest.mark.parametrize("action", CHANGES)
 def test_producers_that_change_their_type(action, time):
     """What was found for a type holds for the call in progress; later calls end in one of two ways, defined."""
-    perform(action, time, (6.0, REFUSED, TypeError, AttributeError))
+    perform(CHANGES[action], time, (6.0, REFUSED, TypeError, AttributeError))
 
 
-@pytest.mark.parametrize("action", [*CHANGES, recompile_the_kernel], ids=lambda action: action.__name__)
+@pytest.mark.parametrize("action", [*CHANGES, "recompiles the kernel"])
 def test_in_the_middle_of_a_fast_entry(action):
     kernel = fast_args(sum_of)
-    act = Once(action, kernel)
+    act = Once(CHANGES.get(action, recompile_the_kernel), kernel)
     tensor = hostile_type("Fresh")(view=before(act), behaves=True)
     for _ in range(WARM):
         assert kernel(1.0, tensor) == 6.0
@@ -358,11 +348,7 @@ def test_switching_threads_all_the_time():
             ends.append(kind_of(end_of(TOTALS.warm, 1.0, bad[0])) is BufferError)
             ends.append(kind_of(end_of(four, *good[:2], good[0], good[2])) == 1111.0 * number)
 
-    threads = [threading.Thread(target=hammer, args=(number,)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(4, hammer)
     assert all(ends) and len(ends) == 4 * 60 * 5
     ledger.check(ledger.made)
 
