@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from frameworks import torch, tvm_ffi
 from hostile_producers import VIEW, Gives, GivesLegacy, Hostile, Sets, hostile_type, managed_and
-from interoperability import Wrapper
 from made_producers import Dunder, Ignorant, Legacy, Tabled, capsule, export_legacy, export_versioned
 from oracle import seen_type
 
@@ -42,11 +41,15 @@ Viewed = hostile_type("Viewed")
 Exported = hostile_type("Exported", **{VIEW: None})
 
 
-class WrapsExport(Wrapper):
-    """Leads to a tensor that is exported, and counted."""
+class WrapsExport:
+    """A wrapper, whose attribute leads to a tensor that is exported, and counted."""
 
     def __init__(self, memory, ledger):
         self.inner, self.ledger, self.array = Exported(memory, ledger), ledger, memory
+
+    @property
+    def __dlpack_c_exchange_api__(self):
+        return self.inner
 
 
 TENSORS: dict[str, Callable] = {
@@ -140,11 +143,11 @@ def tensor_of(kind: str, memory, ledger):
 def forget_notes(thing) -> None:
     """Drop what producers made for the tests have noted of their exports; it holds references."""
     for name in ("words", "capsules", "asked"):
-        notes = getattr(thing, name, None)
+        notes = getattr(thing, "__dict__", {}).get(name)
         if notes is not None:
             notes.clear()
     made_producers._borrowed.pop(id(thing), None)
-    if isinstance(thing, WrapsExport):
+    if issubclass(type(thing), WrapsExport):
         forget_notes(thing.inner)
 
 

@@ -5,17 +5,20 @@ after `victim` has been looked at. A call reads what `victim` is after the chang
 does; it never reads the memory of the one with the meaning of the other.
 """
 
+import functools
 import gc
 import itertools
 
 import numba
 import numpy as np
 import pytest
+from counting import scene
 from frameworks import torch
 from interpreter import run_python
 from made_producers import ONLY_NUMBA
 from numba import types
 from numba.extending import overload
+from oracle import new_kernel
 
 from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 
@@ -29,72 +32,45 @@ pytestmark = pytest.mark.slow
 
 
 class Evil:
-    """A tensor whose ``__dlpack__`` runs `action` first."""
+    """A tensor whose ``__dlpack_device__`` or ``__dlpack__`` runs `action` before its answer, or `afterwards`."""
 
     def __init__(self, action, when="__dlpack__"):
         self.array, self.action, self.when = np.zeros(2), action, when
 
-    def __dlpack_device__(self):
-        if self.when == "__dlpack_device__":
+    def act(self, when):
+        if self.when == when:
             self.action()
+
+    def __dlpack_device__(self):
+        self.act("__dlpack_device__")
         return (1, 0)
 
     def __dlpack__(self, **options):
-        if self.when == "__dlpack__":
-            self.action()
+        self.act("__dlpack__")
         made = self.array.__dlpack__(**options)
-        if self.when == "afterwards":
-            self.action()
+        self.act("afterwards")
         return made
 
 
-def negate(victim):
-    victim.data = torch._neg_view(-victim.detach())  # the same value, and its negative in memory
+def become(convert):
+    """The victim gets another implementation, device or dtype."""
+
+    def action(victim):
+        victim.data = convert(victim.detach())
+
+    return action
 
 
-def conjugate(victim):
-    victim.data = victim.detach().conj().resolve_conj().conj()
-
-
-def require_grad(victim):
-    victim.requires_grad_()
-
-
-def watch_in_place(victim):
-    victim.mul_(torch.ones(1, requires_grad=True))
-
-
-def make_sparse(victim):
-    victim.data = victim.detach().to_sparse()
-
-
-def make_meta(victim):
-    victim.data = victim.detach().to("meta")
-
-
-def give_other_memory(victim):
-    victim.set_(torch.full((4,), 9.0, dtype=victim.dtype))
-
-
-def make_smaller(victim):
-    victim.set_(torch.full((1,), 9.0, dtype=victim.dtype))
-
-
-def make_integers(victim):
-    victim.data = torch.full((4,), 9, dtype=torch.int64)
-
-
-def free(victim):
-    victim.untyped_storage().resize_(0)
-
-
-def share(victim):
-    victim.share_memory_()
+negate = become(lambda x: torch._neg_view(-x))  # the same value, and its negative in memory
 
 
 def clone_lazily(victim):
     if not torch._C._is_cow_tensor(victim) and not victim.is_shared():
         torch._lazy_clone(victim)
+
+
+def give_other_memory(victim, size=4):
+    victim.set_(torch.full((size,), 9.0, dtype=victim.dtype))
 
 
 def dual(victim):
@@ -105,10 +81,20 @@ def dual(victim):
 
 
 REFUSED = (BufferError, RuntimeError, ValueError, TypeError)
-ACTIONS = [
-    negate, conjugate, require_grad, watch_in_place, make_sparse, make_meta, give_other_memory, make_smaller, make_integers, free,
-    share, clone_lazily,
-]  # fmt: skip
+ACTIONS = {
+    "becomes lazily negated": negate,
+    "becomes lazily conjugated": become(lambda x: x.conj().resolve_conj().conj()),
+    "requires grad": lambda victim: victim.requires_grad_(),
+    "is multiplied by what requires grad": lambda victim: victim.mul_(torch.ones(1, requires_grad=True)),
+    "becomes sparse": become(torch.Tensor.to_sparse),
+    "becomes a meta tensor": become(lambda x: x.to("meta")),
+    "gets other memory": give_other_memory,
+    "gets other memory, and less": functools.partial(give_other_memory, size=1),
+    "gets integers": become(lambda x: torch.full((4,), 9, dtype=torch.int64)),
+    "is freed": lambda victim: victim.untyped_storage().resize_(0),
+    "is shared with other processes": lambda victim: victim.share_memory_(),
+    "is cloned lazily": clone_lazily,
+}
 VICTIMS = {
     "plain": lambda: torch.full((4,), 2.0),
     "complex": lambda: torch.full((4,), 2.0 + 1j),
@@ -122,7 +108,7 @@ PLACES = {
     "beside an odd one": lambda victim, evil: (victim, evil, made_dual()),
     "beside what only Numba reads": lambda victim, evil: (victim, evil, ONLY_NUMBA),  # such calls are Numba's dispatcher's
     "before, in tuples, beside what only Numba reads": lambda victim, evil: ((victim, 1.0), (evil, 1.0), ONLY_NUMBA),
-    "beside a hundred": lambda victim, evil: (tuple([victim] + [np.zeros(1)] * 100), evil, 1.0),  # no frame has room for them
+    "beside seventy": lambda victim, evil: (tuple([victim] + [np.zeros(1, "f4")] * 70), evil, 1.0),  # no frame has room for them
 }
 
 
@@ -131,16 +117,6 @@ def made_dual():
         one = torch.ones(3)
         one.mul_(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
         return one
-
-
-def reading(nogil: bool):
-    """A kernel that says what it reads: the sums of real and imaginary parts of the arrays among its first two arguments."""
-
-    @fast_args(nogil=nogil)
-    def read(a, b, c):
-        return total(a), total(b)
-
-    return read
 
 
 def total_of(x):
@@ -159,6 +135,20 @@ def total(x):
     return total_of(x)
 
 
+def read(a, b, c):
+    """What it reads: the sums of the arrays among its first two arguments."""
+    return total(a), total(b)
+
+
+DISPATCHERS = {nogil: numba.njit(nogil=nogil)(read) for nogil in (False, True)}
+
+
+@functools.cache
+def later(nogil: bool):
+    """A kernel that has been called before; ``new_kernel`` makes one that is called first."""
+    return new_kernel(DISPATCHERS[nogil])
+
+
 def value_of(victim):
     """What a kernel may say of `victim` as it is now; None if it has to refuse it."""
     try:
@@ -169,84 +159,87 @@ def value_of(victim):
         return None
 
 
-KERNELS = {(nogil, order): reading(nogil) for nogil, order in itertools.product((False, True), ("first", "later"))}
+def places_of(make: str) -> list:
+    return [place for place in PLACES if make == "plain" or place != "beside seventy"]  # which takes long to compile
 
 
-@pytest.mark.parametrize("when", ["__dlpack__", "__dlpack_device__", "afterwards"])
-@pytest.mark.parametrize("place", PLACES)
+WHEN = ("__dlpack__", "__dlpack_device__", "afterwards")
+
+
+@pytest.mark.parametrize("nogil", [False, True], ids=["with the GIL", "without the GIL"])
 @pytest.mark.parametrize("make", VICTIMS)
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
-def test_no_argument_is_changed_behind_the_guard(action, make, place, when):
-    if action is conjugate and make != "complex":
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_argument_is_changed_behind_the_guard(action, make, nogil):
+    if action == "becomes lazily conjugated" and make != "complex":
         pytest.skip("only complex tensors can be conjugated")
-    for (nogil, order), read in KERNELS.items():
-        if order == "later":
-            for _ in range(20):
-                read(*PLACES[place](VICTIMS[make](), Evil(lambda: None)))
-        for armed_at in range(1, 6 if place.startswith("beside an odd") else 3):  # a call may ask for an export several times
-            victim = VICTIMS[make]()
-            calls = itertools.count(1)
+    for place, when, order in itertools.product(places_of(make), WHEN, ("first", "later")):
+        kernel = later(nogil) if order == "later" else new_kernel(DISPATCHERS[nogil])
+        for _ in range(20 if order == "later" else 0):
+            kernel(*PLACES[place](VICTIMS[make](), Evil(lambda: None)))
+        for armed_at in range(1, 6 if place == "beside an odd one" else 3):  # a call may ask for an export several times
+            with scene(place, when, order, armed_at):
+                check_change(kernel, place, when, VICTIMS[make](), ACTIONS[action], armed_at)
 
-            def act(victim=victim, calls=calls, armed_at=armed_at):
-                if next(calls) == armed_at:
-                    action(victim)
 
-            evil = Evil(act, when)
-            try:
-                got = read(*PLACES[place](victim, evil))[place == "after"]
-            except REFUSED:
-                continue
-            if next(calls) <= armed_at:
-                continue  # it has not been asked so often
-            after = value_of(victim)
-            assert after is not None, (nogil, order, armed_at, "read what has to be refused")
-            assert got == after, (nogil, order, armed_at, got, after)
+def check_change(kernel, place, when, victim, action, armed_at):
+    """When it is asked for the `armed_at`-th time, it changes the victim: what is read is right then, or refused."""
+    calls = itertools.count(1)
+
+    def act():
+        if next(calls) == armed_at:
+            action(victim)
+
+    try:
+        got = kernel(*PLACES[place](victim, Evil(act, when)))[place == "after"]
+    except REFUSED:
+        return
+    if next(calls) > armed_at:
+        after = value_of(victim)
+        assert after is not None, "read what has to be refused"
+        assert got == after
 
 
 @pytest.mark.parametrize("nogil", [False, True])
 @pytest.mark.parametrize("make", VICTIMS)
 def test_memory_is_that_of_the_value(nogil, make):
     """A tensor that becomes lazily negated, and one that is no longer: what is read is the value, before and after."""
-    read = KERNELS[nogil, "first"]
-    for place in PLACES:
+    for place in places_of(make):
         victim = VICTIMS[make]()
         victim.data = torch._neg_view(-victim.detach())
         want = victim.resolve_neg().numpy().sum()
         evil = Evil(lambda victim=victim: setattr(victim, "data", victim.detach().resolve_neg()))
         try:
-            assert read(*PLACES[place](victim, evil))[place == "after"] == want
+            assert new_kernel(DISPATCHERS[nogil])(*PLACES[place](victim, evil))[place == "after"] == want
         except BufferError as error:
             assert "negated" in str(error)
 
 
 @pytest.mark.parametrize("nogil", [False, True])
-def test_grad_mode_and_levels_of_differentiation_that_another_argument_opens(nogil):
-    read = KERNELS[nogil, "later"]
+def test_grad_mode_that_another_argument_enables(nogil):
     leaf = torch.full((4,), 2.0, requires_grad=True)
-    for place in PLACES:
-        for _ in range(20):
-            with torch.no_grad():
-                read(*PLACES[place](leaf, Evil(lambda: None)))
-                assert torch.is_grad_enabled() is False
-                with pytest.raises(BufferError, match="requires grad"):
-                    read(*PLACES[place](leaf, Evil(lambda: torch.set_grad_enabled(True))))
-    opened = []
-    for place in PLACES:
-        victim = torch.full((4,), 2.0)
+    for place in [*PLACES] * 20:
+        with torch.no_grad():
+            later(nogil)(*PLACES[place](leaf, Evil(lambda: None)))
+            assert torch.is_grad_enabled() is False
+            with pytest.raises(BufferError, match="requires grad"):
+                later(nogil)(*PLACES[place](leaf, Evil(lambda: torch.set_grad_enabled(True))))
 
-        def act(victim=victim):
-            if not opened:
-                level = forward_ad.dual_level()
+
+@pytest.mark.parametrize("nogil", [False, True])
+def test_levels_of_differentiation_that_another_argument_opens(nogil):
+    for place in PLACES:
+        victim, level = torch.full((4,), 2.0), forward_ad.dual_level()
+
+        def act(victim=victim, level=level):
+            if forward_ad._current_level < 0:
                 level.__enter__()
-                opened.append(level)
                 dual(victim)
 
         try:
             with pytest.raises(BufferError, match="tangent"):
-                read(*PLACES[place](victim, Evil(act)))
+                later(nogil)(*PLACES[place](victim, Evil(act)))
         finally:
-            while opened:
-                opened.pop().__exit__(None, None, None)
+            level.__exit__(None, None, None)
 
 
 def test_a_dual_tensor_whose_level_has_ended_is_native():
@@ -269,31 +262,28 @@ class Finalizer:
 
 
 @pytest.mark.parametrize("nogil", [False, True])
-@pytest.mark.parametrize("action", [negate, require_grad, give_other_memory, make_smaller, free], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory", "gets other memory, and less",
+                                    "is freed"])  # fmt: skip
 def test_a_garbage_collection_at_each_allocation_of_a_call(action, nogil):
     """The snapshot of a list, or the object of a storage, may set it off when other arguments have been read."""
-    read = KERNELS[nogil, "later"]
+    read = later(nogil)
     threshold = gc.get_threshold()
     for _ in range(20):
         read(torch.full((4,), 2.0), [torch.ones(2)], 1.0)
-    try:
-        for allocations in range(1, 12):
-            victim = torch.full((4,), 2.0)
-            lists = [torch.ones(2)]
-            gc.collect()
-            gc.disable()
-            Finalizer(lambda victim=victim: action(victim))
-            gc.set_threshold(gc.get_count()[0] + allocations)
-            gc.enable()
-            try:
-                got = read(victim, lists, 1.0)[0]
-            except REFUSED:
-                continue
-            finally:
-                gc.set_threshold(*threshold)
-            assert got in (8.0, 9.0, 36.0)
-    finally:
-        gc.set_threshold(*threshold)
+    for allocations in range(1, 12):
+        victim, lists = torch.full((4,), 2.0), [torch.ones(2)]
+        gc.collect()
+        gc.disable()
+        Finalizer(lambda victim=victim: ACTIONS[action](victim))
+        gc.set_threshold(gc.get_count()[0] + allocations)
+        gc.enable()
+        try:
+            got = read(victim, lists, 1.0)[0]
+        except REFUSED:
+            continue
+        finally:
+            gc.set_threshold(*threshold)
+        assert got in (8.0, 9.0, 36.0)
 
 
 class Changing(TorchFunctionMode):
@@ -310,23 +300,6 @@ class Changing(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("take", [
-    lambda x: from_dlpack(x), lambda x: from_dlpack(x, copy=False), lambda x: convert(x, np.ndarray),
-    lambda x: convert(x, np.ndarray, copy=False), lambda x: np.from_dlpack(Capsule(to_dlpack(x, max_version=(1, 0)))),
-], ids=["from_dlpack", "from_dlpack copy", "convert", "convert copy", "to_dlpack"])  # fmt: skip
-@pytest.mark.parametrize("action", [negate, require_grad, make_smaller], ids=lambda each: each.__name__)
-def test_conversions_in_a_mode_that_changes_the_tensor(take, action):
-    for number in range(1, 40):
-        victim = torch.full((4,), 2.0)
-        memory = victim.untyped_storage()  # an export does not keep it when the tensor is given other memory
-        with Changing(lambda victim=victim: action(victim), number):
-            try:
-                got = take(victim)
-            except REFUSED:
-                continue
-        assert got.tolist() in ([2.0] * 4, [9.0]) and memory.nbytes() == 16
-
-
 class Capsule:
     def __init__(self, capsule):
         self.capsule = capsule
@@ -338,12 +311,34 @@ class Capsule:
         return self.capsule
 
 
+CONVERSIONS = {
+    "from_dlpack": from_dlpack,
+    "from_dlpack, shared": lambda x: from_dlpack(x, copy=False),
+    "convert": lambda x: convert(x, np.ndarray),
+    "convert, shared": lambda x: convert(x, np.ndarray, copy=False),
+    "to_dlpack": lambda x: np.from_dlpack(Capsule(to_dlpack(x, max_version=(1, 0)))),
+}
+
+
+@pytest.mark.parametrize("way", CONVERSIONS)
+@pytest.mark.parametrize("action", ["becomes lazily negated", "requires grad", "gets other memory, and less"])
+def test_conversions_in_a_mode_that_changes_the_tensor(way, action):
+    for number in range(1, 40):
+        victim = torch.full((4,), 2.0)
+        memory = victim.untyped_storage()  # an export does not keep it when the tensor is given other memory
+        with Changing(lambda victim=victim: ACTIONS[action](victim), number):
+            try:
+                got = CONVERSIONS[way](victim)
+            except REFUSED:
+                continue
+        assert got.tolist() in ([2.0] * 4, [9.0]) and memory.nbytes() == 16
+
+
 def test_flags_and_shape_of_an_array_that_another_argument_changes():
-    read = KERNELS[False, "later"]
     for place in PLACES:
-        array = np.full(4, 2.0)
+        array = np.full(4, 2.0, np.float32)
         evil = Evil(lambda array=array: setattr(array.flags, "writeable", False))
-        assert read(*PLACES[place](array, evil))[place == "after"] == 8.0
+        assert later(False)(*PLACES[place](array, evil))[place == "after"] == 8.0
 
     @fast_args
     def write(a, b):
@@ -370,11 +365,11 @@ def test_without_an_exchange_table():
         import numpy as np
         from fastexchange import fast_args
         from made_producers import ONLY_NUMBA
-        from test_outrun import ACTIONS, Evil, Finalizer, REFUSED, give_other_memory, reading, value_of
+        from test_outrun import ACTIONS, DISPATCHERS, Evil, Finalizer, REFUSED, value_of
         assert not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
         for nogil in (False, True):
-            read = reading(nogil)
-            for action in ACTIONS:
+            read = fast_args(DISPATCHERS[nogil])
+            for action in ACTIONS.values():
                 for third in (1.0, "text", ONLY_NUMBA):
                     for _ in range(20):
                         victim = torch.full((4,), 2.0)

@@ -1,0 +1,254 @@
+"""What may stand in the place of a type's exchange table: unusable, usable though not where expected, raising, changing."""
+
+import contextlib
+import gc
+import itertools
+import re
+import weakref
+
+import hostile_producers as hostile
+import numpy as np
+import pytest
+from counting import Viewed, end_of, kept, needs_torch, no_violations
+from frameworks import has_table, torch
+from hostile_ways import SIZES, TOTALS, WARM, check_end, size_of, total
+from made_producers import ONLY_NUMBA, TABLE_CAPSULE, WithMethods, address_of, capsule, exchange_table, ffi
+
+from hostile_producers import (  # isort: skip
+    ATTRIBUTE, EXPORT, REFUSED, VIEW, Hostile, Mute, Outside, RaisingDescriptor, capsule_with_destructor,
+)
+from fastexchange import explain, fast_args
+
+assert no_violations  # a fixture
+OURS = {VIEW: hostile.view_function, EXPORT: hostile.export_function}
+REQUIRED = ("managed_tensor_allocator", EXPORT, "managed_tensor_to_py_object_no_sync", "current_work_stream")
+NONE = dict.fromkeys((VIEW, *REQUIRED))
+
+
+def metaclass_with(value) -> type:
+    """A metaclass with a property that gives `value`, or raises an exception like it."""
+
+    def read(cls):
+        if isinstance(value, BaseException):
+            raise type(value)(*value.args)
+        return value
+
+    return type("Meta", (type,), {ATTRIBUTE: property(read)})
+
+
+def chain(*versions, last=None):
+    """Tables of these versions, each with the next behind it; the newest."""
+    table = last
+    for version in reversed(versions):
+        table = exchange_table(version=version, prev=table, **OURS)
+    return table
+
+
+def circle(*versions):
+    first = end = chain(*versions)
+    while end.header.prev_api != ffi.NULL:
+        end = ffi.cast("DLPackExchangeAPI *", end.header.prev_api)
+    end.header.prev_api = ffi.cast("DLPackExchangeAPIHeader *", first)
+    return first
+
+
+def held(table):
+    return capsule(table, TABLE_CAPSULE)
+
+
+GOOD = chain((1, 3))
+NAMES = (b"dltensor", b"dltensor_versioned", b"dlpack_exchange_api ", b"DLPACK_EXCHANGE_API", b"", None, b"\xff")
+VALUES = (0, 1, -1, address_of(GOOD), "capsule", b"dlpack_exchange_api", (), [], {}, int, 1.5, object(), False, ...)
+VERSIONS = [(0, 0), (0, 99), (2, 0), (255, 255), (2**32 - 1, 2**32 - 1), (256, 1), (257, 3), (2**16 + 1, 3)]
+UNUSABLE = {
+    **{f"a capsule named {name!r}": capsule(GOOD, name) for name in NAMES},
+    **{re.sub("[0-9]{4,}", "N", f"{type(value).__name__} {value!r:.20}"): value for value in VALUES},
+    "what calls itself PyCapsule": hostile.FalsePyCapsule(),
+    "what cannot be printed": hostile.Unprintable(),
+    "a list of a capsule": [held(GOOD)],
+    "a function": lambda: held(GOOD),
+    "a cffi pointer": GOOD,
+    "a table of zeros": held(exchange_table(version=(0, 0), **NONE)),
+    **{f"version {version}": held(chain(version)) for version in VERSIONS},
+    **{f"no {name}": held(exchange_table(**OURS | {name: None})) for name in REQUIRED},
+    "nothing but a version": held(exchange_table(**NONE)),
+    "nothing but a view": held(exchange_table(**NONE | {VIEW: hostile.view_function})),
+    "a table that is its own predecessor": held(circle((2, 0))),
+    "two tables behind each other": held(circle((3, 0), (2, 0))),
+    "a long circle of tables": held(circle(*[(2, i) for i in range(100)])),
+    "a long chain of tables": held(chain(*[(2, i) for i in range(300)])),
+    "a descriptor that raises AttributeError": RaisingDescriptor(AttributeError("no")),
+}
+USABLE = {
+    "behind version 2": chain((2, 0), (1, 3)),
+    "behind versions 255, 3 and 0": chain((255, 0), (3, 0), (0, 9), (1, 0)),
+    "behind 60 tables": chain(*[(2, i) for i in range(60)], (1, 3)),
+    "before a circle": chain((1, 3), last=circle((1, 2), (1, 1))),
+    "before itself": circle((1, 3)),
+    "before a table that is unusable": chain((1, 3), last=exchange_table(version=(0, 0), **NONE)),
+    "a newer minor version": chain((1, 2**32 - 1)),
+    "an older minor version": chain((1, 0)),
+    "without views": exchange_table(**OURS | {VIEW: None}),
+}
+ERRORS = {type(error).__name__: error for error in (
+    ValueError("no"), RuntimeError("no"), TypeError("no"), KeyError("no"), OSError("no"), StopIteration(), Mute("no"),
+    KeyboardInterrupt(), SystemExit(3), Outside("no"), GeneratorExit(),
+)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_tables_that_cannot_be_used(name):
+    """A type with ``__dlpack__`` is asked by that; one without is refused, and the refusal says why."""
+    value = UNUSABLE[name]
+    is_mute = isinstance(value, hostile.Unprintable)  # why it cannot be used, cannot be said
+    tensor, bare = type("Broken", (WithMethods, Hostile), {ATTRIBUTE: value})(), type("Bare", (), {ATTRIBUTE: value})()
+    with kept(tensor, bare):
+        for first in (1.0, 1.0, ONLY_NUMBA):
+            check_end(end_of(total, first, tensor), (6.0, ValueError) if is_mute else 6.0)
+            check_end(end_of(total, first, bare), (TypeError, ValueError) if is_mute else TypeError, "" if is_mute else "Bare")
+    assert tensor.looks == 0
+    tensor.ledger.check(tensor.ledger.made)
+    if not is_mute:
+        assert tensor.dunder_calls >= 3
+        assert "Broken" in str(explain(tensor))
+    assert total(1.0, np.arange(4.0)) == 6.0
+
+
+@pytest.mark.parametrize("by_meta", [False, True], ids=["attribute", "metaclass"])
+@pytest.mark.parametrize("name", USABLE)
+def test_tables_that_can_be_used(name, by_meta):
+    value = held(USABLE[name])
+    meta, attributes = (metaclass_with(value), {}) if by_meta else (type, {ATTRIBUTE: value})
+    tensor = meta("Usable", (Hostile,), attributes)()
+    with kept(tensor):
+        for first in (1.0, 1.0, ONLY_NUMBA):
+            check_end(end_of(total, first, tensor), 6.0)
+    assert tensor.looks >= 3
+    tensor.ledger.check(tensor.ledger.made)
+
+
+@pytest.mark.parametrize("by_meta", [False, True], ids=["descriptor", "metaclass"])
+@pytest.mark.parametrize("name", ERRORS)
+def test_tables_that_cannot_even_be_asked_for(name, by_meta):
+    """What asking raises arrives, the argument named, or the type counts as one without a table."""
+    error = ERRORS[name]
+    meta, attributes = (metaclass_with(error), {}) if by_meta else (type, {ATTRIBUTE: RaisingDescriptor(error)})
+    tensor, bare = meta("Raising", (WithMethods, Hostile), attributes)(), meta("Bare", (), attributes)()
+    for first in (1.0, 1.0, ONLY_NUMBA):
+        check_end(end_of(total, first, tensor), (6.0, type(error)))
+        check_end(end_of(total, first, bare), (TypeError, type(error)))
+    tensor.ledger.check(tensor.ledger.made)
+    with contextlib.suppress(type(error)):
+        explain(tensor)
+    if not by_meta:
+        delattr(type(tensor), ATTRIBUTE)
+        assert total(1.0, tensor) == 6.0
+    assert total(1.0, np.arange(4.0)) == 6.0
+
+
+def test_a_metaclass_with_a_new_capsule_each_time():
+    """The one whose table is in use lives as long as the type."""
+    hostile.destroyed_names.clear()
+    table, made = exchange_table(**OURS), []
+
+    def read(cls):
+        made.append(1)
+        return capsule_with_destructor(table, TABLE_CAPSULE)
+
+    cls = type("Meta", (type,), {ATTRIBUTE: property(read)})("Generous", (Hostile,), {})
+    tensor = cls()
+    for first in [1.0] * WARM + [ONLY_NUMBA] * 2:
+        assert total(first, tensor) == 6.0
+        assert len(hostile.destroyed_names) < len(made)
+    del cls, tensor
+    gc.collect()
+    assert len(hostile.destroyed_names) == len(made)
+
+
+def test_a_metaclass_that_answers_differently_each_time():
+    answers = itertools.cycle([None, 3, vars(Viewed)[ATTRIBUTE], ValueError("no"), AttributeError("no"), KeyboardInterrupt()])
+
+    def read(cls):
+        answer = next(answers)
+        if isinstance(answer, BaseException):
+            raise type(answer)(*answer.args)
+        return answer
+
+    seen = []
+    for _ in range(12):
+        tensor = type("Meta", (type,), {ATTRIBUTE: property(read)})("Fickle", (WithMethods, Hostile), {})()
+        ends = [end_of(total, first, tensor) for first in (1.0, 1.0, ONLY_NUMBA, 1.0, 1.0, 1.0)]
+        for end in ends:
+            check_end(end, (6.0, ValueError, KeyboardInterrupt))
+        seen += ends
+        tensor.ledger.check(tensor.ledger.made)
+    assert 6.0 in seen
+
+
+def test_the_capsule_of_another_type():
+    """Its functions see objects that are none of theirs, and say so."""
+    borrowed = type("Borrowed", (), {ATTRIBUTE: vars(Viewed)[ATTRIBUTE]})
+    for kernel, first in ((total, 1.0), (total, 1.0), (total, ONLY_NUMBA), (TOTALS.unlocked, 1.0)):
+        check_end(end_of(kernel, first, borrowed()), TypeError, "not one of mine")
+
+
+@needs_torch
+def test_the_capsule_of_torch():
+    if not has_table():
+        pytest.skip("this PyTorch has none")
+    borrowed = type("Borrowed", (), {ATTRIBUTE: torch.Tensor.__dlpack_c_exchange_api__})
+    for kernel in (total, TOTALS.unlocked):
+        for first in (1.0, 1.0, ONLY_NUMBA):
+            check_end(end_of(kernel, first, borrowed()), (TypeError, BufferError, RuntimeError))
+    assert total(1.0, torch.arange(4.0)) == 6.0
+
+
+@needs_torch
+def test_a_part_of_a_torch_tensor_whose_memory_was_freed():
+    """PyTorch adds the offset to NULL: its data pointer is none, and not NULL either."""
+    for start in (1, 511, 512, 2048, 2**20):
+        tensor = torch.ones(start + 8, dtype=torch.float64)[start:]
+        tensor.untyped_storage().resize_(0)
+        for kernel in (SIZES.plain, SIZES.unlocked):
+            for first in (1.0, 1.0, ONLY_NUMBA):
+                check_end(end_of(kernel, first, tensor), REFUSED)
+
+
+def test_a_table_replaced_after_calls():
+    """The table found first stays in use, and its capsule alive, as long as its type lives."""
+    hostile.destroyed_names.clear()
+    first, second = (exchange_table(**OURS) for _ in range(2))
+    kernels = [fast_args(size_of) for _ in range(2)]
+    for replacement, calls in itertools.product((lambda: held(second), lambda: None, lambda: 3, None), (1, WARM)):
+        cls = type("Replaced", (Hostile,), {ATTRIBUTE: capsule_with_destructor(first, TABLE_CAPSULE)})
+        tensor, kernel = cls(), kernels[calls == WARM]
+        for _ in range(calls):
+            assert kernel(1.0, tensor) == 4
+        if replacement is None:
+            delattr(cls, ATTRIBUTE)
+        else:
+            setattr(cls, ATTRIBUTE, replacement())
+        gc.collect()
+        assert not hostile.destroyed_names, "the capsule has gone while its table is in use"
+        for _ in range(WARM):
+            assert kernel(1.0, tensor) == 4
+        assert total(1.0, tensor) == total(ONLY_NUMBA, tensor) == 6.0
+        tensor.ledger.check(tensor.ledger.made)
+        reference = weakref.ref(cls)
+        del cls, tensor
+        gc.collect()
+        assert reference() is None and hostile.destroyed_names == [TABLE_CAPSULE]
+        hostile.destroyed_names.clear()
+
+
+def test_a_function_replaced_in_the_table():
+    """A table is read once: what others write into it later is not called, for the type's life."""
+    table = exchange_table(**OURS)
+    tensor = type("Rewritten", (Hostile,), {ATTRIBUTE: held(table)})()
+    assert total(1.0, tensor) == 6.0
+    for name in (VIEW, EXPORT):
+        setattr(table, name, ffi.NULL)
+    table.header.version.major = 99
+    for first in (1.0, 1.0, ONLY_NUMBA):
+        check_end(end_of(total, first, tensor), (6.0, REFUSED))
+    tensor.ledger.check(tensor.ledger.made)
