@@ -685,7 +685,7 @@ def interrupt_one(dispatcher, delay: float) -> int:
 @pytest.mark.slow
 @needs_fork
 def test_ctrl_c_while_a_kernel_is_compiled():
-    fork_python("from test_signals import interrupt_compilations; interrupt_compilations(16)")
+    fork_python("from test_signals import interrupt_compilations; interrupt_compilations(8)")
 
 
 def endless(times: int) -> None:
