@@ -140,14 +140,20 @@ class Once:
         return self.made
 
 
-@fast_args
-def add(x, y, z):
-    return x[0] + y[0] + z[0]
-
-
-@fast_args(nogil=True)
-def add_unlocked(x, y, z):
-    return x[0] + y[0] + z[0]
+Pair = collections.namedtuple("Pair", "left right")
+other_shape = np.ones((2, 2))
+add = fast_args(lambda x, y, z: x[0] + y[0] + z[0])
+add_unlocked = fast_args(nogil=True)(lambda x, y, z: x[0] + y[0] + z[0])
+scale = fast_args(lambda x, by=2.0, *, check=True: x[0] * by)
+tail = fast_args(lambda x: x[1:])
+itself = fast_args(lambda x: x)
+several = fast_args(lambda x, y: (x, (y[1:], x[0]), np.full(3, y[0]), "text", None))
+backwards = fast_args(lambda x: (np.ones(3), x[::-1]))
+nest = fast_args(lambda tree, pair: (tree[0][0] + tree[1][1][0], pair.left[1:], tree[1][0]))
+numbers = fast_args(lambda a, b, c, d: (a, b, c, d))
+gather = fast_args(lambda *arguments: len(arguments))
+does_not_compile = fast_args(lambda x: x.no_such_attribute)
+keep = fast_args(lambda container, x: container.append(x[1:]))
 
 
 @fast_args(parallel=True)
@@ -156,40 +162,6 @@ def add_parallel(x):
     for i in numba.prange(x.shape[0]):
         s += x[i]
     return s
-
-
-@fast_args
-def scale(x, by=2.0, *, check=True):
-    return x[0] * by
-
-
-@fast_args
-def tail(x):
-    return x[1:]
-
-
-@fast_args
-def itself(x):
-    return x
-
-
-@fast_args
-def several(x, y):
-    return x, (y[1:], x[0]), np.full(3, y[0]), "text", None
-
-
-@fast_args
-def backwards(x):
-    return np.ones(3), x[::-1]
-
-
-Pair = collections.namedtuple("Pair", "left right")
-other_shape = np.ones((2, 2))
-
-
-@fast_args
-def nest(tree, pair):
-    return tree[0][0] + tree[1][1][0], pair.left[1:], tree[1][0]
 
 
 @fast_args
@@ -217,32 +189,10 @@ def doubled(x, by=2.0, fail=False, out=None):
 
 
 @fast_args
-def numbers(a, b, c, d):
-    return a, b, c, d
-
-
-@fast_args
-def keep(container, x):
-    container.append(x[1:])
-
-
-@fast_args
 def raises(x):
     if x[0] > 0:
         raise ValueError("no", 3)
     return x
-
-
-@fast_args
-def gather(*arguments):
-    return len(arguments)
-
-
-def _no_such_attribute(x):
-    return x.no_such_attribute
-
-
-does_not_compile = fast_args(_no_such_attribute)
 
 
 class Tensors:
@@ -422,7 +372,7 @@ WAYS = (
     ("arguments that do not bind", 8_000, not_binding),
     ("beside what only Numba takes", 3_000, lambda t, i: gather(ONLY_NUMBA, of(t.tensors, i))),
     ("compile errors, again and again", 1_000, lambda t, i: fails(does_not_compile, of(t.tensors, i))),
-    ("compile errors of new kernels", 100, lambda t, i: fails(fast_args(_no_such_attribute), of(t.tensors, i))),
+    ("compile errors of new kernels", 100, lambda t, i: fails(fast_args(lambda x: x.no_such_attribute), of(t.tensors, i))),
     ("conversions", 10_000, converted),
     ("conversions refused", 3_000, conversions_refused),
     ("capsules dropped", 3_000, capsules_dropped),
@@ -556,14 +506,8 @@ def wanted(maker: Callable, number: int):
     return None if maker.__name__ in ("nothing", "no_table") else of(_ANSWERS, number)[0]
 
 
-@fast_args
-def first(x):
-    return x[0]
-
-
-@fast_args
-def second(x, y):
-    return y[0]
+first = fast_args(lambda x: x[0])
+second = fast_args(lambda x, y: y[0])
 
 
 def wrong_answer(tensor, want, times: int) -> str:

@@ -148,6 +148,7 @@ def test_a_program_is_run_as_by_python(tmp_path):
         (place / "program.py").write_bytes(content if isinstance(content, bytes) else content.encode())
         calls[name] = [], [f"{number}/program.py", "a", "-m", "--", "-o", "x"]
     assert differing(tmp_path, calls) == []
+    assert ended(["0/program.py"], tmp_path)[0] == 0, "what only prints has failed"
 
 
 SAYS = "import sys\nprint(__name__, globals().get('__file__'), __package__, __spec__, sys.argv, sys.path, sys.flags)\n"

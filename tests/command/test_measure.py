@@ -5,13 +5,13 @@ import dataclasses
 import functools
 import gc
 import html
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -29,7 +29,7 @@ from numba import types
 import fastexchange
 from fastexchange import OverheadReport, fast_args, measure
 from fastexchange.ground.dlpack import ffi
-from fastexchange.measuring import judgement, overhead, trial
+from fastexchange.measuring import judgement, overhead, timing, trial
 from fastexchange.measuring.exports import statements_of
 from fastexchange.measuring.restoring import Snapshot
 from fastexchange.producers import torch_offsets
@@ -37,8 +37,7 @@ from fastexchange.producers import torch_offsets
 NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:measure:RuntimeWarning")  # of noise: other things run beside the tests
 
-usleep = ctypes.CDLL(None).usleep
-usleep.argtypes, usleep.restype = [ctypes.c_uint], ctypes.c_int
+usleep = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(("usleep", ctypes.CDLL(None)))
 
 
 @fast_args
@@ -304,8 +303,7 @@ def test_what_is_said(function, arguments, said):
 
 def test_without_the_gil_tensors_are_owned_and_that_is_said():
     report = quick(nothing_without_the_gil, Tabled(np.ones(3)))
-    assert report.arguments[0].producer is not None
-    assert report.alone.rounds == 3
+    assert report.arguments[0].producer is not None and report.alone.rounds == 3
     (note,) = report.notes
     assert "holds owning exports" in note and note in str(report) and html.escape(note) in report._repr_html_()
     assert note in report.to_dict()["notes"]
@@ -355,9 +353,7 @@ def test_alternatives_of_torch_tensors(requires_grad, label):
 )
 def test_results(kernel, arguments, result_type):
     report = quick(kernel, *arguments)
-    assert report.result_type == result_type
-    assert report.result.rounds == 3
-    assert "the result" in str(report)
+    assert report.result_type == result_type and report.result.rounds == 3 and "the result" in str(report)
 
 
 @pytest.mark.parametrize("given", [{}, {"y": None}, {"y": np.zeros(4)}], ids=["omitted", "None", "given"])
@@ -540,13 +536,18 @@ def test_a_very_slow_kernel_is_called_once(monkeypatch):
     assert report.alone.rounds == 1
 
 
-def test_ctrl_c_ends_it_with_what_there_is():
-    timer = threading.Timer(2, signal.raise_signal, [signal.SIGINT])
-    timer.start()
+def test_ctrl_c_ends_it_with_what_there_is(monkeypatch):
+    runs, least = itertools.count(), timing._least
+
+    def interrupted_at_the_200th(*given):
+        if next(runs) == 200:
+            signal.raise_signal(signal.SIGINT)
+        return least(*given)
+
+    monkeypatch.setattr(timing, "_least", interrupted_at_the_200th)
     with pytest.warns(RuntimeWarning, match="interrupted: there are"):
         report = measure(nothing, np.ones(3), alternatives=False, rounds=1_000_000)
-    timer.join()
-    assert 0 < report.rounds < 1_000_000 and str(report)
+    assert 0 < report.rounds < 200 and str(report)
     assert any("interrupted" in sentence for sentence in report.warnings)
 
 

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 
 import numba
 import numpy as np
@@ -19,6 +18,7 @@ from line_events import at_each_instruction, at_each_line
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
 from numba import types
 from oracle import new_kernel, references_kept, seen_type
+from test_processes import in_fork
 
 from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 
@@ -137,20 +137,12 @@ def test_ctrl_c_in_a_kernel(kind, function, calls_before, options):
                 assert end_of(kernel, done, tensor) is ValueError
 
 
-class OutOfTime(Exception):
-    pass
-
-
-def out_of_time(number, frame):
-    raise OutOfTime
-
-
 def test_an_exception_of_another_handler():
     """A timer's handler, say, that raises."""
     tensor, done = Dunder(np.arange(4.0)), np.zeros(2)
-    with handled(signal.SIGINT, out_of_time):
+    with handled(signal.SIGINT, lambda number, frame: 1 / 0):
         for kernel in map(new_kernel, (compiled(signals_itself), compiled(signals_itself, nogil=True))):
-            assert [end_of(kernel, done, tensor) for _ in range(3)] == [OutOfTime] * 3
+            assert [end_of(kernel, done, tensor) for _ in range(3)] == [ZeroDivisionError] * 3
     gc.collect()
     tensor.ledger.check(tensor.ledger.made)
 
@@ -192,14 +184,13 @@ def test_ctrl_c_while_another_threads_kernel_runs():
 class Interrupted(Dunder):
     """Ctrl-C while its ``__dlpack__`` runs, before or after it has made the export."""
 
-    is_late = False
-    behaves = False
+    comes = ""
 
     def __dlpack__(self, *, max_version=None):
-        if not (self.is_late or self.behaves):
+        if self.comes == "before":
             signal.raise_signal(signal.SIGINT)
         made = super().__dlpack__(max_version=max_version)
-        if self.is_late and not self.behaves:
+        if self.comes == "after":
             managed = self.ledger._out.popitem()[1]  # nobody will take it: a capsule of these tests has no destructor
             self.ledger.made -= 1
             del managed, made
@@ -208,26 +199,19 @@ class Interrupted(Dunder):
         return made
 
 
-@fast_args
-def count(*tensors):
-    return len(tensors)
+count = fast_args(lambda *tensors: len(tensors))
+three = fast_args(lambda a, b, c: a[0] + b[0] + c[0])
 
 
-@fast_args
-def three(a, b, c):
-    return a[0] + b[0] + c[0]
-
-
-@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("position", range(3))
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_ctrl_c_in_dlpack(kind, position, is_late):
+def test_ctrl_c_in_dlpack(kind, position, comes):
     """It arrives as it is; the other exports are given back; the next call is right."""
     ledger = Ledger()
-    tensors = [kind(np.ones(3), ledger) for _ in range(2)]
-    bad = Interrupted(np.ones(3), ledger)
-    bad.is_late = is_late
-    arguments = [*tensors[:position], bad, *tensors[position:]]
+    arguments = [kind(np.ones(3), ledger) for _ in range(3)]
+    arguments[position] = bad = Interrupted(np.ones(3), ledger)
+    bad.comes = comes
     with references_kept(*arguments):
         for call in (
             lambda: three(*arguments), lambda: three(**dict(zip("abc", arguments, strict=True))),
@@ -238,7 +222,7 @@ def test_ctrl_c_in_dlpack(kind, position, is_late):
             assert end_of(call) is KeyboardInterrupt
             gc.collect()
             ledger.check(ledger.made)
-        bad.behaves = True
+        bad.comes = ""
         assert three(*arguments) == three(*arguments) == 3.0
         for tensor in arguments:
             if isinstance(tensor, Dunder):
@@ -271,9 +255,7 @@ def test_a_handler_that_calls_the_kernel_in_dlpack():
 # ---- while a call is learnt ------------------------------------------------------------------------------------------
 
 
-@numba.njit
-def weighed(a, x):
-    return a + x.sum()
+weighed = numba.njit(lambda a, x: a + x.sum())
 
 
 def a_first_call(base):
@@ -394,9 +376,7 @@ def test_a_handler_that_calls_the_kernel_at_each_line(name):
 # ---- while a launch is bound -----------------------------------------------------------------------------------------
 
 
-@numba.njit
-def weigh_two(a, x, y):
-    return a * x.sum() + y.sum()
+weigh_two = numba.njit(lambda a, x, y: a * x.sum() + y.sum())
 
 
 class Launch:
@@ -636,19 +616,7 @@ def interrupt_compilations(times: int) -> None:
         start = time.perf_counter()
         fast_args(next(dispatchers))(1.0, Dunder(np.arange(4.0)))
         seconds = time.perf_counter() - start
-    codes = []
-    for number, dispatcher in enumerate(dispatchers):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                code = interrupt_one(dispatcher, seconds * number / times)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    codes = [in_fork(lambda d=d, n=n: interrupt_one(d, seconds * n / times)) for n, d in enumerate(dispatchers)]
     wrong = [code for code in codes if code not in (0, 10, -signal.SIGSEGV, -signal.SIGABRT)]
     assert not wrong, codes
     # llvmlite itself crashes, under plain @njit too, where Ctrl-C comes between the making of an object and its owner.
@@ -657,7 +625,6 @@ def interrupt_compilations(times: int) -> None:
 
 def interrupt_one(dispatcher, delay: float) -> int:
     """0 if the call was interrupted, 10 if the signal came too late; in any case the next calls were right."""
-    signal.alarm(60)
     kernel, tensor = fast_args(dispatcher), Dunder(np.arange(4.0))
 
     def fire():
