@@ -37,6 +37,7 @@ from made_producers import (  # noqa: E402
     Ledger,
     Legacy,
     Tabled,
+    WithMethods,
     capsule,
     exchange_table,
     export_versioned,
@@ -46,6 +47,7 @@ from made_producers import (  # noqa: E402
 )
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack  # noqa: E402
+from fastexchange.dispatch.runtime import runtime  # noqa: E402
 
 ROUNDS, WARM_ROUNDS = 40, 8
 """Each path has its share of the calls in each round. What was allocated in the first rounds is not counted."""
@@ -491,6 +493,12 @@ def _makers() -> list[Callable]:
     def of_torch(number):
         return torch.from_numpy(of(_ANSWERS, number)).as_subclass(type("T", (torch.Tensor,), {}))
 
+    def no_table_but_methods(number):
+        return forgetful(type("T", (Dunder,), {"__dlpack_c_exchange_api__": 3})(of(_ANSWERS, number), answers_given))
+
+    def methods_only(number):
+        return type("T", (WithMethods, made_producers._Tabled), {})(of(_ANSWERS, number), answers_given)
+
     def nothing(number):
         return type("T", (), {})()
 
@@ -498,7 +506,8 @@ def _makers() -> list[Callable]:
         return type("T", (), {"__dlpack_c_exchange_api__": number})()
 
     tables = [_table_of(answer) for answer in _ANSWERS]
-    return [table, owning, method, subclass, nothing, no_table, inherits, *[of_torch] * (torch is not None)]
+    makers = [table, owning, method, subclass, no_table_but_methods, methods_only, nothing, no_table, inherits]
+    return makers + [of_torch] * (torch is not None)
 
 
 def wanted(maker: Callable, number: int):
@@ -519,6 +528,8 @@ def wrong_answer(tensor, want, times: int) -> str:
             got = None
         if got != want:
             return f"a kernel read {got!r} in call {repetition}"
+    if times == 3 and want is not None and from_dlpack(tensor)[0] != want:
+        return "a conversion gave something else"
     return ""
 
 
@@ -539,7 +550,7 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
         for number in range(2 * len(_ANSWERS)):
             wrong_answer(maker(number), wanted(maker, number), 80)
             gc.collect()
-    began, before, warm = time.perf_counter(), None, max(total // 10, 30 * BATCH)
+    began, before, warm, known = time.perf_counter(), None, max(total // 10, 30 * BATCH), len(runtime().entries)
     while made < total or before is None:
         if made >= warm and before is None:
             before = measured()
@@ -569,6 +580,8 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
             assert first(last) == last[0]
     after = measured()
     gc.unfreeze()
+    if len(runtime().entries) > known + 8:
+        problems.append(f"{len(runtime().entries):,} types are known, not {known:,}")
     if made >= 1000 and not by_others:
         problems.append("no address of a type was used again by another kind of type: nothing has been tried")
     print(f"\n{made:,} types, {calls:,} calls in {time.perf_counter() - began:.0f} s")

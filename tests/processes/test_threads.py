@@ -231,7 +231,7 @@ def storm(rounds: int) -> None:
 
 @pytest.mark.slow
 def test_threads_on_one_kernel_while_others_change_everything():
-    fork_python("from test_threads import storm; storm(6)")
+    fork_python("from test_threads import storm; storm(3)")
 
 
 @pytest.mark.slow
