@@ -37,6 +37,7 @@ from made_producers import (  # noqa: E402
     Ledger,
     Legacy,
     Tabled,
+    WithMethods,
     capsule,
     exchange_table,
     export_versioned,
@@ -46,6 +47,7 @@ from made_producers import (  # noqa: E402
 )
 
 from fastexchange import convert, explain, fast_args, from_dlpack, to_dlpack  # noqa: E402
+from fastexchange.dispatch.runtime import runtime  # noqa: E402
 
 ROUNDS, WARM_ROUNDS = 40, 8
 """Each path has its share of the calls in each round. What was allocated in the first rounds is not counted."""
@@ -89,20 +91,6 @@ def grown(before, after) -> list[str]:
         f"{name} grew by {now - then:,}, bound {bound:,}"
         for (name, bound), then, now in zip(bounds, before, after, strict=True) if now - then > bound
     ]  # fmt: skip
-
-
-@dataclass
-class Way:
-    """A way that calls go. ``work(times)`` makes so many."""
-
-    name: str
-    share: float
-    """Of a million calls."""
-    work: Callable[[int], None]
-    calls: int = 0
-    seconds: float = 0.0
-    blocks: int = 0
-    resident: int = 0
 
 
 # ---- the paths -------------------------------------------------------------------------------------------------------
@@ -154,14 +142,20 @@ class Once:
         return self.made
 
 
-@fast_args
-def add(x, y, z):
-    return x[0] + y[0] + z[0]
-
-
-@fast_args(nogil=True)
-def add_unlocked(x, y, z):
-    return x[0] + y[0] + z[0]
+Pair = collections.namedtuple("Pair", "left right")
+other_shape = np.ones((2, 2))
+add = fast_args(lambda x, y, z: x[0] + y[0] + z[0])
+add_unlocked = fast_args(nogil=True)(lambda x, y, z: x[0] + y[0] + z[0])
+scale = fast_args(lambda x, by=2.0, *, check=True: x[0] * by)
+tail = fast_args(lambda x: x[1:])
+itself = fast_args(lambda x: x)
+several = fast_args(lambda x, y: (x, (y[1:], x[0]), np.full(3, y[0]), "text", None))
+backwards = fast_args(lambda x: (np.ones(3), x[::-1]))
+nest = fast_args(lambda tree, pair: (tree[0][0] + tree[1][1][0], pair.left[1:], tree[1][0]))
+numbers = fast_args(lambda a, b, c, d: (a, b, c, d))
+gather = fast_args(lambda *arguments: len(arguments))
+does_not_compile = fast_args(lambda x: x.no_such_attribute)
+keep = fast_args(lambda container, x: container.append(x[1:]))
 
 
 @fast_args(parallel=True)
@@ -170,40 +164,6 @@ def add_parallel(x):
     for i in numba.prange(x.shape[0]):
         s += x[i]
     return s
-
-
-@fast_args
-def scale(x, by=2.0, *, check=True):
-    return x[0] * by
-
-
-@fast_args
-def tail(x):
-    return x[1:]
-
-
-@fast_args
-def itself(x):
-    return x
-
-
-@fast_args
-def several(x, y):
-    return x, (y[1:], x[0]), np.full(3, y[0]), "text", None
-
-
-@fast_args
-def backwards(x):
-    return np.ones(3), x[::-1]
-
-
-Pair = collections.namedtuple("Pair", "left right")
-other_shape = np.ones((2, 2))
-
-
-@fast_args
-def nest(tree, pair):
-    return tree[0][0] + tree[1][1][0], pair.left[1:], tree[1][0]
 
 
 @fast_args
@@ -231,309 +191,196 @@ def doubled(x, by=2.0, fail=False, out=None):
 
 
 @fast_args
-def numbers(a, b, c, d):
-    return a, b, c, d
-
-
-@fast_args
-def keep(container, x):
-    container.append(x[1:])
-
-
-@fast_args
 def raises(x):
     if x[0] > 0:
         raise ValueError("no", 3)
     return x
 
 
-@fast_args
-def gather(*arguments):
-    return len(arguments)
-
-
-def _no_such_attribute(x):
-    return x.no_such_attribute
-
-
-does_not_compile = fast_args(_no_such_attribute)
-
-
-class Calls:
-    """The paths, and the tensors that take them."""
+class Tensors:
+    """Those that take the paths."""
 
     def __init__(self):
-        self.ledger = Ledger()
-        self.array = np.arange(1.0, 5.0)
-        self.readonly = self.array.copy()
+        self.ledger = ledger = Ledger()
+        self.array = a = np.arange(1.0, 5.0)
+        self.readonly = a.copy()
         self.readonly.flags.writeable = False
-        self.counted = [
-            Tabled(self.array, self.ledger), forgetful(Dunder(self.array, self.ledger)),
-            forgetful(Legacy(self.array, self.ledger)), forgetful(Ignorant(self.array, self.ledger)),
-            tabled_type("ExportOnly", dltensor_from_py_object_no_sync=None)(self.array, self.ledger),
-        ]  # fmt: skip
-        self.native = [self.array, self.readonly]
+        exports = tabled_type("ExportOnly", dltensor_from_py_object_no_sync=None)
+        self.counted = [Tabled(a, ledger), exports(a, ledger)]
+        self.counted += [forgetful(kind(a, ledger)) for kind in (Dunder, Legacy, Ignorant)]
+        self.native = [a, self.readonly]
         if torch is not None:
-            self.native.append(torch.from_numpy(self.array))
+            self.native.append(torch.from_numpy(a))
         if tvm_ffi is not None:
-            self.native.append(tvm_ffi.from_dlpack(self.array))
-        self.buffers = [
-            memoryview(self.array), stdlib_array.array("d", self.array), bytearray(8), b"12345678", memoryview(b"12345678"),
-        ]  # fmt: skip
+            self.native.append(tvm_ffi.from_dlpack(a))
+        self.wrapped = [Wrapped(tensor) for tensor in self.native[:3]]
+        self.buffers = [memoryview(a), stdlib_array.array("d", a), bytearray(8), b"12345678", memoryview(b"12345678")]
         self.tensors = [*self.native, *self.counted]
-        readonly = (Legacy, Ignorant)
-        self.writeable = [x for x in self.tensors if type(x) not in readonly and x is not self.readonly]
+        self.often_native = [*self.native * 3, *self.counted]
+        self.writeable = [x for x in self.tensors if type(x) not in (Legacy, Ignorant) and x is not self.readonly]
         self.bad = [
-            forgetful(Dunder(self.array, self.ledger, device_type=2)), Tabled(self.array, self.ledger, data=0),
-            forgetful(Legacy(self.array, self.ledger, lanes=2)), forgetful(Dunder(self.array, self.ledger, version=(2, 0))),
-            Interrupted(self.array, self.ledger), self.array.astype(">f8"), object(), 2**70,
+            forgetful(Dunder(a, ledger, device_type=2)), Tabled(a, ledger, data=0), forgetful(Legacy(a, ledger, lanes=2)),
+            forgetful(Dunder(a, ledger, version=(2, 0))), Interrupted(a, ledger), a.astype(">f8"), object(), 2**70,
         ]  # fmt: skip
         if torch is not None:
-            self.bad += [
-                torch.ones(4, requires_grad=True), torch._neg_view(torch.ones(4)), torch.ones(3, device="meta"),
-                torch.ones(4).to_sparse(),
-            ]  # fmt: skip
+            self.bad += [torch.ones(4, requires_grad=True), torch._neg_view(torch.ones(4))]
+            self.bad += [torch.ones(3, device="meta"), torch.ones(4).to_sparse()]
+        self.targets = [np.ndarray, *[torch.Tensor] * (torch is not None), *[tvm_ffi.Tensor] * (tvm_ffi is not None)]
         self.container = numba.typed.List.empty_list(numba.float64[::1])
-        self.paths = [Way(name, share, getattr(self, work)) for name, share, work in self.MIX]
-        if torch is None:
-            self.paths = [path for path in self.paths if "PyTorch" not in path.name]
+        self.launches: list = []
 
-    MIX = (
-        ("three arrays of NumPy", 240_000, "three_numpy"),
-        ("three tensors of PyTorch", 200_000, "three_torch"),
-        ("three of any framework", 80_000, "any_three"),
-        ("keywords and defaults", 90_000, "by_keyword"),
-        ("scalars, tuples, None", 80_000, "scalars"),
-        ("buffers", 40_000, "by_buffer"),
-        ("exchange tables in Python, owning exports", 15_000, "by_export"),
-        ("__dlpack__ of NumPy and of PyTorch, wrapped", 10_000, "by_dunder"),
-        ("nogil", 30_000, "without_gil"),
-        ("parallel", 2_000, "in_parallel"),
-        ("arrays returned, and views of them", 50_000, "results"),
-        ("results in tuples, new arrays, text", 20_000, "several_results"),
-        ("results that PyTorch has no tensors for", 1_000, "results_refused"),
-        ("views kept in a list", 15_000, "kept"),
-        ("bound launches", 50_000, "bound"),
-        ("tuples and named tuples", 15_000, "in_tuples"),
-        ("lists", 20_000, "in_lists"),
-        ("lists that the kernel changes", 10_000, "changed_lists"),
-        ("lists refused", 1_000, "lists_refused"),
-        ("declared outputs", 14_000, "declared"),
-        ("exceptions in the kernel", 20_000, "exceptions"),
-        ("refused", 12_000, "refused"),
-        ("refused in the middle of seven", 4_000, "refused_in_the_middle"),
-        ("arguments that do not bind", 8_000, "not_binding"),
-        ("beside what only Numba takes", 3_000, "by_numba"),
-        ("compile errors, again and again", 1_000, "compile_errors"),
-        ("compile errors of new kernels", 100, "compile_errors_of_new_kernels"),
-        ("conversions", 10_000, "conversions"),
-        ("conversions refused", 3_000, "conversions_refused"),
-        ("capsules dropped", 3_000, "capsules_dropped"),
-        ("capsules consumed", 3_000, "capsules_consumed"),
-        ("explanations", 900, "explanations"),
-    )
+    def some(self, i: int, shares: int = 8):
+        """Mostly one of a framework, once in `shares` any."""
+        return of(self.native if i % shares else self.tensors, i)
 
-    def three_numpy(self, times):
-        a = self.array
-        for _ in range(times):
-            add(a, a, a)
 
-    def three_torch(self, times):
-        t = self.native[2]
-        for _ in range(times):
-            add(t, t, t)
+def of(things, i: int):
+    """They take turns."""
+    return things[i % len(things)]
 
-    def any_three(self, times):
-        count = len(self.native)
+
+@dataclass
+class Way:
+    """A way that calls go."""
+
+    name: str
+    share: float
+    """Of a million calls."""
+    call: Callable[[Tensors, int], object]
+    """Makes the call of this number."""
+    calls: int = 0
+    seconds: float = 0.0
+    blocks: int = 0
+    resident: int = 0
+
+    def work(self, tensors: Tensors, times: int) -> None:
+        call = self.call
         for i in range(times):
-            add(self.native[i % count], self.native[i // count % count], self.native[i // 7 % count])
+            call(tensors, i)
+        tensors.container.clear()
+        tensors.launches.clear()
 
-    def by_keyword(self, times):
-        a, last = self.array, self.native[-1]
-        for i in range(times):
-            if i & 1:
-                scale(x=a, by=3.0)
-            else:
-                scale(last, check=False)
 
-    def scalars(self, times):
-        for i in range(times):
-            numbers(i, 2.5, (1, (i, 1j)), None)
+def doubled_in_turn(t, i):
+    tensor = of(t.tensors, i)
+    if i % 16 == 7:
+        fails(doubled, tensor, fail=True)
+    elif i % 16 == 11:
+        fails(doubled, other_shape)
+    elif i & 1:
+        doubled(tensor)
+    else:
+        doubled(tensor, by=3.0, out=t.array if i & 2 else None)
 
-    def by_buffer(self, times):
-        for i in range(times):
-            scale(self.buffers[i % len(self.buffers)])
 
-    def by_export(self, times):
-        for i in range(times):
-            scale(self.counted[i % len(self.counted)])
+def bound(t, i):
+    if i == 0:
+        t.launches += [add.bind(t.array, x, x) for x in t.tensors] + [several.bind(x, x) for x in t.tensors]
+    of(t.launches, i)()
+    if i % 1000 == 999:
+        t.launches[0].rebind(z=t.array)
 
-    def by_dunder(self, times):
-        wrapped = [Wrapped(tensor) for tensor in self.native[:3]]
-        for i in range(times):
-            scale(wrapped[i % len(wrapped)])
 
-    def without_gil(self, times):
-        tensors = [*self.native, *self.native, *self.native, *self.counted]
-        for i in range(times):
-            tensor = tensors[i % len(tensors)]
-            add_unlocked(self.array, tensor, tensor)
+def kept(t, i):
+    keep(t.container, of(t.writeable, i))
+    if i % 50 == 49:
+        t.container.clear()
 
-    def in_parallel(self, times):
-        for i in range(times):
-            add_parallel(self.tensors[i % len(self.tensors)])
 
-    def results(self, times):
-        kernels = (itself, tail)
-        for i in range(times):
-            tensors = self.native if i % 8 else self.tensors
-            kernels[i & 1](tensors[i // 2 % len(tensors)])
+def raised(t, i):
+    with contextlib.suppress(ValueError):
+        raises(t.some(i))
 
-    def several_results(self, times):
-        for i in range(times):
-            tensors = self.native if i % 8 else self.tensors
-            several(tensors[i % len(tensors)], self.array)
 
-    def results_refused(self, times):
-        for _ in range(times):
-            fails(backwards, self.native[2])
+def not_binding(t, i):
+    given, named = (((t.array,) * 2, {}), ((t.array,) * 4, {}), ((t.array,) * 3, {"unknown": t.array}))[i % 3]
+    fails(add, *given, **named)
 
-    def bound(self, times):
-        launches = [add.bind(self.array, x, x) for x in self.tensors] + [several.bind(x, x) for x in self.tensors]
-        for i in range(times):
-            launches[i % len(launches)]()
-        launches[0].rebind(z=self.array)
 
-    def in_tuples(self, times):
-        tensors = self.writeable
-        count = len(tensors)
-        for i in range(times):
-            one, other = tensors[i % count], tensors[i // count % count]
-            nest((one, (2.5, other)), Pair(other, one))
+def lists_changed(t, i):
+    fresh = [t.array, *t.native[2:]]
+    tensors = fresh[i % len(fresh) :]
+    shuffle(tensors, tensors if i & 1 else fresh)
 
-    def in_lists(self, times):
-        for i in range(times):
-            at = i % len(self.writeable)
-            total(self.writeable[at:] if i % 50 else self.writeable * 10, ([self.array] * (1 + i % 2), i))
 
-    def changed_lists(self, times):
-        fresh = [self.array, *self.native[2:]]
-        for i in range(times):
-            tensors = fresh[i % len(fresh) :]
-            shuffle(tensors, tensors if i & 1 else fresh[:])
+def lists_refused(t, i):
+    fails(total, [*t.tensors, other_shape if i & 1 else t.bad[i // 2 % 6]], ([t.array], 1))
 
-    def lists_refused(self, times):
-        other = np.ones((2, 2))
-        for i in range(times):
-            fails(total, [*self.tensors, other if i & 1 else self.bad[i // 2 % 6]], ([self.array], 1))
 
-    def declared(self, times):
-        for i in range(times):
-            tensor = self.tensors[i % len(self.tensors)]
-            if i % 16 == 7:
-                fails(doubled, tensor, fail=True)
-            elif i % 16 == 11:
-                fails(doubled, other_shape)
-            elif i & 1:
-                doubled(tensor)
-            else:
-                doubled(tensor, by=3.0, out=self.array if i & 2 else None)
+def converted(t, i):
+    tensor, target = of(t.tensors, i), of(t.targets, i // 3)
+    from_dlpack(tensor) if i % 3 == 0 else convert(tensor, target, **{"copy": True} if i % 3 == 2 else {})
 
-    def kept(self, times):
-        tensors = self.writeable
-        for i in range(times):
-            keep(self.container, tensors[i % len(tensors)])
-            if i % 50 == 49:
-                self.container.clear()
-        self.container.clear()
 
-    def exceptions(self, times):
-        for i in range(times):
-            tensors = self.native if i % 8 else self.tensors
-            with contextlib.suppress(ValueError):
-                raises(tensors[i % len(tensors)])
+def conversions_refused(t, i):
+    bad = t.bad[i % 5]  # not on the CPU, NULL, of lanes, of another version, interrupted
+    call, arguments, options = (
+        (from_dlpack, (bad,), {}), (convert, (bad, np.ndarray), {}), (to_dlpack, (bad,), {"max_version": "1.3"}),
+        (from_dlpack, (of(t.tensors, i),), {"device": (2, 0), "copy": False}),
+    )[i // 5 % 4]  # fmt: skip
+    fails(call, *arguments, **options)
 
-    def refused(self, times):
-        for i in range(times):
-            fails(add, self.array, self.bad[i % len(self.bad)], self.array)
 
-    def refused_in_the_middle(self, times):
-        for i in range(times):
-            fails(gather, *self.tensors[:3], self.bad[i % len(self.bad)], *self.counted[:3])
+def capsules_dropped(t, i):
+    tensor = of(t.tensors, i)
+    is_readonly = tensor is t.readonly or isinstance(tensor, (Legacy, Ignorant))
+    to_dlpack(tensor, max_version=(1, 3) if is_readonly or i & 1 else None)
 
-    def not_binding(self, times):
-        a = self.array
-        for i in range(times):
-            if i % 3 == 0:
-                fails(add, a, a)
-            elif i % 3 == 1:
-                fails(add, a, a, a, a)
-            else:
-                fails(add, a, a, a, unknown=a)
 
-    def by_numba(self, times):
-        for i in range(times):
-            gather(ONLY_NUMBA, self.tensors[i % len(self.tensors)])
+def capsules_consumed(t, i):
+    consume = (np.from_dlpack, scale, from_dlpack)[i % 3]
+    consume(Once(to_dlpack(of(t.tensors, i), max_version=(1, 3))))
 
-    def compile_errors(self, times):
-        for i in range(times):
-            fails(does_not_compile, self.tensors[i % len(self.tensors)])
 
-    def compile_errors_of_new_kernels(self, times):
-        for i in range(times):
-            fails(fast_args(_no_such_attribute), self.tensors[i % len(self.tensors)])
+def explained(t, i):
+    tensor = of(t.tensors, i)
+    add.explain(tensor, t.array, t.bad[i % 4])
+    explain(tensor)
 
-    def conversions(self, times):
-        targets = [np.ndarray]
-        if torch is not None:
-            targets.append(torch.Tensor)
-        if tvm_ffi is not None:
-            targets.append(tvm_ffi.Tensor)
-        for i in range(times):
-            tensor = self.tensors[i % len(self.tensors)]
-            if i % 3 == 0:
-                from_dlpack(tensor)
-            elif i % 3 == 1:
-                convert(tensor, targets[i // 3 % len(targets)])
-            else:
-                convert(tensor, targets[i // 3 % len(targets)], copy=True)
 
-    def conversions_refused(self, times):
-        for i in range(times):
-            bad = self.bad[i % 5]  # not on the CPU, NULL, of lanes, of another version, interrupted
-            way = i // 5 % 4
-            if way == 0:
-                fails(from_dlpack, bad)
-            elif way == 1:
-                fails(convert, bad, np.ndarray)
-            elif way == 2:
-                fails(to_dlpack, bad, max_version="1.3")
-            else:
-                fails(from_dlpack, self.tensors[i % len(self.tensors)], device=(2, 0), copy=False)
+def nested(t, i):
+    one, other = of(t.writeable, i), of(t.writeable, i // len(t.writeable))
+    nest((one, (2.5, other)), Pair(other, one))
 
-    def capsules_dropped(self, times):
-        for i in range(times):
-            tensor = self.tensors[i % len(self.tensors)]
-            if tensor is self.readonly or isinstance(tensor, (Legacy, Ignorant)):
-                to_dlpack(tensor, max_version=(1, 3))
-            else:
-                to_dlpack(tensor, max_version=(1, 3) if i & 1 else None)
 
-    def capsules_consumed(self, times):
-        for i in range(times):
-            made = Once(to_dlpack(self.tensors[i % len(self.tensors)], max_version=(1, 3)))
-            if i % 3 == 0:
-                np.from_dlpack(made)
-            elif i % 3 == 1:
-                scale(made)
-            else:
-                from_dlpack(made)
+def listed(t, i):
+    total(t.writeable[i % len(t.writeable) :] if i % 50 else t.writeable * 10, ([t.array] * (1 + i % 2), i))
 
-    def explanations(self, times):
-        for i in range(times):
-            tensor = self.tensors[i % len(self.tensors)]
-            add.explain(tensor, self.array, self.bad[i % 4])
-            explain(tensor)
+
+WAYS = (
+    ("three arrays of NumPy", 240_000, lambda t, i: add(t.array, t.array, t.array)),
+    ("three tensors of PyTorch", 200_000, lambda t, i: add(t.native[2], t.native[2], t.native[2])),
+    ("three of any framework", 80_000, lambda t, i: add(of(t.native, i), of(t.native, i // len(t.native)), of(t.native, i // 7))),
+    ("keywords and defaults", 90_000, lambda t, i: scale(x=t.array, by=3.0) if i & 1 else scale(t.native[-1], check=False)),
+    ("scalars, tuples, None", 80_000, lambda t, i: numbers(i, 2.5, (1, (i, 1j)), None)),
+    ("buffers", 40_000, lambda t, i: scale(of(t.buffers, i))),
+    ("exchange tables in Python, owning exports", 15_000, lambda t, i: scale(of(t.counted, i))),
+    ("__dlpack__ of NumPy and of PyTorch, wrapped", 10_000, lambda t, i: scale(of(t.wrapped, i))),
+    ("nogil", 30_000, lambda t, i: add_unlocked(t.array, of(t.often_native, i), of(t.often_native, i))),
+    ("parallel", 2_000, lambda t, i: add_parallel(of(t.tensors, i))),
+    ("arrays returned, and views of them", 50_000, lambda t, i: (itself, tail)[i & 1](t.some(i // 2, 4))),
+    ("results in tuples, new arrays, text", 20_000, lambda t, i: several(t.some(i), t.array)),
+    ("results that PyTorch has no tensors for", 1_000, lambda t, i: fails(backwards, t.native[2])),
+    ("views kept in a list", 15_000, kept),
+    ("bound launches", 50_000, bound),
+    ("tuples and named tuples", 15_000, nested),
+    ("lists", 20_000, listed),
+    ("lists that the kernel changes", 10_000, lists_changed),
+    ("lists refused", 1_000, lists_refused),
+    ("declared outputs", 14_000, doubled_in_turn),
+    ("exceptions in the kernel", 20_000, raised),
+    ("refused", 12_000, lambda t, i: fails(add, t.array, of(t.bad, i), t.array)),
+    ("refused in the middle of seven", 4_000, lambda t, i: fails(gather, *t.tensors[:3], of(t.bad, i), *t.counted[:3])),
+    ("arguments that do not bind", 8_000, not_binding),
+    ("beside what only Numba takes", 3_000, lambda t, i: gather(ONLY_NUMBA, of(t.tensors, i))),
+    ("compile errors, again and again", 1_000, lambda t, i: fails(does_not_compile, of(t.tensors, i))),
+    ("compile errors of new kernels", 100, lambda t, i: fails(fast_args(lambda x: x.no_such_attribute), of(t.tensors, i))),
+    ("conversions", 10_000, converted),
+    ("conversions refused", 3_000, conversions_refused),
+    ("capsules dropped", 3_000, capsules_dropped),
+    ("capsules consumed", 3_000, capsules_consumed),
+    ("explanations", 900, explained),
+)
 
 
 def fails(call, *arguments, **keywords) -> None:
@@ -547,49 +394,47 @@ def fails(call, *arguments, **keywords) -> None:
 
 def soak_calls(total: int) -> list[str]:
     """Make about `total` calls over all paths. Prints a table; returns what grew, in words."""
-    calls = Calls()
-    whole = sum(path.share for path in calls.paths)
-    began, before = time.perf_counter(), None
-    for path in calls.paths:  # whatever is compiled is compiled now, fast entries too
-        path.work(600 if path.share > 1000 else 20)
-    made = 0
+    tensors = Tensors()
+    ways = [Way(*row) for row in WAYS if torch is not None or "PyTorch" not in row[0]]
+    whole = sum(way.share for way in ways)
+    began, before, made = time.perf_counter(), None, 0
+    for way in ways:  # whatever is compiled is compiled now, fast entries too
+        way.work(tensors, 600 if way.share > 1000 else 20)
     gc.collect()
     gc.freeze()
     for index in range(ROUNDS):
         if index == WARM_ROUNDS:
             before = measured()
-        for path in calls.paths:
-            times = max(1, round(total * path.share / whole / ROUNDS))
+        for way in ways:
+            times = max(1, round(total * way.share / whole / ROUNDS))
             blocks, bytes_, start = sys.getallocatedblocks(), resident(), time.perf_counter()
-            path.work(times)
-            path.seconds += time.perf_counter() - start
-            path.calls += times
+            way.work(tensors, times)
+            way.seconds += time.perf_counter() - start
+            way.calls += times
             made += times
             gc.collect()
             if index >= WARM_ROUNDS:
-                path.blocks += sys.getallocatedblocks() - blocks
-                path.resident += resident() - bytes_
+                way.blocks += sys.getallocatedblocks() - blocks
+                way.resident += resident() - bytes_
     after = measured()
     gc.unfreeze()
-    seconds = time.perf_counter() - began
     print(f"\n{'path':<46}{'calls':>12}{'seconds':>9}{'blocks':>9}{'KiB':>9}")
-    for path in calls.paths:
-        print(f"{path.name:<46}{path.calls:>12,}{path.seconds:>9.1f}{path.blocks:>9,}{path.resident // 1024:>9,}")
+    for way in ways:
+        print(f"{way.name:<46}{way.calls:>12,}{way.seconds:>9.1f}{way.blocks:>9,}{way.resident // 1024:>9,}")
+    print(f"{made:,} calls in {time.perf_counter() - began:.0f} s")
+    return came_of(before, after, tensors.ledger)
+
+
+def came_of(before: tuple, after: tuple, ledger: Ledger) -> list[str]:
+    """Print what was measured after the warm-up and at the end; return what grew or was not given back, in words."""
+    print(f"{ledger.made:,} managed tensors exported, {ledger.deleted:,} given back. After the warm-up:")
+    for name, then, now in zip(("resident bytes", "memory blocks", "references"), before, after, strict=True):
+        print(f"  {name} {then:,} to {now:,} ({now - then:+,})")
     problems = grown(before, after)
-    ledger = calls.ledger
     if (ledger.made, 0) != (ledger.deleted, ledger.out) or made_producers._strays:
         strays = len(made_producers._strays)
         problems.append(f"{ledger.made:,} tensors were exported, {ledger.deleted:,} given back, {strays} twice")
-    print(
-        f"{made:,} calls in {seconds:.0f} s; {ledger.made:,} managed tensors exported, {ledger.deleted:,} given back.\n"
-        f"After the warm-up: resident {_change(before[0] >> 10, after[0] >> 10)} KiB, blocks {_change(before[1], after[1])}"
-        + (f", references {_change(before[2], after[2])}" if after[2] else "")
-    )
     return problems
-
-
-def _change(before: int, after: int) -> str:
-    return f"{before:,} to {after:,} ({after - before:+,})"
 
 
 # ---- types that come and go ------------------------------------------------------------------------------------------
@@ -627,59 +472,51 @@ def _dlpack_of(answer: np.ndarray):
 
 
 def _makers() -> list[Callable]:
-    """Functions of a number: a new type, an instance of it, and what a kernel reads in it (None: it is refused)."""
+    """Functions of a number: an instance of a new type."""
 
     def table(number):
-        answer = number % len(_ANSWERS)
-        cls = type("T", (), {"__dlpack_c_exchange_api__": tables[answer][0]})
-        return cls, cls(), _ANSWERS[answer][0]
+        return type("T", (), {"__dlpack_c_exchange_api__": of(tables, number)[0]})()
 
     def owning(number):
-        answer = number % len(_ANSWERS)
-        cls = type("T", (), {"__dlpack_c_exchange_api__": tables[answer][1]})
-        return cls, cls(), _ANSWERS[answer][0]
-
-    def method(number):
-        answer = _ANSWERS[number % len(_ANSWERS)]
-        cls = type("T", (), {"__dlpack__": _dlpack_of(answer), "__dlpack_device__": lambda self: (1, 0)})
-        return cls, cls(), answer[0]
-
-    def subclass(number):
-        cls = type("T", (np.ndarray,), {})
-        answer = _ANSWERS[number % len(_ANSWERS)]
-        return cls, answer.view(cls), answer[0]
-
-    def of_torch(number):
-        cls = type("T", (torch.Tensor,), {})
-        answer = _ANSWERS[number % len(_ANSWERS)]
-        return cls, torch.from_numpy(answer).as_subclass(cls), answer[0]
-
-    def nothing(number):
-        cls = type("T", (), {})
-        return cls, cls(), None
-
-    def no_table(number):
-        cls = type("T", (), {"__dlpack_c_exchange_api__": number})
-        return cls, cls(), None
+        return type("T", (), {"__dlpack_c_exchange_api__": of(tables, number)[1]})()
 
     def inherits(number):
-        answer = number % len(_ANSWERS)
-        base = type("B", (), {"__dlpack_c_exchange_api__": tables[answer][number & 1]})
-        cls = type("T", (base,), {})
-        return cls, cls(), _ANSWERS[answer][0]
+        base = type("B", (), {"__dlpack_c_exchange_api__": of(tables, number)[number & 1]})
+        return type("T", (base,), {})()
+
+    def method(number):
+        return type("T", (), {"__dlpack__": _dlpack_of(of(_ANSWERS, number)), "__dlpack_device__": lambda self: (1, 0)})()
+
+    def subclass(number):
+        return of(_ANSWERS, number).view(type("T", (np.ndarray,), {}))
+
+    def of_torch(number):
+        return torch.from_numpy(of(_ANSWERS, number)).as_subclass(type("T", (torch.Tensor,), {}))
+
+    def no_table_but_methods(number):
+        return forgetful(type("T", (Dunder,), {"__dlpack_c_exchange_api__": 3})(of(_ANSWERS, number), answers_given))
+
+    def methods_only(number):
+        return type("T", (WithMethods, made_producers._Tabled), {})(of(_ANSWERS, number), answers_given)
+
+    def nothing(number):
+        return type("T", (), {})()
+
+    def no_table(number):
+        return type("T", (), {"__dlpack_c_exchange_api__": number})()
 
     tables = [_table_of(answer) for answer in _ANSWERS]
-    return [table, owning, method, subclass, nothing, no_table, inherits, *[of_torch] * (torch is not None)]
+    makers = [table, owning, method, subclass, no_table_but_methods, methods_only, nothing, no_table, inherits]
+    return makers + [of_torch] * (torch is not None)
 
 
-@fast_args
-def first(x):
-    return x[0]
+def wanted(maker: Callable, number: int):
+    """What a kernel reads in what `maker` makes; None if it is refused."""
+    return None if maker.__name__ in ("nothing", "no_table") else of(_ANSWERS, number)[0]
 
 
-@fast_args
-def second(x, y):
-    return y[0]
+first = fast_args(lambda x: x[0])
+second = fast_args(lambda x, y: y[0])
 
 
 def wrong_answer(tensor, want, times: int) -> str:
@@ -691,6 +528,8 @@ def wrong_answer(tensor, want, times: int) -> str:
             got = None
         if got != want:
             return f"a kernel read {got!r} in call {repetition}"
+    if times == 3 and want is not None and from_dlpack(tensor)[0] != want:
+        return "a conversion gave something else"
     return ""
 
 
@@ -709,51 +548,45 @@ def soak_types(total: int, seed: int = 0) -> list[str]:
     gc.freeze()
     for maker in makers:  # whatever is compiled is compiled now, fast entries too: a kernel has eight for one signature
         for number in range(2 * len(_ANSWERS)):
-            _, tensor, want = maker(number)
-            wrong_answer(tensor, want, 80)
-            del _, tensor
+            wrong_answer(maker(number), wanted(maker, number), 80)
             gc.collect()
-    began, before, warm = time.perf_counter(), None, max(total // 10, 30 * BATCH)
+    began, before, warm, known = time.perf_counter(), None, max(total // 10, 30 * BATCH), len(runtime().entries)
     while made < total or before is None:
         if made >= warm and before is None:
             before = measured()
         alive = []
         for _ in range(BATCH):
             maker = generator.choice(makers)
-            cls, tensor, want = maker(generator.randrange(1000))
-            kind = f"{maker.__name__} {want!r}"
-            if id(cls) in last_kind:
+            number = generator.randrange(1000)
+            tensor, want = maker(number), wanted(maker, number)
+            kind, address = f"{maker.__name__} {want!r}", id(type(tensor))
+            if address in last_kind:
                 reused += 1
-                by_others += last_kind[id(cls)] != kind
-            last_kind[id(cls)] = kind
-            alive.append((cls, tensor, want, kind))
+                by_others += last_kind[address] != kind
+            last_kind[address] = kind
+            alive.append((tensor, want, kind))
         made += BATCH
         generator.shuffle(alive)
-        for _, tensor, want, kind in alive:
+        for tensor, want, kind in alive:
             times = 40 if generator.random() < 0.05 else generator.randrange(1, 4)
             calls += times
             wrong = wrong_answer(tensor, want, times)
             if wrong and len(problems) < 10:
                 problems.append(f"{wrong} in a new type's tensor, {kind}")
-        del cls, tensor, alive, _
+        del tensor, alive
         gc.collect()
         if generator.random() < 0.1:
             last = generator.choice(_ANSWERS)
             assert first(last) == last[0]
     after = measured()
     gc.unfreeze()
-    problems += grown(before, after)
-    ledger = answers_given
-    if (ledger.made, 0) != (ledger.deleted, ledger.out):
-        problems.append(f"{ledger.made:,} tensors were exported, {ledger.deleted:,} given back")
+    if len(runtime().entries) > known + 8:
+        problems.append(f"{len(runtime().entries):,} types are known, not {known:,}")
     if made >= 1000 and not by_others:
         problems.append("no address of a type was used again by another kind of type: nothing has been tried")
-    print(
-        f"\n{made:,} types, {calls:,} calls in {time.perf_counter() - began:.0f} s; {reused:,} at the address of a dead type, "
-        f"{by_others:,} of another kind than that;\n{ledger.made:,} managed tensors exported, {ledger.deleted:,} given back.\n"
-        f"After the warm-up: resident {_change(before[0] >> 10, after[0] >> 10)} KiB, blocks {_change(before[1], after[1])}"
-    )
-    return problems
+    print(f"\n{made:,} types, {calls:,} calls in {time.perf_counter() - began:.0f} s")
+    print(f"{reused:,} at the address of a dead type, {by_others:,} of another kind than that")
+    return problems + came_of(before, after, answers_given)
 
 
 def main(arguments=None) -> None:

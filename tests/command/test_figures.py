@@ -63,8 +63,8 @@ def add(x, y):
     pass
 
 
-def timings(noise: float):
-    """A ``time_statements`` of which every call takes 100 ns, and 10 for each argument; `noise` is its standard deviation."""
+def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
+    """A report where every call takes 100 ns, and 10 for each argument, and the warnings. `noise`: the standard deviation."""
 
     def time_statements(statements, rounds=25, **options) -> Timings:
         generator = np.random.default_rng(0)
@@ -77,11 +77,7 @@ def timings(noise: float):
         calls["call"] = calls["empty"] + Samples(50.0 + noise * generator.standard_normal(rounds))
         return Timings(calls, Samples(np.full(rounds, 5.0)))
 
-    return time_statements
-
-
-def measured(monkeypatch, noise: float) -> tuple[OverheadReport, list[str]]:
-    monkeypatch.setattr(overhead, "time_statements", timings(noise))
+    monkeypatch.setattr(overhead, "time_statements", time_statements)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         report = overhead.measure(add, np.ones(1), 2.5)
@@ -114,6 +110,9 @@ def test_a_busy_machine_has_none(monkeypatch):
     data = json.loads(report.to_json())
     assert data["call"]["measurable"] is False and data["call"]["median_ns"] == report.call.median
     assert data["alternatives"][-1]["overhead"]["measurable"] is False
+    pytest.importorskip("pandas")
+    frame = report.to_pandas()
+    assert not frame.measurable.any() and frame.median_ns[0] == report.arguments[0].total.median
 
 
 def test_a_part_that_noise_hides_is_warned_of(monkeypatch):
@@ -124,24 +123,23 @@ def test_a_part_that_noise_hides_is_warned_of(monkeypatch):
     assert f"measure(): {sentence}" in said
 
 
-def test_a_data_frame_keeps_and_marks_them(monkeypatch):
-    pytest.importorskip("pandas")
-    report, _ = measured(monkeypatch, 3000.0)
-    frame = report.to_pandas()
-    assert not frame.measurable.any() and frame.median_ns[0] == report.arguments[0].total.median
-
-
 def crafted(*costs: ArgumentCost, **parts) -> OverheadReport:
     whole = samples(100, 1)
-    given = {"call": samples(10, 1), "alone": samples(5, 1)} | parts
-    return OverheadReport(
-        "kernel", tuple(costs), keywords=None, result=None, result_type=None, passing=whole, overhead=whole, total=whole,
-        noise=samples(1, 0.01), alternatives=(), warnings=(), machine={}, **given,
-    )  # fmt: skip
+    nothing = dict.fromkeys(("keywords", "result", "result_type")) | dict.fromkeys(("alternatives", "warnings"), ())
+    given = {"call": samples(10, 1), "alone": samples(5, 1), "noise": samples(1, 0.01), "machine": {}} | nothing | parts
+    return OverheadReport("kernel", tuple(costs), passing=whole, overhead=whole, total=whole, **given)
 
 
 def cost(name: str, total: Samples, producer: Samples | None = None, path: str = "c-exchange") -> ArgumentCost:
     return ArgumentCost(name, 0, "T", "t", path, (), total, producer)
+
+
+def plotted(report: OverheadReport):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    axes = report.plot()
+    matplotlib.pyplot.close("all")
+    return axes, matplotlib
 
 
 def test_bars_are_what_their_colours_say():
@@ -172,30 +170,20 @@ def test_a_legend_names_the_colours_that_there_are(costs, expected):
     assert named == expected
     for who, colour in pictures.COLOURS.items():
         assert (f"background:{colour}" in document) is (who in expected)
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    axes = report.plot()
+    axes, matplotlib = plotted(report)
     drawn = {patch.get_facecolor() for patch in axes.patches if patch.get_width() > 0}
     assert drawn == {matplotlib.colors.to_rgba(pictures.COLOURS[who]) for who in expected}
     legend = axes.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == expected if legend else len(expected) == 1
-    plt.close("all")
 
 
 def test_a_plot_says_what_is_not_measurable():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
     lost = samples(-1261.7, 2475.4)
-    axes = replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost).plot()
+    axes, _ = plotted(replace(crafted(cost("x", samples(2, 0.1)), call=lost), alone=lost, overhead=lost))
     assert [text.get_text().strip() for text in axes.texts] == ["2.0", f"{LOST}2475.4)"]
     words = "not measurable here (spread 2.48 us)"
     assert axes.get_title(loc="left") == f"kernel(): 100 ns a call, of which overhead {words}, kernel {words}"
     assert len(axes.get_yticks()) == 2 and axes.get_ylim() == (1.5, -0.5)
-    plt.close("all")
 
 
 def test_alternatives_have_no_ratio_to_what_is_not_measurable():
@@ -251,25 +239,16 @@ def test_compare_leaves_out_what_is_not_measurable():
     found = compare(old, new)
     assert [move.key for move in found.moves] == ["bench/other"]
     assert found.incomparable == ["bench/fast", "bench/negative", "bench/nothing"]
-
-
-def test_compare_takes_no_ratio_that_is_not_measurable():
-    def made(ratio: float, spread: float) -> dict:
-        found = document(fast=(20.0, 1.0), njit=(100.0, 1.0))
-        found["results"][0] |= {"reference": "bench/njit", "ratio": ratio, "ratio_iqr": spread}
-        return found
-
-    (move, _) = compare(made(0.2, 0.5), made(0.2, 0.01)).moves
-    assert move.to_reference is None
-    assert compare(made(0.2, 0.01), made(0.2, 0.01)).moves[0].to_reference == pytest.approx(1)
+    for spread, expected in ((0.5, None), (0.01, pytest.approx(1))):
+        old, new = (document(fast=(20.0, 1.0), njit=(100.0, 1.0)) for _ in range(2))
+        for made, its_spread in ((old, spread), (new, 0.01)):
+            made["results"][0] |= {"reference": "bench/njit", "ratio": 0.2, "ratio_iqr": its_spread}
+        assert compare(old, new).moves[0].to_reference == expected
 
 
 def test_files_keep_and_mark_them():
     row = files.result("a", samples(-20, 90))
     assert row["measurable"] is False and row["median_ns"] == -20 and len(row["samples_ns"]) == 5
     assert "measurable" not in files.result("a", samples(20, 1))
-
-
-def test_of_one_round_there_is_no_spread():
-    assert figures.spread(Samples(np.array([20.0]))) == "not measurable"
+    assert figures.spread(Samples(np.array([20.0]))) == "not measurable", "of one round there is no spread"
     assert figures.spread(Samples(np.array([20.0, 20.0]))) == "0.0"

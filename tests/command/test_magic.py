@@ -1,5 +1,6 @@
 """``%fastargs`` and ``%%fastargs``: the report of ``measure`` in IPython."""
 
+import traceback
 import warnings
 
 import numpy as np
@@ -38,16 +39,12 @@ def run(shell, line: str, cell: str | None = None):
     return result, shown
 
 
-def test_a_line(shell):
+def test_a_line_and_its_options(shell):
     result, shown = run(shell, "-r 3 add(x, 2.0)")
     assert result is None
     (output,) = shown.outputs
     assert set(output.data) == {"text/plain", "text/html"}
-    assert output.data["text/plain"].startswith("add(): ")
-    assert "a bound launch" in output.data["text/plain"]
-
-
-def test_options(shell):
+    assert output.data["text/plain"].startswith("add(): ") and "a bound launch" in output.data["text/plain"]
     report, shown = run(shell, "-r 4 -a -q -o add(x, y=2.0)")
     assert isinstance(report, OverheadReport)
     assert (report.rounds, report.alternatives, shown.outputs) == (4, (), [])
@@ -63,17 +60,19 @@ def test_a_cell_runs_what_comes_before_the_call_once(shell):
     assert report.arguments[0].type == "numpy.ndarray"
 
 
-def test_arguments_are_any_expressions(shell):
-    report, _ = run(shell, "-r 3 -a -q -o add(*[x, 2.0], **{'out': np.zeros(1)})")
-    assert [argument.name for argument in report.arguments] == ["x", "y", "out"]
-    report, _ = run(shell, "-r 3 -a -q -o add([row for row in np.ones((2, 2))][1], sum(i for i in range(3)) * 1.0)")
-    assert report.arguments[0].numba_type.startswith("array(float64, 1d")
-
-
-def test_the_kernel_is_any_expression(shell):
-    shell.user_ns["kernels"] = {"add": add}
-    report, _ = run(shell, "-r 3 -a -q -o kernels['add'](x, 2)")
+@pytest.mark.parametrize(
+    "line, names",
+    [
+        ("add(*[x, 2.0], **{'out': np.zeros(1)})", ["x", "y", "out"]),
+        ("add([row for row in np.ones((2, 2))][1], sum(i for i in range(3)) * 1.0)", ["x", "y"]),
+        ("{'add': add}['add'](x, 2)", ["x", "y"]),
+    ],
+)
+def test_kernels_and_arguments_are_any_expressions(shell, line, names):
+    report, _ = run(shell, f"-r 3 -a -q -o {line}")
     assert report.kernel == "add"
+    assert [argument.name for argument in report.arguments] == names
+    assert report.arguments[0].numba_type.startswith("array(float64, 1d")
 
 
 @pytest.mark.parametrize(
@@ -94,23 +93,18 @@ def test_bad_lines(shell, line, message):
         shell.run_line_magic("fastargs", line)
 
 
-@pytest.mark.parametrize("line, error", [("nowhere(1)", NameError), ("add()", TypeError)])
-def test_errors_arrive(shell, line, error):
-    with pytest.raises(error):
+@pytest.mark.parametrize(
+    "line, error",
+    [
+        ("nowhere(1)", NameError), ("add()", TypeError), ("-q add(x.no_such_attribute, 1.0)", AttributeError),
+        ("-q add(object(), 1.0)", TypeError),
+    ],
+)  # fmt: skip
+def test_errors_arrive_without_frames_of_this_package_but_the_magics(shell, line, error):
+    with pytest.raises(error) as raised:
         shell.run_line_magic("fastargs", line)
-
-
-def test_errors_show_no_frames_of_this_package_but_the_magics(shell):
-    import traceback
-
-    with pytest.raises(AttributeError) as raised:
-        shell.run_line_magic("fastargs", "-q add(x.no_such_attribute, 1.0)")
     names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-    assert [name for name in names if name.startswith("fastexchange")] == ["fastexchange.measuring.magic"]
-    with pytest.raises(TypeError) as raised:
-        shell.run_line_magic("fastargs", "-q add(object(), 1.0)")
-    names = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-    assert [name for name in names if name.startswith("fastexchange")] == ["fastexchange.measuring.magic"]
+    assert {name for name in names if name.startswith("fastexchange")} == {"fastexchange.measuring.magic"}
 
 
 @pytest.mark.parametrize("options, times", [("", 0), ("-q ", 1)])

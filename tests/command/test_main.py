@@ -2,7 +2,6 @@
 
 import importlib.util
 import math
-import os
 import re
 import signal
 import subprocess
@@ -12,14 +11,13 @@ import time
 import numpy as np
 import pytest
 from frameworks import has_versioned_capsules, torch, tvm_ffi
-from interpreter import lines_said
-from shell import ROOT, run, run_here, without
+from interpreter import environment_of, lines_said
+from shell import run, run_here, without
 
 import fastexchange
 from fastexchange.measuring import files, tables
 
 FIGURE = r"\s+(?:[\d.]+|-|not measurable here \(spread [^)]*\))"  # a busy machine may measure nothing
-NEEDS_TORCH = pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
 
 
 def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
@@ -36,18 +34,17 @@ def table(output: str) -> dict[str, list[tuple[str, list[float]]]]:
 
 
 @pytest.fixture(scope="module")
-def quick_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("bench") / "folder" / "new.json"
-
-
-@pytest.fixture(scope="module")
-def quick(quick_file) -> subprocess.CompletedProcess:
-    return run("bench", "--quick", "--json", quick_file)  # the next ones do not name it
+def quick(tmp_path_factory) -> tuple[subprocess.CompletedProcess, dict]:
+    """What it prints in a new process, and what it writes."""
+    file = tmp_path_factory.mktemp("bench") / "folder" / "new.json"
+    done = run("bench", "--quick", "--json", file)  # the next ones do not name it
+    assert done.returncode == 0, done.stderr
+    return done, files.read(file)
 
 
 def test_prints_a_table(quick):
-    assert quick.returncode == 0, quick.stderr
-    groups = table(quick.stdout)
+    done, _ = quick
+    groups = table(done.stdout)
     expected = {"NumPy arrays", "objects with only __dlpack__"}
     assert set(groups) == expected | ({"PyTorch tensors (CPU)"} if torch else set())
     for name, rows in groups.items():
@@ -56,43 +53,30 @@ def test_prints_a_table(quick):
         assert any("np.from_dlpack" in label for label in labels) or ("PyTorch" in name and not has_versioned_capsules())
         assert any("__dlpack__" in label for label in labels)
         assert rows[0][1][-1] == 1
+        for _, (call, _, argument, ratio) in rows:
+            if not math.isnan(call + argument + ratio + rows[0][1][0]):
+                assert abs(call / 3 - argument) <= 0.1
+                assert 0.2 < call / rows[0][1][0] / ratio < 5  # a ratio of medians, a median of ratios
     assert any(label.startswith("plain @njit") for label, _ in groups["NumPy arrays"])
     assert any("tvm-ffi" in label for label, _ in groups["NumPy arrays"]) == (tvm_ffi is not None)
     if torch:
         assert any("x.numpy()" in label for label, _ in groups["PyTorch tensors (CPU)"])
+        assert "PyTorch is not installed" not in done.stdout
+    lines = [line for line in done.stdout.splitlines() if re.search(r"(?:\s+[\d.]+){4}$", line)]
+    assert len({len(line) for line in lines}) == 1, "columns are aligned"
 
 
-def test_the_numbers_of_a_row_belong_together(quick):
-    for rows in table(quick.stdout).values():
-        for _, (call, _, argument, ratio) in rows:
-            if math.isnan(call + argument + ratio + rows[0][1][0]):
-                continue
-            assert abs(call / 3 - argument) <= 0.1
-            assert 0.2 < call / rows[0][1][0] / ratio < 5  # a ratio of medians, a median of ratios
-
-
-def test_names_the_versions(quick):
-    assert f"fastexchange {fastexchange.__version__}" in quick.stdout
-    assert f"numpy {np.__version__}" in quick.stdout
-
-
-def test_says_on_stderr_what_it_does_without_a_terminal_too(quick):
-    assert lines_said(quick.stderr) == [f"fastexchange: {stage} …" for stage in ("importing", "compiling", "measuring")]
-
-
-def test_columns_are_aligned(quick):
-    lines = [line for line in quick.stdout.splitlines() if re.search(r"(?:\s+[\d.]+){4}$", line)]
-    assert len({len(line) for line in lines}) == 1
-
-
-def test_prints_the_noise(quick):
-    ratios = re.search(r"^Noise: .*: (.*)\.$", quick.stdout, re.MULTILINE)[1].split(", ")
+def test_prints_versions_and_noise_and_what_it_does_without_a_terminal(quick):
+    done, _ = quick
+    assert f"fastexchange {fastexchange.__version__}" in done.stdout and f"numpy {np.__version__}" in done.stdout
+    assert lines_said(done.stderr) == [f"fastexchange: {stage} …" for stage in ("importing", "compiling", "measuring")]
+    ratios = re.search(r"^Noise: .*: (.*)\.$", done.stdout, re.MULTILINE)[1].split(", ")
     figure = r"(?:\d\.\d{3} x|not measurable here \(spread [^)]*\))"
-    assert [re.fullmatch(rf"{figure} with (.*)", ratio)[1] for ratio in ratios] == list(table(quick.stdout))
+    assert [re.fullmatch(rf"{figure} with (.*)", ratio)[1] for ratio in ratios] == list(table(done.stdout))
 
 
-def test_writes_what_it_prints(quick, quick_file):
-    document = files.read(quick_file)
+def test_writes_what_it_prints(quick):
+    quick, document = quick
     rows = {row["key"]: row for row in document["results"]}
     names = {"numpy": "NumPy arrays", "torch": "PyTorch tensors (CPU)", "dunder": "objects with only __dlpack__"}
     printed = [row for rows in table(quick.stdout).values() for row in rows]
@@ -114,49 +98,36 @@ def test_writes_what_it_prints(quick, quick_file):
 @pytest.mark.parametrize("where", ["", "file/new.json"])
 def test_a_file_that_cannot_be_written_is_found_out_at_once(tmp_path, where):
     (tmp_path / "file").write_text("")
-    done = run("--quick", "--json", tmp_path / where)
+    done = run_here("--quick", "--json", tmp_path / where)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("python -m fastexchange bench: --json: ") and done.stderr.count("\n") == 1
     assert "Traceback" in run_here("--quick", "--traceback", "--json", tmp_path / where).stderr
 
 
-def test_without_torch_and_tvm_ffi(tmp_path):
-    done = run("--quick", path=without(tmp_path, "torch", "tvm_ffi"))
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("", "PyTorch is not installed"), ("raise OSError('it is gone')", "PyTorch cannot be imported (OSError: it is gone)")],
+    ids=["not installed", "broken"],
+)
+def test_without_torch_and_tvm_ffi(tmp_path, code, words):
+    (tmp_path / "torch.py").write_text(code)
+    done = run("--quick", path=without(tmp_path, "tvm_ffi", *["torch"] * (not code)))
     assert done.returncode == 0, done.stderr
     assert set(table(done.stdout)) == {"NumPy arrays", "objects with only __dlpack__"}
-    assert "PyTorch is not installed" in done.stdout
-    assert "apache-tvm-ffi is not installed" in done.stdout
-
-
-def test_a_broken_torch_is_left_out(tmp_path):
-    (tmp_path / "torch.py").write_text("raise OSError('libtorch is gone')\n")
-    done = run("--quick", path=without(tmp_path, "tvm_ffi"))
-    assert done.returncode == 0, done.stderr
-    assert "PyTorch cannot be imported (OSError: libtorch is gone)" in done.stdout
-    assert "PyTorch tensors (CPU)" not in table(done.stdout)
-
-
-@NEEDS_TORCH
-def test_torch_is_not_said_to_be_missing(quick):
-    assert "PyTorch is not installed" not in quick.stdout
+    assert words in done.stdout and "apache-tvm-ffi is not installed" in done.stdout
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--nonsense",), ("nonsense",), ("bench", "--nonsense"), ("bench", "x"), ("compare", "a"), ("doctor", "x")]
-)
-def test_unknown_arguments(arguments):
-    done = run_here(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("usage: python -m fastexchange")
-    assert arguments[-1] in done.stderr or "required: NEW" in done.stderr
-
-
-@pytest.mark.parametrize("arguments", [("run",), ("run", "--"), ("run", "-m")])
-def test_running_no_program(arguments):
-    done = run_here(*arguments)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(("usage: python -m fastexchange run", "python -m fastexchange run: "))
+    ("arguments", "words"),
+    [
+        ("--nonsense", "--nonsense"), ("nonsense", "nonsense"), ("bench --nonsense", "--nonsense"), ("bench x", "x"),
+        ("compare a", "required: NEW"), ("doctor x", "x"), ("run", ""), ("run --", ""), ("run -m", ""),
+    ],
+)  # fmt: skip
+def test_unknown_or_missing_arguments(arguments, words):
+    done = run_here(*arguments.split())
+    assert (done.returncode, done.stdout) == (2, "") and words in done.stderr
+    assert done.stderr.startswith(("usage: python -m fastexchange", "python -m fastexchange run: "))
 
 
 def test_a_module_behind_the_separator(tmp_path):
@@ -198,14 +169,16 @@ def test_ctrl_c(tmp_path):
 LINES = ["first", tables.Row(("a", "1")), tables.Row(("long", "2\n22"), "red"), "second", tables.Row(("b", "333"))]
 
 
-def test_a_plain_table(capsys):
+def test_plain_tables(capsys, monkeypatch):
+    plain = "         ns\n\nfirst\n  a       1\n  long    2\n         22\n\nsecond\n  b     333\n"
     tables.show(("", "ns"), LINES)
-    assert capsys.readouterr().out == "         ns\n\nfirst\n  a       1\n  long    2\n         22\n\nsecond\n  b     333\n"
-
-
-def test_a_plain_table_without_heads(capsys):
+    assert capsys.readouterr().out == plain
     tables.show(("", ""), [tables.Row(("a", "1"))], left=(0, 1))
     assert capsys.readouterr().out == "a  1\n"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setitem(sys.modules, "rich", None)  # broken: it does not matter
+    tables.show(("", "ns"), LINES)
+    assert capsys.readouterr().out == plain
 
 
 @pytest.mark.skipif(importlib.util.find_spec("rich") is None, reason="rich is not installed")
@@ -218,22 +191,14 @@ def test_a_rich_table(capsys, monkeypatch):
     assert "\033[31mlong" in printed and "\033[1mfirst" in printed and "─" in printed
 
 
-def test_a_broken_rich_does_not_matter(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setitem(sys.modules, "rich", None)
-    tables.show(("", "ns"), LINES)
-    assert capsys.readouterr().out == tables.plain(("", "ns"), LINES) + "\n"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.7, 1.5])
 def test_ctrl_c_is_no_abort(tmp_path, seconds):
     """While others are imported or kernels are compiled: libraries may have threads then that an orderly end would trip over."""
     code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "runpy.run_module('fastexchange', run_name='__main__')"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     pipes = {"stdout": subprocess.DEVNULL, "stderr": (tmp_path / "stderr").open("w")}
-    with pipes["stderr"], subprocess.Popen([sys.executable, "-c", code, "bench"], env=environment, **pipes) as process:
+    with pipes["stderr"], subprocess.Popen([sys.executable, "-c", code, "bench"], env=environment_of(), **pipes) as process:
         time.sleep(seconds)
         assert process.poll() is None, (process.returncode, (tmp_path / "stderr").read_text())
         process.send_signal(signal.SIGINT)

@@ -9,20 +9,31 @@ from shell import ROOT, run, run_here
 
 from fastexchange.__main__ import main
 from fastexchange.command.compare import YARDSTICKS, compare
+from fastexchange.measuring import files
+from fastexchange.measuring.timing import Samples
 
 MACHINE = {"cpu": "one", "cores": 2, "system": "Linux", "python": "3.11.7", "packages": {"numba": "0.68.1", "torch": None}}
 PEERS = ("njit", "views", "from_dlpack", "export", "tvm")
 
 
-def document(peers: float = 1.0, machine=MACHINE, a_to_b: float = 1.0, **ours: float) -> dict:
-    """A document: yardsticks of 100 ns, times `peers`; rows of ours by name, in nanoseconds, with a reference to one of them."""
+def document(peers: float = 1.0, machine=MACHINE, changes=None, **ours: float) -> dict:
+    """A document: yardsticks of 100 ns, times `peers`; rows of ours by name, in nanoseconds, with a reference to one of them.
+
+    `changes`: by row, what is otherwise there.
+    """
     results = [{"key": f"bench/numpy/{name}", "median_ns": 100.0 * peers, "iqr_ns": 2.0} for name in PEERS]
     for name, ns in ours.items():
         against = {"reference": "bench/numpy/export", "ratio": ns / (100.0 * peers), "ratio_iqr": 0.01}
         results.append({"key": f"bench/{name}", "median_ns": ns, "iqr_ns": 0.02 * ns, **against})
-    results.append({"key": "control/x/a", "median_ns": 20.0 * peers, "iqr_ns": 0.1})
-    results.append({"key": "control/x/b", "median_ns": 20.0 * peers * a_to_b, "iqr_ns": 0.1})
+    results += [{"key": f"control/x/{name}", "median_ns": 20.0 * peers, "iqr_ns": 0.1} for name in "ab"]
+    for key, change in (changes or {}).items():
+        next(row for row in results if row["key"].endswith(f"/{key}")).update(change)
     return {"machine": machine, "rounds": 5, "results": results}
+
+
+def reference(ns: float, fast: float) -> dict:
+    """Changes: the reference takes as long."""
+    return {"export": {"median_ns": ns}, "fast": {"ratio": fast / ns}}
 
 
 @pytest.fixture
@@ -42,95 +53,59 @@ def directions(old: dict, new: dict, **options) -> dict[str, int]:
     return {move.key: move.direction for move in compare(old, new, **options).moves}
 
 
-def test_nothing_has_moved():
-    assert set(directions(document(fast=20, slow=30), document(fast=20.5, slow=29.5)).values()) == {0}
+FORTY = [f"row{number}" for number in range(40)]
+OF_OURS = {"keywords": {"reference": "bench/fast", "ratio": 2.0}}
+DRIFTED = reference(107.0, 21.4) | {"njit": {"median_ns": 107.0}, "fast": {"ratio": 0.214}}
+MOVES = {
+    "nothing moves": (document(fast=20, slow=30), document(fast=20.5, slow=29.5), {}),
+    **{f"one row is slower, on a machine that takes {peers} times as long": (
+        document(fast=20, slow=30), document(peers, fast=20 * peers, slow=36 * peers), {"slow": 1},
+    ) for peers in (0.5, 1.0, 1.3)},
+    "one row is faster": (document(fast=20), document(fast=10), {"fast": -1}),
+    "all of ours are slower": (
+        document(**dict.fromkeys(FORTY, 20)), document(**dict.fromkeys(FORTY, 24)), dict.fromkeys(FORTY, 1)
+    ),
+    "a reference that moved says nothing alone": (
+        document(fast=20), document(fast=20, changes=reference(150.0, 20)), {"numpy/export": 1}
+    ),
+    "what a row has in common with its reference, the machine may have done to both": (
+        document(fast=20, slow=20), document(fast=22, slow=22, changes=reference(110.0, 22)), {"numpy/export": 1, "slow": 1}
+    ),
+    "a reference of our own excuses nothing": (
+        document(fast=20, keywords=40, changes=OF_OURS), document(fast=30, keywords=60, changes=OF_OURS),
+        {"fast": 1, "keywords": 1},
+    ),
+    "yardsticks say how far rows wander": (document(fast=20), document(fast=21.4, changes=DRIFTED), {}),
+    "beyond its samples' spread": (document(fast=20), document(fast=23), {"fast": 1}),
+    "the spread of its samples is noise": (
+        document(fast=20, changes={"fast": {"iqr_ns": 4.0}}), document(fast=23, changes={"fast": {"iqr_ns": 4.0}}), {}
+    ),
+    **{f"the control of the {side} file is noise, {ns} ns": (
+        document(fast=20, changes={"b": {"median_ns": ns}} if side == "old" else {}),
+        document(fast=23, changes={"b": {"median_ns": ns}} if side == "new" else {}), None,
+    ) for side in ("old", "new") for ns in (16.0, 25.0)},
+}  # fmt: skip
+"""Of two files, the directions of rows; None: of no row of ours."""
 
 
-@pytest.mark.parametrize("peers", [0.5, 1.0, 1.3])
-def test_one_row_is_slower_whatever_the_machine_does(peers):
-    moved = directions(document(fast=20, slow=30), document(peers, fast=20 * peers, slow=36 * peers))
-    assert {key for key, direction in moved.items() if direction} == {"bench/slow"}
-    assert moved["bench/slow"] == 1
+@pytest.mark.parametrize("name", MOVES)
+def test_directions(name):
+    old, new, expected = MOVES[name]
+    found = directions(old, new)
+    if expected is None:
+        assert compare(old, new).floor == pytest.approx(0.25)
+        assert found["bench/fast"] == 0
+    else:
+        assert {key: each for key, each in found.items() if each} == {f"bench/{row}": each for row, each in expected.items()}
 
 
-def test_one_row_is_faster():
-    assert directions(document(fast=20), document(fast=10))["bench/fast"] == -1
-
-
-def test_all_of_ours_are_slower():
-    names = [f"row{number}" for number in range(40)]
-    moved = directions(document(**dict.fromkeys(names, 20)), document(**dict.fromkeys(names, 24)))
-    assert {moved[f"bench/{name}"] for name in names} == {1}
-    assert moved["bench/numpy/njit"] == 0
-
-
-def test_a_reference_that_moved_says_nothing_alone():
-    new = document(fast=20)
-    for row in new["results"]:
-        if row["key"] == "bench/numpy/export":
-            row["median_ns"] = 150.0
-        elif row["key"] == "bench/fast":
-            row["ratio"] = 20 / 150
-    found = {move.key: move for move in compare(document(fast=20), new).moves}
-    assert found["bench/fast"].to_reference == pytest.approx(2 / 3)
-    assert found["bench/fast"].direction == 0 and found["bench/numpy/export"].direction == 1
-
-
-def test_a_row_that_moved_as_its_reference_did():
-    """What they have in common, the machine may have done to both."""
-    new = document(fast=22, slow=22)
-    for row in new["results"]:
-        if row["key"] == "bench/numpy/export":
-            row["median_ns"] = 110.0
-        elif row["key"] == "bench/fast":
-            row["ratio"] = 22 / 110
-    moved = directions(document(fast=20, slow=20), new)
-    assert (moved["bench/fast"], moved["bench/slow"]) == (0, 1)
-
-
-def test_a_reference_of_our_own_excuses_nothing():
-    old, new = document(fast=20, keywords=40), document(fast=30, keywords=60)
-    for content in (old, new):
-        row = next(row for row in content["results"] if row["key"] == "bench/keywords")
-        row.update(reference="bench/fast", ratio=2.0)
-    assert directions(old, new)["bench/keywords"] == 1
-
-
-def test_a_drift_that_is_not_the_same_for_all():
-    """Nine of ten yardsticks say how far rows wander from run to run."""
-    old, new = document(fast=20), document(fast=21.4)
-    for row in new["results"]:
-        if row["key"] in ("bench/numpy/njit", "bench/numpy/export"):
-            row["median_ns"] = 107.0
-        elif row["key"] == "bench/fast":
-            row["ratio"] = 21.4 / 100
-    assert compare(old, new).floor == pytest.approx(0.07)
-    assert directions(old, new)["bench/fast"] == 0
-
-
-def test_the_spread_of_its_samples_is_noise():
-    old, new = document(fast=20), document(fast=23)
-    assert directions(old, new)["bench/fast"] == 1
-    for content in (old, new):
-        next(row for row in content["results"] if row["key"] == "bench/fast")["iqr_ns"] = 4.0
-    assert directions(old, new)["bench/fast"] == 0
-
-
-@pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("a_to_b", [0.8, 1.25])
-def test_the_control_is_noise(side, a_to_b):
-    contents = [document(fast=20), document(fast=23)]
-    for row in contents[side]["results"]:
-        if row["key"] == "control/x/b":
-            row["median_ns"] *= a_to_b
-    assert compare(*contents).floor == pytest.approx(0.25)
-    assert directions(*contents)["bench/fast"] == 0
-
-
-def test_the_threshold_is_noise():
-    old, new = document(fast=20), document(fast=23)
-    assert directions(old, new, threshold=0.2)["bench/fast"] == 0
-    assert directions(old, new, threshold=0.1)["bench/fast"] == 1
+def test_numbers():
+    moved = {move.key: move for move in compare(*MOVES["a reference that moved says nothing alone"][:2]).moves}
+    assert moved["bench/fast"].to_reference == pytest.approx(2 / 3)
+    assert compare(*MOVES["yardsticks say how far rows wander"][:2]).floor == pytest.approx(0.07)
+    assert compare(document(fast=20, gone=0.0), document(fast=20, gone=-0.1)).incomparable == ["bench/gone"]
+    for threshold, direction in ((0.2, 0), (0.1, 1)):
+        assert directions(document(fast=20), document(fast=23), threshold=threshold)["bench/fast"] == direction
 
 
 def test_without_yardsticks_nothing_is_taken_out():
@@ -142,13 +117,21 @@ def test_without_yardsticks_nothing_is_taken_out():
     assert [move.direction for move in found.moves] == [1, 1]
 
 
-def test_times_of_nothing_have_no_ratio():
-    old, new = document(fast=20, gone=0.0), document(fast=20, gone=-0.1)
-    assert compare(old, new).incomparable == ["bench/gone"]
+@pytest.mark.parametrize("after, direction", [(1000.0, 0), (1300.0, 1)])
+def test_rows_in_bytes_have_no_drift(written, after, direction, capsys):
+    documents = document(fast=20.0), document(2.0, fast=20.0)
+    for made, number in zip(documents, (1000.0, after), strict=True):
+        made["results"].append(files.result("memory/kernels/fast", Samples(np.array([number] * 2)), unit="bytes"))
+    assert directions(*documents)["memory/kernels/fast"] == direction
+    assert main(["compare", *map(str, written(*documents))]) == 0
+    assert "memory/kernels/fast" in capsys.readouterr().out
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_prints_rows_and_summary(written):
-    done = run("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))
+    done = run_here("compare", *written(document(fast=20, gone=3), document(fast=30, made=4)))
     assert (done.returncode, done.stderr) == (0, "")
     row = next(line for line in done.stdout.splitlines() if line.startswith("  bench/fast "))
     assert row.split() == ["bench/fast", "20.0", "30.0", "1.500", "1.500", "1.500", "5.0", "%"]
@@ -159,15 +142,14 @@ def test_prints_rows_and_summary(written):
 
 
 def test_strict(written):
-    old, new = map(str, written(document(fast=20), document(fast=30)))
+    old, new = written(document(fast=20), document(fast=30))
     assert run("compare", "--strict", old, new).returncode == 1
-    assert main(["compare", "--strict", new, old]) == 0
-    assert main(["compare", "--strict", "--threshold", "60", old, new]) == 0
+    assert run_here("compare", "--strict", new, old).returncode == 0
+    assert run_here("compare", "--strict", "--threshold", "60", old, new).returncode == 0
 
 
 def test_strict_is_about_our_own_rows(written):
-    slower = document(fast=20)
-    slower["results"][0]["median_ns"] = 200.0
+    slower = document(fast=20, changes={"njit": {"median_ns": 200.0}})
     done = run("compare", "--strict", *written(document(fast=20), slower))
     assert done.returncode == 0
     assert "1 slower (1 of them yardsticks or controls)" in done.stdout
@@ -175,7 +157,7 @@ def test_strict_is_about_our_own_rows(written):
 
 def test_warns_of_another_machine(written):
     other = {**MACHINE, "cpu": "another", "python": "3.12.1", "packages": {"numba": "0.69", "numpy": "2.4"}}
-    done = run("compare", *written(document(), document(machine=other)))
+    done = run_here("compare", *written(document(), document(machine=other)))
     warned = [line for line in done.stdout.splitlines() if line.startswith("warning: ")]
     assert warned == [
         "warning: cpu differs: one, then another",
@@ -187,9 +169,7 @@ def test_warns_of_another_machine(written):
 
 def changed(**changes) -> dict:
     """A document whose first row is changed."""
-    content = document()
-    content["results"][0].update(changes)
-    return content
+    return document(changes={"njit": changes})
 
 
 @pytest.mark.parametrize(
@@ -219,15 +199,15 @@ def test_what_is_no_result_file(tmp_path, capsys, content, words):
     good.write_text(json.dumps(document()))
     text = content if isinstance(content, str) else json.dumps(content)
     bad.write_bytes(text.encode(errors="surrogateescape"))
-    for files in ((good, bad), (bad, good)):
-        assert main(["compare", *map(str, files)]) == 2
+    for pair in ((good, bad), (bad, good)):
+        assert main(["compare", *map(str, pair)]) == 2
         printed, error = capsys.readouterr()
         assert printed == "" and error.startswith("python -m fastexchange compare: ") and error.count("\n") == 1
         assert str(bad) in error and words in error
 
 
 def test_no_file(tmp_path):
-    done = run("compare", tmp_path / "none.json", tmp_path)
+    done = run_here("compare", tmp_path / "none.json", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{tmp_path / 'none.json'} cannot be read: No such file" in done.stderr
     assert "Traceback" in run_here("compare", "--traceback", tmp_path / "none.json", tmp_path).stderr
@@ -241,27 +221,7 @@ def test_a_threshold_that_is_none(percent):
 def test_the_results_in_this_repository():
     found = sorted((ROOT / "perf" / "results").glob("*-cpu.json"))
     assert len(found) >= 2
-    done = run("compare", found[-2], found[-1])
+    done = run_here("compare", found[-2], found[-1])
     assert done.returncode == 0, done.stderr
     keys = {row["key"] for row in json.loads(found[-1].read_text())["results"]}
     assert {"empty", "c", "njit", "tvm", "export", "own"} <= {key.rpartition("/")[2] for key in keys} & YARDSTICKS
-
-
-def test_rows_in_bytes_have_no_drift():
-    def with_memory(number: float, peers: float) -> dict:
-        made = document(peers, fast=20.0)
-        made["results"].append({"key": "memory/kernels/fast", "median_bytes": number, "iqr_bytes": 0.0})
-        return made
-
-    assert directions(with_memory(1000.0, 1.0), with_memory(1000.0, 2.0))["memory/kernels/fast"] == 0
-    assert directions(with_memory(1000.0, 1.0), with_memory(1300.0, 2.0))["memory/kernels/fast"] == 1
-
-
-def test_the_files_of_perf_can_be_compared(written, capsys):
-    from fastexchange.measuring import files
-    from fastexchange.measuring.timing import Samples
-
-    row = files.result("memory/kernels/fast", Samples(np.array([5.0, 6.0])), unit="bytes")
-    paths = written(*[{**document(), "results": [*document()["results"], row]}] * 2)
-    assert main(["compare", *map(str, paths)]) == 0
-    assert "memory/kernels/fast" in capsys.readouterr().out

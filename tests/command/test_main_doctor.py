@@ -9,11 +9,12 @@ import textwrap
 import pytest
 from frameworks import torch
 from interpreter import run_python
-from shell import run, without
+from shell import run, run_here, without
 
 import fastexchange
-from fastexchange.__main__ import main
+from fastexchange.calls.kernel_cache import made_by
 from fastexchange.command import doctor, probe
+from fastexchange.ground.numba_code import code_depends_on
 
 EVERYTHING = tuple(probe.FRAMEWORKS)
 
@@ -23,21 +24,14 @@ def lines(done: subprocess.CompletedProcess) -> dict[tuple[str, str], dict]:
     return {(line["section"], line["name"]): line for line in json.loads(done.stdout)["lines"]}
 
 
-@pytest.fixture(scope="module")
-def healthy() -> subprocess.CompletedProcess:
-    return run("doctor", "--json")
-
-
 @pytest.mark.slow
-def test_all_is_well(healthy):
-    assert (healthy.returncode, healthy.stderr) == (0, "")
-    assert json.loads(healthy.stdout)["verdict"] == "ok", [line for line in lines(healthy).values() if line["advice"]]
-    assert {section for section, _ in lines(healthy)} == set(doctor._SECTIONS)
-
-
-@pytest.mark.slow
-def test_looks_at_every_kind_of_argument(healthy):
-    found = lines(healthy)
+def test_all_is_well():
+    done = run("doctor", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = lines(done)
+    assert json.loads(done.stdout)["verdict"] == "ok", [line for line in found.values() if line["advice"]]
+    assert {section for section, _ in found} == set(doctor._SECTIONS)
+    # every kind of argument
     assert "path ndarray, 20 calls are right" in found["types", "numpy.ndarray"]["text"]
     assert "path dunder, 20 calls are right" in found["types", "only __dlpack__"]["text"]
     examples = {"torch": "torch.Tensor", "paddle": "paddle.Tensor", "jax": "jax.Array", "tvm_ffi": "tvm_ffi.Tensor"}
@@ -47,30 +41,14 @@ def test_looks_at_every_kind_of_argument(healthy):
         assert is_there == (("frameworks", example) in found)
         assert not is_there or "20 calls are right" in found["frameworks", example]["text"]
     assert (found["frameworks", "torch"]["status"] == "ok") == (torch is not None)
-
-
-@pytest.mark.skipif(torch is None, reason="PyTorch is not installed")
-@pytest.mark.slow
-def test_looks_at_torch(healthy):
-    found = lines(healthy)
-    assert found["packages", "torch"]["text"].startswith(torch.__version__) or ("packages", "torch") not in found
-    for what in ("keys", "storage", "autograd", "requires grad", "lazily conjugated"):
-        assert found["frameworks", f"torch: {what}"]["status"] == "ok"
-    assert found["CUDA", "torch.cuda"]["status"] == "-"
-
-
-@pytest.mark.slow
-def test_looks_at_the_disk_cache(healthy):
-    found = lines(healthy)
+    if torch is not None:
+        assert ("packages", "torch") not in found or found["packages", "torch"]["text"].startswith(torch.__version__)
+        for what in ("keys", "storage", "autograd", "requires grad", "lazily conjugated"):
+            assert found["frameworks", f"torch: {what}"]["status"] == "ok"
+        assert found["CUDA", "torch.cuda"]["status"] == "-"
     assert re.match(r"\d+ functions, \d+\.\d MiB", found["disk cache", "entries"]["text"])
-
-
-@pytest.mark.slow
-def test_says_where_the_code_in_pickles_runs(healthy):
-    from fastexchange.calls.kernel_cache import made_by
-    from fastexchange.ground.numba_code import code_depends_on
-
-    line = lines(healthy)["native code", "pickles"]
+    # where the code in pickles runs
+    line = found["native code", "pickles"]
     digest = hashlib.sha256(repr((made_by(), code_depends_on())).encode()).hexdigest()
     assert line["status"] == "ok" and re.fullmatch(r"of .* code, \d+ bytes .* says (\w{12}), too", line["text"])[1] in digest
 
@@ -122,69 +100,51 @@ def test_hostile_frameworks_are_lines(tmp_path):
     assert done.stdout.count("→") >= 4
 
 
-@pytest.fixture
-def jax_is(tmp_path, monkeypatch):
-    """A function that puts a module of this code in the place of JAX, for the processes of doctor."""
+KILLED = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.{})"
+OURS = {  # a module in the place of JAX: its code, seconds for it, the status and the end of the lines, and words of the last
+    "what is late": (
+        "import time; time.sleep(600)", 3, "unknown", "not done after 3 seconds; this machine may be busy, or its disk slow"
+    ),
+    "what was found before it was late is kept": (
+        "import time\n__version__ = '9'\ndef __getattr__(name):\n    time.sleep(600)", 20, "ok unknown",
+        "not done after 20 seconds, after jax;",
+    ),
+    **{f"a process killed from outside, by {name},": (KILLED.format(name), 100, "unknown", f"it was ended by {name}, ")
+       for name in ("SIGKILL", "SIGTERM", "SIGXCPU")},
+    **{f"a process that crashes by {name}": (KILLED.format(name), 100, "wrong", f"it was ended by {name}")
+       for name in ("SIGSEGV", "SIGABRT")},
+    "a process that ends without a word": (
+        "import os; os._exit(0)", 100, "wrong", "the process that tested it ended without a result"
+    ),
+    "a process without memory": ("bytearray(1 << 60)", 100, "unknown", "MemoryError"),
+    "a disk without space": ("import errno; raise OSError(errno.ENOSPC, 'no space')", 100, "unknown", "no space"),
+    "a file that may not be read": ("import errno; raise OSError(errno.EACCES, 'not yours')", 100, "wrong", "not yours"),
+}  # fmt: skip
 
-    def put(code: str) -> None:
-        (tmp_path / "jax.py").write_text(textwrap.dedent(code))
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
 
-    return put
-
-
-@pytest.mark.slow
-def test_what_is_late_is_unknown(jax_is):
-    jax_is("import time; time.sleep(600)\n")
-    (line,) = doctor._probed("jax", 3)
-    assert (line.status, line.section, line.name) == ("unknown", "frameworks", "jax")
-    assert line.text == "not done after 3 seconds; this machine may be busy, or its disk slow"
-    assert "python -m fastexchange doctor --timeout 9" in line.advice
-    assert "install" not in line.advice and "trusted" not in line.advice
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if "late" in name else ()) for name in OURS])
+def test_what_a_process_that_fails_says(name, tmp_path, monkeypatch):
+    code, seconds, statuses, words = OURS[name]
+    (tmp_path / "jax.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{doctor.Path(doctor.package_file).parents[1]}")
+    found = doctor._probed("jax", seconds)
+    assert " ".join(line.status for line in found) == statuses
+    line = found[-1]
+    assert line.section == "frameworks" and words in line.text
+    if line.status == "unknown":
+        assert "install" not in line.advice and "trusted" not in line.advice
+    if "late" in name:
+        assert f"python -m fastexchange doctor --timeout {3 * seconds}" in line.advice
+    if "crashes" in name:
+        assert line.advice == "install JAX again, or remove it"
+    if len(found) == 2:
+        assert found[0].text == "JAX 9"
 
 
 def test_a_late_native_probe_does_not_condemn_native_code():
     *_, line = doctor._probed("native", 0.01)
     assert (line.status, line.section, line.name) == ("unknown", "native code", "native")
     assert "not done after 0.01 seconds" in line.text and "trusted" not in line.advice + line.text
-
-
-@pytest.mark.slow
-def test_what_was_found_before_it_was_late_is_kept(jax_is):
-    jax_is("""
-        import os, sys, time
-        __version__ = "9"
-        def __getattr__(name):
-            time.sleep(600)
-        """)
-    first, line = doctor._probed("jax", 20)
-    assert (first.status, first.text) == ("ok", "JAX 9")
-    assert line.status == "unknown" and "not done after 20 seconds, after jax;" in line.text
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGXCPU"])
-def test_a_process_that_is_killed_from_outside_says_nothing(jax_is, name):
-    jax_is(f"import os, signal; signal.signal(signal.SIGTERM, signal.SIG_DFL); os.kill(os.getpid(), signal.{name})\n")
-    (line,) = doctor._probed("jax", 100)
-    assert line.status == "unknown" and line.text.startswith(f"the process that tested it was ended by {name}, ")
-    assert "install" not in line.advice
-
-
-@pytest.mark.parametrize("name", ["SIGSEGV", "SIGABRT"])
-def test_a_process_that_crashes_is_wrong(jax_is, name):
-    jax_is(f"import os, signal; os.kill(os.getpid(), signal.{name})\n")
-    (line,) = doctor._probed("jax", 100)
-    assert (line.status, line.advice) == ("wrong", "install JAX again, or remove it")
-
-
-def test_a_process_without_memory_says_nothing(jax_is):
-    jax_is("bytearray(1 << 60)\n")
-    (line,) = doctor._probed("jax", 100)
-    assert line.status == "unknown" and "MemoryError" in line.text and "install" not in line.advice
-    jax_is("import errno, os; raise OSError(errno.ENOSPC, 'no space')\n")
-    assert doctor._probed("jax", 100)[0].status == "unknown"
-    jax_is("import errno, os; raise OSError(errno.EACCES, 'not yours')\n")
-    assert doctor._probed("jax", 100)[0].status == "wrong"
 
 
 def test_no_process_can_be_started(monkeypatch):
@@ -196,27 +156,20 @@ def test_no_process_can_be_started(monkeypatch):
     assert line.status == "unknown" and "no process could be started to test it: BlockingIOError" in line.text
 
 
-def test_what_is_unknown_is_a_warning(monkeypatch, capsys):
+def test_what_is_unknown_is_a_warning(monkeypatch):
     monkeypatch.setattr(doctor, "FRAMEWORKS", {})
-    assert main(["doctor", "--timeout", "0.01"]) == 0
-    assert re.search(r"^warning: not everything could be checked\. 1 unknown, \d slow: ", capsys.readouterr().out, re.MULTILINE)
-    assert main(["doctor", "--timeout", "0.01", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "unknown"
+    done = run_here("doctor", "--timeout", "0.01")
+    assert done.returncode == 0
+    assert re.search(r"^warning: not everything could be checked\. 1 unknown, \d slow: ", done.stdout, re.MULTILINE)
+    done = run_here("doctor", "--timeout", "0.01", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["verdict"] == "unknown"
     found = [probe.Finding("types", "a", status, "") for status in ("unknown", "wrong", "slow")]
     assert doctor._verdict(found) == "wrong"
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
 def test_timeouts_that_make_no_sense(seconds):
-    with pytest.raises(SystemExit) as ended:
-        main(["doctor", "--timeout", seconds])
-    assert ended.value.code == 2
-
-
-def test_a_process_that_ends_without_a_word(jax_is):
-    jax_is("import os; os._exit(0)\n")
-    (line,) = doctor._probed("jax", 100)
-    assert (line.status, line.text) == ("wrong", "the process that tested it ended without a result")
+    assert run_here("doctor", "--timeout", seconds).returncode == 2
 
 
 @pytest.mark.slow
@@ -284,6 +237,7 @@ def test_versions(version, specifiers, expected):
 def test_a_version_that_is_not_known_yet():
     """It may well work: what is verified decides, not its number. So it is not wrong."""
     found = [next(doctor._interpreter(">=3.0,<3.1")), *doctor._packages(["numba>=0.1,<0.2", "numpy<1; extra == 'cuda'"], "")]
+    assert fastexchange.__version__ in next(each for each in found if each.name == "fastexchange").text
     found = [each for each in found if each.name in ("version", "numba", "numpy")]
     assert [each.status for each in found] == ["-"] * 3
     assert all("newer than what is tested" in each.text and "safer path" in each.text and each.advice for each in found)
@@ -338,8 +292,3 @@ def test_what_looking_raises_is_a_line():
     first, second = doctor._looked("CUDA", looks())
     assert first.name == "first"
     assert (second.status, second.text) == ("wrong", "the check failed: OSError: no permission")
-
-
-def test_finds_this_package():
-    found = {line.name: line for line in doctor._packages(["numba>=0.1"], "")}
-    assert fastexchange.__version__ in found["fastexchange"].text

@@ -1,6 +1,7 @@
 """``python -m fastexchange precompile`` and ``record``: what is compiled, kept, written down, refused."""
 
 import json
+import sys
 
 import numba
 import numpy as np
@@ -114,13 +115,12 @@ def test_a_recorded_program(folder):
     left_out = recorded["left_out"]
     assert {name.partition("(")[0] for name in left_out} == {"__main__:own", "worked:loose", "worked:made.<locals>.inner"}
     assert all(name in done.stderr for name in left_out) and "5 signatures of 4 kernels" in done.stderr
-    for cache in ("cache", "other"):
-        made = run("precompile", output, path=folder, NUMBA_CACHE_DIR=str(folder / cache))
-        assert made.returncode == 1 and made.stdout.count(": kept in ") == 4, made.stdout + made.stderr
-        assert "worked:loose(int64): not kept: it has no cache=True" in made.stdout
-        assert lines_said(made.stderr) == []
-    (folder / "again.py").write_text(PROGRAM.replace("sys.exit", "print(w.scaled.stats.cache_misses)\nsys.exit"))
     environment["NUMBA_CACHE_DIR"] = str(folder / "other")
+    made = run("precompile", output, **environment)
+    assert made.returncode == 1 and made.stdout.count(": kept in ") == 4, made.stdout + made.stderr
+    assert "worked:loose(int64): not kept: it has no cache=True" in made.stdout
+    assert lines_said(made.stderr) == []
+    (folder / "again.py").write_text(PROGRAM.replace("sys.exit", "print(w.scaled.stats.cache_misses)\nsys.exit"))
     again = run("record", "-o", folder / "again.json", folder / "again.py", "0", **environment)
     assert again.stdout.splitlines()[-1] == "Counter()", "a signature that was recorded was compiled again"
 
@@ -128,9 +128,10 @@ def test_a_recorded_program(folder):
 @pytest.fixture
 def imported(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(__import__("sys").modules, "worked", raising=False)
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "worked", raising=False)
     yield folder
-    __import__("sys").modules.pop("worked", None)
+    sys.modules.pop("worked", None)
 
 
 def test_a_kernel_that_is_not_compiled_or_not_kept(imported):
@@ -169,14 +170,13 @@ def test_explain_says_that_there_is_nothing_to_carry(imported):
     ("evil.json", "[]", "is no signature"),
     ("file.json", "[]", "names a file"),
 ])  # fmt: skip
-def test_targets_that_name_nothing(imported, monkeypatch, target, listed, said):
+def test_targets_that_name_nothing(imported, target, listed, said):
     (imported / "worked.py").write_text(f"{MODULE}\n__precompile__ = {listed}\n")
     for name, kernels in {
         "worked": {"worked:scaled": [3]}, "empty": {}, "none": {"worked:scaled": []}, "file": {"worked.py:scaled": []},
         "evil": {"worked:scaled": ["__import__('os').mkdir('made')"]},
     }.items():  # fmt: skip
         (imported / f"{name}.json").write_text(json.dumps({"kernels": kernels}))
-    monkeypatch.chdir(imported)
     done = run_here("precompile", target)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("python -m fastexchange precompile: ") and said in done.stderr
@@ -189,23 +189,20 @@ def test_without_a_compiler(folder):
         assert done.returncode == 2 and "NUMBA_DISABLE_JIT is set" in done.stderr and "0x" not in done.stderr
 
 
-@pytest.mark.parametrize("program", [
-    "os.kill(os.getpid(), signal.SIGTERM)", "os._exit(3)", "none.py", "-m no_such_module", "[",
-])  # fmt: skip
-def test_an_earlier_file_is_kept(folder, monkeypatch, program):
+@pytest.mark.parametrize("program", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(3)", "none.py", "-m no_such_module", "["])
+def test_an_earlier_file_is_kept(imported, program):
     """Of a program that is killed, and of one that there is not."""
-    monkeypatch.chdir(folder)
-    recorded = '{"kernels": {}}'
-    (folder / "recorded.json").write_text(recorded)
-    (folder / "dies.py").write_text(f"import os, signal\n{program}\n")
+    (imported / "recorded.json").write_text('{"kernels": {}}')
+    (imported / "dies.py").write_text(f"import os, signal\n{program}\n")
     is_named = program.startswith(("none", "-m"))
-    done = run("record", "-o", "recorded.json", *(program.split() if is_named else ["dies.py"]))
+    given = program.split() if is_named else ["dies.py"]
+    done = (run_here if is_named else run)("record", "-o", "recorded.json", *given)
     assert done.returncode != 0
     if program == "[":  # it has ended by an exception
         assert "0 signatures" in done.stderr
     else:
-        assert (folder / "recorded.json").read_text() == recorded
-    assert not list(folder.glob(".*"))
+        assert (imported / "recorded.json").read_text() == '{"kernels": {}}'
+    assert not list(imported.glob(".*"))
 
 
 def test_a_child_process_is_not_recorded(folder):
@@ -231,9 +228,8 @@ def test_the_packages_own_code():
     (("record", "-o", "folder.json", "program.py"), "cannot be written"),
     (("record", "-o", "x.json", "none.py"), "is not a file"),
 ])  # fmt: skip
-def test_wrong_arguments(folder, monkeypatch, arguments, said):
-    monkeypatch.chdir(folder)
-    (folder / "folder.json").mkdir()
+def test_wrong_arguments(imported, arguments, said):
+    (imported / "folder.json").mkdir()
     done = run_here(*arguments)
     assert done.returncode == 2 and said in done.stderr
 

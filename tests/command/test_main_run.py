@@ -12,15 +12,14 @@ import zipfile
 import pytest
 from shell import ROOT
 
-PROGRAMS = {
-    # ---- frames
+SNIPPETS = {
+    # ---- frames, and what a program finds
     "stack": "import inspect; print([(f.function, f.lineno) for f in inspect.stack()])",
     "no frame below": "import sys; print(sys._getframe().f_back)",
     "stack in a function": "import inspect\ndef f():\n    return len(inspect.stack())\nprint(f())",
     "extract_stack": "import traceback; print(len(traceback.extract_stack()))",
     "current frames": "import sys, threading; f = sys._current_frames()[threading.get_ident()]; print(f.f_code.co_name, f.f_back)",
     "recursion": "def f(n):\n    global deepest\n    deepest = n\n    f(n + 1)\ntry:\n    f(0)\nexcept RecursionError:\n    print(deepest)",
-    "recursion limit": "import sys; sys.setrecursionlimit(60); print(sys.getrecursionlimit())",
     "warning here": "import warnings; warnings.warn('w')",
     "warning of the caller": "import warnings\ndef f():\n    warnings.warn('w', stacklevel=2)\nf()",
     "warning above all": "import warnings; warnings.warn('w', stacklevel=2)",
@@ -31,6 +30,30 @@ PROGRAMS = {
     "traced": "import sys\nn = []\nsys.settrace(lambda *a: n.append(a[1]))\ndef f(): pass\nf()\nsys.settrace(None)\nprint(n)",
     "namedtuple's module": "from collections import namedtuple; print(namedtuple('P', 'x').__module__)",
     "faulthandler": "import faulthandler, sys; faulthandler.dump_traceback(sys.stdout.fileno())",
+    "main": "import sys; m = sys.modules['__main__']; print(m.__dict__ is globals(), sorted(vars(m)))",
+    "names": "print(__name__, __file__, __package__, __spec__, __doc__, globals().get('__cached__', 'none'))",
+    "loader": "print(type(__loader__).__name__, getattr(__loader__, 'path', None), getattr(__loader__, 'name', None))",
+    "builtins": "print(type(__builtins__).__name__)",
+    "get_source": "import inspect\ndef f(): pass\nprint(inspect.getsource(f), inspect.getsourcefile(f))",
+    "path": "import sys; print(sys.path)",
+    "argv": "import sys; print(sys.argv, sys.orig_argv)",
+    "modules": "import sys; print(sorted({*sys.modules} - {'atexit'}))",  # a built-in module, which `record` needs
+    "flags": "import sys; print(sys.flags, sys.warnoptions, sys._xoptions, sys.executable, sys.prefix)",
+    "environment": "import os; print(sorted(os.environ.items()))",
+    "environment of a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os, sys; print(sorted(os.environ), sys.path)'])",
+    "input": "print(input())",
+    "stdin": "import sys; print(sys.stdin.read(), sys.stdin.isatty())",
+    "signals": "import signal; print([(s, str(signal.getsignal(s))) for s in sorted(signal.valid_signals())])",
+    "main thread": "import threading; print(threading.current_thread() is threading.main_thread(), [t.name for t in threading.enumerate()])",
+    "import beside it": "import beside; print(beside.__file__)",
+    "pickle": "import pickle\nclass C: pass\nprint(pickle.loads(pickle.dumps(C())).__class__.__module__)",
+    "forked": "import os, sys\nsys.stdout.flush()\nif not os.fork():\n    sys.exit(7)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
+    "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd')) if os.path.isdir('/proc/self/fd') else '')",
+    "garbage": "import gc; print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count())",
+}  # fmt: skip
+"""What only prints: all together are one program."""
+PROGRAMS = {
+    "what only prints": "\n".join(f"print({name!r})\n{code}" for name, code in SNIPPETS.items()),
     # ---- exceptions
     "error": "1 / 0",
     "error in a function": "def f():\n    raise KeyError('x')\nf()",
@@ -76,39 +99,17 @@ PROGRAMS = {
     "a thread that fails": "import threading; threading.Thread(target=lambda: 1 / 0, name='t').start()",
     "broken pipe": "import sys\nsys.stdout.close()\nsys.exit(2)",
     "not flushed": "import sys; sys.stdout.write('no newline')",
-    # ---- what the program finds
-    "main": "import sys; m = sys.modules['__main__']; print(m.__dict__ is globals(), sorted(vars(m)))",
-    "names": "print(__name__, __file__, __package__, __spec__, __doc__, globals().get('__cached__', 'none'))",
-    "loader": "print(type(__loader__).__name__, getattr(__loader__, 'path', None), getattr(__loader__, 'name', None))",
-    "builtins": "print(type(__builtins__).__name__)",
+    # ---- what needs a program of its own
+    "recursion limit": "import sys; sys.setrecursionlimit(60); print(sys.getrecursionlimit())",
     "docstring": "'''said'''\nprint(__doc__)",
-    "get_source": "import inspect\ndef f(): pass\nprint(inspect.getsource(f), inspect.getsourcefile(f))",
-    "path": "import sys; print(sys.path)",
-    "argv": "import sys; print(sys.argv, sys.orig_argv)",
-    "modules": "import sys; print(sorted({*sys.modules} - {'atexit'}))",  # a built-in module, which `record` needs
-    "flags": "import sys; print(sys.flags, sys.warnoptions, sys._xoptions, sys.executable, sys.prefix)",
-    "environment": "import os; print(sorted(os.environ.items()))",
-    "environment of a child": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import os, sys; print(sorted(os.environ), sys.path)'])",
-    "stdin": "import sys; print(sys.stdin.read(), sys.stdin.isatty())",
-    "input": "print(input())",
-    "signals": "import signal; print([(s, str(signal.getsignal(s))) for s in sorted(signal.valid_signals())])",
-    "main thread": "import threading; print(threading.current_thread() is threading.main_thread(), [t.name for t in threading.enumerate()])",
     "import of itself": "import sys\nif __name__ == '__main__':\n    import program\nprint(__name__, sys.argv)",
-    "import beside it": "import beside; print(beside.__file__)",
     "its own numba": "import numba; print(numba.__file__)",
-    "pickle": "import pickle\nclass C: pass\nprint(pickle.loads(pickle.dumps(C())).__class__.__module__)",
     "workers": "import multiprocessing as m\ndef f(x):\n    return x + 1, __name__\nif __name__ == '__main__':\n    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [1]))",
-    "forked": "import os, sys\nsys.stdout.flush()\nif not os.fork():\n    sys.exit(7)\nprint(os.waitstatus_to_exitcode(os.wait()[1]))",
-    "descriptors": "import os; print(sorted(os.listdir('/proc/self/fd')) if os.path.isdir('/proc/self/fd') else '')",
-    "garbage": "import gc; print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count())",
     "tabs": "if 1:\n\tprint(1)\n        print(2)",
     "line endings": b"print(1)\r\nprint(2)\r\n",
     "empty": "",
 }  # fmt: skip
 """Programs whose output, errors and end are compared."""
-
-
-
 OURS = ["-m", "fastexchange"]
 
 
@@ -147,6 +148,7 @@ def test_a_program_is_run_as_by_python(tmp_path):
         (place / "program.py").write_bytes(content if isinstance(content, bytes) else content.encode())
         calls[name] = [], [f"{number}/program.py", "a", "-m", "--", "-o", "x"]
     assert differing(tmp_path, calls) == []
+    assert ended(["0/program.py"], tmp_path)[0] == 0, "what only prints has failed"
 
 
 SAYS = "import sys\nprint(__name__, globals().get('__file__'), __package__, __spec__, sys.argv, sys.path, sys.flags)\n"

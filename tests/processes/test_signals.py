@@ -8,18 +8,17 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from types import SimpleNamespace
 
 import numba
 import numpy as np
 import pytest
+from forked import fork_python, needs_fork
 from frameworks import torch
-from interpreter import run_python
 from line_events import at_each_instruction, at_each_line
 from made_producers import ONLY_NUMBA, Dunder, Ledger, Legacy, Tabled, _strays, tabled_type
 from numba import types
 from oracle import new_kernel, references_kept, seen_type
+from test_processes import in_fork
 
 from fastexchange import convert, fast_args, from_dlpack, to_dlpack
 
@@ -69,9 +68,9 @@ def end_of(function, *arguments, **keywords):
 
 
 @contextlib.contextmanager
-def ignoring(number: int):
-    """No signal of this number arrives."""
-    before = signal.signal(number, signal.SIG_IGN)
+def handled(number: int, handler):
+    """A signal of this number has this handler."""
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -109,7 +108,7 @@ def test_ctrl_c_in_a_kernel(kind, function, calls_before, options):
     """The kernel returns; then the exception comes, as from ``@njit``; its result goes, what it took is given back."""
     oracle, kernel = compiled(function), new_kernel(compiled(function, **options))
     array, done = np.arange(4.0), np.zeros(2)
-    with ignoring(SIGINT):
+    with handled(SIGINT, signal.SIG_IGN):
         for _ in range(calls_before):
             with contextlib.suppress(ValueError):
                 kernel(done, kind(array))
@@ -130,7 +129,7 @@ def test_ctrl_c_in_a_kernel(kind, function, calls_before, options):
     gc.collect()
     if hasattr(tensor, "ledger"):
         tensor.ledger.check(tensor.ledger.made)
-    with ignoring(SIGINT):
+    with handled(SIGINT, signal.SIG_IGN):
         for _ in range(3):
             if function is signals_itself:
                 assert list(kernel(done, tensor)) == [1.0, 2.0, 3.0]
@@ -138,30 +137,12 @@ def test_ctrl_c_in_a_kernel(kind, function, calls_before, options):
                 assert end_of(kernel, done, tensor) is ValueError
 
 
-@pytest.mark.parametrize("options", [{}, {"nogil": True}], ids=["with the GIL", "nogil"])
-def test_an_exception_of_another_handler(options):
+def test_an_exception_of_another_handler():
     """A timer's handler, say, that raises."""
-
-    class OutOfTime(Exception):
-        pass
-
-    def handler(number, frame):
-        raise OutOfTime
-
-    usr1 = int(signal.SIGUSR1)
-
-    @fast_args(**options)
-    def late(x):
-        libc_raise(usr1)
-        return x[1:]
-
-    tensor = Dunder(np.arange(4.0))
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        for _ in range(3):
-            assert end_of(late, tensor) is OutOfTime
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    tensor, done = Dunder(np.arange(4.0)), np.zeros(2)
+    with handled(signal.SIGINT, lambda number, frame: 1 / 0):
+        for kernel in map(new_kernel, (compiled(signals_itself), compiled(signals_itself, nogil=True))):
+            assert [end_of(kernel, done, tensor) for _ in range(3)] == [ZeroDivisionError] * 3
     gc.collect()
     tensor.ledger.check(tensor.ledger.made)
 
@@ -180,18 +161,16 @@ def test_ctrl_c_while_another_threads_kernel_runs():
         return x[0] + x[1] if turns < 20_000 else -1.0
 
     tensor, flags, results = Dunder(np.ones(3)), np.ones(1, np.int64), []
-    with ignoring(SIGINT):
+    with handled(SIGINT, signal.SIG_IGN):
         assert signals_and_waits(flags, tensor) == 2.0
     flags[0] = 0
     thread = threading.Thread(target=lambda: results.append(signals_and_waits(flags, tensor)))
     try:
-        thread.start()
-        while thread.is_alive():
-            time.sleep(0.001)
-    except KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+            while thread.is_alive():
+                time.sleep(0.001)
         assert not results
-    else:
-        raise AssertionError("no KeyboardInterrupt")
     finally:
         flags[0] = 1
         thread.join()
@@ -205,14 +184,13 @@ def test_ctrl_c_while_another_threads_kernel_runs():
 class Interrupted(Dunder):
     """Ctrl-C while its ``__dlpack__`` runs, before or after it has made the export."""
 
-    is_late = False
-    behaves = False
+    comes = ""
 
     def __dlpack__(self, *, max_version=None):
-        if not (self.is_late or self.behaves):
+        if self.comes == "before":
             signal.raise_signal(signal.SIGINT)
         made = super().__dlpack__(max_version=max_version)
-        if self.is_late and not self.behaves:
+        if self.comes == "after":
             managed = self.ledger._out.popitem()[1]  # nobody will take it: a capsule of these tests has no destructor
             self.ledger.made -= 1
             del managed, made
@@ -221,26 +199,19 @@ class Interrupted(Dunder):
         return made
 
 
-@fast_args
-def count(*tensors):
-    return len(tensors)
+count = fast_args(lambda *tensors: len(tensors))
+three = fast_args(lambda a, b, c: a[0] + b[0] + c[0])
 
 
-@fast_args
-def three(a, b, c):
-    return a[0] + b[0] + c[0]
-
-
-@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("comes", ["before", "after"])
 @pytest.mark.parametrize("position", range(3))
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_ctrl_c_in_dlpack(kind, position, is_late):
+def test_ctrl_c_in_dlpack(kind, position, comes):
     """It arrives as it is; the other exports are given back; the next call is right."""
     ledger = Ledger()
-    tensors = [kind(np.ones(3), ledger) for _ in range(2)]
-    bad = Interrupted(np.ones(3), ledger)
-    bad.is_late = is_late
-    arguments = [*tensors[:position], bad, *tensors[position:]]
+    arguments = [kind(np.ones(3), ledger) for _ in range(3)]
+    arguments[position] = bad = Interrupted(np.ones(3), ledger)
+    bad.comes = comes
     with references_kept(*arguments):
         for call in (
             lambda: three(*arguments), lambda: three(**dict(zip("abc", arguments, strict=True))),
@@ -251,7 +222,7 @@ def test_ctrl_c_in_dlpack(kind, position, is_late):
             assert end_of(call) is KeyboardInterrupt
             gc.collect()
             ledger.check(ledger.made)
-        bad.behaves = True
+        bad.comes = ""
         assert three(*arguments) == three(*arguments) == 3.0
         for tensor in arguments:
             if isinstance(tensor, Dunder):
@@ -273,13 +244,10 @@ def test_a_handler_that_calls_the_kernel_in_dlpack():
             return super().__dlpack__(max_version=max_version)
 
     tensor, results = Signals(np.ones(3)), []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: results.append(three(tensor, tensor, tensor)))
-    try:
+    with handled(signal.SIGUSR1, lambda number, frame: results.append(three(tensor, tensor, tensor))):
         for _ in range(3):
             tensor.depth = 0
             assert three(tensor, tensor, tensor) == 3.0
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert results == [3.0] * 9
     tensor.ledger.check(tensor.ledger.made)
 
@@ -287,36 +255,34 @@ def test_a_handler_that_calls_the_kernel_in_dlpack():
 # ---- while a call is learnt ------------------------------------------------------------------------------------------
 
 
-@numba.njit
-def weighed(a, x):
-    return a + x.sum()
+weighed = numba.njit(lambda a, x: a + x.sum())
 
 
 def a_first_call(base):
-    """``(work, kernel, tensor)``: a call that brings a kernel its first shape and the process a new type."""
+    """``(work, problem, kernel, tensor)``: a call that brings a kernel its first shape and the process a new type."""
     gc.collect(0)
     # Not fast_args(weighed): that gives the dispatcher's one kernel while somebody has it.
     kernel, tensor = new_kernel(weighed), type("Met", (base,), {})(np.arange(4.0))
-    return (lambda: kernel(1.0, tensor)), kernel, tensor
+    return (lambda: kernel(1.0, tensor)), (lambda: problem_of(kernel, tensor)), kernel, tensor
 
 
 def a_cached_call(base):
     """The calls in which a fast entry is made."""
-    _, kernel, tensor = a_first_call(base)
+    _, *others, kernel, tensor = a_first_call(base)
     for _ in range(10):
         kernel(1.0, tensor)
-    return (lambda: [kernel(1.0, tensor) for _ in range(12)]), kernel, tensor
+    return (lambda: [kernel(1.0, tensor) for _ in range(12)]), *others, kernel, tensor
 
 
 def a_refused_call(base):
-    _, kernel, tensor = a_first_call(base)
+    _, *others, kernel, tensor = a_first_call(base)
     kernel(1.0, tensor)
     tensor.lies["lanes"] = 2
 
     def work():
         assert end_of(kernel, 1.0, tensor) in (BufferError, KeyboardInterrupt)
 
-    return work, kernel, tensor
+    return work, *others, kernel, tensor
 
 
 SCENES = {
@@ -326,7 +292,7 @@ SCENES = {
 }  # fmt: skip
 
 
-def is_right_for_ever(kernel, tensor) -> str:
+def problem_of(kernel, tensor) -> str:
     """What is wrong with the calls after something has happened to one; nothing if they are right, and native in the end."""
     tensor.lies.clear()
     try:
@@ -345,64 +311,64 @@ def is_right_for_ever(kernel, tensor) -> str:
     return ""
 
 
-@pytest.fixture
-def warm():
+@functools.cache
+def warm(scenes: tuple) -> None:
     """What is compiled once a process has been, so that the lines that are tested are those of a call."""
-    for base in (Dunder, Tabled):
-        for scene in (a_cached_call, a_refused_call):
-            scene(base)[0]()
-    fast_args(weighed)(1.0, np.arange(4.0))
+    for scene in scenes:
+        work, problem, *_ = scene()
+        work()
+        assert not problem()
     gc.collect()
     gc.freeze()  # garbage is collected at each line, and Numba has made a lot that is none
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("name", SCENES)
-def test_ctrl_c_at_each_line(name):
-    """The interpreter raises KeyboardInterrupt between any two instructions; the kernel stays usable, whatever was half done."""
+def interrupt_at_each(places) -> None:
+    """Ctrl-C between any two instructions; afterwards the scene has no problem, whatever was half done."""
     wrong = []
-    for line, work_with, (_, kernel, tensor) in at_each_line(SCENES[name]):
+    for place, work_with, (_, problem, *_others) in places:
 
         def act():
             raise KeyboardInterrupt
 
         end = end_of(work_with, act)
         if end not in (KeyboardInterrupt, None):
-            wrong.append(f"{line}: {end} was raised")
-        problem = is_right_for_ever(kernel, tensor)
-        if problem:
-            wrong.append(f"{line}: {problem}")
+            wrong.append(f"{place}: {end} was raised")
+        if found := problem():
+            wrong.append(f"{place}: {found}")
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("name", SCENES)
+def test_ctrl_c_at_each_line(name):
+    warm(tuple(SCENES.values()))
+    interrupt_at_each(at_each_line(SCENES[name]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCENES if "refused" not in name])
 def test_a_handler_that_calls_the_kernel_at_each_line(name):
+    warm(tuple(SCENES.values()))
     wrong, missed = [], []
-    for line, work_with, (_, kernel, tensor) in at_each_line(SCENES[name]):
+    for line, work_with, (_, problem, kernel, tensor) in at_each_line(SCENES[name]):
         results: list[float] = []
-        before = signal.signal(
-            signal.SIGUSR1, lambda number, frame, k=kernel, t=tensor, r=results: r.append(k(1.0, t) + k(1.0, t.array))
-        )
         reached: list[bool] = []
 
         def act(reached=reached):
             reached.append(True)
             signal.raise_signal(signal.SIGUSR1)
 
-        try:
+        def handler(number, frame, k=kernel, t=tensor, results=results):
+            results.append(k(1.0, t) + k(1.0, t.array))
+
+        with handled(signal.SIGUSR1, handler):
             end = end_of(work_with, act)
-        finally:
-            signal.signal(signal.SIGUSR1, before)
         if not reached:
             missed.append(line)  # where the table of types has just grown, in a dozen lines
         if end is not None or results != [14.0] * len(reached):
             wrong.append(f"{line}: raised {end}, the handler's calls gave {results}")
-        problem = is_right_for_ever(kernel, tensor)
-        if problem:
-            wrong.append(f"{line}: {problem}")
+        if found := problem():
+            wrong.append(f"{line}: {found}")
     assert not wrong, "\n".join(wrong)
     assert len(missed) < 20, f"{missed} were not executed again"
 
@@ -410,42 +376,43 @@ def test_a_handler_that_calls_the_kernel_at_each_line(name):
 # ---- while a launch is bound -----------------------------------------------------------------------------------------
 
 
-class Scene:
+weigh_two = numba.njit(lambda a, x, y: a * x.sum() + y.sum())
+
+
+class Launch:
     """A bound launch, what is about to be done with it, and whether all is right after that has been interrupted."""
 
-    def __init__(self, kernel, *arguments):
+    def __init__(self):
         self.ledger = Ledger()
         self.tensors = [Dunder(np.full(3, float(i)), self.ledger) for i in (1, 2)]
         self.arrays = [np.full(3, float(i)) for i in (1, 2)]
         self.owned = [*self.tensors, *self.arrays]
         self.counts = [sys.getrefcount(thing) for thing in self.owned]
-        self.kernel = kernel
-        self.launch = self.bind()
-
-    def bind(self):
-        return self.kernel.bind(1.0, self.tensors[0], self.arrays[0])
+        self.kernel = new_kernel(weigh_two)
+        self.work()
+        gc.collect(0)
 
     def work(self):
-        raise NotImplementedError
+        self.launch = self.kernel.bind(1.0, self.tensors[0], self.arrays[0])
 
     def wrong(self) -> str:
         """What is wrong with the launch; nothing if it is as before, or as it was to become, and is called natively."""
         a, x, y = self.launch.arguments
         want = a * x.array.sum() + y.sum()
         results = {self.launch() for _ in range(3)}
-        if results != {want}:
-            return f"gives {results}, and its arguments {want}"
-        return ""
+        return f"gives {results}, and its arguments {want}" if results != {want} else ""
+
+    def is_called_natively(self) -> bool:
+        before = self.kernel.counts()
+        self.launch()
+        after = self.kernel.counts()
+        return (after.fast, after.slow) == (before.fast + 1, before.slow)
 
     def problem(self) -> str:
         try:
             wrong = self.wrong()
-            if not wrong:
-                before = self.kernel.counts()
-                self.launch()
-                after = self.kernel.counts()
-                if (after.fast, after.slow) != (before.fast + 1, before.slow):
-                    wrong = "is no longer called natively"
+            if not wrong and not self.is_called_natively():
+                wrong = "is no longer called natively"
             if not wrong:
                 self.launch.rebind()
                 wrong = self.wrong()
@@ -458,66 +425,55 @@ class Scene:
         return wrong or ("" if counts == self.counts else f"references leak: {counts}, not {self.counts}")
 
 
-@numba.njit
-def weigh_two(a, x, y):
-    return a * x.sum() + y.sum()
+def binding():
+    scene = Launch()
+    return scene.work, scene.problem
 
 
-class Binding(Scene):
-    def work(self):
-        self.launch = self.bind()
+def rebinding():
+    class Rebinding(Launch):
+        def wrong(self):
+            a, x, y = self.launch.arguments
+            is_new = [a == 10.0, x is self.tensors[1], y is self.arrays[1]]
+            return super().wrong() if len(set(is_new)) == 1 else f"is bound to a mixture, {is_new}"
+
+    scene = Rebinding()
+    return (lambda: scene.launch.rebind(a=10.0, x=scene.tensors[1], y=scene.arrays[1])), scene.problem
 
 
-class Rebinding(Scene):
-    def work(self):
-        self.launch.rebind(a=10.0, x=self.tensors[1], y=self.arrays[1])
+def refused_rebinding():
+    class Refused(Launch):
+        def wrong(self):
+            return super().wrong() if self.launch.arguments[2] is self.arrays[0] else "is bound to other arguments"
 
-    def wrong(self):
-        a, x, y = self.launch.arguments
-        is_new = [a == 10.0, x is self.tensors[1], y is self.arrays[1]]
-        return super().wrong() if len(set(is_new)) == 1 else f"is bound to a mixture, {is_new}"
+    scene = Refused()
 
+    def work():
+        assert end_of(scene.launch.rebind, y=np.ones((2, 2))) in (TypeError, KeyboardInterrupt)
 
-class RefusedRebinding(Scene):
-    def work(self):
-        assert end_of(self.launch.rebind, y=np.ones((2, 2))) in (TypeError, KeyboardInterrupt)
-
-    def wrong(self):
-        return super().wrong() if self.launch.arguments[2] is self.arrays[0] else "is bound to other arguments"
+    return work, scene.problem
 
 
-class Following(Scene):
-    def __init__(self, kernel):
-        super().__init__(kernel)
-        self.arrays[0].__setstate__(np.full(5, 7.0).__reduce__()[2])
+def following(dtype=float):
+    """The array becomes another."""
+    scene = Launch()
+    scene.arrays[0].__setstate__(np.full(5, 7, dtype).__reduce__()[2])
 
-    def work(self):
-        assert self.launch() == 3.0 + 35.0
+    def work():
+        assert scene.launch() == 3.0 + 35.0
 
+    def problem():
+        """Of another type: ordinary calls are made meanwhile."""
+        wrong = scene.wrong() if dtype is int else ""
+        if dtype is int:
+            Launch.work(scene)
+        return wrong or scene.problem()
 
-class Another(Following):
-    """The array becomes one of another type, and of the old type again: ordinary calls meanwhile."""
-
-    def __init__(self, kernel):
-        super().__init__(kernel)
-        self.arrays[0].__setstate__(np.full(5, 7).__reduce__()[2])
-
-    def problem(self):
-        wrong = self.wrong()
-        self.launch = self.bind()
-        return wrong or super().problem()
+    return work, problem
 
 
-BOUND = {scene.__name__: scene for scene in (Binding, Rebinding, RefusedRebinding, Following, Another)}
-
-
-def bound_scene(name: str):
-    def make():
-        scene = BOUND[name](new_kernel(weigh_two))
-        gc.collect(0)
-        return scene.work, scene
-
-    return make
+def following_another_type():
+    return following(int)
 
 
 @numba.njit
@@ -529,7 +485,6 @@ def shortened(xs):
 def a_list_that_changes():
     """Each call takes an item from the list: a launch that went on with the list of before would take the same one again."""
     kernel, tensors = new_kernel(shortened), [np.full(2, float(i)) for i in range(20)]
-    scene = SimpleNamespace()
     launch = kernel.bind(tensors)
 
     def problem() -> str:
@@ -540,26 +495,31 @@ def a_list_that_changes():
         launch.rebind(xs=[np.ones(2), np.ones(2)])
         return "" if launch() == 1.0 else "has the old arguments"
 
-    scene.problem = problem
-    return (lambda: [launch() for _ in range(3)]), scene
+    return (lambda: [launch() for _ in range(3)]), problem
+
+
+inners: list = []
+
+
+def call_inner():
+    while inners:
+        inners.pop()()
+
+
+@numba.njit
+def calls_again(x):
+    with numba.objmode():
+        call_inner()
+    return x.sum()
 
 
 def a_call_within_a_call():
     """The inner one is an ordinary call."""
-    kernel, depth = new_kernel(calls_again), [0]
-    scene = SimpleNamespace()
+    kernel = new_kernel(calls_again)
     launch = kernel.bind(np.ones(3))
 
-    def inner():
-        if depth[0] == 0:
-            depth[0] = 1
-            try:
-                launch()
-            finally:
-                depth[0] = 0
-
     def work():
-        inners[:] = [inner]
+        inners[:] = [launch]
         launch()
 
     def problem() -> str:
@@ -572,23 +532,7 @@ def a_call_within_a_call():
             return "has the old arguments"
         return "" if kernel.counts().slow == before.slow else "is no longer called natively"
 
-    scene.problem = problem
-    return work, scene
-
-
-inners: list = []
-
-
-def call_inner():
-    for each in inners:
-        each()
-
-
-@numba.njit
-def calls_again(x):
-    with numba.objmode():
-        call_inner()
-    return x.sum()
+    return work, problem
 
 
 @fast_args(out="x[n] -> y[n]")
@@ -599,7 +543,6 @@ def doubled(x, y):
 
 def a_launch_with_outputs():
     launch, arrays = doubled.bind(np.ones(3)), [np.ones(3), np.full(4, 5.0)]
-    scene = SimpleNamespace()
 
     def problem() -> str:
         x, y = launch.arguments
@@ -608,47 +551,24 @@ def a_launch_with_outputs():
         launch.rebind(x=arrays[0], y=None)
         return "" if launch().tolist() == [2.0] * 3 else "cannot be rebound"
 
-    scene.problem = problem
-    return (lambda: launch.rebind(x=arrays[1], y=None)), scene
+    return (lambda: launch.rebind(x=arrays[1], y=None)), problem
 
 
-ALL_BOUND = {
-    **{name: bound_scene(name) for name in BOUND},
-    **{scene.__name__: scene for scene in (a_list_that_changes, a_call_within_a_call, a_launch_with_outputs)},
-}
-
-
-@pytest.fixture
-def warm_launches():
-    for scene in ALL_BOUND.values():
-        work, stage = scene()
-        work()
-        assert not stage.problem()
-    gc.collect()
-    gc.freeze()
+BOUND = (
+    binding, rebinding, refused_rebinding, following, following_another_type, a_list_that_changes, a_call_within_a_call,
+    a_launch_with_outputs,
+)  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_launches")
 @pytest.mark.parametrize(
     "at_each", [at_each_line, functools.partial(at_each_instruction, "calls/bound_launch.py")], ids=["line", "instruction"]
 )
-@pytest.mark.parametrize("name", ALL_BOUND)
-def test_ctrl_c_while_a_launch_is_bound(name, at_each):
+@pytest.mark.parametrize("scene", BOUND, ids=lambda scene: scene.__name__)
+def test_ctrl_c_while_a_launch_is_bound(scene, at_each):
     """The launch has the old arguments or the new ones, all of them; it is called natively; what it held is given back."""
-    wrong = []
-    for place, work_with, (_, scene) in at_each(ALL_BOUND[name]):
-
-        def act():
-            raise KeyboardInterrupt
-
-        end = end_of(work_with, act)
-        if end not in (KeyboardInterrupt, None):
-            wrong.append(f"{place}: {end} was raised")
-        problem = scene.problem()
-        if problem:
-            wrong.append(f"{place}: {problem}")
-    assert not wrong, "\n".join(wrong)
+    warm(BOUND)
+    interrupt_at_each(at_each(scene))
 
 
 # ---- while Numba compiles --------------------------------------------------------------------------------------------
@@ -696,19 +616,7 @@ def interrupt_compilations(times: int) -> None:
         start = time.perf_counter()
         fast_args(next(dispatchers))(1.0, Dunder(np.arange(4.0)))
         seconds = time.perf_counter() - start
-    codes = []
-    for number, dispatcher in enumerate(dispatchers):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                code = interrupt_one(dispatcher, seconds * number / times)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    codes = [in_fork(lambda d=d, n=n: interrupt_one(d, seconds * n / times)) for n, d in enumerate(dispatchers)]
     wrong = [code for code in codes if code not in (0, 10, -signal.SIGSEGV, -signal.SIGABRT)]
     assert not wrong, codes
     # llvmlite itself crashes, under plain @njit too, where Ctrl-C comes between the making of an object and its owner.
@@ -717,7 +625,6 @@ def interrupt_compilations(times: int) -> None:
 
 def interrupt_one(dispatcher, delay: float) -> int:
     """0 if the call was interrupted, 10 if the signal came too late; in any case the next calls were right."""
-    signal.alarm(60)
     kernel, tensor = fast_args(dispatcher), Dunder(np.arange(4.0))
 
     def fire():
@@ -743,59 +650,49 @@ def interrupt_one(dispatcher, delay: float) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+@needs_fork
 def test_ctrl_c_while_a_kernel_is_compiled():
-    run_python("from test_signals import interrupt_compilations; interrupt_compilations(16)")
+    fork_python("from test_signals import interrupt_compilations; interrupt_compilations(8)")
 
 
+def endless(times: int) -> None:
+    """A program in an endless loop of calls, which another process ends, again and again."""
+    array = np.arange(100.0)
+
+    class Wrapped:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **options):
+            return self.array.__dlpack__(**options)
+
+    total, part = fast_args(lambda x: x.sum()), fast_args(lambda x: x[1:])
+    tensors = [array, Wrapped(array), Wrapped(array[::2].repeat(2))]
+    for tensor in tensors * 20:
+        total(tensor), part(tensor)
+    tensor = None
+    before = sys.getrefcount(array)
+    for _ in range(times):
+        other = os.fork()
+        if not other:
+            time.sleep(0.05)
+            os.kill(os.getppid(), signal.SIGINT)
+            os._exit(0)
+        try:
+            while True:
+                for tensor in tensors:
+                    total(tensor), part(tensor)
+        except KeyboardInterrupt:
+            pass
+        os.waitpid(other, 0)
+        tensor = None  # which is `array`, if Ctrl-C came in its turn
+        assert [total(each) for each in tensors] == [4950.0, 4950.0, 4900.0]
+        assert sys.getrefcount(array) == before
+
+
+@needs_fork
 def test_ctrl_c_from_another_process():
-    """A program in an endless loop of calls ends as Python programs do."""
-    done = run_python(
-        """
-        import os, signal, subprocess, sys
-        import numpy as np
-        from fastexchange import fast_args
-
-        class Wrapped:
-            def __init__(self, array):
-                self.array = array
-
-            def __dlpack_device__(self):
-                return (1, 0)
-
-            def __dlpack__(self, **options):
-                return self.array.__dlpack__(**options)
-
-        @fast_args
-        def total(x):
-            s = 0.0
-            for value in x.flat:
-                s += value
-            return s
-
-        @fast_args
-        def part(x):
-            return x[1:]
-
-        array = np.arange(100.0)
-        tensors = [array, Wrapped(array), Wrapped(array[::2].repeat(2))]
-        for tensor in tensors * 20:
-            total(tensor), part(tensor)
-        tensor = None
-        before = sys.getrefcount(array)
-        code = f"import os, time; time.sleep(0.05); os.kill({os.getpid()}, {int(signal.SIGINT)})"
-        for _ in range(5):
-            other = subprocess.Popen([sys.executable, "-S", "-c", code])
-            try:
-                while True:
-                    for tensor in tensors:
-                        total(tensor), part(tensor)
-            except KeyboardInterrupt:
-                pass
-            other.wait()
-            tensor = None  # which is `array`, if Ctrl-C came in its turn
-            assert [total(tensor) for tensor in tensors] == [4950.0, 4950.0, 4900.0]
-            assert sys.getrefcount(array) == before
-        """
-    )
-    assert not done.stderr
+    assert not fork_python("from test_signals import endless; endless(5)").stderr

@@ -5,17 +5,17 @@ What may end in a crash, or changes the whole process, runs in child interpreter
 
 import array as arrays
 import collections
+import functools
 import gc
 import mmap
 import sys
 import threading
 import traceback
-import warnings
 
 import numba
 import numpy as np
 import pytest
-from forked import Ended, needs_fork, run_forked
+from forked import Ended, fork_python, needs_fork, run_forked
 from frameworks import torch
 from interpreter import run_python
 from line_events import at_each_line
@@ -55,14 +55,8 @@ def weigh(x, y=None):
     return measure(x) + 1000 * measure(y)
 
 
-@fast_args(nogil=True)
-def weigh_unlocked(x, y=None):
-    return measure(x) + 1000 * measure(y)
-
-
-@fast_args
-def part(x):
-    return x[1:]
+weigh_unlocked = fast_args(nogil=True)(weigh.py_func)
+part = fast_args(lambda x: x[1:])
 
 
 @fast_args
@@ -72,41 +66,30 @@ def negative(x):
     return x[0]
 
 
-class Together:
-    """Threads that start at once, and what they raise."""
+def at_once(*works, repeated=()) -> None:
+    """Each of `works` in a thread, and each of `repeated` in one that does it until those have ended; nothing is raised."""
+    start, stop, errors = threading.Barrier(len(works) + len(repeated)), threading.Event(), []
 
-    def __init__(self):
-        self._works: list = []
-        self._errors: list[str] = []
-        self.stop = threading.Event()
-
-    def add(self, work, *arguments, repeat: bool = False) -> None:
-        """A thread that calls ``work(*arguments)`` once; with `repeat`, until the others have ended."""
-        self._works.append((work, arguments, repeat))
-
-    def run(self) -> None:
-        start = threading.Barrier(len(self._works))
-        threads = []
-        for work, arguments, repeat in self._works:
-            thread = threading.Thread(target=self._work, args=(start, work, arguments, repeat), daemon=True)
-            thread.start()
-            threads.append((thread, repeat))
-        for wanted in (False, True):
-            for thread, repeat in threads:
-                if repeat is wanted:
-                    thread.join(SECONDS)
-            self.stop.set()
-        assert not any(thread.is_alive() for thread, _ in threads), "a thread is stuck"
-        assert not self._errors, "\n".join(self._errors)
-
-    def _work(self, start, work, arguments, repeat):
+    def run(work, again: bool):
         try:
             start.wait(SECONDS)
-            work(*arguments)
-            while repeat and not self.stop.wait(0.001):
-                work(*arguments)
+            work()
+            while again and not stop.wait(0.001):
+                work()
         except BaseException as error:
-            self._errors.append("".join(traceback.format_exception(error)))
+            errors.append("".join(traceback.format_exception(error)))
+
+    rows = [(work, False) for work in works] + [(work, True) for work in repeated]
+    threads = [threading.Thread(target=run, args=row, daemon=True) for row in rows]
+    for thread in threads:
+        thread.start()
+    for thread in threads[: len(works)]:
+        thread.join(SECONDS)
+    stop.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a thread is stuck"
+    assert not errors, "\n".join(errors)
 
 
 @pytest.fixture
@@ -127,10 +110,7 @@ def calls_of(v: float, ledger: Ledger) -> tuple[list[tuple], list]:
     dunder, legacy, tabled = Dunder(array, ledger), Legacy(array, ledger), Tabled(array, ledger)
     exported = Exported(array, ledger)
     calls = [
-        ((array,), {}, 3 * v),
-        ((dunder,), {}, 3 * v),
-        ((legacy,), {}, 3 * v),
-        ((tabled,), {}, 3 * v),
+        *(((tensor,), {}, 3 * v) for tensor in (array, dunder, legacy, tabled)),
         ((exported, v), {}, 3 * v + 1000 * v),
         ((v,), {"y": 2.0}, v + 2000),
         ((), {"y": array, "x": int(v)}, v + 3000 * v),
@@ -231,21 +211,17 @@ def transfer() -> None:
 def storm(rounds: int) -> None:
     """8 threads call two kernels with a dozen signatures each; others change all that calls rely on."""
     gc.freeze()
-    before = len(runtime().entries)
-    threads = Together()
-    for i in range(8):
-        threads.add(hammer, float(i + 1), 1)
-    threads.run()  # everything is compiled in the first round; it would take minutes if threads took turns all the time
+    before, numbers = len(runtime().entries), iter(range(150, 250))
+
+    def hammers(rounds: int) -> list:
+        return [functools.partial(hammer, float(i + 1), rounds) for i in range(8)]
+
+    at_once(*hammers(1))  # everything is compiled in the first round; it would take minutes if threads took turns all the time
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(1e-6)
-    threads, numbers = Together(), iter(range(150, 250))
-    for i in range(8):
-        threads.add(hammer, float(i + 1), rounds)
-    for work in (make_kernels, make_types, lend_and_take_back, transfer, gc.collect):
-        threads.add(work, repeat=True)
-    threads.add(register, numbers, repeat=True)
-    threads.run()
+    changing = make_kernels, make_types, lend_and_take_back, transfer, gc.collect, functools.partial(register, numbers)
+    at_once(*hammers(rounds), repeated=changing)
     gc.collect()
     kept = len(runtime().entries) - before
     assert kept < 80, f"{kept} types are still known"
@@ -255,7 +231,7 @@ def storm(rounds: int) -> None:
 
 @pytest.mark.slow
 def test_threads_on_one_kernel_while_others_change_everything():
-    run_python("from test_threads import storm; storm(6)")
+    fork_python("from test_threads import storm; storm(3)")
 
 
 @pytest.mark.slow
@@ -266,14 +242,15 @@ def test_first_calls_at_once(base):
     array = np.arange(4.0)
     for options in ({}, {"nogil": True}):
         kernel = fast_args(lambda x: x.sum(), **options)
-        for number in range(40):
+        for number in range(15):
             cls, ledger = type("Met", (base,), {}), Ledger()
             tensors = [array.view(cls) if base is np.ndarray else cls(array, ledger) for _ in range(6)]
             results: list[float] = []
-            threads = Together()
-            for tensor in tensors:
-                threads.add(lambda kernel, tensor, to: to.extend([kernel(tensor), kernel(tensor)]), kernel, tensor, results)
-            threads.run()
+
+            def call(kernel, tensor, to):
+                to += [kernel(tensor), kernel(tensor)]
+
+            at_once(*(functools.partial(call, kernel, tensor, results) for tensor in tensors))
             assert results == [6.0] * 12 and kernel.counts().compiled == 1, number
             ledger.check(ledger.made)
 
@@ -329,46 +306,40 @@ def quietly(work, results) -> None:
 RATE = 1
 
 
-@pytest.mark.usefixtures("switching")
-def test_recompiling_while_others_call():
-    """Each call gives what the old code gives or what the new does; after ``recompile()`` has returned, the new."""
+@pytest.fixture
+def rated():
+    """A new kernel that multiplies with a global variable, which is 1 before and after."""
+    yield fast_args(lambda x, y=0: x[0] * RATE + y)
+    set_rate(1)
+
+
+def set_rate(rate: int) -> None:
     global RATE
+    RATE = rate
 
-    @fast_args
-    def rated(x, y):
-        return x[0] * RATE + y
 
-    array = np.ones(3)
-    seen: set[float] = set()
-    threads = Together()
+@pytest.mark.usefixtures("switching")
+def test_recompiling_while_others_call(rated):
+    """Each call gives what the old code gives or what the new does; after ``recompile()`` has returned, the new."""
+    array, seen, calls = np.ones(3), set(), []
     for tensor in (array, Dunder(array), Tabled(array)):
         for y in (0, 0.0):
             assert rated(tensor, y) == RATE
-            threads.add(lambda tensor=tensor, y=y: seen.add(float(rated(tensor, y))), repeat=True)
+            calls.append(lambda tensor=tensor, y=y: seen.add(float(rated(tensor, y))))
 
     def recompile():
-        global RATE
-        for RATE in (2, 3, 4):
+        for rate in (2, 3, 4):
+            set_rate(rate)
             rated.recompile()
-            assert [rated(array, 0), rated(array, 0.0)] == [RATE] * 2
+            assert [rated(array, 0), rated(array, 0.0)] == [rate] * 2
 
-    threads.add(recompile)
-    try:
-        threads.run()
-        assert seen <= {1.0, 2.0, 3.0, 4.0}
-        assert rated(Tabled(array), 0) == 4
-    finally:
-        RATE = 1
+    at_once(recompile, repeated=calls)
+    assert seen <= {1.0, 2.0, 3.0, 4.0}
+    assert rated(Tabled(array), 0) == 4
 
 
-def test_a_call_while_the_kernel_forgets_its_overloads():
+def test_a_call_while_the_kernel_forgets_its_overloads(rated):
     """Another thread's call, between two steps of ``recompile()``: what it notes for the next call is forgotten, too."""
-    global RATE
-
-    @fast_args
-    def rated(x):
-        return x[0] * RATE
-
     array = np.ones(3)
     for _ in range(60):
         assert rated(array) == rated(array[::2]) == RATE  # in turn: both have a site
@@ -381,20 +352,15 @@ def test_a_call_while_the_kernel_forgets_its_overloads():
     memory = rated._native
     sites, memory._sites = memory._sites, Interrupted()
     try:
-        RATE = 2
+        set_rate(2)
         rated.recompile()
         assert rated(array) == 2
     finally:
-        RATE, memory._sites = 1, sites
+        memory._sites = sites
 
 
-def test_recompiling_while_a_tensor_is_released():
+def test_recompiling_while_a_tensor_is_released(rated):
     """What Python code runs there, another thread may run, too."""
-    global RATE
-
-    @fast_args
-    def rated(x):
-        return x[0] * RATE
 
     class Owner(np.ndarray):
         def __del__(self):
@@ -408,17 +374,14 @@ def test_recompiling_while_a_tensor_is_released():
         def __dlpack__(self, **kwargs):
             return np.ones(3).view(Owner).__dlpack__(**kwargs)
 
-    try:
-        for _ in range(60):
-            assert rated(Owned()) == rated(np.ones(3)) == 1
-        sites = rated._native._sites
-        for site in range(len(sites)):  # as if other types had taken them: the next call looks for its entry
-            sites[site] = 0
-        RATE = 2
-        assert rated(Owned()) == 1  # and recompiles when it is released
-        assert rated(Owned()) == 2
-    finally:
-        RATE = 1
+    for _ in range(60):
+        assert rated(Owned()) == rated(np.ones(3)) == 1
+    sites = rated._native._sites
+    for site in range(len(sites)):  # as if other types had taken them: the next call looks for its entry
+        sites[site] = 0
+    set_rate(2)
+    assert rated(Owned()) == 1  # and recompiles when it is released
+    assert rated(Owned()) == 2
 
 
 @needs_torch
@@ -444,10 +407,7 @@ def test_grad_mode_is_a_threads_own():
             check_raises(BufferError, "requires grad", kernel, 1.0, view)
             assert kernel(1.0, plain) == 4.0
 
-    threads = Together()
-    for work in (without, within, without, within):
-        threads.add(work)
-    threads.run()
+    at_once(without, within, without, within)
     gc.collect()
     assert [sys.getrefcount(weights), sys.getrefcount(view)] == counts
 
@@ -543,73 +503,45 @@ MEANWHILE = {
     "mmap.resize": ("mmap", "lambda box: box[0].resize(2 * SIZE)", "buffers exported"),
     "memoryview.release": ("memoryview", "lambda box: box[0].release()", "exported buffer"),
     "a memoryview's bytearray": ("memoryview", "lambda box: box[0].obj.clear()", "re-sized"),
+    "the last name of a tensor is gone": ("torch", "drop", ""),
+    "set_ to another tensor": ("torch", "lambda box: box[0].set_(torch.zeros(3))", ""),
+    "set_ to another storage": ("torch", "lambda box: box[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))", ""),
+    "set_ to nothing": ("torch", "lambda box: box[0].set_()", ""),
+    "data = another tensor": ("torch", "lambda box: setattr(box[0], 'data', torch.zeros(3))", ""),
+    "resize_ to less": ("torch", "lambda box: box[0].resize_(3)", ""),
+    "t_": ("torch", "lambda box: box[0].t_()", ""),
+    # as not once it has been seen through .numpy(), and as a bytearray is not
+    "resize_ to more": ("torch", "lambda box: box[0].resize_(2 * SIZE)", "resizable"),
+    "out= of a larger result": ("torch", "lambda box: torch.add(torch.ones(2 * SIZE), 1.0, out=box[0])", "resizable"),
+    "the storage's resize_ to more": ("torch", "lambda box: box[0].untyped_storage().resize_(8 * SIZE)", "resizable"),
+    "the storage's resize_ to nothing": ("torch", "lambda box: box[0].untyped_storage().resize_(0)", "resizable"),
 }  # fmt: skip
-TORCH_MEANWHILE = {
-    "the last name of a tensor is gone": "drop",
-    "set_ to another tensor": "lambda box: box[0].set_(torch.zeros(3))",
-    "set_ to another storage": "lambda box: box[0].set_(torch.zeros(3).untyped_storage(), 0, (3,))",
-    "set_ to nothing": "lambda box: box[0].set_()",
-    "data = another tensor": "lambda box: setattr(box[0], 'data', torch.zeros(3))",
-    "resize_ to less": "lambda box: box[0].resize_(3)",
-    "t_": "lambda box: box[0].t_()",
-}
-TORCH_RESIZES = {
-    "resize_ to more": "lambda box: box[0].resize_(2 * SIZE)",
-    "out= of a larger result": "lambda box: torch.add(torch.ones(2 * SIZE), 1.0, out=box[0])",
-    "the storage's resize_ to more": "lambda box: box[0].untyped_storage().resize_(8 * SIZE)",
-    "the storage's resize_ to nothing": "lambda box: box[0].untyped_storage().resize_(0)",
-}
+"""What happens to memory of a kind while a kernel reads it, and words of the message if that is refused."""
+if torch is None:
+    MEANWHILE = {name: row for name, row in MEANWHILE.items() if row[0] != "torch"}
 
 
 @pytest.fixture(scope="module")
 def met() -> dict[str, Ended]:
     """How each of the processes ended in which something happened to the memory that a kernel was reading."""
-    scenes = {name: f"meanwhile([memory({kind!r})], {act}, {word!r})" for name, (kind, act, word) in MEANWHILE.items()}
-    kinds = sorted({kind for kind, _, _ in MEANWHILE.values()})
-    if torch is not None:
-        kinds.append("torch")
-        for name, act in {**TORCH_MEANWHILE, **TORCH_RESIZES}.items():
-            resized = "resizable" if name in TORCH_RESIZES else ""
-            scenes[name] = f"meanwhile_torch({act}, {resized!r})"
     prelude = f"""
-import numpy as np
-import test_threads as t
-for kind in {kinds}:
-    t.meet(np.ones(2, np.int64), t.memory(kind))
-t.gc.collect(), t.gc.freeze()  # a collection in a child would copy all that it looks at
+import warnings
+from test_threads import *
+for kind in {sorted({kind for kind, _, _ in MEANWHILE.values()})}:
+    meet(np.ones(2, np.int64), memory(kind))
+gc.collect(), gc.freeze()  # a collection in a child would copy all that it looks at
+warnings.simplefilter("ignore")  # of PyTorch, that out= resizes
 """
     scenes = {
-        name: f"from test_threads import *\nimport os\n{code}\nos._exit(0)" for name, code in scenes.items()
+        name: f"meanwhile([memory({kind!r})], {act}, {word!r})\nimport os\nos._exit(0)"
+        for name, (kind, act, word) in MEANWHILE.items()
     }
     return run_forked(prelude, scenes, **MAPPED)
 
 
-def meanwhile_torch(act, word: str) -> None:
-    """:func:`meanwhile` with a tensor."""
-    warnings.simplefilter("ignore")  # of PyTorch, that out= resizes
-    meanwhile([torch.ones(SIZE)], act, word)
-
-
-@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("name", MEANWHILE)
 def test_memory_that_a_kernel_without_the_gil_reads(name, met):
-    met[name].check()
-
-
-@pytest.mark.slow
-@needs_fork
-@needs_torch
-@pytest.mark.parametrize("name", TORCH_MEANWHILE)
-def test_a_tensor_that_a_kernel_without_the_gil_reads(name, met):
-    met[name].check()
-
-
-@needs_fork
-@needs_torch
-@pytest.mark.parametrize("name", TORCH_RESIZES)
-def test_a_tensor_that_a_kernel_without_the_gil_reads_is_not_resized(name, met):
-    """As it is not once it has been seen through ``.numpy()``, and as a bytearray is not."""
     met[name].check()
 
 
@@ -649,10 +581,7 @@ def test_many_kernels_without_the_gil_at_once():
     def work(i):
         results[i] = gather(arrived, Dunder(np.full(2, float(i)), ledger), np.ones(2))
 
-    threads = Together()
-    for i in range(24):
-        threads.add(work, i)
-    threads.run()
+    at_once(*(functools.partial(work, i) for i in range(24)))
     for i in range(24):
         total, kept, together = results[i]
         assert (total, kept.tolist(), together) == (i + 1.0, [float(i)], 24)
@@ -687,37 +616,28 @@ def test_deleters_called_where_the_gil_is_not_held(kind):
             keep(container, kind(np.full(3, float(i)), ledger) if kind is not Legacy else Tabled(np.full(3, float(i)), ledger))
         assert ledger.out == 30
         lists.append(container)
-    threads, sums = Together(), []
-    for container in lists:
-        threads.add(lambda container=container: sums.append(drop_all(container)))
-    threads.run()
+    sums: list[float] = []
+    at_once(*(lambda container=container: sums.append(drop_all(container)) for container in lists))
     assert sums == [435.0] * 4
     for ledger in ledgers:
         ledger.check(ledger.made)
 
 
 def test_results_dropped_by_another_thread():
-    ledger = Ledger()
-    handed: collections.deque = collections.deque()
+    ledger, handed = Ledger(), collections.deque()
+    tensors = [Dunder(np.arange(3.0), ledger), Tabled(np.arange(3.0), ledger)]
 
     def make():
-        tensors = [Dunder(np.arange(3.0), ledger_of_thread[0]), Tabled(np.arange(3.0), ledger_of_thread[0])]
         for _ in range(100):
-            handed.extend(part(tensor) for tensor in tensors)
-            handed.extend(from_dlpack(tensor) for tensor in tensors)
-
-    ledger_of_thread = [ledger]
+            handed.extend(made(tensor) for made in (part, from_dlpack) for tensor in tensors)
 
     def clear():
         while handed:
             handed.popleft()
-        usleep_here()
 
-    part(Dunder(np.arange(3.0))), part(Tabled(np.arange(3.0)))
-    threads = Together()
-    threads.add(make)
-    threads.add(clear, repeat=True)
-    threads.run()
+    part(tensors[0]), part(tensors[1])
+    at_once(make, repeated=[clear])
+    del tensors[:]
     handed.clear()
     gc.collect()
     ledger.check(ledger.made)
