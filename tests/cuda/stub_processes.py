@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import importlib.util
 import tempfile
 import textwrap
 
@@ -45,8 +46,15 @@ def run_with_stub(code: str, *modules: str, **environment: str) -> str:
     return ended.stdout
 
 
+@functools.cache
+def _modules() -> tuple[str, ...]:
+    """What all forks for a package begin with, so that one process has imported it."""
+    packages = {"numba_cuda": "numba.cuda", "numba_cuda_mlir": "numba_cuda_mlir.cuda"}
+    return (*(module for name, module in packages.items() if importlib.util.find_spec(name)), "fastexchange", "cuda_tensors")
+
+
 def run_package(code: str, package, **environment: str) -> str:
     """The same, where ``cuda`` is `package`, and this package and tensors of the tests are imported."""
-    begin = f"import {package.__name__} as cuda\nfrom fastexchange import CudaError, fast_args\nimport numpy as np\n"
-    begin += "from cuda_tensors import DeviceTensor, OtherTensor\n"
-    return run_with_stub(begin + textwrap.dedent(code), package.__name__, "fastexchange", "cuda_tensors", **environment)
+    begin = f"import {package.__name__} as cuda\nimport numpy as np\nfrom cuda_tensors import DeviceTensor, OtherTensor\n"
+    begin += "from fastexchange import CudaError, fast_args\n"
+    return run_with_stub(begin + textwrap.dedent(code), *_modules(), **environment)
