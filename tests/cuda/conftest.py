@@ -132,10 +132,11 @@ def kernels(package):
 @pytest.fixture(autouse=True)
 def _default_streams():
     """All frameworks of the tests work on the default streams, and do again afterwards."""
-    from cuda_producers import default_streams
+    from cuda_producers import reset_streams
 
-    with default_streams():
-        yield
+    reset_streams()
+    yield
+    reset_streams()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 
 import numpy as np
@@ -11,7 +10,17 @@ import pytest
 from cuda_producers import new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
 from frameworks import torch
-from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, is_refused, kernel_of, launch_fast
+from launches import (
+    ExportedTensor,
+    Interface,
+    address,
+    device_array,
+    dispatcher_of,
+    in_threads,
+    is_refused,
+    kernel_of,
+    launch_fast,
+)
 
 from fastexchange import BoundCudaLaunch, CudaError, fast_args
 
@@ -23,25 +32,6 @@ def tensor(package, shape=(3,), dtype="float32", strides=None, cls=DeviceTensor,
 def held(*tensors) -> list[int]:
     """How many exports of each have not been given back."""
     return [each.exported - each.deleted for each in tensors]
-
-
-def in_threads(count: int, function, meanwhile=lambda: None) -> None:
-    """Run `function` in so many threads at once. What fails there fails here."""
-    failed = []
-
-    def run():
-        try:
-            function()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    meanwhile()
-    for thread in threads:
-        thread.join()
-    assert failed == []
 
 
 # ---- bound launches --------------------------------------------------------------------------------------------------
@@ -195,7 +185,7 @@ def test_threads(record, package):
             launch()
             launcher(1, x)
 
-    in_threads(4, work, lambda: [launch.rebind(a0=1) for _ in range(20)])
+    in_threads(*[work] * 4, meanwhile=lambda: [launch.rebind(a0=1) for _ in range(20)])
     assert len(record.launches) == 1600
     launch.rebind(a0=1)  # which lets go of what was bound while it was launched
     assert len({each.packed for each in record.launches}) == 1 and held(x) == [1]
@@ -354,7 +344,7 @@ def test_defaults_and_threads_under_one_name(record, package):
             kernel(x)
             kernel(array)
 
-    in_threads(2, work)
+    in_threads(work, work)
     assert array[0] == 150.0 and len(record.launches) == 100
     assert len({each.packed for each in record.launches}) == 1
     assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

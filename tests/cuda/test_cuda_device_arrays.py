@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from launches import WARM, dispatcher_of, is_refused, kernel_of, what_is_launched
 
-_RECORD = np.dtype([("a", "f4"), ("b", "i2")])
+pytestmark = pytest.mark.both_packages
 
 
 def broadcast(package, dtype="f4"):
@@ -136,21 +136,6 @@ def test_of_the_other_package(stub, package):
     for _ in range(WARM):
         kernel[1, 32](array)
         assert parameters(stub) == expected(package, array)
-
-
-def test_records_are_the_packages_own(stub, package):
-    """A kernel for records is launched by the package, which passes what it passes."""
-    array = package.to_device(np.broadcast_to(np.zeros(5, _RECORD), (4, 5)))
-    kernel = kernel_of(package, 1)
-    try:
-        dispatcher_of(package, 1)[1, 32](array)
-    except Exception as error:
-        with pytest.raises(type(error)):
-            kernel[1, 32](array)
-        return
-    theirs = what_is_launched(stub.launches[-1])
-    kernel[1, 32](array)
-    assert what_is_launched(stub.launches[-1]) == theirs
 
 
 @pytest.mark.parametrize("make", ["managed_array", "mapped_array"])

@@ -1,7 +1,6 @@
 """Errors of the driver, and processes without one: what is raised, and that nothing is left behind."""
 
 import gc
-import os
 import pickle
 import re
 import sys

@@ -3,13 +3,12 @@
 import contextlib
 import gc
 import sys
-import threading
 
 import numpy as np
 import pytest
 from cuda_producers import ArrayInterface, Exports, new_stream
 from cuda_tensors import DeviceTensor
-from launches import Interface, is_refused
+from launches import Interface, in_threads, is_refused
 from made_producers import Ledger
 from test_cuda_bytes import LAYOUTS, words
 
@@ -127,7 +126,7 @@ def test_memory_of_the_host_and_managed_memory(stub, package, kernels, kind):
 
 def test_in_tuples_and_beside_others(stub, kernels):
     value, tensor = ArrayInterface(stub), DeviceTensor((4,))
-    none, one, two, three = kernels
+    _none, one, two, three = kernels
     launches = {
         "tuple": (one, lambda: one[1, 32]((value, (2, value)))),
         "beside a tensor": (two, lambda: two[1, 32](tensor, value)),
@@ -488,9 +487,7 @@ def test_in_a_thread_without_a_context(stub, kernels):
         found.append(ways(kernels[1], lambda: kernels[1][1, 32](value)))
         found.append(stub.current_context())
 
-    thread = threading.Thread(target=launch)
-    thread.start()
-    thread.join()
+    in_threads(launch)
     assert found == [NATIVE, 0]
 
 

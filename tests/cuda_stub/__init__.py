@@ -106,11 +106,14 @@ class Stub:
         self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._lib = _ffi().dlopen(str(path))
         self._hook = None
+        self._launches: list[Launch] = []
 
     @property
     def launches(self) -> list[Launch]:
         """The launches since the start or `clear`."""
-        return [_launch(self._lib.stub_launch_at(i)) for i in range(self._lib.stub_launch_count())]
+        for i in range(len(self._launches), self._lib.stub_launch_count()):
+            self._launches.append(_launch(self._lib.stub_launch_at(i)))
+        return self._launches[:]
 
     @property
     def log(self) -> list[Entry]:
@@ -143,6 +146,7 @@ class Stub:
     def clear(self) -> None:
         """Empty `launches`, `log`, `trace` and `fast_count`."""
         self._lib.stub_clear()
+        self._launches = []
 
     def fail(self, name: str, code: int, after: int = 0, sticky: bool = False) -> None:
         """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
@@ -232,17 +236,16 @@ def build(directory: str | os.PathLike[str]) -> Path:
         return path
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         made = Path(scratch) / SONAME
-        if _built is not None:
+        if _built is None:
+            subprocess.run(
+                [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
+                 f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
+                check=True, capture_output=True, text=True,
+            )
+            _built = made.read_bytes()
+        else:
             made.write_bytes(_built)
             made.chmod(0o755)
-            made.replace(path)
-            return path
-        subprocess.run(
-            [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
-             f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
-            check=True, capture_output=True, text=True,
-        )
-        _built = made.read_bytes()
         made.replace(path)
     return path
 
