@@ -15,10 +15,9 @@ from pathlib import Path
 
 import cuda_stub
 import pytest
+from stub_processes import PACKAGES, is_installed
 
 DEVICES = 3
-PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
-"""What users import, and the package that has it."""
 
 _COUNT_DEVICES = """
 import ctypes
@@ -57,7 +56,7 @@ def pytest_configure(config):
 def pytest_generate_tests(metafunc):
     if "package" in metafunc.fixturenames:
         is_of_both = metafunc.definition.get_closest_marker("both_packages")
-        names = list(PACKAGES) if is_of_both else [*filter(_is_installed, PACKAGES), *PACKAGES][:1]
+        names = list(PACKAGES) if is_of_both else [*filter(is_installed, PACKAGES), *PACKAGES][:1]
         metafunc.parametrize("package", names, ids=PACKAGES.get, indirect=True, scope="module")
 
 
@@ -105,14 +104,10 @@ def record(stub_or_none):
         yield recorder
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(PACKAGES[module]) is not None
-
-
 @pytest.fixture(scope="module")
 def package(request):
     """A package that compiles kernels for CUDA: ``numba.cuda`` or ``numba_cuda_mlir.cuda``."""
-    if not _is_installed(request.param):
+    if not is_installed(request.param):
         pytest.skip(f"{PACKAGES[request.param]} is not installed")
     found = importlib.import_module(request.param)
     with warnings.catch_warnings():

@@ -46,15 +46,17 @@ def run_with_stub(code: str, *modules: str, **environment: str) -> str:
     return ended.stdout
 
 
-@functools.cache
-def _modules() -> tuple[str, ...]:
-    """What all forks for a package begin with, so that one process has imported it."""
-    packages = {"numba_cuda": "numba.cuda", "numba_cuda_mlir": "numba_cuda_mlir.cuda"}
-    return (*(module for name, module in packages.items() if importlib.util.find_spec(name)), "fastexchange", "cuda_tensors")
+PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
+"""What users import, and the package that has it."""
+
+
+def is_installed(module: str) -> bool:
+    return importlib.util.find_spec(PACKAGES[module]) is not None
 
 
 def run_package(code: str, package, **environment: str) -> str:
     """The same, where ``cuda`` is `package`, and this package and tensors of the tests are imported."""
     begin = f"import {package.__name__} as cuda\nimport numpy as np\nfrom cuda_tensors import DeviceTensor, OtherTensor\n"
     begin += "from fastexchange import CudaError, fast_args\n"
-    return run_with_stub(begin + textwrap.dedent(code), *_modules(), **environment)
+    modules = *filter(is_installed, PACKAGES), "fastexchange", "cuda_tensors"  # so that one process has imported all
+    return run_with_stub(begin + textwrap.dedent(code), *modules, **environment)

@@ -19,7 +19,6 @@ from launches import (
     in_threads,
     is_refused,
     kernel_of,
-    launch_fast,
 )
 
 from fastexchange import BoundCudaLaunch, CudaError, fast_args
@@ -161,18 +160,6 @@ def test_declared_signatures_are_converted_when_bound(record, package):
     assert x.exported > exported and held(x) == [1]
     launch()
     assert record.launches[-1].parameters[:2] == (np.float32(2).tobytes(), np.int32(1).tobytes())
-
-
-def test_errors_of_the_driver(stub, package):
-    x = tensor(package)
-    launcher = kernel_of(package, 1)[1, 32]
-    launch = launcher.bind(x)
-    for call in (launch, lambda: launcher(x), lambda: launch_fast(launcher, x)):
-        call()
-        stub.fail("cuLaunchKernel", 719)
-        is_refused(call, CudaError, "CUDA_ERROR_LAUNCH_FAILED", "kernel()", "grid (1, 1, 1)")
-        call()
-    assert held(x) == [1]
 
 
 def test_threads(record, package):

@@ -48,28 +48,26 @@ def test_the_current_context_is_as_before(stub, kernels):
 
 
 def test_a_new_thread_has_no_context_before_and_after(stub, kernels):
+    """Neither where it learns new types there."""
+    none, one = kernels[:2]
+    launches = [
+        (1, lambda: one[1, 32](on_device(1, dtype="int8"))),
+        (0, lambda: one[1, 32](np.int16(3))),
+        (2, lambda: one[1, 32](ArrayInterface(stub, typestr="<i2", device=2))),
+        (2, lambda: one[1, 32]((1, on_device(2)))),
+        (0, none[1, 32]),
+        (0, lambda: one[1, 32].bind(on_device(0))()),
+        (2, lambda: one.forall(3)(on_device(2))),
+    ]
+
     def run():
-        assert stub.current_context() == 0
-        kernels[1][1, 32](on_device(1))
-        assert stub.current_context() == 0
-        kernels[1][1, 32](3)
-        kernels[0][1, 32]()
-        kernels[1][1, 32].bind(on_device(0))()
-        kernels[1].forall(3)(on_device(2))
-        return stub.current_context()
-
-    assert in_new_thread(run) == 0
-    assert [each.device for each in stub.launches] == [1, 0, 0, 0, 2]
-
-
-def test_a_new_thread_learns_types_without_a_context(stub, kernels):
-    def run():
-        for value in (on_device(1, dtype="int8"), np.int16(3), ArrayInterface(stub, typestr="<i2", device=2), (1, on_device(2))):
-            kernels[1][1, 32](value)
+        for device, launch in launches:
             assert stub.current_context() == 0
+            launch()
+            assert stub.current_context() == 0 and stub.launches[-1].device == device
 
     in_new_thread(run)
-    assert [each.device for each in stub.launches] == [1, 0, 2, 2]
+    assert len(stub.launches) == len(launches)
 
 
 def test_without_tensors_it_is_the_threads_device(stub, kernels):

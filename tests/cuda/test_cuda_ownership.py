@@ -210,19 +210,3 @@ def test_what_is_freed(package):
     del kernel, launcher, x, array, launch, forall, Mine
     gc.collect()
     assert [reference() for reference in references[:6]] == [None] * 6
-
-
-def test_launchers_without_a_hold_on_streams_that_are_gone(record, package):
-    """A launcher keeps its stream for as long as its handle is used."""
-    stream = package.stream()
-    kernel = kernel_of(package, 0)
-    launcher = kernel[1, 32, stream]
-    launcher()
-    reference = weakref.ref(stream)
-    del stream
-    gc.collect()
-    assert reference() is not None
-    launcher()
-    del launcher, kernel
-    gc.collect()
-    assert reference() is None
