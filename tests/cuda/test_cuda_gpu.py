@@ -80,13 +80,9 @@ def copy_kernel(cuda):
     return fast_args(cuda.jit(copy))
 
 
-def add_kernel(cuda):
-    def add(x, y, out):
-        i = cuda.grid(1)
-        if i < out.shape[0]:
-            out[i] = x[i] + y[i]
-
-    return fast_args(cuda.jit(add))
+@pytest.fixture(scope="module")
+def copy(package):
+    return copy_kernel(package)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -162,9 +158,8 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat
 
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype(package, torch, dtype):
+def test_every_dtype(copy, torch, dtype):
     """Elements come through as they are, whatever the strides, by the first launch and by the fast entry."""
-    copy = copy_kernel(package)
     bits = torch.randint(0, 2 if dtype == "bool" else 100, (3 * SIZE,), device="cuda").to(getattr(torch, dtype))
     for x in (bits[:SIZE], bits[::3], bits[:1].expand(SIZE)):
         for _ in range(30):
@@ -191,8 +186,7 @@ def test_scalars_and_tuples(package, torch):
 
 
 @gpu
-def test_bound_launches_and_launches_for_tasks(package, torch):
-    copy = copy_kernel(package)
+def test_bound_launches_and_launches_for_tasks(copy, torch):
     x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
     for _ in range(30):
         out.zero_()
@@ -230,9 +224,8 @@ def test_cpu_and_gpu_under_one_name(package, torch):
 
 @gpu
 @pytest.mark.filterwarnings("ignore:Could not find source")
-def test_the_packages_own_launches(package, torch):
+def test_the_packages_own_launches(package, copy, torch):
     """Arrays of the host are copied there and back, hints are kept, a kernel with ``debug=True`` runs."""
-    copy = copy_kernel(package)
     out = np.zeros(SIZE, np.float32)
     for x in (np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32) + 1):
         copy[2, 64](x, out)
@@ -313,8 +306,8 @@ def fill_late(torch, stream, x, number) -> None:
 
 
 @gpu
-def test_launches_are_on_pytorchs_current_stream(package, torch, pair):
-    copy, side, (x, out) = copy_kernel(package), torch.cuda.Stream(), pair
+def test_launches_are_on_pytorchs_current_stream(copy, torch, pair):
+    side, (x, out) = torch.cuda.Stream(), pair
     bound = copy[256, 256].bind(x, out)
     for number in range(1, 60):  # by then through the fast entry
         for launch in (lambda: copy[256, 256](x, out), bound):
@@ -328,8 +321,8 @@ def test_launches_are_on_pytorchs_current_stream(package, torch, pair):
 
 
 @gpu
-def test_a_stream_that_is_given_wins(package, torch, pair):
-    copy, other, (x, out) = copy_kernel(package), torch.cuda.Stream(), pair
+def test_a_stream_that_is_given_wins(copy, torch, pair):
+    other, (x, out) = torch.cuda.Stream(), pair
     for number in range(1, 60):
         fill_late(torch, other, x, number)
         copy[256, 256, other](x, out)  # though another one is current
@@ -355,9 +348,9 @@ class _OnlyInterface:
 
 @gpu
 @pytest.mark.parametrize("kind", ["__dlpack__", "__cuda_array_interface__"])
-def test_tensors_without_a_table_are_waited_for(package, torch, pair, kind):
+def test_tensors_without_a_table_are_waited_for(copy, torch, pair, kind):
     """What fills `x` is on the side, what copies it elsewhere."""
-    copy, side, other, (x, out) = copy_kernel(package), torch.cuda.Stream(), torch.cuda.Stream(), pair
+    side, other, (x, out) = torch.cuda.Stream(), torch.cuda.Stream(), pair
     for number in range(1, 40):
         with torch.cuda.stream(side):
             fill_late(torch, side, x, number)
@@ -369,9 +362,9 @@ def test_tensors_without_a_table_are_waited_for(package, torch, pair, kind):
 
 
 @gpu
-def test_an_interfaces_own_stream(package, torch, pair):
+def test_an_interfaces_own_stream(copy, torch, pair):
     """Native launches are on it, also from a thread that has no context yet, and in a capture."""
-    copy, side, (x, out) = copy_kernel(package), torch.cuda.Stream(), pair
+    side, (x, out) = torch.cuda.Stream(), pair
     given = _OnlyInterface(x, side), _OnlyInterface(out, side)
     copy[256, 256](*given)
     before = copy.counts()
@@ -399,7 +392,12 @@ def test_an_interfaces_own_stream(package, torch, pair):
 @gpu
 def test_producers_on_different_streams_are_ordered(package, torch):
     """The launch is after the work of both, and what the second does next is after the launch."""
-    add, first, second = add_kernel(package), torch.cuda.Stream(), torch.cuda.Stream()
+    def added(x, y, out):
+        i = package.grid(1)
+        if i < out.shape[0]:
+            out[i] = x[i] + y[i]
+
+    add, first, second = fast_args(package.jit(added)), torch.cuda.Stream(), torch.cuda.Stream()
     x, y, out = (torch.zeros(1 << 16, device="cuda") for _ in range(3))
     torch.cuda.synchronize()
     given = [cls(each.shape, data=each.data_ptr()) for cls, each in ((DeviceTensor, x), (OtherTensor, y), (DeviceTensor, out))]
@@ -418,9 +416,8 @@ def test_producers_on_different_streams_are_ordered(package, torch):
 
 
 @gpu
-def test_graphs(package, torch):
+def test_graphs(copy, torch):
     """Launches, and bound ones, are captured by ``torch.cuda.graph`` and replayed."""
-    copy = copy_kernel(package)
     x, between, out = (torch.zeros(1000, device="cuda") for _ in range(3))
     launcher = copy[8, 128]
     for _ in range(40):
@@ -484,10 +481,9 @@ def test_one_thread_at_a_time_loads(package, tensors, monkeypatch):
 
 
 @gpu
-def test_another_device(package, torch):
+def test_another_device(copy, torch):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one device")
-    copy = copy_kernel(package)
     x, out = torch.full((SIZE,), 5.0, device="cuda:1"), torch.zeros(SIZE, device="cuda:1")
     here = torch.zeros(SIZE, device="cuda:0")
     for _ in range(40):
@@ -499,9 +495,9 @@ def test_another_device(package, torch):
     assert bool((here == 0).all())
 
 
-def test_a_launch_that_the_driver_refuses(package, tensors):
+def test_a_launch_that_the_driver_refuses(copy, tensors):
     """It is an error that says so, and the next launch works."""
-    copy, x, out = copy_kernel(package), tensors(3), tensors()
+    x, out = tensors(3), tensors()
     for _ in range(3):
         with pytest.raises(CudaError, match=r"copy\(\) was not launched .*4096.*CUDA_ERROR_INVALID_VALUE") as caught:
             copy[1, 4096](x, out)
