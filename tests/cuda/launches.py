@@ -109,6 +109,11 @@ def what_is_launched(launch) -> dict:
     return {name: getattr(launch, name) for name in COMPARED} | {"packed": launch.packed}
 
 
+def numbers_of(launch) -> list[int]:
+    """The parameters of a launch, as integers."""
+    return [int.from_bytes(parameter, "little", signed=True) for parameter in launch.parameters]
+
+
 class Recorded:
     """Launches of a kernel without code, as the driver stub has recorded them: compared byte for byte.
 

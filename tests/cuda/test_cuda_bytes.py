@@ -29,6 +29,7 @@ from launches import (
     launch_fast,
     launches_of,
     needs_clusters,
+    numbers_of,
     on_their_side,
 )
 
@@ -149,7 +150,7 @@ def test_arrays(record, package, dtype):
     expected = [word for array in arrays for word in words(package, array)]
     for launch in (launcher, launcher, lambda *arguments: launch_fast(launcher, *arguments)):
         launch(*arrays)
-        assert [int.from_bytes(word, "little", signed=True) for word in record.launches[-1].parameters] == expected
+        assert numbers_of(record.launches[-1]) == expected
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -264,8 +265,7 @@ def test_more_than_4_kib_of_parameters(stub, package, count):
     expected = [word for array in arrays for word in words(package, array)]
     for _ in range(40):
         kernel[1, 32](*arrays)
-    for record in stub.launches:
-        assert [int.from_bytes(word, "little", signed=True) for word in record.parameters] == expected
+    assert all(numbers_of(launch) == expected for launch in stub.launches)
     assert kernel.counts() == (39, 1, 1) and len(stub.launches) == 40
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda_producers import ArrayInterface, Exports, new_stream
 from cuda_tensors import DeviceTensor
-from launches import Interface, in_threads, is_refused
+from launches import Interface, in_threads, is_refused, numbers_of
 from made_producers import Ledger
 from test_cuda_bytes import LAYOUTS, words
 
@@ -76,7 +76,7 @@ def test_what_it_says(stub, package, kernels, name):
     kernels[1][1, 32](tensor)
     assert len({record.packed for record in stub.launches[1:]}) == 1 and sys.getrefcount(value) == held
     if not tensor._managed.flags:
-        assert [int.from_bytes(word, "little", signed=True) for word in stub.launches[-1].parameters] == words(package, tensor)
+        assert numbers_of(stub.launches[-1]) == words(package, tensor)
     else:
         assert not kernels[1].signatures[-1][0].mutable
 

@@ -12,6 +12,7 @@ import cuda_stub
 import numpy as np
 import pytest
 from interpreter import run_python
+from launches import numbers_of
 from stub_processes import run_with_stub
 
 pytestmark = pytest.mark.skipif(
@@ -377,9 +378,6 @@ def test_a_package_launches_what_it_was_told(stub, package):
             return [0, 0, array.size, size, pointer, *shape, *strides]
         return [pointer, pointer, 0, *shape, *[stride // size for stride in strides]]
 
-    def numbers(parameters):
-        return [struct.unpack("<q", parameter)[0] for parameter in parameters]
-
     @package.jit
     def axpy(a, x, y):
         i = package.grid(1)
@@ -392,7 +390,7 @@ def test_a_package_launches_what_it_was_told(stub, package):
     assert record.device == 0 and record.context == stub.current_context() == stub.primary_context(0)
     assert record.stream == 0 and not record.cooperative and record.graph == 0 and "axpy" in record.name
     assert record.parameters[0] == struct.pack("<d", 2.0)
-    assert numbers(record.parameters[1:]) == words(x) + words(y)
+    assert numbers_of(record)[1:] == words(x) + words(y)
     assert (x.copy_to_host() == np.arange(10)).all()
 
     stream, event = package.stream(), package.event()
@@ -417,10 +415,10 @@ def test_a_package_launches_what_it_was_told(stub, package):
         x[0] = 1
 
     assert last(package.jit(together), x, grid=2).cooperative
-    assert numbers(last(package.jit(debug=True, opt=False)(checked), x).parameters) == words(x)
+    assert numbers_of(last(package.jit(debug=True, opt=False)(checked), x)) == words(x)
     assert stub.log[-1].api == "cuMemcpyDtoH" and stub.log[-1].size == 4  # its error code, a global of the module, is zero
     pinned, mapped = package.pinned_array(4, np.float32), package.mapped_array(4, np.float32)
-    assert numbers(last(package.jit(lambda x: None), mapped).parameters) == words(mapped)
+    assert numbers_of(last(package.jit(lambda x: None), mapped)) == words(mapped)
     pinned[:] = 3
     assert (package.to_device(pinned, stream=stream).copy_to_host() == 3).all()
     with package.gpus[1]:
