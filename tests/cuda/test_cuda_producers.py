@@ -9,7 +9,7 @@ import pytest
 from cuda_producers import CUDA, HOST, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways
 from cuda_tensors import DeviceTensor
 from frameworks import torch
-from launches import numbers_of
+from launches import kernel_of, numbers_of
 from made_producers import Ledger, capsule, export_versioned
 
 from fastexchange import CudaError
@@ -71,6 +71,33 @@ def test_exports_are_given_back(stub, kernels, cls, device_type):
     del bound
     gc.collect()
     value.ledger.check(value.ledger.made)
+
+
+def readonly(array):
+    array.flags.writeable = False
+    return array
+
+
+WRITABLE = {
+    "an export": lambda record: Exports(Ledger()),
+    "an interface": ArrayInterface,
+    "an interface that Python reads": lambda record: ArrayInterface(record, version=2),
+}
+NOT_WRITABLE = {
+    "a readonly export": lambda record: Exports(Ledger(), array=readonly(np.zeros(4, np.float32))),
+    "a legacy export, which cannot say it": lambda record: ExportsLegacy(Ledger()),
+    "a readonly interface": lambda record: ArrayInterface(record, readonly=True),
+    "a readonly interface that Python reads": lambda record: ArrayInterface(record, readonly=True, version=2),
+}
+
+
+@pytest.mark.parametrize("name", [*WRITABLE, *NOT_WRITABLE])
+def test_what_is_readonly(record, package, name):
+    kernel, value = kernel_of(package, 1), (WRITABLE | NOT_WRITABLE)[name](record)
+    for _ in range(3):
+        kernel[1, 32](value)
+    ((numba_type,),) = kernel.signatures
+    assert numba_type.mutable is (name in WRITABLE)
 
 
 class _Gives(Exports):
