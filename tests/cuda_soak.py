@@ -105,7 +105,7 @@ def soak(stub, name: str, launches: int) -> bool:
     held, ledger = ways.pop("held"), ways.pop("ledger")
     each = -(-launches // (ROUNDS * len(ways)))
     counted, events = collections.Counter(), collections.Counter()
-    start = before = references = None
+    before = references = None
     began = time.perf_counter()
     for round_ in range(ROUNDS):
         for way, launch in ways.items():
@@ -122,28 +122,24 @@ def soak(stub, name: str, launches: int) -> bool:
             gc.collect()
             before, references = measured(), [sys.getrefcount(thing) for thing in held]
     gc.collect()
-    start, now = before, [sys.getrefcount(thing) for thing in held]
-    resident, blocks, _ = (later - earlier for later, earlier in zip(measured(), start, strict=True))
+    now = [sys.getrefcount(thing) for thing in held]
+    resident, blocks, _ = (later - earlier for later, earlier in zip(measured(), before, strict=True))
     for way, count in counted.items():
         print(f"  {count:9,}  {way}")
     seconds = time.perf_counter() - began
     print(f"  {sum(counted.values()):9,}  in {seconds:.0f} s; resident memory {resident / 2**20:+.1f} MiB, blocks {blocks:+,}; "
           f"{ledger.made:,} exports, {ledger.deleted:,} given back; {events[EVENTS[0]]:,} events, "
           f"{events[EVENTS[1]]:,} destroyed")  # fmt: skip
-    wrong = []
-    if resident > RESIDENT_BOUND or blocks > BLOCKS_BOUND:
-        wrong.append("memory has grown")
-    if now != references:
-        wrong.append(f"references to the arguments were {references} and are {now}")
-    if ledger.out or ledger.made != ledger.deleted:
-        wrong.append("exports were not given back once")
-    if events[EVENTS[0]] != events[EVENTS[1]]:
-        wrong.append("events were not destroyed once")
     out = [thing.exported - thing.deleted for thing in held if hasattr(thing, "deleted")]
-    if sum(out) != 1 or out[0] != 1:  # which the bound launch of the first tensor holds
-        wrong.append(f"exports of the tensors that are out: {out}")
-    if stub.current_context() not in (0, stub.primary_context(0)):
-        wrong.append("another context is current")
+    checks = {
+        "memory has grown": resident > RESIDENT_BOUND or blocks > BLOCKS_BOUND,
+        f"references to the arguments were {references} and are {now}": now != references,
+        "exports were not given back once": ledger.out or ledger.made != ledger.deleted,
+        "events were not destroyed once": events[EVENTS[0]] != events[EVENTS[1]],
+        f"exports of the tensors that are out: {out}": sum(out) != 1 or out[0] != 1,  # the bound launch of the first holds one
+        "another context is current": stub.current_context() not in (0, stub.primary_context(0)),
+    }
+    wrong = [what for what, is_wrong in checks.items() if is_wrong]
     for what in wrong:
         print(f"  WRONG: {what}")
     return not wrong

@@ -5,7 +5,7 @@ three devices is skipped there, and what is marked ``gpu`` runs only there. A dr
 which is loaded by its path before anything asks for a driver, takes its place in this process.
 """
 
-import importlib
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -15,10 +15,9 @@ from pathlib import Path
 
 import cuda_stub
 import pytest
+from stub_processes import PACKAGES, is_installed
 
 DEVICES = 3
-PACKAGES = {"numba.cuda": "numba_cuda", "numba_cuda_mlir.cuda": "numba_cuda_mlir"}
-"""What users import, and the package that has it."""
 
 _COUNT_DEVICES = """
 import ctypes
@@ -48,6 +47,17 @@ def _load() -> tuple[cuda_stub.Stub | None, str]:
 
 
 STUB, WHY_NOT = _load()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "both_packages: of the package's own path; others run with the first that is installed")
+
+
+def pytest_generate_tests(metafunc):
+    if "package" in metafunc.fixturenames:
+        is_of_both = metafunc.definition.get_closest_marker("both_packages")
+        names = list(PACKAGES) if is_of_both else [*filter(is_installed, PACKAGES), *PACKAGES][:1]
+        metafunc.parametrize("package", names, ids=PACKAGES.get, indirect=True, scope="module")
 
 
 def pytest_collection_modifyitems(items):
@@ -94,28 +104,21 @@ def record(stub_or_none):
         yield recorder
 
 
-def _import(module: str):
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        pytest.skip(f"{PACKAGES[module]} is not installed: {error}")
-    if not hasattr(found, "jit") or (module == "numba.cuda" and "numba_cuda" not in found.__file__):
-        pytest.skip(f"{PACKAGES[module]} is not installed")
+@pytest.fixture(scope="module")
+def package(request):
+    """A package that compiles kernels for CUDA: ``numba.cuda`` or ``numba_cuda_mlir.cuda``."""
+    if not is_installed(request.param):
+        pytest.skip(f"{PACKAGES[request.param]} is not installed")
+    found = importlib.import_module(request.param)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found.current_context()
     return found
 
 
-@pytest.fixture(scope="module", params=PACKAGES, ids=PACKAGES.values())
-def package(request):
-    """Each package that compiles kernels for CUDA: ``numba.cuda`` and ``numba_cuda_mlir.cuda``."""
-    return _import(request.param)
-
-
 @pytest.fixture(scope="module")
 def kernels(package):
-    """``cuda_producers.kernels_of`` each package."""
+    """``cuda_producers.kernels_of`` the package."""
     from cuda_producers import kernels_of
 
     return kernels_of(package)
@@ -124,10 +127,11 @@ def kernels(package):
 @pytest.fixture(autouse=True)
 def _default_streams():
     """All frameworks of the tests work on the default streams, and do again afterwards."""
-    from cuda_producers import default_streams
+    from cuda_producers import reset_streams
 
-    with default_streams():
-        yield
+    reset_streams()
+    yield
+    reset_streams()
 
 
 @pytest.fixture(autouse=True)

@@ -100,19 +100,12 @@ class Wrapper:
 # ---- fixtures --------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def default_streams():
-    """Let all frameworks work on the default streams, now and afterwards."""
-
-    def reset():
-        for cls in (DeviceTensor, OtherTensor):
-            for device in range(8):
-                cls.streams[device] = 0
-        FailingTensor.streams[0] = 0
-
-    reset()
-    yield
-    reset()
+def reset_streams() -> None:
+    """Let all frameworks work on the default streams."""
+    for cls in (DeviceTensor, OtherTensor):
+        for device in range(8):
+            cls.streams[device] = 0
+    FailingTensor.streams[0] = 0
 
 
 def kernels_of(package):
@@ -144,12 +137,6 @@ def both_ways(launch, times: int = 40) -> None:
     """Launch so often that the last ones are made by the fast entry, where there is one."""
     for _ in range(times):
         launch()
-
-
-def log_of(stub) -> list[tuple[str, int, int]]:
-    """(function, stream, event) of all work in the log; events are numbered in the order in which they appear."""
-    numbers: dict[int, int] = {}
-    return [(each.api, each.stream, numbers.setdefault(each.event, len(numbers)) if each.event else -1) for each in stub.log]
 
 
 @contextlib.contextmanager

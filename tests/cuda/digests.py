@@ -9,8 +9,8 @@ from cuda_tensors import _Tensor
 
 MAGIC = 0x5EED
 """The first of the integers: the kernel has run."""
-_GRID = ("cuda.gridDim.x", "cuda.gridDim.y", "cuda.gridDim.z", "cuda.blockDim.x", "cuda.blockDim.y", "cuda.blockDim.z")
-_PLACE = ("cuda.blockIdx.x", "cuda.blockIdx.y", "cuda.blockIdx.z", "cuda.threadIdx.x", "cuda.threadIdx.y", "cuda.threadIdx.z")
+_GRID = [f"cuda.{what}.{axis}" for what in ("gridDim", "blockDim") for axis in "xyz"]
+_PLACE = [f"cuda.{what}.{axis}" for what in ("blockIdx", "threadIdx") for axis in "xyz"]
 
 
 def expressions_of(arguments, names=None) -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import threading
 
 import cuda_stub
 import numpy as np
@@ -15,7 +16,6 @@ from fastexchange._abi import ffi
 
 WARM = 24
 """Launches after which one with the same types of arguments has its fast entry: the 17th asks for it."""
-
 
 
 class ExportedTensor(_Tensor, stream=first_stream):
@@ -107,6 +107,11 @@ COMPARED = ("grid", "block", "cluster", "shared", "stream", "cooperative", "cont
 
 def what_is_launched(launch) -> dict:
     return {name: getattr(launch, name) for name in COMPARED} | {"packed": launch.packed}
+
+
+def numbers_of(launch) -> list[int]:
+    """The parameters of a launch, as integers."""
+    return [int.from_bytes(parameter, "little", signed=True) for parameter in launch.parameters]
 
 
 class Recorded:
@@ -212,6 +217,25 @@ def launch_fast(launcher, *arguments) -> None:
     assert not left, "the fast entry left the launch to the general way"
     after = kernel.counts()
     assert (after.fast, after.slow) == (before.fast + 1, before.slow)
+
+
+def in_threads(*functions, meanwhile=lambda: None) -> None:
+    """Call each in a new thread, all at once. What fails there fails here."""
+    failed = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    for thread in threads:
+        thread.join()
+    assert failed == []
 
 
 def is_refused(function, kind, *texts: str) -> str:

@@ -3,14 +3,23 @@
 import copy
 import gc
 import pickle
-import threading
 import weakref
 
 import numpy as np
 import pytest
+from cuda_producers import new_stream
 from cuda_tensors import DeviceTensor, OtherTensor
 from frameworks import torch
-from launches import ExportedTensor, Interface, address, device_array, dispatcher_of, is_refused, kernel_of, launch_fast
+from launches import (
+    ExportedTensor,
+    Interface,
+    address,
+    device_array,
+    dispatcher_of,
+    in_threads,
+    is_refused,
+    kernel_of,
+)
 
 from fastexchange import BoundCudaLaunch, CudaError, fast_args
 
@@ -62,14 +71,18 @@ def test_binding_makes_no_launch_and_compiles_what_is_new(record, package):
     assert len(record.launches) == 1
 
 
-def test_what_holds_the_arguments(package):
-    class Mine(DeviceTensor):
-        __slots__ = ()
-
-    x = Mine((3,), data=address(package))
-    launch = kernel_of(package, 1)[1, 32].bind(x)
-    reference = weakref.ref(x)
-    del x
+@pytest.mark.parametrize("make", [lambda package, x: x, lambda package, x: Interface(x), device_array],
+                         ids=["tensor", "interface", "device array"])  # fmt: skip
+def test_what_holds_the_arguments(record, package, make):
+    each = make(package, type("Mine", (DeviceTensor,), {})((3,), data=address(package)))
+    launcher = kernel_of(package, 2)[1, 32]
+    launcher(each, 1)
+    launch = launcher.bind(each, 1)
+    launch()
+    launch()
+    assert len({launched.packed for launched in record.launches}) == 1
+    reference = weakref.ref(each)
+    del each
     gc.collect()
     assert reference() is not None
     launch()
@@ -104,38 +117,6 @@ def test_rebind(record, package):
     assert held(x, y, z) == [0, 0, 0] and y.exported == y.deleted > 0
 
 
-REFUSED = {
-    "CPU": ({"device_type": 1}, BufferError),
-    "NULL": ({"data": 0}, BufferError),
-    "misaligned": ({"data": 0x7F0000000002}, BufferError),
-    "another device": ({"device": 1}, BufferError),
-    "no device": ({"device": 7}, BufferError),
-}
-
-
-@pytest.mark.parametrize("position", range(3))
-@pytest.mark.parametrize("name", REFUSED)
-def test_nothing_is_held_after_a_refusal(record, package, name, position):
-    options, kind = REFUSED[name]
-    culprit = DeviceTensor((3,), **{"data": address(package), **options})
-    good = [tensor(package), tensor(package, cls=ExportedTensor)]
-    arguments = [*good[:position], culprit, *good[position:]]
-    launcher = kernel_of(package, 3)[1, 32]
-    for attempt in (launcher, launcher.bind, launcher.explain, launcher):
-        if attempt == launcher.explain:
-            assert kind.__name__ in str(attempt(*arguments))
-        else:
-            is_refused(lambda attempt=attempt: attempt(*arguments), kind)
-        gc.collect()
-        assert held(culprit, *good) == [0, 0, 0]
-    assert record.launches == []
-    fine = [*good[:position], tensor(package), *good[position:]]
-    launcher(*fine)
-    is_refused(lambda: launcher.bind(*fine).rebind(**{f"a{position}": culprit}), kind)
-    gc.collect()
-    assert held(culprit, *fine) == [0] * 4
-
-
 def test_what_cannot_be_bound(record, package):
     kernel = kernel_of(package, 1)
     for value in (np.zeros(3), b"1", package.In(np.zeros(3))):
@@ -143,47 +124,21 @@ def test_what_cannot_be_bound(record, package):
             kernel[1, 32].bind(value)
     is_refused(lambda: kernel[1, 32].bind(), TypeError, "missing")
     is_refused(lambda: kernel[1, 32].bind(1, 2), TypeError, "takes 1")
-    DeviceTensor.streams[0], OtherTensor.streams[0] = (int(package.stream().handle) for _ in range(2))
-    try:
-        mixed = tensor(package), tensor(package, cls=OtherTensor)
-        is_refused(lambda: kernel_of(package, 2)[1, 32].bind(*mixed), TypeError, "different streams")
-        assert held(*mixed) == [0, 0]
-    finally:
-        DeviceTensor.streams[0] = OtherTensor.streams[0] = 0
 
 
-def test_arrays_with_an_interface_are_bound(record, package):
-    x = tensor(package)
-    launcher = kernel_of(package, 2)[1, 32]
-    for make in (Interface, lambda tensor: device_array(package, tensor)):
-        each = make(x)
-        launcher(each, 1)
-        launch = launcher.bind(each, 1)
-        launch()
-        launch()
-        assert len({each.packed for each in record.launches}) == 1
-        reference = weakref.ref(each)
-        del each
-        gc.collect()
-        assert reference() is not None
-        del launch
-        gc.collect()
-        assert reference() is None
-        record.clear()
-
-
-def test_the_stream_is_asked_for_in_each_launch(record, package):
-    launch = kernel_of(package, 1)[1, 32].bind(tensor(package))
-    streams = [package.stream() for _ in range(2)]
-    try:
-        for stream in [*streams, *streams]:
-            DeviceTensor.streams[0] = int(stream.handle)
-            launch()
-            assert record.launches[-1].stream == int(stream.handle)
-    finally:
-        DeviceTensor.streams[0] = 0
-    launch()
-    assert record.launches[-1].stream == 0
+@pytest.mark.parametrize("streams", ["different ones", "the same one"])
+def test_streams_that_may_part_are_not_bound(record, package, streams):
+    """Also when they are the same: an ordinary launch would order them when they are not."""
+    x, y = tensor(package), tensor(package, cls=OtherTensor)
+    if streams == "different ones":
+        DeviceTensor.streams[0], OtherTensor.streams[0] = new_stream(), new_stream()
+    for arguments in ((x, y), (x, Interface(DeviceTensor((4,), data=address(package, 16))))):
+        launcher = kernel_of(package, 2)[1, 32]
+        launcher(*arguments)
+        is_refused(lambda: launcher.bind(*arguments), TypeError, "different streams", "kernel[grid, block, stream]")  # noqa: B023
+        kernel_of(package, 2)[1, 32, 0].bind(*arguments)()
+        assert record.launches[-1].stream == 0
+    assert held(x, y) == [0, 0]
 
 
 def test_declared_signatures_are_converted_when_bound(record, package):
@@ -207,51 +162,27 @@ def test_declared_signatures_are_converted_when_bound(record, package):
     assert record.launches[-1].parameters[:2] == (np.float32(2).tobytes(), np.int32(1).tobytes())
 
 
-def test_errors_of_the_driver(stub, package):
+def test_threads(record, package):
     x = tensor(package)
-    launcher = kernel_of(package, 1)[1, 32]
-    launch = launcher.bind(x)
-    for call in (launch, lambda: launcher(x), lambda: launch_fast(launcher, x)):
-        call()
-        stub.fail("cuLaunchKernel", 719)
-        is_refused(call, CudaError, "CUDA_ERROR_LAUNCH_FAILED", "kernel()", "grid (1, 1, 1)")
-        call()
-    assert held(x) == [1]
-
-
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads(record, package, threads):
-    x, times = tensor(package), 200
     launcher = kernel_of(package, 2)[1, 32]
     launch = launcher.bind(1, x)
-    failed = []
 
-    def run():
-        try:
-            for _ in range(times):
-                launch()
-                launcher(1, x)
-        except BaseException as error:
-            failed.append(error)
+    def work():
+        for _ in range(200):
+            launch()
+            launcher(1, x)
 
-    workers = [threading.Thread(target=run) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for _ in range(20):
-        launch.rebind(a0=1)
-    for worker in workers:
-        worker.join()
-    assert failed == [] and len(record.launches) == 2 * times * threads
+    in_threads(*[work] * 4, meanwhile=lambda: [launch.rebind(a0=1) for _ in range(20)])
+    assert len(record.launches) == 1600
     launch.rebind(a0=1)  # which lets go of what was bound while it was launched
     assert len({each.packed for each in record.launches}) == 1 and held(x) == [1]
 
 
 def test_rebinding_while_it_is_launched(stub, package):
     """The driver's call runs without the GIL: parameters that it reads stay where they are, until the next ``rebind``."""
-    x = tensor(package)
+    x, said = tensor(package), []
     launch = kernel_of(package, 1)[1, 32].bind(x)
     launch()
-    said = []
 
     def hook(record):
         launch.rebind(a0=x)
@@ -267,22 +198,7 @@ def test_rebinding_while_it_is_launched(stub, package):
     assert held(x) == [1] and len({each.packed for each in stub.launches}) == 1
 
 
-def test_streams_that_may_part_are_not_bound(record, package):
-    """They are the same when the launch is bound: an ordinary launch would order them when they are not."""
-    x, y = DeviceTensor((4,)), OtherTensor((4,))
-    array = Interface(DeviceTensor((4,), data=address(package, 16)))
-    for arguments in ((x, y), (x, array)):
-        launcher = kernel_of(package, 2)[1, 32]
-        launcher(*arguments)
-        is_refused(lambda: launcher.bind(*arguments), TypeError, "different streams", "kernel[grid, block, stream]")  # noqa: B023
-        kernel_of(package, 2)[1, 32, 0].bind(*arguments)()
-        assert record.launches[-1].stream == 0
-    assert (x.exported, y.exported) == (x.deleted, y.deleted)
-
-
 # ---- CPU and GPU under one name --------------------------------------------------------------------------------------
-
-
 
 
 def both_of_two(package, launch):
@@ -293,14 +209,14 @@ def both_of_two(package, launch):
     return fast_args(cuda=dispatcher_of(package, 2), launch=launch)(on_cpu)
 
 
-CPU_ARRAYS = [np.zeros] if torch is None else [np.zeros, torch.zeros]
+CPU_ARRAYS = {"numpy": np.zeros} if torch is None else {"numpy": np.zeros, "torch": torch.zeros}
 
 
 def test_tensors_decide(record, package):
     kernel = both_of_two(package, (4, 32, None, 64))
     x = tensor(package)
     for _ in range(30):
-        for make in CPU_ARRAYS:
+        for make in CPU_ARRAYS.values():
             array = make(3)
             kernel(2.0, array)
             assert array.tolist() == [2.0] * 3
@@ -314,12 +230,12 @@ def test_tensors_decide(record, package):
     assert held(x) == [0]
 
 
-@pytest.mark.parametrize("make", CPU_ARRAYS, ids=["numpy", "torch"][: len(CPU_ARRAYS)])
+@pytest.mark.parametrize("make", CPU_ARRAYS)
 def test_tensors_of_both_kinds_are_refused(record, package, make):
     kernel = both_of_two(package, (1, 32))
-    x, array = tensor(package), make(3)
+    x, array = tensor(package), CPU_ARRAYS[make](3)
     # Arrays of NumPy the package copies to the device, in its own launch, if it can tell what stands beside them.
-    refusals = BufferError if type(array) is not np.ndarray else (BufferError, TypeError, ValueError)
+    refusals = BufferError if make == "torch" else (BufferError, TypeError, ValueError)
     for _ in range(3):
         for arguments in ((x, array), (array, x)):
             with pytest.raises(refusals):
@@ -366,20 +282,27 @@ def test_the_kernel_for_cuda_by_itself(record, package):
     assert fast_args(kernel) is kernel
 
 
+BAD_OPTIONS = [  # without launch, without cuda, and so on: what is given beside a function for the CPU
+    (TypeError, "needs launch=", {"cuda": 1}),
+    (TypeError, "needs cuda=", {"launch": (1, 1)}),
+    (TypeError, "@cuda.jit dispatcher", {"cuda": lambda a0: None, "launch": (1, 1)}),
+    (TypeError, "for the CPU", {"cuda": fast_args(lambda a0: None), "launch": (1, 1)}),
+    (TypeError, "the same parameters", {"cuda": 2, "launch": (1, 1)}),
+    (TypeError, "launch is (grid, block)", {"cuda": 1, "launch": 5}),
+    (ValueError, "", {"cuda": 1, "launch": (1,)}),
+    (TypeError, "cannot be given with out=", {"cuda": 1, "launch": (1, 1), "out": "a0[n]"}),
+]
+
+
 def test_bad_options(package):
     def function(a0):
         pass
 
-    cuda = dispatcher_of(package, 1)
-    is_refused(lambda: fast_args(function, cuda=cuda), TypeError, "needs launch=")
-    is_refused(lambda: fast_args(function, launch=(1, 1)), TypeError, "needs cuda=")
-    is_refused(lambda: fast_args(function, cuda=function, launch=(1, 1)), TypeError, "@cuda.jit dispatcher")
-    is_refused(lambda: fast_args(function, cuda=fast_args(function), launch=(1, 1)), TypeError, "for the CPU")
-    is_refused(lambda: fast_args(function, cuda=dispatcher_of(package, 2), launch=(1, 1)), TypeError, "the same parameters")
-    is_refused(lambda: fast_args(function, cuda=cuda, launch=5), TypeError, "launch is (grid, block)")
-    is_refused(lambda: fast_args(function, cuda=cuda, launch=(1,)), ValueError)
-    is_refused(lambda: fast_args(function, cuda=cuda, launch=(1, 1), out="a0[n]"), TypeError, "cannot be given with out=")
-    is_refused(lambda: fast_args(cuda, cuda=cuda, launch=(1, 1)), TypeError)
+    dispatchers = {count: dispatcher_of(package, count) for count in (1, 2)}
+    for kind, text, options in BAD_OPTIONS:
+        given = {name: dispatchers.get(value, value) if name == "cuda" else value for name, value in options.items()}
+        is_refused(lambda: fast_args(function, **given), kind, text)  # noqa: B023
+    is_refused(lambda: fast_args(dispatchers[1], cuda=dispatchers[1], launch=(1, 1)), TypeError)
 
 
 def test_wrong_arguments_under_one_name(stub, package):
@@ -395,22 +318,20 @@ def test_wrong_arguments_under_one_name(stub, package):
     assert len(stub.launches) == 1
 
 
+def on_cpu_with_a_default(a0, a1=1.5):
+    a0[0] += a1
+
+
 def test_defaults_and_threads_under_one_name(record, package):
-    function = {}
-    exec("def on_cpu(a0, a1=1.5):\n    a0[0] += a1\ndef on_gpu(a0, a1=1.5): pass", function)
-    kernel = fast_args(cuda=package.jit(function["on_gpu"]), launch=(1, 32))(function["on_cpu"])
+    kernel = fast_args(cuda=package.jit(lambda a0, a1=1.5: None), launch=(1, 32))(on_cpu_with_a_default)
     x, array = tensor(package), np.zeros(3)
 
-    def run():
+    def work():
         for _ in range(50):
             kernel(x)
             kernel(array)
 
-    workers = [threading.Thread(target=run) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(work, work)
     assert array[0] == 150.0 and len(record.launches) == 100
     assert len({each.packed for each in record.launches}) == 1
     assert record.launches[0].parameters[-1] == np.float64(1.5).tobytes()

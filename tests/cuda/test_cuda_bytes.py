@@ -13,7 +13,6 @@ what else is wrong there, see :func:`is_right_there`.
 """
 
 import collections
-import enum
 
 import cuda_stub
 import numpy as np
@@ -30,6 +29,7 @@ from launches import (
     launch_fast,
     launches_of,
     needs_clusters,
+    numbers_of,
     on_their_side,
 )
 
@@ -39,6 +39,8 @@ try:
     import ml_dtypes
 except ImportError:
     ml_dtypes = None
+
+pytestmark = pytest.mark.both_packages
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 if ml_dtypes is not None:
@@ -126,31 +128,15 @@ def typeof(package):
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
-# (shape, strides in elements)
+# shape, strides in elements
 LAYOUTS = {
-    "0-d": ((), None),
-    "C": ((5,), None),
-    "strided": ((5,), (3,)),
-    "reversed": ((5,), (-1,)),
-    "broadcast": ((5,), (0,)),
-    "one": ((1,), None),
-    "none": ((0,), None),
-    "C-2": ((3, 4), None),
-    "C-2 with strides": ((3, 4), (4, 1)),
-    "F-2": ((3, 4), (1, 3)),
-    "strided-2": ((3, 4), (10, 2)),
-    "reversed-2": ((3, 4), (-4, -1)),
-    "one row": ((1, 4), (4, 1)),
-    "one column of F": ((4, 1), (1, 4)),
-    "no rows": ((0, 4), None),
-    "C-3": ((2, 3, 4), None),
-    "F-3": ((2, 3, 4), (1, 2, 6)),
-    "moved-3": ((2, 3, 4), (4, 8, 1)),
-    "ones-3": ((1, 1, 1), None),
-    "C-4": ((2, 3, 2, 2), None),
-    "F-4": ((2, 3, 2, 2), (1, 2, 6, 12)),
-    "strided-4": ((2, 3, 2, 2), (100, 20, -4, 2)),
-}
+    "0-d": ((), None), "C": ((5,), None), "strided": ((5,), (3,)), "reversed": ((5,), (-1,)), "broadcast": ((5,), (0,)),
+    "one": ((1,), None), "none": ((0,), None), "C-2": ((3, 4), None), "C-2 with strides": ((3, 4), (4, 1)),
+    "F-2": ((3, 4), (1, 3)), "strided-2": ((3, 4), (10, 2)), "reversed-2": ((3, 4), (-4, -1)), "one row": ((1, 4), (4, 1)),
+    "one column of F": ((4, 1), (1, 4)), "no rows": ((0, 4), None), "C-3": ((2, 3, 4), None), "F-3": ((2, 3, 4), (1, 2, 6)),
+    "moved-3": ((2, 3, 4), (4, 8, 1)), "ones-3": ((1, 1, 1), None), "C-4": ((2, 3, 2, 2), None),
+    "F-4": ((2, 3, 2, 2), (1, 2, 6, 12)), "strided-4": ((2, 3, 2, 2), (100, 20, -4, 2)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
@@ -160,21 +146,11 @@ def test_arrays(record, package, dtype):
     right = [array for array in arrays if is_right_there(package, array)]
     assert len(right) >= 7
     check(record, package, right)
-    kernel = kernel_of(package, len(arrays))
+    launcher = kernel_of(package, len(arrays))[1, 32]
     expected = [word for array in arrays for word in words(package, array)]
-    for _ in range(2):
-        kernel[1, 32](*arrays)
-        assert [int.from_bytes(word, "little", signed=True) for word in record.launches[-1].parameters] == expected
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_the_words_of_one_array(record, package, name):
-    shape, strides = LAYOUTS[name]
-    array = DeviceTensor(shape, "float32", strides, data=address(package))
-    if is_right_there(package, array):
-        check(record, package, [array])
-    kernel_of(package, 1)[1, 32](array)
-    assert [int.from_bytes(word, "little", signed=True) for word in record.launches[-1].parameters] == words(package, array)
+    for launch in (launcher, launcher, lambda *arguments: launch_fast(launcher, *arguments)):
+        launch(*arrays)
+        assert numbers_of(record.launches[-1]) == expected
 
 
 @pytest.mark.parametrize("readonly", [False, True])
@@ -192,31 +168,26 @@ def test_readonly_arrays(record, package, readonly):
 # ---- scalars ---------------------------------------------------------------------------------------------------------
 
 
-class Number(enum.IntEnum):
-    three = 3
+SCALARS = {
+    "int": [0, 1, -1, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)],
+    "float": [0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e300],
+    "bool": [True, False, np.True_, np.False_],
+    "signed": [np.dtype(name).type(value) for name in ("i1", "i2", "i4", "i8") for value in (-1, 5, np.iinfo(name).min)],
+    "unsigned": [np.dtype(name).type(value) for name in ("u1", "u2", "u4", "u8") for value in (5, np.iinfo(name).max)],
+    "floating": [*[np.dtype(name).type(value) for name in ("f2", "f4", "f8") for value in (-1.5, "inf", "-0.0")],
+                 np.float32("nan"), np.float64("nan")],
+    "complex": [1 + 2j, complex(-0.0, float("nan")), complex(float("inf"), -1), np.complex64(1 - 2j), np.complex128(3 - 4j)],
+}  # fmt: skip
 
 
-INTS = [0, 1, -1, 2**31, -(2**31) - 1, 2**63 - 1, -(2**63)]
-BIG_INTS = [2**63, 2**64 - 1]
-FLOATS = [0.0, -0.0, 1.5, float("inf"), float("-inf"), float("nan"), 5e-324, 1e300]
-COMPLEX = [1 + 2j, complex(-0.0, float("nan")), complex(float("inf"), -1)]
-NUMPY = [
-    *[np.dtype(name).type(value) for name in ("i1", "i2", "i4", "i8") for value in (-1, 5, np.iinfo(name).min)],
-    *[np.dtype(name).type(value) for name in ("u1", "u2", "u4", "u8") for value in (5, np.iinfo(name).max)],
-    *[np.dtype(name).type(value) for name in ("f2", "f4", "f8") for value in (-1.5, "inf", "-0.0")],
-    np.float32("nan"),
-    np.float64("nan"),
-    np.True_,
-    np.False_,
-]
+@pytest.mark.parametrize("name", SCALARS)
+def test_scalars(record, package, name):
+    is_fast = name != "complex"
+    check(record, package, SCALARS[name], is_fast=is_fast)
+    check(record, package, SCALARS[name][-1:], is_fast=is_fast)
 
 
-@pytest.mark.parametrize("value", [*INTS, *FLOATS, True, False, *NUMPY], ids=lambda value: f"{type(value).__name__}-{value}")
-def test_a_scalar(record, package, value):
-    check(record, package, [value])
-
-
-@pytest.mark.parametrize("value", BIG_INTS)
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_an_int_beyond_int64(record, package, value):
     """uint64, as numba-cuda has it; numba-cuda-mlir's own launch refuses it with OverflowError."""
     if package.__name__ == "numba.cuda":
@@ -237,14 +208,6 @@ def test_a_float16_that_is_no_number_keeps_its_bits(record, package):
         assert record.launches[-1].parameters == (bits.to_bytes(2, "little"),)
 
 
-NUMPY_COMPLEX = [np.complex64(1 - 2j), np.complex128(3 - 4j)]
-
-
-@pytest.mark.parametrize("value", [*COMPLEX, *NUMPY_COMPLEX], ids=lambda value: f"{type(value).__name__}-{value}")
-def test_a_complex_number(record, package, value):
-    check(record, package, [value], is_fast=False)
-
-
 def test_scalars_of_all_sizes_beside_each_other(record, package):
     """What is small lies close, what is large is aligned."""
     sizes = [np.int8(1), 2.0, True, np.int16(3), np.float32(4), np.uint8(5), 6, np.bool_(1), np.float16(7), np.uint64(8)]
@@ -255,48 +218,43 @@ def test_scalars_of_all_sizes_beside_each_other(record, package):
 # ---- tuples ----------------------------------------------------------------------------------------------------------
 
 
-def tuples(package):
-    x = DeviceTensor((3, 4), "float32", (8, 1), data=address(package))
-    y = DeviceTensor((5,), "int64", data=address(package) + 256)
-    return {
-        "numbers": ((1, 2.5),),
-        "alike": ((1, 2, 3),),
-        "small": ((np.int8(1), np.int16(2), True), np.int8(3)),
-        "nested": (((1, 2.0), (np.float32(3), (4,))), 5),
-        "named": (Pair(1, 2.5), Pair(Pair(True, 2), (3,))),
-        "empty": ((), 1, ((),)),
-        "tensors": ((x, y), 1),
-        "tensors alike": ((y, y, y),),
-        "named tensors": (Pair(x, y), y, Pair((x, 2), 3.0)),
-        "complex": ((1j, 2), Pair(np.complex64(1), x)),
-    }
-
-
-TUPLES = [
-    "numbers", "alike", "small", "nested", "named", "empty", "tensors", "tensors alike", "named tensors", "complex",
-]  # fmt: skip
+TUPLES = {
+    "numbers": lambda x, y: ((1, 2.5),),
+    "alike": lambda x, y: ((1, 2, 3),),
+    "small": lambda x, y: ((np.int8(1), np.int16(2), True), np.int8(3)),
+    "nested": lambda x, y: (((1, 2.0), (np.float32(3), (4,))), 5),
+    "named": lambda x, y: (Pair(1, 2.5), Pair(Pair(True, 2), (3,))),
+    "empty": lambda x, y: ((), 1, ((),)),
+    "tensors": lambda x, y: ((x, y), 1),
+    "tensors alike": lambda x, y: ((y, y, y),),
+    "named tensors": lambda x, y: (Pair(x, y), y, Pair((x, 2), 3.0)),
+    "complex": lambda x, y: ((1j, 2), Pair(np.complex64(1), x)),
+}
 
 
 @pytest.mark.parametrize("name", TUPLES)
 def test_tuples(record, package, name):
-    check(record, package, tuples(package)[name], is_fast=name != "complex")
+    x = DeviceTensor((3, 4), "float32", (8, 1), data=address(package))
+    y = DeviceTensor((5,), "int64", data=address(package) + 256)
+    check(record, package, TUPLES[name](x, y), is_fast=name != "complex")
 
 
 # ---- many ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_argument(record, package):
-    check(record, package, [])
+MANY = {
+    "none": lambda x, y: [],
+    "32 of all kinds": lambda x, y: [x, 1, y, 2.5, True, np.int16(3), (x, 4), np.float32(5)] * 4,
+    "26 tensors": lambda x, y: [DeviceTensor((4,), "float32", data=x.data + 64 * i) for i in range(26)],
+    "256 scalars": lambda x, y: [[7, 1.5, True, np.int16(-2)][i % 4] for i in range(256)],
+}
 
 
-def test_32_arguments(record, package):
+@pytest.mark.parametrize("name", MANY)
+def test_many_arguments(record, package, name):
     x = DeviceTensor((3, 4), "float32", data=address(package))
     y = DeviceTensor((2, 2, 2), "float64", (1, 2, 4), data=address(package) + 1024)
-    check(record, package, [x, 1, y, 2.5, True, np.int16(3), (x, 4), np.float32(5)] * 4)
-
-
-def test_26_tensors(record, package):
-    check(record, package, [DeviceTensor((4,), "float32", data=address(package) + 64 * i) for i in range(26)])
+    check(record, package, MANY[name](x, y))
 
 
 @pytest.mark.parametrize("count", [78, 100, 220])
@@ -307,20 +265,15 @@ def test_more_than_4_kib_of_parameters(stub, package, count):
     expected = [word for array in arrays for word in words(package, array)]
     for _ in range(40):
         kernel[1, 32](*arrays)
-    for record in stub.launches:
-        assert [int.from_bytes(word, "little", signed=True) for word in record.parameters] == expected
+    assert all(numbers_of(launch) == expected for launch in stub.launches)
     assert kernel.counts() == (39, 1, 1) and len(stub.launches) == 40
-
-
-def test_256_scalars(record, package):
-    check(record, package, [[7, 1.5, True, np.int16(-2)][i % 4] for i in range(256)])
 
 
 # ---- configurations --------------------------------------------------------------------------------------------------
 
 CONFIGURATIONS = [
-    (1, 1), (7, 32), ((7,), (32,)), ((7, 5), (32, 2)), ((7, 5, 3), (8, 4, 2)),
-    (2**31 - 1, 1024), ((1, 65535, 65535), (1, 1, 64)), (1, 32, 0, 1024), (1, 32, 0, 48 * 1024),
+    (7, 32), ((7,), (32,)), ((7, 5), (32, 2)), ((7, 5, 3), (8, 4, 2)), (2**31 - 1, 1024), ((1, 65535, 65535), (1, 1, 64)),
+    (1, 32, 0, 48 * 1024),
 ]  # fmt: skip
 
 
@@ -351,10 +304,7 @@ def test_a_stream(record, package):
     dispatcher[1, 32, stream](*[Interface(tensor) for tensor in launches.arguments])
     theirs = launches.seen()
     DeviceTensor.streams[0] = handle
-    try:
-        launch_fast(kernel[1, 32], *launches.arguments)
-    finally:
-        DeviceTensor.streams[0] = 0
+    launch_fast(kernel[1, 32], *launches.arguments)
     assert launches.seen() == theirs and record.launches[-1].stream == handle
 
 
@@ -371,5 +321,6 @@ def test_clusters(record, package):
         pytest.skip("numba-cuda launches no clusters")
     needs_clusters(package)
     check(record, package, [1.0], ((8, 2, 1), 32, 0, 0, (2, 2, 1)), types_of=None)
-    assert record.launches[-1].cluster == (2, 2, 1)
+    launch = record.launches[-1]
+    assert launch.cluster == (2, 2, 1) and launch.api == "cuLaunchKernelEx" and not launch.cooperative
     check(record, package, [1.0], (8, 32, 0, 0, 4), types_of=None)

@@ -1,25 +1,15 @@
 """Devices: where a launch goes, whose context is current for it and after it, and tensors that are where they must not be."""
 
-import threading
+import concurrent.futures
 
 import numpy as np
 import pytest
-from cuda_producers import (
-    CUDA,
-    HOST,
-    MANAGED,
-    ArrayInterface,
-    Exports,
-    both_ways,
-    new_stream,
-    traced,
-)
-from cuda_stub import run_with_stub
+from cuda_producers import CUDA, HOST, MANAGED, ArrayInterface, Exports, both_ways, new_stream, traced
 from cuda_tensors import DeviceTensor, OtherTensor
 from frameworks import torch
 from made_producers import Dunder, Ledger, Tabled
+from stub_processes import run_package
 
-from fastexchange import CudaError
 from fastexchange.cuda.driver import driver
 
 
@@ -29,20 +19,8 @@ def on_device(device: int, **options) -> DeviceTensor:
 
 def in_new_thread(function):
     """What `function` returns in a thread of its own, which begins without a context."""
-    found: list = []
-
-    def run():
-        try:
-            found.append(function())
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 # ---- where -----------------------------------------------------------------------------------------------------------
@@ -69,45 +47,27 @@ def test_the_current_context_is_as_before(stub, kernels):
             assert stub.current_context() == before
 
 
-@pytest.mark.parametrize("failing", ["cuLaunchKernel", "cuCtxPushCurrent", "cuCtxGetCurrent"])
-def test_the_current_context_is_as_before_after_errors(stub, kernels, failing):
-    launch = kernels[1][1, 32]
-    launch(on_device(1))
-    with driver().on(0):
-        before = stub.current_context()
-        for _ in range(40):
-            stub.fail(failing, 1)
-            with pytest.raises(CudaError, match=r"one\(\) was not launched \(grid \(1, 1, 1\).*CUDA_ERROR_INVALID_VALUE"):
-                launch(on_device(1))
-            stub.reset()
-            assert stub.current_context() == before
-            launch(on_device(1))
-    assert len(stub.launches) == 41
-
-
 def test_a_new_thread_has_no_context_before_and_after(stub, kernels):
+    """Neither where it learns new types there."""
+    none, one = kernels[:2]
+    launches = [
+        (1, lambda: one[1, 32](on_device(1, dtype="int8"))),
+        (0, lambda: one[1, 32](np.int16(3))),
+        (2, lambda: one[1, 32](ArrayInterface(stub, typestr="<i2", device=2))),
+        (2, lambda: one[1, 32]((1, on_device(2)))),
+        (0, none[1, 32]),
+        (0, lambda: one[1, 32].bind(on_device(0))()),
+        (2, lambda: one.forall(3)(on_device(2))),
+    ]
+
     def run():
-        assert stub.current_context() == 0
-        kernels[1][1, 32](on_device(1))
-        assert stub.current_context() == 0
-        kernels[1][1, 32](3)
-        kernels[0][1, 32]()
-        kernels[1][1, 32].bind(on_device(0))()
-        kernels[1].forall(3)(on_device(2))
-        return stub.current_context()
-
-    assert in_new_thread(run) == 0
-    assert [each.device for each in stub.launches] == [1, 0, 0, 0, 2]
-
-
-def test_a_new_thread_learns_types_without_a_context(stub, kernels):
-    def run():
-        for value in (on_device(1, dtype="int8"), np.int16(3), ArrayInterface(stub, typestr="<i2", device=2), (1, on_device(2))):
-            kernels[1][1, 32](value)
+        for device, launch in launches:
             assert stub.current_context() == 0
+            launch()
+            assert stub.current_context() == 0 and stub.launches[-1].device == device
 
     in_new_thread(run)
-    assert [each.device for each in stub.launches] == [1, 0, 2, 2]
+    assert len(stub.launches) == len(launches)
 
 
 def test_without_tensors_it_is_the_threads_device(stub, kernels):
@@ -224,22 +184,17 @@ CPU = {
     "a device, then another": lambda ledger: _Liar(ledger, device_type=1),
     "OpenCL": lambda ledger: on_device(0, device_type=4),
     "pinned by ROCm": lambda ledger: on_device(0, device_type=11),
+    "torch": lambda ledger: torch.zeros(4),
+    "a torch parameter": lambda ledger: torch.nn.Parameter(torch.zeros(4)),
 }
 
 
-def _cpu_values():
-    if torch is not None:
-        CPU["torch"] = lambda ledger: torch.zeros(4)
-        CPU["a torch parameter"] = lambda ledger: torch.nn.Parameter(torch.zeros(4))
-    return CPU
-
-
-@pytest.mark.parametrize("make", _cpu_values().values(), ids=_cpu_values())
-def test_tensors_of_the_host_are_refused_and_never_copied(stub, kernels, package, make):
+@pytest.mark.parametrize("name", [name for name in CPU if torch is not None or "torch" not in name])
+def test_tensors_of_the_host_are_refused_and_never_copied(stub, kernels, package, name):
     ledger = Ledger()
     there = package.to_device(np.zeros(4, np.float32))
     both_ways(lambda: kernels[2][1, 32](there, on_device(0)), 3)
-    value = make(ledger)
+    value = CPU[name](ledger)
     stub.clear()
     host = np.zeros(4, np.float32)
     with traced(stub) as calls:
@@ -255,90 +210,54 @@ def test_tensors_of_the_host_are_refused_and_never_copied(stub, kernels, package
     assert not stub.launches and ledger.made == ledger.deleted and not ledger.out
 
 
-# ---- devices of different kinds, and other processes' views ----------------------------------------------------------
+# ---- devices of different kinds --------------------------------------------------------------------------------------
 
 
-def _run(code: str, package, directory) -> str:
-    """What it prints, in a process that begins with what it needs imported."""
-    imported = (package.__name__, "fastexchange", "cuda_tensors")
-    return run_with_stub(code.format(package=package.__name__), directory, imported=imported)
+@pytest.mark.both_packages
+def test_devices_of_different_architectures(package):
+    said = run_package("""
+        stub.set_devices(3)
+        stub.set_capability(1, 8, 0)
+        kernel = fast_args(cuda.jit(lambda x: None))
+        for device in (0, 1, 2, 1, 0):
+            for _ in range(30):
+                kernel[1, 32](DeviceTensor((4,), device=device))
+        print([each.device for each in stub.launches][::30], len({each.function for each in stub.launches}))
+    """, package)
+    assert said == "[0, 1, 2, 1, 0] 3\n"
 
 
-_ARCHITECTURES = """
-import importlib, warnings
-warnings.simplefilter("ignore")
-stub.set_devices(3)
-stub.set_capability(1, 8, 0)
-cuda = importlib.import_module({package!r})
-from cuda_tensors import DeviceTensor
-from fastexchange import fast_args
-
-@fast_args
-@cuda.jit
-def kernel(x):
-    pass
-
-for device in (0, 1, 2, 1, 0):
-    for _ in range(30):
-        kernel[1, 32](DeviceTensor((4,), device=device))
-print([each.device for each in stub.launches][::30])
-print(len({{each.function for each in stub.launches}}))
-"""
-
-
-def test_devices_of_different_architectures(package, tmp_path):
-    assert _run(_ARCHITECTURES, package, tmp_path) == "[0, 1, 2, 1, 0]\n3\n"
-
-
-_OTHER_ARCHITECTURE = """
-import importlib, warnings
-warnings.simplefilter("ignore")
-cuda = importlib.import_module({package!r})
-from cuda_tensors import DeviceTensor
-from fastexchange import CudaError, fast_args
-
-@fast_args
-@cuda.jit
-def kernel(x):
-    pass
-
-for name in ("cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx"):
-    stub.fail(name, 209)
-try:
-    kernel[1, 32](DeviceTensor((4,)))
-except Exception as error:
-    print("NO_BINARY_FOR_GPU" in str(error) or "209" in str(error))
-stub.reset()
-kernel[1, 32](DeviceTensor((4,)))
-print(len(stub.launches))
-"""
-
-
-def test_a_kernel_for_another_architecture(package, tmp_path):
+@pytest.mark.both_packages
+def test_a_kernel_for_another_architecture(package):
     """Loading is the package's, and so is its error, with the driver's name in it; the next launch finds nothing half done."""
-    assert _run(_OTHER_ARCHITECTURE, package, tmp_path) == "True\n1\n"
+    said = run_package("""
+        kernel = fast_args(cuda.jit(lambda x: None))
+        for name in ("cuLibraryLoadData", "cuModuleLoadData", "cuModuleLoadDataEx"):
+            stub.fail(name, 209)
+        try:
+            kernel[1, 32](DeviceTensor((4,)))
+        except Exception as error:
+            print("NO_BINARY_FOR_GPU" in str(error) or "209" in str(error))
+        stub.reset()
+        kernel[1, 32](DeviceTensor((4,)))
+        print(len(stub.launches))
+    """, package)
+    assert said == "True\n1\n"
 
 
-_FIRST_USE = """
-import importlib, warnings
-warnings.simplefilter("ignore")
-stub.set_devices(3)
-cuda = importlib.import_module({package!r})
-cuda.current_context()
-from cuda.bindings import driver as bindings
-from cuda_tensors import DeviceTensor
-from fastexchange import fast_args
-
-try:
-    error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, 0)
-except TypeError:
-    error, context = bindings.cuCtxCreate(0, 0)
-for device in (2, 1, 0):
-    fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
-    print(stub.current_context() == int(context), stub.launches[-1].device)
-"""
-
-
-def test_the_first_use_of_a_device_leaves_the_current_context(package, tmp_path):
+@pytest.mark.both_packages
+def test_the_first_use_of_a_device_leaves_the_current_context(package):
     """The packages do not: they make the new one's current instead of one that is not primary."""
-    assert _run(_FIRST_USE, package, tmp_path) == "True 2\nTrue 1\nTrue 0\n"
+    said = run_package("""
+        stub.set_devices(3)
+        cuda.current_context()
+        from cuda.bindings import driver as bindings
+        try:
+            error, context = bindings.cuCtxCreate(bindings.CUctxCreateParams(), 0, 0)
+        except TypeError:
+            error, context = bindings.cuCtxCreate(0, 0)
+        for device in (2, 1, 0):
+            fast_args(cuda.jit(lambda x: None))[1, 32](DeviceTensor((4,), device=device))
+            print(stub.current_context() == int(context), stub.launches[-1].device)
+    """, package)
+    assert said == "True 2\nTrue 1\nTrue 0\n"

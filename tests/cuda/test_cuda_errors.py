@@ -1,18 +1,18 @@
 """Errors of the driver, and processes without one: what is raised, and that nothing is left behind."""
 
-import gc
-import os
+import pickle
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda_producers import ArrayInterface, Exports, both_ways, new_stream
-from cuda_stub import SONAME, Stub, real_driver, run_with_stub
+from cuda_producers import Exports, both_ways, new_stream
+from cuda_stub import SONAME, Stub, real_driver
 from cuda_tensors import DeviceTensor, OtherTensor
+from forked import needs_fork
+from interpreter import run_python
+from launches import is_refused, launch_fast
 from made_producers import Ledger
+from stub_processes import run_package
 
 from fastexchange import CudaError, fast_args
 from fastexchange.cuda.driver import driver
@@ -20,15 +20,6 @@ from fastexchange.cuda.driver import driver
 STICKY = {700: "ILLEGAL_ADDRESS", 719: "LAUNCH_FAILED", 721: "TENSOR_MEMORY_LEAK", 226: "CONTAINED", 710: "ASSERT"}
 OTHERS = {1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 209: "NO_BINARY_FOR_GPU", 400: "INVALID_HANDLE", 701: "LAUNCH_OUT_OF_RESOURCES",
           709: "CONTEXT_IS_DESTROYED", 720: "COOPERATIVE_LAUNCH_TOO_LARGE", 999: "UNKNOWN"}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def cooperative(package):
-    def synchronises(x):
-        package.cg.this_grid().sync()
-        x[0] = 1
-
-    return fast_args(package.jit(synchronises))
 
 
 # ---- what the driver refuses -----------------------------------------------------------------------------------------
@@ -56,9 +47,11 @@ def test_a_launch_that_the_driver_refuses(stub, kernels, code):
         error = caught.value
         assert (error.code, error.name) == (code, f"CUDA_ERROR_{(STICKY | OTHERS)[code]}")
         assert error.is_sticky == (code in STICKY) == ("sticky" in str(error))
-        if code == 709 and launch is bound:  # the first of these said that a context has been reset, and what was bound is stale
-            assert "was not launched: " in str(error) and "bind the launch anew" in str(error)
-            continue
+        if code == 709:  # a context has been reset, and what was bound is stale
+            assert "cuda.close" in str(error) or ("was not launched: " in str(error) and launch is bound)
+            if launch is bound:
+                assert "bind the launch anew" in str(error)
+                continue
         assert str(error).startswith("kernels_of.<locals>.one() was not launched (grid (2, 3, 1), block (8, 4, 1), stream ")
         assert error.name in str(error) and "64 bytes of dynamic shared memory" in str(error)
         assert stub.current_context() == before
@@ -75,24 +68,27 @@ def test_a_sticky_error_stays_until_the_process_ends(stub, kernels):
     stub.clear()
     stub.fail("cuLaunchKernel", 700, sticky=True)
     for _ in range(3):
-        with pytest.raises(CudaError, match=r"ILLEGAL_ADDRESS.*sticky.*restart the process") as caught:
-            kernels[1][1, 32](x)
-        assert caught.value.is_sticky
+        is_refused(lambda: kernels[1][1, 32](x), CudaError, "ILLEGAL_ADDRESS", "sticky", "restart the process")
     assert not stub.launches
     stub.reset()
     kernels[1][1, 32](x)
 
 
-def test_the_extended_launch(stub, cooperative):
-    x = DeviceTensor((4,))
-    cooperative[2, 32](x)
-    assert stub.launches[-1].cooperative and stub.launches[-1].api == "cuLaunchKernelEx"
-    stub.clear()
-    stub.fail("cuLaunchKernelEx", 720)
-    with pytest.raises(CudaError, match=r"synchronises\(\) was not launched .*COOPERATIVE_LAUNCH_TOO_LARGE.*same time"):
-        cooperative[2, 32](x)
-    cooperative[2, 32](x)
-    assert len(stub.launches) == 1
+@pytest.mark.both_packages
+def test_the_extended_launch(record, package):
+    def synchronises(x):
+        package.cg.this_grid().sync()
+        x[0] = 1
+
+    kernel, x = fast_args(package.jit(synchronises)), DeviceTensor((4,), data=record.allocate(16))
+    launch_fast(kernel[2, 32], x)
+    kernel[2, 32].bind(x)()
+    assert {(each.cooperative, each.api) for each in record.launches} == {(True, "cuLaunchKernelEx")}
+    record.clear()
+    for refused in (lambda: kernel[10**6, 1024](x), kernel[10**6, 1024].bind(x)):
+        is_refused(refused, CudaError, "synchronises() was not launched", "COOPERATIVE_LAUNCH_TOO_LARGE", "same time")
+    kernel[2, 32](x)
+    assert len(record.launches) == 1
 
 
 @pytest.mark.parametrize("function", ["cuCtxGetCurrent", "cuCtxPushCurrent"])
@@ -115,13 +111,11 @@ LEARNING = ["cuLibraryLoadData", "cuModuleLoadData", "cuLibraryGetKernel", "cuMo
             "cuFuncGetParamInfo", "cuFuncGetAttribute", "cuOccupancyMaxPotentialBlockSize", "cuFuncSetAttribute"]  # fmt: skip
 
 
+@pytest.mark.both_packages
 @pytest.mark.parametrize("function", LEARNING)
 @pytest.mark.parametrize("device", [0, 1])
 def test_a_first_launch_that_fails_leaves_nothing_behind(stub, package, function, device):
-    def empty(x):
-        pass
-
-    kernel = fast_args(package.jit(empty))
+    kernel = fast_args(package.jit(lambda x: None))
     x = DeviceTensor((4,), device=device)
     before = stub.current_context()
     launch = kernel.forall(1000, 0, None, 60_000)
@@ -133,7 +127,7 @@ def test_a_first_launch_that_fails_leaves_nothing_behind(stub, package, function
         failed = True
         assert "OUT_OF_MEMORY" in str(error) or "out of memory" in str(error).lower() or "[2]" in str(error), error
         if isinstance(error, CudaError):
-            assert "empty() was not launched (for 1000 tasks" in str(error) and function in str(error)
+            assert "() was not launched (for 1000 tasks" in str(error) and function in str(error)
         del error
     assert stub.current_context() == before
     stub.reset()
@@ -165,24 +159,6 @@ def test_events_that_fail(stub, kernels, function, after):
     assert stub.current_context() == before
     kernels[2][1, 32](x, y)
     assert len(stub.launches) == after + 1
-
-
-def test_nothing_is_kept_by_launches_that_fail(stub, kernels):
-    x, exports, array = DeviceTensor((4,)), Exports(Ledger()), ArrayInterface(stub)
-    launches = [lambda: kernels[1][1, 32](x), lambda: kernels[2][1, 32](x, exports), lambda: kernels[2][1, 32](array, (x, x))]
-    for launch in launches:
-        both_ways(launch, 20)
-    gc.collect()
-    counts = [sys.getrefcount(each) for each in (x, exports, array)]
-    for _ in range(30):
-        for launch in launches:
-            stub.fail("cuLaunchKernel", 1)
-            with pytest.raises(CudaError):
-                launch()
-            stub.reset()
-    gc.collect()
-    assert [sys.getrefcount(each) for each in (x, exports, array)] == counts
-    exports.ledger.check(50)
 
 
 BEYOND = [
@@ -217,8 +193,6 @@ def test_more_tasks_than_a_grid_has_blocks(record, kernels, tasks):
 
 
 def test_a_cuda_error_is_one_after_pickling():
-    import pickle
-
     error = pickle.loads(pickle.dumps(driver().error(700, "f()")))
     assert (error.code, error.name, error.is_sticky) == (700, "CUDA_ERROR_ILLEGAL_ADDRESS", True)
     assert driver().error(12345, "f()").code == 12345
@@ -227,12 +201,7 @@ def test_a_cuda_error_is_one_after_pickling():
 # ---- parameters that are not as expected ----------------------------------------------------------------------------
 
 _ACCOUNT = """
-import importlib, warnings
-warnings.simplefilter("ignore")
-cuda = importlib.import_module({package!r})
-import numpy as np
 from cuda.bindings import driver as bindings
-from fastexchange import fast_args
 
 original = bindings.cuFuncGetParamInfo
 
@@ -251,12 +220,8 @@ for function in (other_sizes, absent, not_found, None, original):
         del bindings.cuFuncGetParamInfo
     else:
         bindings.cuFuncGetParamInfo = function
-
-    def empty(x, a):
-        pass
-
     stub.clear()
-    kernel = fast_args(cuda.jit(empty))
+    kernel = fast_args(cuda.jit(lambda x, a: None))
     for _ in range(30):
         kernel[2, 32](x, 1.5)
     said = str(kernel.explain(x, 1.5))
@@ -264,57 +229,29 @@ for function in (other_sizes, absent, not_found, None, original):
 """
 
 
-def _run(code: str, package, directory) -> str:
-    """What it prints, in a process that begins with what it needs imported."""
-    imported = (package.__name__, "fastexchange", "cuda_tensors")
-    return run_with_stub(code.format(package=package.__name__), directory, imported=imported)
-
-
-def test_where_the_driver_reports_other_parameters(package, tmp_path):
+@pytest.mark.both_packages
+def test_where_the_driver_reports_other_parameters(package):
     """Such launches are the package's own, and ``explain`` says so."""
-    assert _run(_ACCOUNT, package, tmp_path) == "30 0 True\n" * 4 + "30 29 False\n"
+    assert run_package(_ACCOUNT, package) == "30 0 True\n" * 4 + "30 29 False\n"
 
 
-_NOT_AS_EXPECTED = """
-import importlib, warnings
-warnings.simplefilter("ignore")
-cuda = importlib.import_module({package!r})
-from fastexchange import fast_args
-from fastexchange.ground import cpython
-checks = dict(cpython.verify())
-cpython.verify = lambda: {{**checks, "object": False}}
-
-def empty(x):
-    pass
-
-dispatcher = cuda.jit(empty)
-for make in (lambda: fast_args(dispatcher), lambda: fast_args(cuda=dispatcher, launch=(1, 32))(empty)):
-    try:
-        make()
-    except TypeError as error:
-        print(error)
-assert fast_args(lambda x: x + 1)(2) == 3
-dispatcher[1, 32](3)
-print(len(stub.launches))
-"""
-
-
-def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package, tmp_path):
-    said = run_with_stub(_NOT_AS_EXPECTED.format(package=package.__name__), tmp_path)
+def test_an_interpreter_that_is_not_as_expected_has_no_kernels_for_cuda(package):
+    said = run_package("""
+        from fastexchange.ground import cpython
+        checks = dict(cpython.verify())
+        cpython.verify = lambda: {**checks, "object": False}
+        dispatcher = cuda.jit(lambda x: None)
+        for make in (lambda: fast_args(dispatcher), lambda: fast_args(cuda=dispatcher, launch=(1, 32))(lambda x: None)):
+            try:
+                make()
+            except TypeError as error:
+                print(error)
+        assert fast_args(lambda x: x + 1)(2) == 3
+        dispatcher[1, 32](3)
+        print(len(stub.launches))
+    """, package)
     why = "native code makes no launches here, so use the dispatcher: the layout of object is not as expected"
-    assert said == 2 * f"fast_args(): {why}\n" + (
-        "1\n"
-    )
-
-
-def test_a_context_that_has_been_reset(stub, kernels):
-    x = DeviceTensor((4,))
-    both_ways(lambda: kernels[1][1, 32](x))
-    stub.fail("cuLaunchKernel", 709)
-    with pytest.raises(CudaError, match=r"CONTEXT_IS_DESTROYED.*cuda\.close"):
-        kernels[1][1, 32](x)
-    stub.reset()
-    kernels[1][1, 32](x)
+    assert said == f"fast_args(): {why}\n" * 2 + "1\n"
 
 
 # ---- what no package takes -------------------------------------------------------------------------------------------
@@ -356,55 +293,45 @@ def test_a_tensor_on_a_device_that_there_is_not(stub, kernels):
         assert "kDLCUDA:9, which does not exist" in str(kernels[2].explain(*arguments))
 
 
-_BOTH = """
-import warnings
-warnings.simplefilter("ignore")
-from numba import cuda
-from numba_cuda_mlir import cuda as mlir
-from cuda_tensors import DeviceTensor
-from fastexchange import fast_args
-
-def empty(x):
-    pass
-
-x = DeviceTensor((4,))
-kernels = [fast_args(package.jit(empty)) for package in (cuda, mlir)]
-for _ in range(40):
-    for kernel in kernels:
-        kernel[2, 32](x)
-print(len(stub.launches), [kernel.counts().fast for kernel in kernels], [len(l.parameters) for l in stub.launches[-2:]])
-"""
-
-
-def test_both_packages_in_one_process(tmp_path):
+def test_both_packages_in_one_process(package):
+    pytest.importorskip("numba_cuda")
     pytest.importorskip("numba_cuda_mlir")
-    assert run_with_stub(_BOTH, tmp_path) == "80 [39, 39] [7, 5]\n"
+    said = run_package("""
+        from numba import cuda
+        from numba_cuda_mlir import cuda as mlir
+        x = DeviceTensor((4,))
+        kernels = [fast_args(package.jit(lambda x: None)) for package in (cuda, mlir)]
+        for _ in range(40):
+            for kernel in kernels:
+                kernel[2, 32](x)
+        launches = stub.launches
+        print(len(launches), [kernel.counts().fast for kernel in kernels], [len(each.parameters) for each in launches[-2:]])
+    """, package)
+    assert said == "80 [39, 39] [7, 5]\n"
 
 
 # ---- without a driver, without a device, after a fork ----------------------------------------------------------------
 
-_WITHOUT = """
-import sys
-import numpy as np
-import fastexchange
-kernel = fastexchange.fast_args(lambda x: x.sum())
-assert kernel(np.ones(3)) == 3.0 and kernel.bind(np.ones(3))() == 3.0
-str(kernel.explain(np.ones(3)))
-assert not [name for name in sys.modules if name.split(".")[0] in ("cuda", "numba_cuda", "numba_cuda_mlir")], "imported"
-assert not [name for name in sys.modules if name.startswith(("numba.cuda", "fastexchange.cuda"))], "imported"
-"""
+
+def test_nothing_of_cuda_is_imported_for_the_cpu():
+    run_python("""
+        import sys
+        import numpy as np
+        import fastexchange
+        kernel = fastexchange.fast_args(lambda x: x.sum())
+        assert kernel(np.ones(3)) == 3.0 and kernel.bind(np.ones(3))() == 3.0
+        str(kernel.explain(np.ones(3)))
+        assert not [name for name in sys.modules if name.split(".")[0] in ("cuda", "numba_cuda", "numba_cuda_mlir")]
+        assert not [name for name in sys.modules if name.startswith(("numba.cuda", "fastexchange.cuda"))]
+    """)
+
+
 _NO_DRIVER = """
-import importlib, warnings
-warnings.simplefilter("ignore")
 import numpy as np
 from fastexchange import CudaError, fast_args
-cuda = importlib.import_module({package!r})
-
-def empty(x):
-    pass
 
 try:
-    kernel = fast_args(cuda.jit(empty))
+    kernel = fast_args(cuda.jit(lambda x: None))
     for _ in range(2):
         try:
             kernel[1, 32](np.float32(2))
@@ -416,45 +343,23 @@ assert fast_args(lambda x: x + 1)(1) == 2
 """
 
 
-def _python(code: str) -> str:
-    here = Path(__file__).parents[1]
-    path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_nothing_of_cuda_is_imported_for_the_cpu():
-    assert _python(_WITHOUT) == ""
-
-
+@pytest.mark.both_packages
 @pytest.mark.skipif(real_driver(), reason=f"there is a {SONAME}")
 def test_without_a_driver(package):
-    said = _python(_NO_DRIVER.format(package=package.__name__)).splitlines()
+    said = run_python(f"import {package.__name__} as cuda\n{_NO_DRIVER}").stdout.splitlines()
     assert said and len(set(said)) == 1, said
     assert "CUDA" in said[0] and ("driver" in said[0] or "libcuda" in said[0]), said
 
 
-_NO_DEVICE = "stub.set_devices(0)\n" + _NO_DRIVER
-
-
-def test_without_a_device(package, tmp_path):
-    said = _run(_NO_DEVICE, package, tmp_path).splitlines()
+@pytest.mark.both_packages
+def test_without_a_device(package):
+    said = run_package("stub.set_devices(0)\n" + _NO_DRIVER, package).splitlines()
     assert said and "CUDA_ERROR_NO_DEVICE" in said[0], said
 
 
 _FORK = """
-import importlib, os, warnings
-warnings.simplefilter("ignore")
-import numpy as np
-from cuda_tensors import DeviceTensor
-from fastexchange import CudaError, fast_args
-cuda = importlib.import_module({package!r})
-
-def empty(x):
-    pass
-
-kernel, x = fast_args(cuda.jit(empty)), DeviceTensor((4,))
+import os
+kernel, x = fast_args(cuda.jit(lambda x: None)), DeviceTensor((4,))
 for _ in range(40):
     kernel[1, 32](x)
 bound = kernel[1, 32].bind(x)
@@ -467,15 +372,15 @@ if child == 0:
             said.append("launched")
         except Exception as error:
             said.append("CUDA_ERROR_NOT_INITIALIZED" in str(error) and "before this process was forked" in str(error))
-    os.write(1, f"{{said}} {{fast_args(lambda x: x + 1)(1)}}\\n".encode())
+    os.write(1, f"{said} {fast_args(lambda x: x + 1)(1)}\\n".encode())
     os._exit(0)
 os.waitpid(child, 0)
 kernel[1, 32](x)
-os.write(1, f"{{len(stub.launches)}}\\n".encode())
+os.write(1, f"{len(stub.launches)}\\n".encode())
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
-def test_after_a_fork(package, tmp_path):
+@needs_fork
+def test_after_a_fork(package):
     """CUDA cannot be used in a child of a process that has used it, and each launch there says so."""
-    assert _run(_FORK, package, tmp_path) == "[True, True, True, True] 2\n41\n"
+    assert run_package(_FORK, package) == "[True, True, True, True] 2\n41\n"

@@ -4,7 +4,9 @@ What is marked ``gpu`` has results to look at: against PyTorch, whose streams an
 launched on the driver stub, too, so that it is known to work before it comes to a device.
 """
 
+import functools
 import gc
+import importlib
 import shutil
 import subprocess
 import sys
@@ -15,9 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cuda_tensors import DeviceTensor, OtherTensor
+from interpreter import run_python
+from launches import in_threads
 
 from fastexchange import CudaError, fast_args
 
+pytestmark = pytest.mark.both_packages
 gpu = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 SIZE = 128
@@ -75,24 +80,12 @@ def copy_kernel(cuda):
     return fast_args(cuda.jit(copy))
 
 
-def add_kernel(cuda):
-    def add(x, y, out):
-        i = cuda.grid(1)
-        if i < out.shape[0]:
-            out[i] = x[i] + y[i]
-
-    return fast_args(cuda.jit(add))
+@pytest.fixture(scope="module")
+def copy(package):
+    return copy_kernel(package)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
-
-
-def _like_each_other(torch, dtype):
-    """Matrices of sizes that are no multiple of a block, as they are and transposed."""
-    for shape in ((1, 1), (33, 257), (257, 1031)):
-        x = torch.randn(shape, device="cuda", dtype=dtype)
-        yield x
-        yield x.T
 
 
 FLOATING = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -112,43 +105,40 @@ def test_axpy(package, torch, dtype):
             torch.testing.assert_close(out, 2.5 * x + y)
 
 
-@gpu
-@FLOATING
-def test_softmax(package, torch, dtype):
-    from kernels.gpu import softmax
-
-    run = softmax.make(package)
-    for x in _like_each_other(torch, getattr(torch, dtype)):
-        out = torch.empty_like(x)
-        run(x, out)
-        torch.testing.assert_close(out, torch.softmax(x, -1))
+def _heated(torch, x, step):
+    around = x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1]
+    expected = x.clone()
+    expected[1:-1, 1:-1] += step * around
+    return expected
 
 
-@gpu
-@FLOATING
-def test_rms_norm(package, torch, dtype):
-    from kernels.gpu import rms_norm
+def _weights(torch, x):
+    return torch.rand(x.shape[1], device="cuda", dtype=x.dtype)
 
-    run = rms_norm.make(package)
-    for x in _like_each_other(torch, getattr(torch, dtype)):
-        out, weight = torch.empty_like(x), torch.rand(x.shape[1], device="cuda", dtype=x.dtype)
-        run(x, weight, 1e-6, out)
-        torch.testing.assert_close(out, torch.nn.functional.rms_norm(x, (x.shape[1],), weight, 1e-6))
+
+MATRICES = {  # what stands between the matrix and the output, and what PyTorch makes of all
+    "softmax": (lambda torch, x: (), lambda torch, x: torch.softmax(x, -1)),
+    "rms_norm": (
+        lambda torch, x: (_weights(torch, x), 1e-6),
+        lambda torch, x, weight, eps: torch.nn.functional.rms_norm(x, (x.shape[1],), weight, eps),
+    ),
+    "heat": (lambda torch, x: (0.1,), _heated),
+}
 
 
 @gpu
 @FLOATING
-def test_heat(package, torch, dtype):
-    from kernels.gpu import heat
-
-    run = heat.make(package)
-    for x in _like_each_other(torch, getattr(torch, dtype)):
-        out = torch.empty_like(x)
-        run(x, 0.1, out)
-        around = x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:] - 4 * x[1:-1, 1:-1]
-        expected = x.clone()
-        expected[1:-1, 1:-1] += 0.1 * around
-        torch.testing.assert_close(out, expected)
+@pytest.mark.parametrize("name", MATRICES)
+def test_kernels_of_matrices(package, torch, dtype, name):
+    """Of sizes that are no multiple of a block, as they are and transposed."""
+    run = importlib.import_module(f"kernels.gpu.{name}").make(package)
+    others, expected = MATRICES[name]
+    for shape in ((1, 1), (33, 257), (257, 1031)):
+        matrix = torch.randn(shape, device="cuda", dtype=getattr(torch, dtype))
+        for x in (matrix, matrix.T):
+            out, given = torch.empty_like(x), others(torch, x)
+            run(x, *given, out)
+            torch.testing.assert_close(out, expected(torch, x, *given))
 
 
 @gpu
@@ -168,9 +158,8 @@ DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat
 
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype(package, torch, dtype):
+def test_every_dtype(copy, torch, dtype):
     """Elements come through as they are, whatever the strides, by the first launch and by the fast entry."""
-    copy = copy_kernel(package)
     bits = torch.randint(0, 2 if dtype == "bool" else 100, (3 * SIZE,), device="cuda").to(getattr(torch, dtype))
     for x in (bits[:SIZE], bits[::3], bits[:1].expand(SIZE)):
         for _ in range(30):
@@ -197,8 +186,7 @@ def test_scalars_and_tuples(package, torch):
 
 
 @gpu
-def test_bound_launches_and_launches_for_tasks(package, torch):
-    copy = copy_kernel(package)
+def test_bound_launches_and_launches_for_tasks(copy, torch):
     x, y, out = torch.arange(5000.0, device="cuda"), torch.arange(5000.0, device="cuda") + 1, torch.zeros(5000, device="cuda")
     for _ in range(30):
         out.zero_()
@@ -236,9 +224,8 @@ def test_cpu_and_gpu_under_one_name(package, torch):
 
 @gpu
 @pytest.mark.filterwarnings("ignore:Could not find source")
-def test_the_packages_own_launches(package, torch):
+def test_the_packages_own_launches(package, copy, torch):
     """Arrays of the host are copied there and back, hints are kept, a kernel with ``debug=True`` runs."""
-    copy = copy_kernel(package)
     out = np.zeros(SIZE, np.float32)
     for x in (np.arange(SIZE, dtype=np.float32), np.arange(SIZE, dtype=np.float32) + 1):
         copy[2, 64](x, out)
@@ -303,36 +290,41 @@ def test_more_than_48_kib_of_dynamic_shared_memory(package, tensors):
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
-@gpu
-def test_launches_are_on_pytorchs_current_stream(package, torch):
-    copy, side = copy_kernel(package), torch.cuda.Stream()
+@pytest.fixture
+def pair(torch):
+    """Two tensors, with which a launch takes a while."""
     x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
     torch.cuda.synchronize()
-    for number in range(1, 60):  # by then through the fast entry
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(CYCLES)
-            x.fill_(number)
-            copy[256, 256](x, out)  # anywhere else it would be too early
-        side.synchronize()
-        assert bool((out == number).all()), f"launch {number} was not on PyTorch's current stream"
-    bound = copy[256, 256].bind(x, out)
-    with torch.cuda.stream(side):
+    return x, out
+
+
+def fill_late(torch, stream, x, number) -> None:
+    """Fill `x` on a stream, after a while: what does not wait for it is too early."""
+    with torch.cuda.stream(stream):
         torch.cuda._sleep(CYCLES)
-        x.fill_(-1)
-        bound()
-    side.synchronize()
-    assert bool((out == -1).all())
+        x.fill_(number)
 
 
 @gpu
-def test_a_stream_that_is_given_wins(package, torch):
-    copy, other = copy_kernel(package), torch.cuda.Stream()
-    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
-    torch.cuda.synchronize()
+def test_launches_are_on_pytorchs_current_stream(copy, torch, pair):
+    side, (x, out) = torch.cuda.Stream(), pair
+    bound = copy[256, 256].bind(x, out)
+    for number in range(1, 60):  # by then through the fast entry
+        for launch in (lambda: copy[256, 256](x, out), bound):
+            out.zero_()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                fill_late(torch, side, x, number)
+                launch()  # anywhere else it would be too early
+            side.synchronize()
+            assert bool((out == number).all()), f"launch {number} was not on PyTorch's current stream"
+
+
+@gpu
+def test_a_stream_that_is_given_wins(copy, torch, pair):
+    other, (x, out) = torch.cuda.Stream(), pair
     for number in range(1, 60):
-        with torch.cuda.stream(other):
-            torch.cuda._sleep(CYCLES)
-            x.fill_(number)
+        fill_late(torch, other, x, number)
         copy[256, 256, other](x, out)  # though another one is current
         other.synchronize()
         assert bool((out == number).all()), f"launch {number} was not on the stream that it names"
@@ -356,15 +348,12 @@ class _OnlyInterface:
 
 @gpu
 @pytest.mark.parametrize("kind", ["__dlpack__", "__cuda_array_interface__"])
-def test_tensors_without_a_table_are_waited_for(package, torch, kind):
+def test_tensors_without_a_table_are_waited_for(copy, torch, pair, kind):
     """What fills `x` is on the side, what copies it elsewhere."""
-    copy, side, other = copy_kernel(package), torch.cuda.Stream(), torch.cuda.Stream()
-    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
-    torch.cuda.synchronize()
+    side, other, (x, out) = torch.cuda.Stream(), torch.cuda.Stream(), pair
     for number in range(1, 40):
         with torch.cuda.stream(side):
-            torch.cuda._sleep(CYCLES)
-            x.fill_(number)
+            fill_late(torch, side, x, number)
             given = _OnlyDlpack(x) if kind == "__dlpack__" else _OnlyInterface(x, side)
             copy[256, 256, other](given, out)
         other.synchronize()
@@ -373,30 +362,20 @@ def test_tensors_without_a_table_are_waited_for(package, torch, kind):
 
 
 @gpu
-def test_an_interfaces_own_stream(package, torch):
+def test_an_interfaces_own_stream(copy, torch, pair):
     """Native launches are on it, also from a thread that has no context yet, and in a capture."""
-    copy, side = copy_kernel(package), torch.cuda.Stream()
-    x, out = (torch.zeros(1 << 16, device="cuda") for _ in range(2))
-    torch.cuda.synchronize()
+    side, (x, out) = torch.cuda.Stream(), pair
     given = _OnlyInterface(x, side), _OnlyInterface(out, side)
     copy[256, 256](*given)
     before = copy.counts()
-
-    def launch(number: int) -> None:
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(CYCLES)
-            x.fill_(number)
-        copy[256, 256](*given)
-
     for number in range(1, 40):
-        launch(number)
+        fill_late(torch, side, x, number)
+        copy[256, 256](*given)
         side.synchronize()
         assert bool((out == number).all()), f"launch {number} was not on the stream"
-    thread = threading.Thread(target=copy[256, 256], args=given)
     x.fill_(-1)
     torch.cuda.synchronize()
-    thread.start()
-    thread.join()
+    in_threads(lambda: copy[256, 256](*given))
     torch.cuda.synchronize()
     assert bool((out == -1).all())
     assert copy.counts() == (before.fast + 40, before.slow, before.compiled)
@@ -413,7 +392,12 @@ def test_an_interfaces_own_stream(package, torch):
 @gpu
 def test_producers_on_different_streams_are_ordered(package, torch):
     """The launch is after the work of both, and what the second does next is after the launch."""
-    add, first, second = add_kernel(package), torch.cuda.Stream(), torch.cuda.Stream()
+    def added(x, y, out):
+        i = package.grid(1)
+        if i < out.shape[0]:
+            out[i] = x[i] + y[i]
+
+    add, first, second = fast_args(package.jit(added)), torch.cuda.Stream(), torch.cuda.Stream()
     x, y, out = (torch.zeros(1 << 16, device="cuda") for _ in range(3))
     torch.cuda.synchronize()
     given = [cls(each.shape, data=each.data_ptr()) for cls, each in ((DeviceTensor, x), (OtherTensor, y), (DeviceTensor, out))]
@@ -421,9 +405,7 @@ def test_producers_on_different_streams_are_ordered(package, torch):
     for number in range(1, 60):
         with torch.cuda.stream(first):
             x.fill_(number)
-        with torch.cuda.stream(second):
-            torch.cuda._sleep(CYCLES)
-            y.fill_(number)
+        fill_late(torch, second, y, number)
         with torch.cuda.stream(first):
             torch.cuda._sleep(CYCLES)
         add[256, 256](*given)
@@ -434,9 +416,8 @@ def test_producers_on_different_streams_are_ordered(package, torch):
 
 
 @gpu
-def test_graphs(package, torch):
+def test_graphs(copy, torch):
     """Launches, and bound ones, are captured by ``torch.cuda.graph`` and replayed."""
-    copy = copy_kernel(package)
     x, between, out = (torch.zeros(1000, device="cuda") for _ in range(3))
     launcher = copy[8, 128]
     for _ in range(40):
@@ -465,25 +446,17 @@ def test_graphs(package, torch):
 @pytest.mark.parametrize("count", [1, 4])
 def test_new_threads_without_a_context(package, tensors, stub_or_none, count):
     """The kernel is new to them: the first of them compiles and loads it."""
-    copy, failures, launches = copy_kernel(package), [], 2000
+    copy, launches = copy_kernel(package), 2000
     pairs = [(tensors(3 + i), tensors()) for i in range(count)]
     tensors.wait()
     if stub_or_none is not None:
         stub_or_none.set_fast(True, threads=True)
 
     def work(pair) -> None:
-        try:
-            for _ in range(launches):
-                copy[1, SIZE](*pair)
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(launches):
+            copy[1, SIZE](*pair)
 
-    workers = [threading.Thread(target=work, args=(pair,)) for pair in pairs]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert failures == []
+    in_threads(*[functools.partial(work, pair) for pair in pairs])
     for i, (_, out) in enumerate(pairs):
         tensors.check(out, 3 + i)
     assert stub_or_none is None or stub_or_none.fast_count == launches * count
@@ -503,19 +476,14 @@ def test_one_thread_at_a_time_loads(package, tensors, monkeypatch):
         return compile_(*arguments)
 
     monkeypatch.setattr(type(copy.target), "compile", slowly)
-    workers = [threading.Thread(target=copy[1, SIZE], args=pair) for pair in pairs]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(*[functools.partial(copy[1, SIZE], *pair) for pair in pairs])
     assert most and set(most) == {1}
 
 
 @gpu
-def test_another_device(package, torch):
+def test_another_device(copy, torch):
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one device")
-    copy = copy_kernel(package)
     x, out = torch.full((SIZE,), 5.0, device="cuda:1"), torch.zeros(SIZE, device="cuda:1")
     here = torch.zeros(SIZE, device="cuda:0")
     for _ in range(40):
@@ -527,9 +495,9 @@ def test_another_device(package, torch):
     assert bool((here == 0).all())
 
 
-def test_a_launch_that_the_driver_refuses(package, tensors):
+def test_a_launch_that_the_driver_refuses(copy, tensors):
     """It is an error that says so, and the next launch works."""
-    copy, x, out = copy_kernel(package), tensors(3), tensors()
+    x, out = tensors(3), tensors()
     for _ in range(3):
         with pytest.raises(CudaError, match=r"copy\(\) was not launched .*4096.*CUDA_ERROR_INVALID_VALUE") as caught:
             copy[1, 4096](x, out)
@@ -539,44 +507,37 @@ def test_a_launch_that_the_driver_refuses(package, tensors):
     tensors.check(out, 3)
 
 
-_STICKY = """
-import importlib, sys, warnings
-warnings.simplefilter("ignore")
-sys.path[:0] = {paths!r}
-import torch
-cuda = importlib.import_module({package!r})
-from cuda_tensors import DeviceTensor
-from fastexchange import CudaError, fast_args
-
-@fast_args
-@cuda.jit
-def write(x):
-    x[0] = 1
-
-good = torch.zeros(4, device="cuda")
-for _ in range(30):
-    write[1, 1](good)
-torch.cuda.synchronize()
-write[1, 1](DeviceTensor((4,), data=0x100))
-try:
-    torch.cuda.synchronize()
-except Exception as error:
-    print("illegal" in str(error))
-for launch in (lambda: write[1, 1](good), lambda: write[1, 1](x=good)):
-    try:
-        launch()
-    except CudaError as error:
-        print(error.is_sticky, error.name, "restart the process" in str(error))
-"""
-
-
 @gpu
-def test_a_kernel_that_breaks_the_context(package, torch, tmp_path):
+def test_a_kernel_that_breaks_the_context(package, torch):
     """In a process of its own, which it ends as far as CUDA is concerned: each launch after it says so."""
-    paths = [str(ROOT), str(ROOT / "tests")]
-    script = tmp_path / "breaks.py"
-    script.write_text(_STICKY.format(paths=paths, package=package.__name__))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = run_python(f"""
+        import warnings
+        warnings.simplefilter("ignore")
+        import torch
+        import {package.__name__} as cuda
+        from cuda_tensors import DeviceTensor
+        from fastexchange import CudaError, fast_args
+
+        @fast_args
+        @cuda.jit
+        def write(x):
+            x[0] = 1
+
+        good = torch.zeros(4, device="cuda")
+        for _ in range(30):
+            write[1, 1](good)
+        torch.cuda.synchronize()
+        write[1, 1](DeviceTensor((4,), data=0x100))
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            print("illegal" in str(error))
+        for launch in (lambda: write[1, 1](good), lambda: write[1, 1](x=good)):
+            try:
+                launch()
+            except CudaError as error:
+                print(error.is_sticky, error.name, "restart the process" in str(error))
+    """, check=False)
     lines = done.stdout.splitlines()
     assert lines[:1] == ["True"] and lines[1:] == ["True CUDA_ERROR_ILLEGAL_ADDRESS True"] * 2, done.stdout + done.stderr
 

@@ -34,6 +34,7 @@ def _run(*command: str, **environment: str) -> str:
 # ---- the recorder ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_packages
 def test_the_recorder_sees_what_the_stub_records(stub, package):
     """Of launches of every way; and nothing once it has left its place."""
     x = DeviceTensor((3, 4), "complex64", (8, 2), data=address(package))
@@ -90,14 +91,15 @@ def test_the_recorder_knows_what_is_captured(stub, package):
 # ---- digests ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_packages
 def test_digests_are_compiled_by_both_packages(stub, package):
     """Of every element type and every kind of number, alone and in tuples."""
-    from test_cuda_bytes import DTYPES, NUMPY, NUMPY_COMPLEX
+    from test_cuda_bytes import DTYPES, SCALARS
 
     at = address(package)
     arrays = [DeviceTensor(shape, dtype, data=at) for dtype in DTYPES for shape in ((), (2,))]
     x = DeviceTensor((0, 3), "float32", data=at)
-    one_of_each = {type(value): value for value in [*NUMPY, *NUMPY_COMPLEX, 1, 2.5, True, 1j, 2**63]}
+    one_of_each = {type(value): value for values in [*SCALARS.values(), [1, 2.5, 2**63]] for value in values}
     arguments = (*arrays, *one_of_each.values(), (), (1, (x, Pair(2.5, (arrays[1],)))))
     function, ints, floats = digest_of(arguments, "g = cg.this_grid(); g.sync()", cuda=package, np=np, cg=package.cg)
     outs = DeviceTensor((ints,), "int64", data=at), DeviceTensor((floats,), "float64", data=at)

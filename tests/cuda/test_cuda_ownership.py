@@ -92,50 +92,49 @@ def test_launches(record, package, kind, size):
 REFUSALS = (BufferError, TypeError, ValueError, OverflowError, NotImplementedError)
 
 
-def culprits(package) -> dict:
-    at = address(package)
-    return {
-        "CPU": lambda: DeviceTensor((3,), data=at, device_type=1),
-        "exported from the CPU": lambda: ExportedTensor((3,), data=at, device_type=1),
-        "another device": lambda: DeviceTensor((3,), data=at, device=2),
-        "misaligned": lambda: DeviceTensor((3,), data=at + 1),
-        "of no memory": lambda: ExportedTensor((3,), data=0),
-        "too many dimensions": lambda: ExportedTensor((1,) * 65, data=at),
-        "no type": object,
-        "a big int": lambda: 2**70,
-        "in a tuple": lambda: (1, (DeviceTensor((3,), data=at, device_type=1), 2)),
-        "nothing of CUDA's": lambda: Interface(DeviceTensor((3,), data=12345)),
-    }
+CULPRITS = {
+    "CPU": lambda at: DeviceTensor((3,), data=at, device_type=1),
+    "exported from the CPU": lambda at: ExportedTensor((3,), data=at, device_type=1),
+    "another device": lambda at: DeviceTensor((3,), data=at, device=2),
+    "no device": lambda at: DeviceTensor((3,), data=at, device=7),
+    "misaligned": lambda at: DeviceTensor((3,), data=at + 1),
+    "NULL": lambda at: DeviceTensor((3,), data=0),
+    "of no memory": lambda at: ExportedTensor((3,), data=0),
+    "too many dimensions": lambda at: ExportedTensor((1,) * 65, data=at),
+    "no type": lambda at: object(),
+    "a big int": lambda at: 2**70,
+    "in a tuple": lambda at: (1, (DeviceTensor((3,), data=at, device_type=1), 2)),
+    "nothing of CUDA's": lambda at: Interface(DeviceTensor((3,), data=12345)),
+}
 
 
-@pytest.mark.parametrize("name", [
-    "CPU", "exported from the CPU", "another device", "misaligned", "of no memory", "too many dimensions", "no type", "a big int",
-    "in a tuple", "nothing of CUDA's",
-])  # fmt: skip
+@pytest.mark.parametrize("name", CULPRITS)
 @pytest.mark.parametrize("warm", [False, True])
-def test_refusals(record, package, name, warm):
+@pytest.mark.parametrize("kind", [company, lenders])
+def test_refusals(record, package, kind, name, warm):
     """Whichever argument is to blame, the first, the middle or the last one."""
-    for kind in (company, lenders):
-        size = 8
-        arguments = kind(package, size)
-        launcher = kernel_of(package, size)[1, 32]
-        if warm:
-            for _ in range(24):
-                launcher(*arguments)
-        record.clear()
-        for position in (0, size // 2, size - 1):
-            culprit = culprits(package)[name]()
-            bad = [*arguments]
-            bad[position] = culprit
-            with all_given_back(launcher, culprit, *arguments, *bad):
-                for _ in range(3):
-                    with pytest.raises(REFUSALS):
-                        launcher(*bad)
-                    with pytest.raises(REFUSALS):
-                        launcher.bind(*bad)
-        assert record.launches == []
+    arguments, launcher = kind(package, 8), kernel_of(package, 8)[1, 32]
+    given = launcher.kernel[1, 32, 0]
+    for _ in range(24 * warm):
         launcher(*arguments)
-        assert len(record.launches) == 1
+    record.clear()
+    for position in (0, 4, 7):
+        culprit = CULPRITS[name](address(package))
+        bad = [*arguments]
+        bad[position] = culprit
+        with all_given_back(launcher, culprit, *arguments, *bad):
+            bound = given.bind(*arguments) if warm else None
+            for attempt in (launcher, launcher.bind, given, given.bind) * 2:
+                with pytest.raises(REFUSALS) as caught:
+                    attempt(*bad)
+            assert type(caught.value).__name__ in str(launcher.explain(*bad)) or name in ("another device", "no type")
+            if bound is not None:
+                with pytest.raises(REFUSALS):
+                    bound.rebind(**{f"a{position}": culprit})
+            del bound, caught
+    assert record.launches == []
+    launcher(*arguments)
+    assert len(record.launches) == 1
 
 
 @pytest.mark.parametrize("kind", [company, lenders])
@@ -211,19 +210,3 @@ def test_what_is_freed(package):
     del kernel, launcher, x, array, launch, forall, Mine
     gc.collect()
     assert [reference() for reference in references[:6]] == [None] * 6
-
-
-def test_launchers_without_a_hold_on_streams_that_are_gone(record, package):
-    """A launcher keeps its stream for as long as its handle is used."""
-    stream = package.stream()
-    kernel = kernel_of(package, 0)
-    launcher = kernel[1, 32, stream]
-    launcher()
-    reference = weakref.ref(stream)
-    del stream
-    gc.collect()
-    assert reference() is not None
-    launcher()
-    del launcher, kernel
-    gc.collect()
-    assert reference() is None

@@ -2,183 +2,47 @@
 
 import array as stdlib_array
 import gc
-import struct
 import sys
 
 import numpy as np
 import pytest
-from cuda_producers import (
-    CUDA,
-    HOST,
-    ArrayInterface,
-    Exports,
-    ExportsLegacy,
-    Wrapper,
-    both_ways,
-    new_stream,
-)
+from cuda_producers import CUDA, HOST, ArrayInterface, Exports, ExportsLegacy, Wrapper, both_ways
 from cuda_tensors import DeviceTensor
 from frameworks import torch
+from launches import kernel_of, numbers_of
 from made_producers import Ledger, capsule, export_versioned
 
-from fastexchange import CudaError, fast_args
+from fastexchange import CudaError
 from fastexchange._abi import ffi
 
 
-def words_of(launch) -> tuple[int, ...]:
-    """A launch's parameters of 8 bytes, as numbers."""
-    return struct.unpack(f"<{len(launch.packed) // 8}q", launch.packed)
-
-
-def launched(record, kernel, *arguments):
+def launched(record, kernel, *arguments) -> list[int]:
+    """The parameters of one launch."""
     record.clear()
     kernel[2, 32](*arguments)
     (launch,) = record.launches
-    return words_of(launch)
+    return numbers_of(launch)
 
 
-def same_as(kernel, record, value, **tensor) -> None:
-    """`value` becomes the parameters that a tensor with a table becomes."""
-    shape, data = tensor.pop("shape"), value.said["data"]
-    twin = DeviceTensor(shape, data=data[0], readonly=data[1], **tensor)
-    assert launched(record, kernel, value) == launched(record, kernel, twin)
+# ---- device arrays ---------------------------------------------------------------------------------------------------
 
 
-# ---- __cuda_array_interface__ ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("typestr", ["<f4", "<f8", "<i1", "|i1", "<u8", "|b1", "<c8", "<c16", "<f2"])
-def test_element_types_of_an_array_interface(record, kernels, typestr):
-    same_as(kernels[1], record, ArrayInterface(record, typestr=typestr), shape=(4,), dtype=typestr)
-
-
-@pytest.mark.parametrize(
-    "lies",
-    [
-        {"strides": None}, {"strides": ...}, {"strides": (4,)}, {"strides": (8,)}, {"strides": (-4,)}, {"strides": (0,)},
-        {"shape": (2, 3), "strides": (12, 4)}, {"shape": (2, 3), "strides": (4, 8)}, {"shape": (2, 3), "strides": (-12, 4)},
-        {"shape": [2, 3], "strides": [24, 8]}, {"shape": (), "strides": ()}, {"shape": (), "strides": None}, {"shape": (0, 3)},
-        {"shape": (1, 1, 1, 1)}, {"version": 2}, {"version": 0}, {"stream": ...}, {"mask": None}, {"descr": [("", "<f4")]},
-        {"readonly": True}, {"shape": (np.int64(2), np.int32(3))},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_array_interfaces(record, kernels, lies):
-    value = ArrayInterface(record, **lies)
-    strides = lies.get("strides")
-    elements = None if strides in (None, ...) else [stride // 4 for stride in strides]
-    same_as(kernels[1], record, value, shape=tuple(lies.get("shape", (4,))), strides=elements)
-    asked = sys.getrefcount(value)
-    both_ways(lambda: kernels[1][2, 32](value), 20)
-    assert sys.getrefcount(value) == asked
-
-
-@pytest.mark.parametrize("stream", [None, 0, 1, 2, "new"])
-def test_the_stream_of_an_array_interface(stub, kernels, stream):
-    handle = new_stream() if stream == "new" else stream
-    kernels[1][1, 32](ArrayInterface(stub, stream=handle))
-    assert stub.launches[-1].stream == (handle or 0) and len(stub.log) == 1
-
-
-REFUSED = {
-    "a mask": {"mask": np.ones(4, bool)},
-    "a stride of another size": {"strides": (6,)},
-    "too few strides": {"shape": (4, 5), "strides": (20,)},
-    "too many strides": {"strides": (4, 4)},
-    "an unknown address": {"data": 0x1000},
-    "a negative address": {"data": -16},
-    "an address beyond": {"data": 2**64},
-    "no address": {"data": 0},
-    "a negative extent": {"shape": (-1,)},
-    "a long extent": {"shape": (2**63,)},
-    "a product beyond": {"shape": (2**40, 2**40)},
-    "a reach beyond": {"shape": (3, 3), "strides": (2**62, 4)},
-    "many dimensions": {"shape": (1,) * 65},
-    "not in place": {"offset": 1},
-    "a stream's name": {"stream": "x"},
-    "a negative stream": {"stream": -1},
-    "a stream beyond": {"stream": 2**64},
-    "a stream that is a bool": {"stream": True},
-}
-
-
-@pytest.mark.parametrize("lies", REFUSED.values(), ids=REFUSED)
-def test_array_interfaces_that_are_refused(record, kernels, lies):
-    lies = dict(lies)
-    if "offset" in lies:
-        lies["data"] = record.allocate(64) + lies.pop("offset")
-    value = ArrayInterface(record, **lies)
-    for arguments in ((value, 1), (1, value), (DeviceTensor((4,)), (value, 2))):
-        with pytest.raises(BufferError, match=r"two\(\): argument '[xy]'") as caught:
-            kernels[2][1, 32](*arguments)
-        assert str(caught.value).count("argument '") == 1 and "_View" not in str(caught.value)
-    with pytest.raises(BufferError):
-        kernels[1][1, 32].bind(value)
-    assert not record.launches
-    assert "refused" in str(kernels[1][1, 32].explain(value))
-
-
-@pytest.mark.parametrize(
-    "spoil", [{"shape": ...}, {"typestr": ...}, {"data": 5}, {"shape": None}, {"typestr": "nonsense"}], ids=str
-)
-def test_array_interfaces_that_are_none(record, kernels, spoil):
-    value = ArrayInterface(record)
-    value.said |= spoil
-    value.said = {name: said for name, said in value.said.items() if said is not ...}
-    with pytest.raises((TypeError, KeyError, BufferError)):
-        kernels[1][1, 32](value)
-    assert not record.launches
-
-
-def test_an_array_without_elements_is_on_every_device(stub, kernels):
-    empty = ArrayInterface(stub, shape=(0,), data=0)
-    for device in (0, 1, 2):
-        kernels[2][1, 32](empty, DeviceTensor((4,), device=device))
-        kernels[2][1, 32](DeviceTensor((4,), device=device), (1, empty))
-        assert {each.device for each in stub.launches} == {device}
-        stub.clear()
-    kernels[1][1, 32](empty)
-    assert stub.launches[-1].device == 0
-
-
-def test_records_and_dates_go_the_packages_own_way(stub, kernels, package):
-    for host in (np.zeros(3, "M8[s]"), np.zeros(3, [("a", "<f4"), ("b", "<i4")])):
-        value = package.to_device(host)
-        stub.clear()
-        before = kernels[1].counts().fast
-        kernels[1][1, 32](value)
-        assert len(stub.launches) == 1 and kernels[1].counts().fast == before
-        assert "own launch" in str(kernels[1].explain(value))
-    cpu = fast_args(lambda x: None, cuda=kernels[1], launch=(1, 32))
-    stub.clear()
-    cpu(value)
-    assert len(stub.launches) == 1
-
-
-def test_device_arrays_of_both_packages(record, kernels):
-    for module in ("numba.cuda", "numba_cuda_mlir.cuda"):
-        package = pytest.importorskip(module)
-        value = package.to_device(np.zeros((3, 4), np.float32))
-        for each in (value, value[::2], value[:, 1:3], value.T):
-            interface = each.__cuda_array_interface__
-            strides = interface["strides"] and [stride // 4 for stride in interface["strides"]]
-            twin = DeviceTensor(interface["shape"], strides=strides, data=interface["data"][0])
-            expected = launched(record, kernels[1], twin)
-            for _ in range(30):
-                assert launched(record, kernels[1], each) == expected
-        made = module.partition(".")[0]
-        del value, each, made
-        gc.collect()
-        again = [package.to_device(np.zeros(i + 1, np.int32)) for i in range(20)]
-        for i, each in enumerate(again):
-            assert i + 1 in launched(record, kernels[1], each), "an array at the address of one that has died"
-
-
-def test_memory_of_the_host_that_a_package_maps(stub, kernels, package):
-    for value in (package.pinned_array(4, np.float32), package.mapped_array(4, np.float32)):
-        stub.clear()
-        kernels[1][1, 32](value)
-        assert len(stub.launches) == 1
+@pytest.mark.parametrize("module", ["numba.cuda", "numba_cuda_mlir.cuda"])
+def test_device_arrays_of_each_package(record, kernels, module):
+    package = pytest.importorskip(module)
+    value = package.to_device(np.zeros((3, 4), np.float32))
+    for each in (value, value[::2], value[:, 1:3], value.T):
+        interface = each.__cuda_array_interface__
+        strides = interface["strides"] and [stride // 4 for stride in interface["strides"]]
+        twin = DeviceTensor(interface["shape"], strides=strides, data=interface["data"][0])
+        expected = launched(record, kernels[1], twin)
+        for _ in range(30):
+            assert launched(record, kernels[1], each) == expected
+    del value, each
+    gc.collect()
+    again = [package.to_device(np.zeros(i + 1, np.int32)) for i in range(20)]
+    for i, each in enumerate(again):
+        assert i + 1 in launched(record, kernels[1], each), "an array at the address of one that has died"
 
 
 # ---- __dlpack__ ------------------------------------------------------------------------------------------------------
@@ -209,24 +73,67 @@ def test_exports_are_given_back(stub, kernels, cls, device_type):
     value.ledger.check(value.ledger.made)
 
 
-class _Raises(Exports):
+def readonly(array):
+    array.flags.writeable = False
+    return array
+
+
+WRITABLE = {
+    "an export": lambda record: Exports(Ledger()),
+    "an interface": ArrayInterface,
+    "an interface that Python reads": lambda record: ArrayInterface(record, version=2),
+}
+NOT_WRITABLE = {
+    "a readonly export": lambda record: Exports(Ledger(), array=readonly(np.zeros(4, np.float32))),
+    "a legacy export, which cannot say it": lambda record: ExportsLegacy(Ledger()),
+    "a readonly interface": lambda record: ArrayInterface(record, readonly=True),
+    "a readonly interface that Python reads": lambda record: ArrayInterface(record, readonly=True, version=2),
+}
+
+
+@pytest.mark.parametrize("name", [*WRITABLE, *NOT_WRITABLE])
+def test_what_is_readonly(record, package, name):
+    kernel, value = kernel_of(package, 1), (WRITABLE | NOT_WRITABLE)[name](record)
+    for _ in range(3):
+        kernel[1, 32](value)
+    ((numba_type,),) = kernel.signatures
+    assert numba_type.mutable is (name in WRITABLE)
+
+
+class _Gives(Exports):
+    """Whose export is what `give` says."""
+
+    def __init__(self, ledger, give):
+        super().__init__(ledger)
+        self.give = give
+
     def __dlpack__(self, **options):
-        raise self.error
+        return self.give(self)
 
 
-class _Consumed(Exports):
-    def __dlpack__(self, **options):
-        return capsule(export_versioned(Ledger(), self.array, **self.lies), b"used_dltensor_versioned")
+class Own(Exception):
+    pass
 
 
-class _Other(Exports):
-    def __dlpack__(self, **options):
-        return self.error
+def _raise(error):
+    raise error
 
 
-class _Future(Exports):
-    def __dlpack__(self, **options):
-        return capsule(export_versioned(self.ledger, self.array, version=(2, 0), **self.lies), b"dltensor_versioned")
+def _capsule(ledger, tensor, name=b"dltensor_versioned", **lies):
+    return capsule(export_versioned(ledger, tensor.array, **{**tensor.lies, **lies}), name)
+
+
+FAILING = {
+    "an error of its own": (lambda tensor: _raise(Own("no")), Own),
+    "BufferError": (lambda tensor: _raise(BufferError("no")), BufferError),
+    "TypeError": (lambda tensor: _raise(TypeError("no")), TypeError),
+    "KeyError": (lambda tensor: _raise(KeyError("no")), KeyError),
+    "a capsule that has been consumed": (lambda tensor: _capsule(Ledger(), tensor, b"used_dltensor_versioned"), BufferError),
+    "a version of the future": (lambda tensor: _capsule(tensor.ledger, tensor, version=(2, 0)), BufferError),
+    "None": (lambda tensor: None, BufferError),
+    "an int": (lambda tensor: 5, BufferError),
+    "a str": (lambda tensor: "capsule", BufferError),
+}
 
 
 class _LegacyRaises(ExportsLegacy):
@@ -239,24 +146,18 @@ class _LegacyRaises(ExportsLegacy):
         raise AttributeError("not yet")
 
 
-def test_exports_that_fail(record, kernels):
-    class Own(Exception):
-        pass
-
-    made = []
-    for cls, error in ((_Raises, Own("no")), (_Raises, BufferError("no")), (_Raises, TypeError("no")), (_Raises, KeyError("no")),
-                       (_Consumed, None), (_Other, None), (_Other, 5), (_Other, "capsule"), (_Future, None)):  # fmt: skip
-        value = cls(Ledger())
-        value.error = error
-        made.append(value)
-        good = Exports(value.ledger)
-        for arguments in ((value, 1), (good, value), (value, good)):
-            with pytest.raises(type(error) if cls is _Raises else BufferError) as caught:
-                kernels[2][1, 32](*arguments)
-            said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-            assert "two(): argument" in said or sys.version_info < (3, 11)
-            del caught
-        value.ledger.check(value.ledger.made)
+@pytest.mark.parametrize("name", FAILING)
+def test_exports_that_fail(record, kernels, name):
+    give, error = FAILING[name]
+    value = _Gives(Ledger(), give)
+    good = Exports(value.ledger)
+    for arguments in ((value, 1), (good, value), (value, good)):
+        with pytest.raises(error) as caught:
+            kernels[2][1, 32](*arguments)
+        said = "".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert "two(): argument" in said or sys.version_info < (3, 11)
+        del caught
+    value.ledger.check(value.ledger.made)
     assert not record.launches
 
 
@@ -268,14 +169,12 @@ def test_a_legacy_export_whose_interface_raises(record, kernels):
     assert value.ledger.made == 0 or value.ledger.out <= 1  # the capsule stayed the producer's: made without a destructor
 
 
-@pytest.mark.parametrize(
-    "lies",
-    [{"ndim": -1}, {"ndim": 65}, {"shape": None}, {"shape": (-3,)}, {"lanes": 2}, {"lanes": 0}, {"bits": 7}, {"bits": 0},
-     {"data": 0}, {"byte_offset": 2**63}, {"byte_offset": 2**64 - 1}, {"byte_offset": 3}, {"shape": (2**62,)}, {"code": 99},
-     {"device_type": 99},
-     {"shape": (3,), "strides": (2**61,)}, {"device_id": -1}, {"device_id": 2**31 - 1}, {"code": 5, "bits": 255}],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize("lies", [
+    {"ndim": -1}, {"ndim": 65}, {"shape": None}, {"shape": (-3,)}, {"shape": (2**62,)}, {"shape": (3,), "strides": (2**61,)},
+    {"lanes": 2}, {"lanes": 0}, {"bits": 7}, {"bits": 0}, {"code": 99}, {"code": 5, "bits": 255}, {"data": 0},
+    {"byte_offset": 2**63}, {"byte_offset": 2**64 - 1}, {"byte_offset": 3}, {"device_type": 99}, {"device_id": -1},
+    {"device_id": 2**31 - 1},
+], ids=str)  # fmt: skip
 def test_nonsense_is_refused(record, kernels, lies):
     """By __dlpack__, and by an exchange table, in the general way and where a fast entry is."""
     exports = Exports(Ledger(), **lies)

@@ -5,7 +5,9 @@ refuses those of what has been in it. Each in a process of its own, for a reset 
 """
 
 import pytest
-from cuda_stub import run_with_stub
+from stub_processes import run_package
+
+pytestmark = pytest.mark.both_packages
 
 RESETS = {
     "close": "cuda.close()",
@@ -15,15 +17,9 @@ RESETS = {
 DRIVER = "from cuda.bindings import driver as bindings; assert not int(bindings.cuDevicePrimaryCtxReset(0)[0])"
 
 _BEGIN = """
-import importlib, sys, warnings
-warnings.simplefilter("ignore")
-sys.path[:0] = {paths!r}
-stub.set_devices(2)
-cuda = importlib.import_module({package!r})
-import numpy as np
-from cuda_tensors import DeviceTensor, OtherTensor
+import importlib
 from cuda_producers import new_stream as stream
-from fastexchange import CudaError, fast_args
+stub.set_devices(2)
 
 def tensor(cls=DeviceTensor, device=0):
     return cls((4,), "float32", data=stub.allocate(64, device), device=device)
@@ -49,25 +45,20 @@ def kernel(function, *signature, **options):
     return fast_args(cuda.jit(*signature, **options)(function))
 
 def reset():
-    {reset}
+    RESET
 
 cuda.device_array(1, "f4")  # makes a context
 """
 
 
-def run(tmp_path, package, reset: str, code: str, **environment) -> str:
-    import cuda_stub
-
-    tests = cuda_stub.HERE.parent
-    paths = [str(tests), str(tests / "cuda"), str(tests.parent)]
-    begin = _BEGIN.format(package=package.__name__, reset=reset, paths=paths)
-    return run_with_stub(begin + code, tmp_path, environment or None)
+def run(package, reset: str, code: str) -> str:
+    return run_package(_BEGIN.replace("RESET", reset) + code, package)
 
 
 @pytest.mark.parametrize("name", RESETS)
-def test_launches_afterwards(stub, package, tmp_path, name):
+def test_launches_afterwards(package, name):
     """General ones, fast entries, launches for tasks, with shared memory, without tensors, declared ones, and of old arrays."""
-    run(tmp_path, package, RESETS[name], """
+    run(package, RESETS[name], """
 old = cuda.to_device(np.ones(4, "f4"))
 one, none, big = kernel(lambda x: None), kernel(lambda: None), kernel(lambda x: None)
 declared = kernel(lambda x: None, "void(float32[::1])")
@@ -94,9 +85,10 @@ assert one.counts().slow <= slow + 10  # each reset costs a look, not each launc
 
 
 @pytest.mark.parametrize("name", RESETS)
-def test_bound_launches_and_launchers_with_streams_end(stub, package, tmp_path, name):
-    run(tmp_path, package, RESETS[name], """
-one, x = kernel(lambda x: None), cuda.to_device(np.ones(4, "f4"))
+def test_bound_launches_and_launchers_with_streams_end(package, name):
+    run(package, RESETS[name], """
+one, two, x = kernel(lambda x: None), kernel(lambda x, y: None), cuda.to_device(np.ones(4, "f4"))
+two[1, 32](tensor(), tensor(OtherTensor))
 bound, own = one[1, 32].bind(x), one[1, 32, stream()]
 own_bound, tasks = own.bind(x), one.forall(9, 0, stream())
 default = one[1, 32, 2]
@@ -127,28 +119,20 @@ for _ in range(3):
     made(renewed)
 made(bound.rebind(x=y))
 made(bound)
-""")
-
-
-@pytest.mark.parametrize("name", RESETS)
-def test_producers_on_different_streams_are_ordered_afterwards(stub, package, tmp_path, name):
-    run(tmp_path, package, RESETS[name], """
-two = kernel(lambda x, y: None)
-def launch():
+for _ in range(2):  # producers on different streams are ordered afterwards, too
     DeviceTensor.streams[0], OtherTensor.streams[0] = stream(), stream()
     stub.clear()
     two[1, 32](tensor(), tensor(OtherTensor))
     names = [entry.api for entry in stub.log if "Event" in entry.api or "Launch" in entry.api]
     assert len(names) == 5 and names[2].startswith("cuLaunch"), names
-launch()
-reset()
-launch()
+    DeviceTensor.streams[0] = OtherTensor.streams[0] = 0
+    reset()
 """)
 
 
-def test_by_the_driver(stub, package, tmp_path):
+def test_by_the_driver(package):
     """Nobody says so but the driver, of a launch: the one after it is made."""
-    run(tmp_path, package, DRIVER, """
+    run(package, DRIVER, """
 one, none = kernel(lambda x: None), kernel(lambda: None)
 fast, bound = one[1, 32], one[1, 32].bind(cuda.to_device(np.ones(4, "f4")))
 for _ in range(24):
@@ -163,13 +147,13 @@ for _ in range(24):
 """)
 
 
-def test_by_the_other_package(stub, package, tmp_path):
+def test_by_the_other_package(package):
     """The context is the device's, whoever uses it."""
     pytest.importorskip("numba_cuda")
     pytest.importorskip("numba_cuda_mlir")
     other = {"numba.cuda": "numba_cuda_mlir.cuda", "numba_cuda_mlir.cuda": "numba.cuda"}[package.__name__]
     reset = f"other = importlib.import_module({other!r}); other.get_current_device().reset()"
-    run(tmp_path, package, reset, f"other = importlib.import_module({other!r})" + """
+    run(package, reset, f"other = importlib.import_module({other!r})" + """
 one = kernel(lambda x: None)
 other.current_context()
 fast = one[1, 32]
@@ -189,9 +173,9 @@ made(fast, tensor())
 """)
 
 
-def test_of_another_device_or_by_another_thread(stub, package, tmp_path):
+def test_of_another_device_or_by_another_thread(package):
     """Tensors of a device that is not reset are as good as before; ``close()`` in another thread resets nothing."""
-    run(tmp_path, package, "cuda.gpus[1].reset()", """
+    run(package, "cuda.gpus[1].reset()", """
 import threading
 one, x, y = kernel(lambda x: None), tensor(), tensor(device=1)
 fast = one[1, 32]
@@ -209,9 +193,9 @@ assert one.counts().slow <= slow + 4
 """)
 
 
-def test_two_threads_that_begin_at_once_are_no_reset(stub, package, tmp_path):
+def test_two_threads_that_begin_at_once_are_no_reset(package):
     """Each finds no witness in the context's list of modules: one of the two is put there, and the other's end means nothing."""
-    run(tmp_path, package, "pass", """
+    run(package, "pass", """
 import threading
 from fastexchange.cuda import resets
 
@@ -235,9 +219,9 @@ assert made(nothing[1, 1], tensor()) == handle
 """)
 
 
-def test_at_the_end_of_the_process(stub, package, tmp_path):
+def test_at_the_end_of_the_process(package):
     """Nothing is said of a context that ends with its process, or of a reset in an exit function."""
-    assert run(tmp_path, package, "cuda.close()", """
+    assert run(package, "cuda.close()", """
 import atexit
 atexit.register(reset)
 one = kernel(lambda x: None)

@@ -13,6 +13,7 @@ from fastexchange.cuda.targets import BFLOAT16, target_of
 from fastexchange.ground.dtypes import dtype_field
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
+pytestmark = pytest.mark.both_packages
 
 
 def takes(x):

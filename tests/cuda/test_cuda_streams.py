@@ -5,22 +5,14 @@ import gc
 import importlib.util
 import sys
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cuda_producers import (
-    FAILURES,
-    ArrayInterface,
-    Exports,
-    FailingTensor,
-    Wrapper,
-    both_ways,
-    new_stream,
-    traced,
-)
-from cuda_stub import run_with_stub
+from cuda_producers import FAILURES, ArrayInterface, Exports, FailingTensor, Wrapper, both_ways, new_stream, traced
 from cuda_tensors import DeviceTensor, OtherTensor
 from made_producers import Ledger
+from stub_processes import run_package
 
 from fastexchange import fast_args
 from fastexchange.cuda.driver import driver
@@ -38,11 +30,10 @@ def streams(kernels):
 
 def test_the_producer_is_asked_in_each_launch(record, kernels, streams):
     launch, x = kernels[1][1, 32], DeviceTensor((4,))
-    expected = []
     for i in range(60):
-        expected.append(DeviceTensor.streams.__setitem__(0, streams[i % 4]) or streams[i % 4])
+        DeviceTensor.streams[0] = streams[i % 4]
         launch(x)
-    assert [each.stream for each in record.launches] == expected
+    assert [each.stream for each in record.launches] == streams * 15
     assert kernels[1].counts().fast >= 60
 
 
@@ -68,39 +59,26 @@ def test_scalars_alone_are_launched_on_the_default_stream(record, kernels):
     assert [each.stream for each in record.launches] == [0, 0]
 
 
-class _Method:
-    def __init__(self, handle):
-        self.handle_of_it = handle
+class _Says:
+    """A stream whose ``__cuda_stream__`` says this."""
+
+    def __init__(self, said):
+        self.said = said
 
     def __cuda_stream__(self):
-        return 0, self.handle_of_it
+        return self.said
 
 
-class _Property(_Method):
-    __cuda_stream__ = property(lambda self: (0, self.handle_of_it))
+def _method(handle):
+    return _Says((0, handle))
 
 
-class _Torch:
-    def __init__(self, handle):
-        self.cuda_stream = handle
+class _Property(_Says):
+    __cuda_stream__ = property(lambda self: (0, self.said))
 
 
-class _Cupy:
-    def __init__(self, handle):
-        self.ptr = handle
-
-
-class _Handle:
-    def __init__(self, handle):
-        self.handle = handle
-
-
-def _core(handle):
-    return pytest.importorskip("cuda.core").Stream.from_handle(handle)
-
-
-def _other_package(handle):
-    return pytest.importorskip("numba_cuda_mlir.cuda").external_stream(handle)
+def _torch(handle):
+    return SimpleNamespace(cuda_stream=handle)
 
 
 def _numba(handle):
@@ -112,18 +90,18 @@ def _numba(handle):
 
 
 KINDS = {
-    "__cuda_stream__": _Method,
+    "__cuda_stream__": _method,
     "__cuda_stream__, a property": _Property,
-    "torch": _Torch,
-    "cupy": _Cupy,
+    "torch": _torch,
+    "cupy": lambda handle: SimpleNamespace(ptr=handle),
     "int": int,
     "numpy int": np.int64,
     "CUstream": lambda handle: driver().bindings.CUstream(handle),
     "c_void_p": ctypes.c_void_p,
-    "handle, a c_void_p": lambda handle: _Handle(ctypes.c_void_p(handle)),
-    "cuda.core": _core,
+    "handle, a c_void_p": lambda handle: SimpleNamespace(handle=ctypes.c_void_p(handle)),
+    "cuda.core": lambda handle: pytest.importorskip("cuda.core").Stream.from_handle(handle),
     "numba-cuda": _numba,
-    "numba-cuda-mlir": _other_package,
+    "numba-cuda-mlir": lambda handle: pytest.importorskip("numba_cuda_mlir.cuda").external_stream(handle),
 }
 
 
@@ -140,11 +118,12 @@ def test_a_stream_that_is_given_wins(stub, kernels, streams, kind):
     assert {each.api for each in stub.log} == {"cuLaunchKernel"}
 
 
+@pytest.mark.both_packages
 @pytest.mark.parametrize("handle", [0, 1, 2])
 def test_default_streams_can_be_given(record, kernels, streams, package, handle):
     DeviceTensor.streams[0] = streams[0]
     made = [package.default_stream, package.legacy_default_stream, package.per_thread_default_stream][handle]()
-    for stream in (handle, made, _Torch(handle), _Method(handle)):
+    for stream in (handle, made, _torch(handle), _method(handle)):
         kernels[1][1, 32, stream](DeviceTensor((4,)))
         assert record.launches[-1].stream == handle
     kernels[1][1, 32, ctypes.c_void_p(None)](DeviceTensor((4,)))
@@ -152,13 +131,6 @@ def test_default_streams_can_be_given(record, kernels, streams, package, handle)
 
 
 _PER_THREAD = """
-import warnings
-warnings.simplefilter("ignore")
-import {package} as package
-from cuda_stub import run_with_stub
-from cuda_tensors import DeviceTensor, OtherTensor
-from fastexchange import fast_args
-
 class Framework:
     cuda_stream = 0
 
@@ -168,45 +140,44 @@ def empty(x):
 def two(x, y):
     pass
 
-x, mine, other = package.device_array(3), DeviceTensor((4,)), OtherTensor((4,))
-own, kernel = package.jit(empty), fast_args(package.jit(empty))
+x, mine, other = cuda.device_array(3), DeviceTensor((4,)), OtherTensor((4,))
+own, kernel = cuda.jit(empty), fast_args(cuda.jit(empty))
 
 def streams(launch):
     stub.clear()
     for _ in range(30):
         launch()
-    return sorted({{each.stream for each in stub.launches}})
+    return sorted({each.stream for each in stub.launches})
 
 print(streams(lambda: kernel[1, 32](x)), streams(lambda: kernel[1, 32](7)), streams(lambda: kernel[1, 32, 0](mine)))
 framework = Framework()
 print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in (None, framework, 1)])
-made = package.default_stream(), package.legacy_default_stream(), package.per_thread_default_stream()
+made = cuda.default_stream(), cuda.legacy_default_stream(), cuda.per_thread_default_stream()
 print(*[streams(lambda: kernel[1, 32, stream](mine)) for stream in made])
-debug = fast_args(package.jit(debug=True, opt=False)(empty))
+debug = fast_args(cuda.jit(debug=True, opt=False)(empty))
 print(streams(lambda: debug[1, 32](x)), streams(lambda: debug[1, 32, Framework()](x)))
-if package.__name__ == "numba.cuda":  # the other's own launcher does not ask
+if cuda.__name__ == "numba.cuda":  # the other's own launcher does not ask
     print(streams(lambda: own[1, 32](x)))
 stub.clear()
 OtherTensor.streams[0] = 2
-fast_args(package.jit(two))[1, 32](mine, other)
+fast_args(cuda.jit(two))[1, 32](mine, other)
 for each in stub.log:
     if each.api in ("cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernel"):
         print(each.api, each.stream)
 """
 
 
-def test_where_each_thread_has_a_default_stream_of_its_own(package, tmp_path):
+@pytest.mark.both_packages
+def test_where_each_thread_has_a_default_stream_of_its_own(package):
     """Then it is that of launches without a producer's, and of the number 0; a framework's 0 still is the legacy one."""
-    said = run_with_stub(
-        _PER_THREAD.format(package=package.__name__), tmp_path, {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}
-    )
+    said = run_package(_PER_THREAD, package, CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM="1")
     lines = said.splitlines()
     assert lines[:4] == ["[2] [2] [2]", "[0] [0] [1]", "[2] [1] [2]", "[2] [1]"]
     assert package.__name__ != "numba.cuda" or lines.pop(4) == "[2]"
     assert lines[4:] == ["cuEventRecord 2", "cuStreamWaitEvent 1", "cuLaunchKernel 0", "cuEventRecord 1", "cuStreamWaitEvent 2"]
 
 
-BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _Method(-1), _Torch("x"), _Torch(1.0)]
+BAD = [True, np.True_, 1.0, np.float32(3), 1j, "1", b"1", object(), [1], -1, 2**63, 2**64, _method(-1), _torch("x"), _torch(1.0)]
 
 
 @pytest.mark.parametrize("stream", BAD, ids=lambda stream: type(stream).__name__)
@@ -216,32 +187,17 @@ def test_what_is_no_stream_is_refused(record, kernels, stream):
     assert not record.launches
 
 
-def test_a_protocol_that_is_not_kept_is_refused(kernels):
-    class Newer(_Method):
-        def __cuda_stream__(self):
-            return 1, 0
-
-    class Nonsense(_Method):
-        def __cuda_stream__(self):
-            return 3
-
-    class Triple(_Method):
-        def __cuda_stream__(self):
-            return 0, 1, 2
-
-    with pytest.raises(TypeError, match="version 1, only version 0"):
-        kernels[1][1, 32, Newer(1)]
-    for cls in (Nonsense, Triple):
-        with pytest.raises(TypeError, match=r"is .*, not \(0, handle\)"):
-            kernels[1][1, 32, cls(1)]
+@pytest.mark.parametrize("said, message", [
+    ((1, 0), "version 1, only version 0"), (3, r"is .*, not \(0, handle\)"), ((0, 1, 2), r"is .*, not \(0, handle\)"),
+], ids=str)  # fmt: skip
+def test_a_protocol_that_is_not_kept_is_refused(kernels, said, message):
+    with pytest.raises(TypeError, match=message):
+        kernels[1][1, 32, _Says(said)]
 
 
 def test_a_stream_lives_as_long_as_its_launcher(package):
-    def empty():
-        pass
-
-    kernel = fast_args(package.jit(empty))
-    stream = _Method(2)
+    kernel = fast_args(package.jit(lambda: None))
+    stream = _method(2)
     alive = weakref.ref(stream)
     launcher = kernel[1, 32, stream]
     del stream
@@ -278,51 +234,35 @@ def test_a_producer_that_cannot_tell_its_stream(record, kernels, failure):
 # ---- order -----------------------------------------------------------------------------------------------------------
 
 
-def _ordered(own: int, others: list[int]) -> list[tuple[str, int, int]]:
+def _ordered(own: int, others: list[int]) -> list[tuple[str, int]]:
     """The log of a launch on stream `own` that is ordered before and after the work on the others."""
-    expected, event = [], 0
-    for other in others:
-        expected += [("cuEventRecord", other, event), ("cuStreamWaitEvent", own, event)]
-        event += 1
-    expected.append(("cuLaunchKernel", own, -1))
-    for other in others:
-        expected += [("cuEventRecord", own, event), ("cuStreamWaitEvent", other, event)]
-        event += 1
-    return expected
+    before = [entry for other in others for entry in (("cuEventRecord", other), ("cuStreamWaitEvent", own))]
+    after = [entry for other in others for entry in (("cuEventRecord", own), ("cuStreamWaitEvent", other))]
+    return [*before, ("cuLaunchKernel", own), *after]
 
 
 def _is_ordered(record, own: int, others: list[int]) -> None:
-    log = [each._replace(event=0) for each in record.log]
-    expected = _ordered(own, others)
-    assert [(each.api, each.stream) for each in log] == [entry[:2] for entry in expected]
-    pairs = [each.event for each in record.log if each.event]
-    assert pairs[::2] == pairs[1::2], "each wait is for the event recorded just before"
+    assert [(each.api, each.stream) for each in record.log] == _ordered(own, others)
+    events = [each.event for each in record.log if each.event]
+    assert events[::2] == events[1::2], "each wait is for the event recorded just before"
 
 
-@pytest.mark.parametrize("times", [1, 40])
-def test_producers_on_different_streams_are_ordered_by_events(stub, kernels, streams, times):
+def test_producers_on_different_streams_are_ordered_by_events(stub, kernels, streams):
     DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
     x, y = DeviceTensor((4,)), OtherTensor((4,))
-    for _ in range(times):
+    for _ in range(40):
         stub.clear()
         kernels[2][1, 32](x, y)
         _is_ordered(stub, streams[0], [streams[1]])
-    stub.clear()
-    kernels[2][1, 32](y, x)
+    with traced(stub) as calls:
+        kernels[2][1, 32](y, x)
     _is_ordered(stub, streams[1], [streams[0]])
+    assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
     OtherTensor.streams[0] = streams[0]
     stub.clear()
     kernels[2][1, 32](x, y)
     kernels[2][1, 32, streams[2]](x, y)
     assert [(each.api, each.stream) for each in stub.log] == [("cuLaunchKernel", streams[0]), ("cuLaunchKernel", streams[2])]
-
-
-def test_events_are_destroyed(stub, kernels, streams):
-    DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
-    kernels[2][1, 32](DeviceTensor((4,)), OtherTensor((4,)))
-    with traced(stub) as calls:
-        kernels[2][1, 32](DeviceTensor((4,)), OtherTensor((4,)))
-    assert calls.count("cuEventCreate") == calls.count("cuEventDestroy") == 2
 
 
 def test_three_producers(stub, kernels, streams):
@@ -346,11 +286,10 @@ def test_an_array_interface_is_waited_for_by_a_given_stream_too(stub, kernels, s
     stub.clear()
     kernels[3][1, 32, streams[1]](*arguments)
     _is_ordered(stub, streams[1], [])
-
-
-def test_both_names_of_the_default_stream_are_one(stub, kernels):
-    kernels[2][1, 32](DeviceTensor((4,)), ArrayInterface(stub, stream=1))
-    assert [each.api for each in stub.log] == ["cuLaunchKernel"]
+    stub.clear()
+    DeviceTensor.streams[0] = 0
+    kernels[2][1, 32](DeviceTensor((4,)), ArrayInterface(stub, stream=1))  # two names of the default stream are one
+    _is_ordered(stub, 0, [])
 
 
 def test_dlpack_is_told_the_stream_of_the_launch(record, kernels, streams):
@@ -388,6 +327,7 @@ class _Second(OtherTensor):
     __cuda_array_interface__ = _First.__cuda_array_interface__
 
 
+@pytest.mark.both_packages
 def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, streams, package):
     dates = package.to_device(np.zeros(4, "M8[s]"))
     DeviceTensor.streams[0], OtherTensor.streams[0] = streams[:2]
@@ -402,7 +342,7 @@ def test_a_launch_of_the_packages_own_is_ordered_too(stub, kernels, streams, pac
         own, other = (streams[0], streams[1]) if others == 2 else (streams[1], streams[2])
         assert [each.stream for each in stub.launches] == [own]
         done = iter([("launch" if each.launch >= 0 else each.api, each.stream) for each in stub.log])
-        for api, stream, _ in _ordered(own, [other]):  # the package adds events of its own
+        for api, stream in _ordered(own, [other]):  # the package adds events of its own
             assert ("launch" if "Launch" in api else api, stream) in done
 
 
@@ -431,34 +371,29 @@ def test_a_launch_on_a_capturing_stream_is_captured(stub, kernels, streams):
 
 
 STEADY = {
-    "general": lambda kernel, x: (lambda: kernel[1, 32](x=x)),
-    "fast": lambda kernel, x: (lambda: kernel[1, 32](x)),
-    "given": lambda kernel, x: (lambda: kernel[1, 32, 2](x)),
-    "forall": lambda kernel, x: (lambda: kernel.forall(1000)(x)),
-    "bound": lambda kernel, x: kernel[1, 32].bind(x),
-    "large shared": lambda kernel, x: (lambda: kernel[1, 32, None, 100_000](x)),
+    "general": lambda kernel, x: kernel[1, 32](x=x),
+    "fast": lambda kernel, x: kernel[1, 32](x),
+    "given": lambda kernel, x: kernel[1, 32, 2](x),
+    "forall": lambda kernel, x: kernel.forall(1000)(x),
+    "large shared": lambda kernel, x: kernel[1, 32, None, 100_000](x),
+    "a number": lambda kernel, x: kernel[1, 32](2.0),
+    "bound": None,
 }
 
 
-@pytest.mark.parametrize("way", STEADY.values(), ids=STEADY)
+@pytest.mark.parametrize("name", STEADY)
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_launch_makes_no_call_but_those_that_it_needs(stub, kernels, way, device):
-    launch = way(kernels[1], DeviceTensor((4,), device=device))
+def test_a_launch_makes_no_call_but_those_that_it_needs(stub, kernels, name, device):
+    x = DeviceTensor((4,), device=device)
+    launch = kernels[1][1, 32].bind(x) if name == "bound" else lambda: STEADY[name](kernels[1], x)
     both_ways(launch)
+    both_ways(kernels[0][1, 32])
     with driver().on(0), traced(stub) as calls:
         launch()
-    if device == 0:
-        assert calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
-    else:
-        assert calls == ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
-
-
-def test_a_launch_without_tensors_makes_no_other_calls(stub, kernels):
-    for launch in (kernels[0][1, 32], lambda: kernels[1][1, 32](2.0)):
-        both_ways(launch)
-        with driver().on(0), traced(stub) as calls:
-            launch()
-        assert calls == ["cuCtxGetCurrent", "cuLaunchKernel"]
+        kernels[0][1, 32]()
+    needed = ["cuCtxGetCurrent", "cuLaunchKernel"]
+    pushed = ["cuCtxGetCurrent", "cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
+    assert calls == (needed if device == 0 or name == "a number" else pushed) + needed
 
 
 def test_the_stream_of_a_pinned_array_is_ordered(stub, package, kernels):

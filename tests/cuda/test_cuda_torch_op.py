@@ -13,6 +13,9 @@ def scale_on_cpu(x, a: float, count: int = 1, y=None):
         y[i] = a * x[i] + count
 
 
+on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
+
+
 def scale_kernel(package):
     @fast_args
     @package.jit
@@ -69,7 +72,6 @@ def test_a_call_launches_the_kernel_with_its_outputs(package):
 
 
 def test_calls_with_tensors_on_the_cpu(package):
-    on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
     both, x = made(package, "both", cpu=on_cpu), torch.arange(3.0)
     for call in (both, both.overload):
         assert call(x, 2.0, 3).tolist() == call(x, a=2.0, count=3).tolist() == [3, 5, 7]
@@ -113,29 +115,30 @@ def test_the_same_kernel_is_registered_once(package):
         kernel.as_torch_op(name, **{**options, "launch": (2, 32)})
 
 
+BAD = [
+    (TypeError, r"launch is \(grid, block\)", {"launch": 5, "out": "x[n] -> y[n]"}),
+    (ValueError, "one to three", {"launch": (1, ()), "out": "x[n] -> y[n]"}),
+    (TypeError, "neither outputs", {}),
+    (ValueError, "z", {"out": "x[n] -> z[n]"}),
+    (TypeError, "made by fast_args", {"cpu": scale_on_cpu}),
+    (ValueError, "same parameters", {"cpu": fast_args(lambda x, y: None, out="x[n] -> y[n]")}),
+    (ValueError, "out=", {"cpu": on_cpu, "out": "x[n] -> y[2*n]"}),
+    (ValueError, "namespace::name", {"cpu": on_cpu, "name": "bad"}),
+]
+
+
 def test_bad_input(package):
-    kernel, name = scale_kernel(package), "fx_cuda::bad"
-    on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
-    other = fast_args(lambda x, y: None, out="x[n] -> y[n]")
-    for error, message, options in [
-        (TypeError, r"launch is \(grid, block\)", {"launch": 5, "out": "x[n] -> y[n]"}),
-        (ValueError, "one to three", {"launch": (1, ()), "out": "x[n] -> y[n]"}),
-        (TypeError, "neither outputs", {"launch": (1, 32)}),
-        (ValueError, "z", {"launch": (1, 32), "out": "x[n] -> z[n]"}),
-        (TypeError, "made by fast_args", {"launch": (1, 32), "cpu": scale_on_cpu}),
-        (ValueError, "same parameters", {"launch": (1, 32), "cpu": other}),
-        (ValueError, "out=", {"launch": (1, 32), "cpu": on_cpu, "out": "x[n] -> y[2*n]"}),
-        (ValueError, "namespace::name", {"launch": (1, 32), "cpu": on_cpu, "name": "bad"}),
-    ]:
+    kernel = scale_kernel(package)
+    for error, message, options in BAD:
+        given = {"name": "fx_cuda::bad", "launch": (1, 32), **options}
         with pytest.raises(error, match=message) as caught:
-            kernel.as_torch_op(options.pop("name", name), **options)
+            kernel.as_torch_op(given.pop("name"), **given)
         assert "scale" in str(caught.value)
 
 
 @pytest.mark.gpu
 def test_operators_on_a_gpu(package):
     """Against PyTorch: called, on another stream, compiled, with gradients."""
-    on_cpu = fast_args(scale_on_cpu, out="x[n] -> y[n]")
     op = made(package, "on_gpu", cpu=on_cpu, backward=lambda ctx, grad: (3.0 * grad, None, None))
     x = torch.randn(1000, device="cuda")
     assert torch.equal(op(x, 3.0), 3 * x + 1)

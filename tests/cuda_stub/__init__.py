@@ -7,22 +7,19 @@ Load it before any CUDA package is imported; what they launch is recorded, none 
     ...
     assert stub.launches[-1].grid == (4, 1, 1)
 
-The packages keep the driver for the life of the process, so tests run their code by `run_with_stub`, in a fresh one.
+The packages keep the driver for the life of the process, so tests run their code by ``stub_processes.run_with_stub``, in others.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
-import json
 import os
 import re
 import struct
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,11 +106,14 @@ class Stub:
         self._global = ctypes.CDLL(str(path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._lib = _ffi().dlopen(str(path))
         self._hook = None
+        self._launches: list[Launch] = []
 
     @property
     def launches(self) -> list[Launch]:
         """The launches since the start or `clear`."""
-        return [_launch(self._lib.stub_launch_at(i)) for i in range(self._lib.stub_launch_count())]
+        for i in range(len(self._launches), self._lib.stub_launch_count()):
+            self._launches.append(_launch(self._lib.stub_launch_at(i)))
+        return self._launches[:]
 
     @property
     def log(self) -> list[Entry]:
@@ -146,6 +146,7 @@ class Stub:
     def clear(self) -> None:
         """Empty `launches`, `log`, `trace` and `fast_count`."""
         self._lib.stub_clear()
+        self._launches = []
 
     def fail(self, name: str, code: int, after: int = 0, sticky: bool = False) -> None:
         """Let the (after + 1)-th call of function `name` from now return `code`; sticky: and every call after it."""
@@ -235,17 +236,16 @@ def build(directory: str | os.PathLike[str]) -> Path:
         return path
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         made = Path(scratch) / SONAME
-        if _built is not None:
+        if _built is None:
+            subprocess.run(
+                [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
+                 f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
+                check=True, capture_output=True, text=True,
+            )
+            _built = made.read_bytes()
+        else:
             made.write_bytes(_built)
             made.chmod(0o755)
-            made.replace(path)
-            return path
-        subprocess.run(
-            [os.environ.get("CC", "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", *WARNINGS,
-             f"-Wl,-soname,{SONAME}", "-o", str(made), str(HERE / "libcuda.c"), "-pthread"],
-            check=True, capture_output=True, text=True,
-        )
-        _built = made.read_bytes()
         made.replace(path)
     return path
 
@@ -272,93 +272,6 @@ def load(directory: str | os.PathLike[str], force: bool = False) -> Stub:
         raise StubRefused(f"this machine has a {SONAME} of its own")
     _loaded = Stub(build(directory))
     return _loaded
-
-
-_SECONDS = 240  # that a process may take
-_STAGE = """
-import importlib, json, os, signal, sys, warnings
-import cuda_stub
-directory, *modules = json.loads(sys.argv[1])
-stub = cuda_stub.load(directory, force=True)
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    for module in modules:
-        importlib.import_module(module)
-for line in sys.stdin:
-    script, folder, seconds = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            opened = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CREAT)
-            os.dup2(opened, number)
-            os.close(opened)
-        os.chdir(folder)
-        signal.alarm(seconds)
-        with open(script) as file:
-            code = compile(file.read(), script, "exec")
-        exec(code, {"__name__": "__main__", "stub": stub})
-        break
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@functools.cache
-def _stage(directory: str, modules: tuple[str, ...]) -> subprocess.Popen:
-    """A process that has loaded the stub and imported `modules`, and runs each script it is given in a fork of itself.
-
-    None of them has asked for the driver by then: it could not be used in a fork.
-    """
-    command = [sys.executable, "-c", _STAGE, json.dumps([directory, *modules])]
-    stage = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment({}))
-    atexit.register(stage.communicate)  # it ends with its input
-    return stage
-
-
-def _environment(more: dict[str, str]) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(HERE.parent), str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, **more}
-
-
-def run_with_stub(
-    code: str, directory: str | os.PathLike[str], environment: dict[str, str] | None = None, imported: tuple[str, ...] = ()
-) -> str:
-    """Run `code` in a process of its own, where the name ``stub`` is the loaded stub, and return what it prints.
-
-    It is a fresh one; but where it may begin with the modules `imported`, it is a fork of one that has imported them, which
-    costs milliseconds and not seconds. A process that fails raises `AssertionError` with its output.
-    """
-    can_be_forked = imported and not environment and hasattr(os, "fork")  # the stub reads its own when it is loaded
-    with tempfile.TemporaryDirectory() as scratch:
-        script = Path(scratch) / "script.py"  # a file, so that a traceback shows its lines
-        if can_be_forked:
-            script.write_text(textwrap.dedent(code))
-            stage = _stage(_shared_directory(), imported)
-            assert stage.stdin is not None and stage.stdout is not None
-            stage.stdin.write(json.dumps([str(script), scratch, _SECONDS]) + "\n")
-            stage.stdin.flush()
-            answer = stage.stdout.readline()
-            assert answer, f"the process that has imported {', '.join(imported)} has ended"
-            status, out, err = int(answer), (Path(scratch) / "stdout").read_text(), (Path(scratch) / "stderr").read_text()
-        else:
-            build(directory)
-            begin = f"import cuda_stub\nstub = cuda_stub.load({os.fspath(directory)!r}, force=True)\n"
-            script.write_text(begin + textwrap.dedent(code))
-            done = subprocess.run(
-                [sys.executable, str(script)], capture_output=True, text=True, cwd=scratch, timeout=_SECONDS,
-                env=_environment(environment or {}),
-            )
-            status, out, err = done.returncode, done.stdout, done.stderr
-    assert status == 0, f"{out}\n{err}"
-    return out
-
-
-@functools.cache
-def _shared_directory() -> str:
-    """A folder with the stub, for the life of this process."""
-    directory = tempfile.TemporaryDirectory()
-    atexit.register(directory.cleanup)
-    build(directory.name)
-    return directory.name
 
 
 def make_cubin(kernels: dict[str, list[tuple[int, int]]], shared: int = 0, registers: int = 16) -> bytes:
